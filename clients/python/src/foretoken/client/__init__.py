@@ -1,0 +1,1 @@
+"""Python clients of the services, and the `Foretoken` facade."""

@@ -1,0 +1,195 @@
+"""Every error a caller of Foretoken can meet, each with a stable reason.
+
+The reason travels over the wire and selects the class again on the other side, so it never changes
+once released.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field of a request or configuration that cannot be used."""
+
+    field: str
+    description: str
+
+
+class ForetokenError(Exception):
+    """Base of all errors; `details` are short strings that survive the wire."""
+
+    reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str, **details: str) -> None:
+        """Keep the message for people and the details for programs."""
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+
+class InvalidRequestError(ForetokenError):
+    """The request can never work as it stands; `violations` name the fields."""
+
+    reason = "INVALID_REQUEST"
+
+    def __init__(
+        self, message: str, violations: Iterable[FieldViolation] = (), **details: str
+    ) -> None:
+        """Keep the field violations beside the message."""
+        super().__init__(message, **details)
+        self.violations = tuple(violations)
+
+    @classmethod
+    def of_field(cls, field: str, description: str) -> Self:
+        """Build the error for a single field."""
+        return cls(f"{field}: {description}", (FieldViolation(field, description),))
+
+
+class _UnknownNameError(ForetokenError):
+    """A name that no file, dataset or plug-in provides."""
+
+    kind: ClassVar[str] = "name"
+
+    @classmethod
+    def named(cls, name: str, known: Iterable[str]) -> Self:
+        """Build the error and suggest the nearest known names."""
+        choices = sorted(known)
+        near = difflib.get_close_matches(name, choices, n=3, cutoff=0.4) or choices[:8]
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        return cls(f"unknown {cls.kind} {name!r}{hint}", name=name, near=",".join(near))
+
+
+class UnknownOperatorError(_UnknownNameError):
+    """No operator file of that name."""
+
+    reason = "UNKNOWN_OPERATOR"
+    kind = "operator"
+
+
+class UnknownDeviceError(_UnknownNameError):
+    """No device file of that name."""
+
+    reason = "UNKNOWN_DEVICE"
+    kind = "device"
+
+
+class UnknownTopologyError(_UnknownNameError):
+    """No topology file of that name."""
+
+    reason = "UNKNOWN_TOPOLOGY"
+    kind = "topology"
+
+
+class UnknownModelError(_UnknownNameError):
+    """No model preset of that name."""
+
+    reason = "UNKNOWN_MODEL"
+    kind = "model"
+
+
+class UnknownPluginError(_UnknownNameError):
+    """No scheduler, arrival process, importer or other plug-in of that name."""
+
+    reason = "UNKNOWN_PLUGIN"
+    kind = "plug-in"
+
+
+class UnknownDatasetError(_UnknownNameError):
+    """No dataset or snapshot of that name."""
+
+    reason = "UNKNOWN_DATASET"
+    kind = "dataset"
+
+
+class UnknownJobError(_UnknownNameError):
+    """No job of that id in this service."""
+
+    reason = "UNKNOWN_JOB"
+    kind = "job"
+
+
+class DatasetExistsError(ForetokenError):
+    """A dataset of that name is already there with other content."""
+
+    reason = "DATASET_EXISTS"
+
+
+class NotTrainedError(ForetokenError):
+    """The predictor has no model to answer with."""
+
+    reason = "NOT_TRAINED"
+
+
+class JobNotFinishedError(ForetokenError):
+    """The job's result was asked for before it had one."""
+
+    reason = "JOB_NOT_FINISHED"
+
+
+class DeviceNotPresentError(ForetokenError):
+    """The profiler was asked for a device this machine does not have."""
+
+    reason = "DEVICE_NOT_PRESENT"
+
+
+class OutOfCoverageError(ForetokenError):
+    """The caller refused extrapolation and no measurement covers the question."""
+
+    reason = "OUT_OF_COVERAGE"
+
+
+class DeviceMemoryError(ForetokenError):
+    """The device has too little memory for the operator that was to run."""
+
+    reason = "DEVICE_MEMORY"
+
+
+class QueueFullError(ForetokenError):
+    """Too many jobs wait already; try again later."""
+
+    reason = "QUEUE_FULL"
+
+
+class CatalogBusyError(ForetokenError):
+    """Another process holds the catalog file, or the service cannot be reached; retry."""
+
+    reason = "CATALOG_BUSY"
+
+
+class ServiceUnavailableError(ForetokenError):
+    """A service did not answer within its deadline; retry."""
+
+    reason = "SERVICE_UNAVAILABLE"
+
+
+class RunConflictError(ForetokenError):
+    """A run of that id was recorded with other content."""
+
+    reason = "RUN_CONFLICT"
+
+
+class CorruptCatalogError(ForetokenError):
+    """The catalog file cannot be read as a catalog."""
+
+    reason = "CORRUPT_CATALOG"
+
+
+class CancelledJobError(ForetokenError):
+    """The job was cancelled before it had a result."""
+
+    reason = "JOB_CANCELLED"
+
+
+class UnauthenticatedError(ForetokenError):
+    """The caller did not say who it is."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class NotAllowedError(ForetokenError):
+    """The caller may not do that."""
+
+    reason = "NOT_ALLOWED"

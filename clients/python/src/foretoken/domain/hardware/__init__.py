@@ -1,0 +1,1 @@
+"""Devices and topologies: YAML files with a source for every number."""

@@ -1,0 +1,85 @@
+"""Exact accelerator products and their physical limits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
+from foretoken.domain.estimate import DType
+from foretoken.domain.hardware.sourced import strip_sources
+from foretoken.domain.plugins import scan_yaml
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSpec:
+    """One device product.
+
+    `peak_flops_per_s` is dense (no sparsity), per dtype, from the vendor's data sheet.
+    `launch_latency_us` is the shortest time a kernel takes on the device, the floor of any latency.
+    `vendor_names` are the names drivers and other tools print for it.
+    """
+
+    name: str
+    description: str
+    kind: str
+    architecture: str
+    memory_bytes: float
+    memory_bandwidth_bytes_per_s: float
+    peak_flops_per_s: Mapping[DType, float]
+    num_sms: int
+    l2_cache_bytes: float
+    clock_hz: float
+    tdp_w: float
+    launch_latency_us: float
+    vendor_names: tuple[str, ...] = ()
+
+    def peak_flops(self, dtype: DType) -> float:
+        """Return FLOP/s of a dtype; one the device lacks runs at the next wider one it has.
+
+        Raises:
+            InvalidRequestError: the device computes in no format as wide as this one.
+
+        """
+        for candidate in _WIDER[dtype]:
+            if candidate in self.peak_flops_per_s:
+                return self.peak_flops_per_s[candidate]
+        raise InvalidRequestError.of_field("dtype", f"{self.name} cannot compute in {dtype.name}")
+
+
+# The formats a device may compute in instead, nearest first.
+_WIDER: Mapping[DType, tuple[DType, ...]] = {
+    DType.INT4: (DType.INT4, DType.BF16, DType.FP16, DType.FP32),
+    DType.INT8: (DType.INT8, DType.BF16, DType.FP16, DType.FP32),
+    DType.FP8: (DType.FP8, DType.BF16, DType.FP16, DType.FP32),
+    DType.FP16: (DType.FP16, DType.BF16, DType.FP32),
+    DType.BF16: (DType.BF16, DType.FP16, DType.FP32),
+    DType.TF32: (DType.TF32, DType.FP32),
+    DType.FP32: (DType.FP32,),
+}
+
+
+@cache
+def all_devices() -> dict[str, DeviceSpec]:
+    """Return every device by name: one file each in `devices/`."""
+    devices: dict[str, DeviceSpec] = {}
+    for stem, content in scan_yaml("foretoken.domain.hardware", "devices"):
+        origin = f"devices/{stem}.yaml"
+        devices[stem] = schema.decode(
+            DeviceSpec, {"name": stem, **strip_sources(content, origin)}, origin
+        )
+    return devices
+
+
+def find_device(name: str) -> DeviceSpec:
+    """Return the device of that name, or of that vendor name.
+
+    Raises:
+        UnknownDeviceError: there is none; the message names the nearest.
+
+    """
+    devices = all_devices()
+    for device in devices.values():
+        if name == device.name or name in device.vendor_names:
+            return device
+    raise UnknownDeviceError.named(name, devices)

@@ -1,0 +1,38 @@
+"""Work that outlives its caller: state, progress, cancellation, a result kept on disk."""
+
+import enum
+from dataclasses import dataclass
+
+
+class JobState(enum.Enum):
+    """Life of a job."""
+
+    QUEUED = 1
+    RUNNING = 2
+    SUCCEEDED = 3
+    FAILED = 4
+    CANCELLED = 5
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job will not change any more."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A job as its service reports it.
+
+    `progress_ratio` runs from 0 to 1. Times are ISO 8601 UTC, empty where not yet reached.
+    A failed job carries the reason and message of its error.
+    """
+
+    job_id: str
+    kind: str
+    state: JobState
+    progress_ratio: float = 0.0
+    message: str = ""
+    created_at: str = ""
+    finished_at: str = ""
+    error_reason: str = ""
+    error_message: str = ""

@@ -1,0 +1,39 @@
+"""How a model is spread over devices."""
+
+from dataclasses import dataclass
+
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelLayout:
+    """Degrees of the parallel axes: tensor, pipeline, data, context, expert.
+
+    Ranks are numbered with tp fastest, then cp, then pp, then dp, so that a tensor-parallel group
+    stays inside a node where it fits. `ep` splits the experts over ranks of the dp and tp groups.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse degrees below one."""
+        violations = [
+            FieldViolation(axis, "a degree must be at least 1")
+            for axis in ("tp", "pp", "dp", "cp", "ep")
+            if getattr(self, axis) < 1
+        ]
+        if violations:
+            raise InvalidRequestError(f"layout: {violations[0].field} must be >= 1", violations)
+
+    def degree(self, axis: str) -> int:
+        """Return the degree of an axis by name."""
+        return int(getattr(self, axis))
+
+    @property
+    def num_devices(self) -> int:
+        """Devices the whole layout occupies."""
+        return self.tp * self.pp * self.dp * self.cp

@@ -1,0 +1,1 @@
+"""Model architectures: presets by name, or any Hugging Face `config.json`."""

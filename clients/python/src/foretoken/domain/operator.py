@@ -1,0 +1,101 @@
+"""What an operator is: its dimensions, its work, and how to sweep it.
+
+Formulas take a mapping of dimension name to an int or to a column of ints, and use only
+arithmetic operators, so that they serve single calls and whole tables alike.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownOperatorError
+from foretoken.domain.estimate import Phase
+from foretoken.domain.plugins import scan_modules
+from foretoken.domain.units import Quantity
+
+Dims = Mapping[str, Quantity]
+# (dims, bytes of one element) -> work
+WorkFormula = Callable[[Dims, float], Quantity]
+# (dims, number of streaming multiprocessors) -> a dimensionless feature
+FeatureFormula = Callable[[Dims, int], Quantity]
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension of an operator. `minimum` is 0 where the operator allows an empty one."""
+
+    name: str
+    meaning: str
+    minimum: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorSpec:
+    """A logical computation, independent of the kernel that runs it.
+
+    `flops` counts a multiply-add as two; `moved_bytes` is the least traffic with device memory.
+    `features` are dimensionless quantities that explain how far a kernel stays from its roofline.
+    `sweep(quick)` yields the points worth measuring; `quick` asks for about a dozen small ones.
+    `backward_work_ratio` is backward over forward work where a backward pass exists (0: none).
+    A collective moves `moved_bytes` over links instead of memory; it has no FLOPs.
+    """
+
+    name: str
+    summary: str
+    dims: tuple[Dim, ...]
+    flops: WorkFormula
+    moved_bytes: WorkFormula
+    features: Mapping[str, FeatureFormula] = field(default_factory=dict)
+    sweep: Callable[[bool], Iterable[Mapping[str, int]]]
+    backward_work_ratio: float = 0.0
+    is_collective: bool = False
+
+    @property
+    def dim_names(self) -> tuple[str, ...]:
+        """Names of the dimensions in their canonical order."""
+        return tuple(dim.name for dim in self.dims)
+
+    def check_dims(self, dims: Mapping[str, int]) -> None:
+        """Check that `dims` names exactly this operator's dimensions with legal values.
+
+        Raises:
+            InvalidRequestError: one violation per missing, unknown or too small dimension.
+
+        """
+        violations = [
+            FieldViolation(name, f"{self.name} has no such dimension; it has {self.dim_names}")
+            for name in dims
+            if name not in self.dim_names
+        ]
+        for dim in self.dims:
+            if dim.name not in dims:
+                violations.append(FieldViolation(dim.name, f"missing ({dim.meaning})"))
+            elif dims[dim.name] < dim.minimum:
+                violations.append(FieldViolation(dim.name, f"must be at least {dim.minimum}"))
+        if violations:
+            lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
+            raise InvalidRequestError(f"{self.name}: {lines}", violations)
+
+    def work_ratio(self, phase: Phase) -> float:
+        """Return the work of a phase over that of the forward pass."""
+        return 1.0 if phase is Phase.FORWARD else self.backward_work_ratio
+
+
+@cache
+def all_operators() -> dict[str, OperatorSpec]:
+    """Return every operator by name: one file each in `domain/operators`."""
+    specs = scan_modules("foretoken.domain.operators", "SPEC").values()
+    return {spec.name: spec for spec in specs}
+
+
+def find_operator(name: str) -> OperatorSpec:
+    """Return the operator of that name.
+
+    Raises:
+        UnknownOperatorError: there is none; the message names the nearest.
+
+    """
+    operators = all_operators()
+    if name not in operators:
+        raise UnknownOperatorError.named(name, operators)
+    return operators[name]

@@ -1,0 +1,1 @@
+"""One module per operator, each with a `SPEC`."""

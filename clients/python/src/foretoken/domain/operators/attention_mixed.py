@@ -1,0 +1,62 @@
+"""One attention kernel over a batch that holds both prefill chunks and decoding sequences."""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.units import Quantity
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    return 4 * (d["score_pairs"] + d["decode_kv_tokens"]) * d["num_heads"] * d["head_dim"]
+
+
+def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+    queries = 2 * (d["q_tokens"] + d["num_decode_seqs"]) * d["num_heads"]
+    keys = 2 * (d["kv_tokens"] + d["decode_kv_tokens"]) * d["num_kv_heads"]
+    return (queries + keys) * d["head_dim"] * element_bytes
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for q_len in pick(quick, (64,), powers_of_two(64, 4096)):
+        for num_decode_seqs in pick(quick, (4, 16), powers_of_two(1, 256)):
+            for kv_len in pick(quick, (128, 512), powers_of_two(128, 8192)):
+                yield {
+                    **prefill_dims(1, q_len, 0),
+                    "num_decode_seqs": num_decode_seqs,
+                    "decode_kv_tokens": num_decode_seqs * kv_len,
+                    "decode_kv_tokens_max": kv_len,
+                    "num_heads": 8 if quick else 32,
+                    "num_kv_heads": 8,
+                    "head_dim": 64 if quick else 128,
+                }
+
+
+SPEC = OperatorSpec(
+    name="attention_mixed",
+    summary="prefill chunks and decoding sequences in one variable-length kernel",
+    dims=(
+        Dim("num_seqs", "prefilling sequences"),
+        Dim("q_tokens", "new prefill tokens, summed"),
+        Dim("kv_tokens", "context of prefilling sequences after this step, summed"),
+        Dim("score_pairs", "unmasked query-key pairs of the prefills"),
+        Dim("num_decode_seqs", "decoding sequences"),
+        Dim("decode_kv_tokens", "context of decoding sequences, summed"),
+        Dim("decode_kv_tokens_max", "context of the longest decoding sequence"),
+        Dim("num_heads", "query heads"),
+        Dim("num_kv_heads", "key and value heads"),
+        Dim("head_dim", "features of a head"),
+    ),
+    flops=_flops,
+    moved_bytes=_moved_bytes,
+    features={
+        "decode_ratio": lambda d, _: (
+            d["decode_kv_tokens"] / (d["score_pairs"] + d["decode_kv_tokens"])
+        ),
+        "blocks_per_sm": lambda d, num_sms: d["num_decode_seqs"] * d["num_kv_heads"] / num_sms,
+        "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
+        "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
+    },
+    sweep=_sweep,
+)

@@ -1,0 +1,70 @@
+"""Causal attention of new tokens over their context, possibly a ragged batch."""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.units import Quantity, ceil_divide
+
+
+def prefill_dims(num_seqs: Quantity, q_len: Quantity, context_len: Quantity) -> dict[str, Quantity]:
+    """Return the batch dims of equal sequences: `q_len` new tokens after `context_len` cached."""
+    return {
+        "num_seqs": num_seqs,
+        "q_tokens": num_seqs * q_len,
+        "kv_tokens": num_seqs * (context_len + q_len),
+        "score_pairs": num_seqs * (q_len * context_len + q_len * (q_len + 1) // 2),
+    }
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    return 4 * d["score_pairs"] * d["num_heads"] * d["head_dim"]
+
+
+def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+    queries = 2 * d["q_tokens"] * d["num_heads"]
+    keys = 2 * d["kv_tokens"] * d["num_kv_heads"]
+    return (queries + keys) * d["head_dim"] * element_bytes
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    heads = ((8, 8, 64), (16, 4, 64)) if quick else ((32, 8, 128), (32, 32, 128), (8, 1, 128))
+    for num_heads, num_kv_heads, head_dim in heads:
+        for num_seqs in pick(quick, (1,), (1, 4)):
+            for q_len in pick(quick, (16, 64, 256), powers_of_two(16, 16384)):
+                for context_len in pick(quick, (0, 256), (0, *powers_of_two(64, 16384))):
+                    yield {
+                        **prefill_dims(num_seqs, q_len, context_len),
+                        "num_heads": num_heads,
+                        "num_kv_heads": num_kv_heads,
+                        "head_dim": head_dim,
+                    }
+
+
+SPEC = OperatorSpec(
+    name="attention_prefill",
+    summary="softmax(QK^T)V of new tokens, causal, with cached context",
+    dims=(
+        Dim("num_seqs", "sequences in the batch"),
+        Dim("q_tokens", "new tokens, summed over sequences"),
+        Dim("kv_tokens", "context after this step, summed over sequences"),
+        Dim("score_pairs", "query-key pairs not masked: sum of q * context + q * (q + 1) / 2"),
+        Dim("num_heads", "query heads"),
+        Dim("num_kv_heads", "key and value heads"),
+        Dim("head_dim", "features of a head"),
+    ),
+    flops=_flops,
+    moved_bytes=_moved_bytes,
+    features={
+        "q_block_waves": lambda d, num_sms: (
+            ceil_divide(d["q_tokens"], 128) * d["num_heads"] / num_sms
+        ),
+        "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
+        "context_ratio": lambda d, _: d["kv_tokens"] / d["q_tokens"],
+        "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
+        "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
+    },
+    sweep=_sweep,
+    # Flash attention recomputes the scores: five matrix products instead of two.
+    backward_work_ratio=2.5,
+)

@@ -1,0 +1,30 @@
+"""Token embedding look-up."""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operator import Dim, OperatorSpec
+from foretoken.domain.sweep import cross, pick, powers_of_two
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    yield from cross(
+        num_tokens=pick(quick, (1, 16, 64, 256, 1024), powers_of_two(1, 32768)),
+        hidden=pick(quick, (512, 1024, 2048), powers_of_two(512, 16384)),
+        vocab=pick(quick, (32000,), (32000, 128256)),
+    )
+
+
+SPEC = OperatorSpec(
+    name="embedding",
+    summary="gather one row of the [vocab, hidden] table per token",
+    dims=(
+        Dim("num_tokens", "rows gathered"),
+        Dim("hidden", "features of a row"),
+        Dim("vocab", "rows of the table"),
+    ),
+    flops=lambda d, _: 0 * d["num_tokens"],
+    moved_bytes=lambda d, element_bytes: d["num_tokens"] * (2 * d["hidden"] * element_bytes + 8),
+    features={"rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms},
+    sweep=_sweep,
+    backward_work_ratio=1.5,
+)

@@ -1,0 +1,47 @@
+"""Rotary position embedding, applied to queries and keys in place."""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.units import Quantity
+
+
+def _elements(d: Dims) -> Quantity:
+    return d["num_tokens"] * (d["num_heads"] + d["num_kv_heads"]) * d["head_dim"]
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for num_heads, num_kv_heads in pick_heads(quick):
+        for num_tokens in pick(quick, (1, 16, 64, 256, 1024), powers_of_two(1, 32768)):
+            yield {
+                "num_tokens": num_tokens,
+                "num_heads": num_heads,
+                "num_kv_heads": num_kv_heads,
+                "head_dim": 64 if quick else 128,
+            }
+
+
+def pick_heads(quick: bool) -> tuple[tuple[int, int], ...]:
+    """Return the (query heads, key heads) pairs of a sweep."""
+    return ((8, 8), (16, 4)) if quick else ((8, 1), (16, 4), (32, 8), (32, 32), (64, 8))
+
+
+SPEC = OperatorSpec(
+    name="rope",
+    summary="rotate query and key heads by their positions",
+    dims=(
+        Dim("num_tokens", "rows"),
+        Dim("num_heads", "query heads"),
+        Dim("num_kv_heads", "key heads"),
+        Dim("head_dim", "features of a head"),
+    ),
+    flops=lambda d, _: 6 * _elements(d),
+    moved_bytes=lambda d, element_bytes: 2 * _elements(d) * element_bytes,
+    features={
+        "rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms,
+        "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
+    },
+    sweep=_sweep,
+    backward_work_ratio=1.0,
+)

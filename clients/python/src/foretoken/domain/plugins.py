@@ -1,0 +1,59 @@
+"""Find plug-ins: one file each in a folder of the package, or an entry point of another package.
+
+This is the one module of the domain that reads YAML (see docs/adr/0005).
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from foretoken.domain.errors import InvalidRequestError
+
+
+def scan_modules(package: str, attribute: str) -> dict[str, Any]:
+    """Return `attribute` of every module in `package`, by module name.
+
+    Modules of other distributions join through the entry-point group named like the package.
+
+    Raises:
+        InvalidRequestError: a module of the folder lacks the attribute.
+
+    """
+    found: dict[str, Any] = {}
+    for module_info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        module = importlib.import_module(f"{package}.{module_info.name}")
+        if not hasattr(module, attribute):
+            raise InvalidRequestError(f"plug-in {module.__name__} has no {attribute}")
+        found[module_info.name] = getattr(module, attribute)
+    for entry_point in entry_points(group=package):
+        found[entry_point.name] = entry_point.load()
+    return dict(sorted(found.items()))
+
+
+def parse_yaml(text: str, origin: str) -> Mapping[str, Any]:
+    """Return the mapping in a YAML text.
+
+    Raises:
+        InvalidRequestError: not YAML, or not a mapping; the message names the origin and line.
+
+    """
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as err:
+        raise InvalidRequestError(f"{origin}: not valid YAML: {err}") from err
+    if not isinstance(content, Mapping):
+        raise InvalidRequestError(f"{origin}: expected a mapping, found {type(content).__name__}")
+    return content
+
+
+def scan_yaml(package: str, folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (file stem, content) of every YAML file in a data folder of `package`."""
+    for entry in sorted(files(package).joinpath(folder).iterdir(), key=lambda item: item.name):
+        if entry.name.endswith(".yaml"):
+            name = entry.name.removesuffix(".yaml")
+            yield name, parse_yaml(entry.read_text(encoding="utf-8"), f"{folder}/{entry.name}")

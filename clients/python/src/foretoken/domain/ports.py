@@ -1,0 +1,144 @@
+"""What the services offer each other; a local object and a gRPC client both satisfy these.
+
+Work longer than about ten seconds is a job: a `create_*` returns at once, `watch_job` streams its
+progress until it ends, the result stays until it is asked for. All methods raise `ForetokenError`s.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from foretoken.domain.estimate import LatencyQuery, LatencyReply
+from foretoken.domain.job import Job
+from foretoken.domain.measurement import (
+    ArrowStream,
+    BatchReceipt,
+    Coverage,
+    MeasurementBatch,
+    MeasurementFilter,
+    Run,
+    RunSummary,
+    Snapshot,
+)
+from foretoken.domain.report import (
+    PredictorTrainingReport,
+    ProfileReport,
+    ServingReport,
+    TrainingReport,
+)
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+
+
+class JobsPort(Protocol):
+    """Jobs of one service."""
+
+    def get_job(self, job_id: str) -> Job:
+        """Return the job's present state."""
+
+    def list_jobs(self) -> tuple[Job, ...]:
+        """Return all jobs, newest first."""
+
+    def watch_job(self, job_id: str) -> Iterator[Job]:
+        """Yield the job now and at every change until it is final, the final state last."""
+
+    def cancel_job(self, job_id: str) -> Job:
+        """Ask the job to stop; a final job is left as it is."""
+
+
+class CatalogPort(Protocol):
+    """The store of all measurements."""
+
+    def record(self, run: Run, batches: Iterable[MeasurementBatch]) -> Iterator[BatchReceipt]:
+        """Store batches of a run, yielding a receipt for each once it is on disk."""
+
+    def read_measurements(self, selection: MeasurementFilter) -> ArrowStream:
+        """Return the selected rows in the Arrow measurement schema."""
+
+    def describe_coverage(self) -> tuple[Coverage, ...]:
+        """Return row counts per operator, device, dtype and phase."""
+
+    def list_runs(self) -> tuple[RunSummary, ...]:
+        """Return all runs, newest first."""
+
+    def describe_snapshot(self, selection: MeasurementFilter) -> Snapshot:
+        """Return the content hash of what the filter selects."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileRequest:
+    """What to profile. Empty `operators` means all; `quick` takes about a minute on a CPU.
+
+    `skip_covered` leaves out points the catalog already has for this device and software.
+    """
+
+    device: str
+    operators: tuple[str, ...] = ()
+    quick: bool = False
+    skip_covered: bool = True
+    seed: int = 0
+    time_cap_s: float = 0.0
+
+
+class ProfilerPort(JobsPort, Protocol):
+    """Times operators on the device of its own machine and records them in the catalog."""
+
+    def list_local_devices(self) -> tuple[str, ...]:
+        """Return the names of the devices present here."""
+
+    def create_profile(self, request: ProfileRequest) -> Job:
+        """Start a profiling job."""
+
+    def get_profile_report(self, job_id: str) -> ProfileReport:
+        """Return the result of a finished profiling job."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainRequest:
+    """What to train on: everything, or one device or operator only."""
+
+    device: str = ""
+    operator: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelVersion:
+    """A trained set of latency models. `created_at` is ISO 8601 UTC."""
+
+    version: str
+    created_at: str
+    snapshot_hash: str
+    num_rows: int
+    is_active: bool
+
+
+class PredictorPort(JobsPort, Protocol):
+    """Latency of operators, measured where possible, modelled elsewhere."""
+
+    def create_training(self, request: TrainRequest) -> Job:
+        """Start training on the catalog's present content; the result becomes active."""
+
+    def get_training_report(self, job_id: str) -> PredictorTrainingReport:
+        """Return the result of a finished training job."""
+
+    def predict(self, query: LatencyQuery) -> LatencyReply:
+        """Return estimates for every row of every table, in one go."""
+
+    def list_models(self) -> tuple[ModelVersion, ...]:
+        """Return the stored model versions, newest first."""
+
+
+class SimulatorPort(JobsPort, Protocol):
+    """Evaluates whole deployments and training configurations."""
+
+    def create_serving_simulation(self, scenario: ServingScenario) -> Job:
+        """Start simulating a serving deployment."""
+
+    def get_serving_report(self, job_id: str) -> ServingReport:
+        """Return the result of a finished serving simulation."""
+
+    def create_training_simulation(self, scenario: TrainingScenario) -> Job:
+        """Start simulating a training step."""
+
+    def get_training_report(self, job_id: str) -> TrainingReport:
+        """Return the result of a finished training simulation."""

@@ -1,0 +1,167 @@
+"""Turn plain mappings (YAML, JSON) into frozen dataclasses, strictly, and back.
+
+An unknown key, a missing key or a wrong type is an error that names its path:
+`engine.max_num_seqs`.
+"""
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar, Union
+
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+
+T = TypeVar("T")
+
+
+def decode(cls: type[T], value: Any, path: str = "") -> T:
+    """Build `cls` from plain data.
+
+    Raises:
+        InvalidRequestError: with one violation for every key that cannot be used.
+
+    """
+    violations: list[FieldViolation] = []
+    decoded = _decode_value(cls, value, path, violations)
+    if violations:
+        lines = "; ".join(f"{v.field or '(top)'}: {v.description}" for v in violations)
+        raise InvalidRequestError(f"invalid {cls.__name__}: {lines}", violations)
+    return typing.cast("T", decoded)
+
+
+def encode(value: Any) -> Any:
+    """Turn a dataclass into plain data that JSON and YAML can hold; enums by lower-case name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [encode(item) for item in value]
+    return value
+
+
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """Return the resolved type of every field of a dataclass."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def optional_type(hint: Any) -> Any | None:
+    """Return X for `X | None`, else None."""
+    if typing.get_origin(hint) not in (Union, types.UnionType):
+        return None
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    return members[0] if len(members) == 1 else None
+
+
+def _decode_value(hint: Any, value: Any, path: str, violations: list[FieldViolation]) -> Any:
+    inner = optional_type(hint)
+    if inner is not None:
+        return None if value is None else _decode_value(inner, value, path, violations)
+    if dataclasses.is_dataclass(hint):
+        return _decode_dataclass(typing.cast("type", hint), value, path, violations)
+    origin = typing.get_origin(hint)
+    if origin in (tuple, Sequence):
+        return _decode_sequence(hint, value, path, violations)
+    if origin is Mapping:
+        return _decode_mapping(hint, value, path, violations)
+    return _decode_scalar(hint, value, path, violations)
+
+
+def _decode_dataclass(
+    cls: type, value: Any, path: str, violations: list[FieldViolation]
+) -> object | None:
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        violations.append(FieldViolation(path, f"expected a mapping, found {value!r}"))
+        return None
+    hints = field_types(cls)
+    before = len(violations)
+    for key in value:
+        if key not in hints:
+            description = f"unknown key; known keys are {', '.join(hints)}"
+            violations.append(FieldViolation(_join(path, str(key)), description))
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        if field.name in value:
+            child = _join(path, field.name)
+            arguments[field.name] = _decode_value(
+                hints[field.name], value[field.name], child, violations
+            )
+        elif _is_required(field):
+            violations.append(FieldViolation(_join(path, field.name), "required key is missing"))
+    if len(violations) > before:
+        return None
+    try:
+        return typing.cast("object", cls(**arguments))
+    except InvalidRequestError as err:
+        found = err.violations or (FieldViolation("", err.message),)
+        violations.extend(FieldViolation(_join(path, v.field), v.description) for v in found)
+        return None
+
+
+def _decode_sequence(hint: Any, value: Any, path: str, violations: list[FieldViolation]) -> Any:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        violations.append(FieldViolation(path, f"expected a list, found {value!r}"))
+        return None
+    item_type = typing.get_args(hint)[0]
+    return tuple(
+        _decode_value(item_type, item, f"{path}[{index}]", violations)
+        for index, item in enumerate(value)
+    )
+
+
+def _decode_mapping(hint: Any, value: Any, path: str, violations: list[FieldViolation]) -> Any:
+    if not isinstance(value, Mapping):
+        violations.append(FieldViolation(path, f"expected a mapping, found {value!r}"))
+        return None
+    key_type, item_type = typing.get_args(hint)
+    return {
+        _decode_value(key_type, key, _join(path, str(key)), violations): _decode_value(
+            item_type, item, _join(path, str(key)), violations
+        )
+        for key, item in value.items()
+    }
+
+
+def _decode_scalar(hint: Any, value: Any, path: str, violations: list[FieldViolation]) -> Any:
+    if hint is Any:
+        return value
+    if issubclass(hint, enum.Enum):
+        return _decode_enum(hint, value, path, violations)
+    is_bool = isinstance(value, bool)
+    if hint is float and isinstance(value, int) and not is_bool:
+        return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, hint) and (not is_bool or hint is bool):
+        return value
+    violations.append(FieldViolation(path, f"expected {hint.__name__}, found {value!r}"))
+    return None
+
+
+def _decode_enum(
+    hint: type[enum.Enum], value: Any, path: str, violations: list[FieldViolation]
+) -> enum.Enum | None:
+    if isinstance(value, hint):
+        return value
+    member = hint.__members__.get(str(value).upper())
+    if member is None:
+        names = ", ".join(name.lower() for name in hint.__members__)
+        violations.append(FieldViolation(path, f"{value!r} is not one of {names}"))
+    return member
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _join(path: str, key: str) -> str:
+    return ".".join(part for part in (path, key) if part)

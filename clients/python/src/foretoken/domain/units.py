@@ -1,0 +1,26 @@
+"""Unit conversions and the number type that formulas are written in."""
+
+from typing import Any, TypeAlias
+
+# An int, a float or an array of them: the formulas of the domain use only arithmetic operators, so
+# the same line serves one operator call and a column of a million. The standard library has no
+# name for that, and the domain imports no array library.
+Quantity: TypeAlias = Any
+
+US_PER_S = 1e6
+US_PER_MS = 1e3
+MS_PER_S = 1e3
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+GIB = 2**30
+
+
+def ceil_divide(numerator: Quantity, denominator: Quantity) -> Quantity:
+    """Return the integer quotient rounded up, elementwise for arrays."""
+    return -(-numerator // denominator)
+
+
+def round_up(value: Quantity, multiple: int) -> Quantity:
+    """Return the smallest multiple of `multiple` that is not below `value`."""
+    return ceil_divide(value, multiple) * multiple

@@ -1,0 +1,1 @@
+"""Between the domain and the wire: Arrow, protobuf and gRPC status."""

@@ -1,0 +1,126 @@
+"""The Arrow schema of measurements, and how operators' dimensions travel in it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.measurement import ArrowStream
+
+# One row is one operator timed at one point. Times are µs of one call on the device. A field is
+# null where its source does not say. `dims` holds the operator's dimensions in their canonical
+# order. `status` is `ok` or `failed` (out of memory, unsupported, not a number); a failed row has a
+# `status_reason` and no times. `flags` are quality doubts, each `name: explanation`; a flagged row
+# is kept and not trained on. `source_row` is the 1-based data row in `source_file`.
+MEASUREMENT_SCHEMA = pa.schema(
+    [
+        pa.field("operator", pa.string(), nullable=False),
+        pa.field("phase", pa.string(), nullable=False),
+        pa.field("dtype", pa.string(), nullable=False),
+        pa.field("dims", pa.map_(pa.string(), pa.int64()), nullable=False),
+        pa.field("device", pa.string(), nullable=False),
+        pa.field("topology", pa.string()),
+        pa.field("framework", pa.string()),
+        pa.field("framework_version", pa.string()),
+        pa.field("kernel", pa.string()),
+        pa.field("latency_us_median", pa.float64()),
+        pa.field("latency_us_mean", pa.float64()),
+        pa.field("latency_us_min", pa.float64()),
+        pa.field("latency_us_max", pa.float64()),
+        pa.field("latency_us_std", pa.float64()),
+        pa.field("latency_us_p10", pa.float64()),
+        pa.field("latency_us_p90", pa.float64()),
+        pa.field("num_samples", pa.int64()),
+        pa.field("power_w", pa.float64()),
+        pa.field("clock_mhz", pa.float64()),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("status_reason", pa.string()),
+        pa.field("flags", pa.list_(pa.string())),
+        pa.field("source_file", pa.string()),
+        pa.field("source_hash", pa.string()),
+        pa.field("source_row", pa.int64()),
+    ]
+)
+
+# What the catalog adds to every row it returns.
+STORED_SCHEMA = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("batch_index", pa.int64(), nullable=False),
+        pa.field("row_index", pa.int64(), nullable=False),
+        *MEASUREMENT_SCHEMA,
+    ]
+)
+
+
+def rows_to_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return a table in the measurement schema; keys a row lacks become null.
+
+    `dims` may be a plain mapping.
+    """
+    columns = {
+        field.name: [_plain(field.name, row.get(field.name)) for row in rows]
+        for field in MEASUREMENT_SCHEMA
+    }
+    return pa.table(columns, schema=MEASUREMENT_SCHEMA)
+
+
+def read_table(stream: ArrowStream) -> pa.Table:
+    """Read an Arrow stream into memory."""
+    return pa.table(stream)
+
+
+def check_measurement_table(table: pa.Table) -> pa.Table:
+    """Return the table with exactly the measurement schema.
+
+    Raises:
+        InvalidRequestError: a column is missing, unknown, of another type, or null where it
+            must not be.
+
+    """
+    expected = set(MEASUREMENT_SCHEMA.names)
+    missing = sorted(expected - set(table.schema.names))
+    unknown = sorted(set(table.schema.names) - expected)
+    if missing or unknown:
+        raise InvalidRequestError(f"measurement rows: missing columns {missing}, unknown {unknown}")
+    try:
+        checked = table.select(MEASUREMENT_SCHEMA.names).cast(MEASUREMENT_SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError) as err:
+        raise InvalidRequestError(f"measurement rows: {err}") from err
+    for field in MEASUREMENT_SCHEMA:
+        if not field.nullable and checked.column(field.name).null_count:
+            raise InvalidRequestError.of_field(field.name, "has empty values")
+    return checked
+
+
+def dims_to_columns(table: pa.Table, names: Iterable[str]) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the named dimensions of rows that all have exactly these, in any order.
+
+    Raises:
+        InvalidRequestError: a row has other dimensions.
+
+    """
+    wanted = tuple(names)
+    dims = table.column("dims").combine_chunks()
+    if isinstance(dims, pa.ChunkedArray):
+        dims = pa.concat_arrays(dims.chunks)
+    keys = np.asarray(dims.keys.to_numpy(zero_copy_only=False))
+    items = np.asarray(dims.items.to_numpy(zero_copy_only=False))
+    if len(keys) != table.num_rows * len(wanted):
+        raise InvalidRequestError(f"rows do not all have the dimensions {wanted}")
+    keys = keys.reshape(table.num_rows, len(wanted))
+    items = items.reshape(table.num_rows, len(wanted))
+    columns: dict[str, npt.NDArray[np.int64]] = {}
+    for name in wanted:
+        is_here = keys == name
+        if not (is_here.sum(axis=1) == 1).all():
+            raise InvalidRequestError(f"rows do not all have the dimension {name!r}")
+        columns[name] = items[is_here].astype(np.int64)
+    return columns
+
+
+def _plain(name: str, value: Any) -> Any:
+    return list(value.items()) if name == "dims" and isinstance(value, Mapping) else value

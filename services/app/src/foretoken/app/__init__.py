@@ -1,0 +1,1 @@
+"""The program: composition, serving, configuration and the command line."""

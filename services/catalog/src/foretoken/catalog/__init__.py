@@ -1,0 +1,1 @@
+"""Keeps every measurement, with provenance and quality flags."""

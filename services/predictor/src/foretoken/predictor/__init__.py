@@ -1,0 +1,1 @@
+"""Predicts operator latency from the catalog's measurements."""

@@ -1,0 +1,1 @@
+"""Evaluates inference deployments and training configurations."""
