@@ -9,8 +9,8 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError
 class ParallelLayout:
     """Degrees of the parallel axes: tensor, pipeline, data, context, expert.
 
-    Ranks are numbered with tp fastest, then cp, then pp, then dp, so that a tensor-parallel group
-    stays inside a node where it fits. `ep` splits the experts over ranks of the dp and tp groups.
+    `placement.py` says how ranks are numbered. `ep` splits experts over ranks of the other axes, so
+    it adds no devices.
     """
 
     tp: int = 1

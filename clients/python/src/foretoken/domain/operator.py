@@ -20,6 +20,10 @@ WorkFormula = Callable[[Dims, float], Quantity]
 FeatureFormula = Callable[[Dims, int], Quantity]
 
 
+def _nothing(_dims: Dims) -> Quantity:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Dim:
     """One dimension of an operator. `minimum` is 0 where the operator allows an empty one."""
@@ -37,6 +41,8 @@ class OperatorSpec:
     `features` are dimensionless quantities that explain how far a kernel stays from its roofline.
     `sweep(quick)` yields the points worth measuring; `quick` asks for about a dozen small ones.
     `backward_work_ratio` is backward over forward work where a backward pass exists (0: none).
+    `num_weights` counts the parameters the operator holds; `saved_elements` the values it keeps
+    from the forward pass for its backward pass, its output not counted (the next operator's input).
     A collective moves `moved_bytes` over links instead of memory; it has no FLOPs.
     """
 
@@ -49,6 +55,8 @@ class OperatorSpec:
     sweep: Callable[[bool], Iterable[Mapping[str, int]]]
     backward_work_ratio: float = 0.0
     is_collective: bool = False
+    num_weights: Callable[[Dims], Quantity] = _nothing
+    saved_elements: Callable[[Dims], Quantity] = _nothing
 
     @property
     def dim_names(self) -> tuple[str, ...]:

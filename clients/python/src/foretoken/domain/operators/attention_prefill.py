@@ -67,4 +67,8 @@ SPEC = OperatorSpec(
     sweep=_sweep,
     # Flash attention recomputes the scores: five matrix products instead of two.
     backward_work_ratio=2.5,
+    # Queries, keys and values; the output is the input of the projection after it.
+    saved_elements=lambda d: (
+        (d["q_tokens"] * d["num_heads"] + 2 * d["kv_tokens"] * d["num_kv_heads"]) * d["head_dim"]
+    ),
 )

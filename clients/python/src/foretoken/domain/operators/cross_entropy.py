@@ -22,4 +22,6 @@ SPEC = OperatorSpec(
     features={"rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms},
     sweep=_sweep,
     backward_work_ratio=1.0,
+    # The softmax is kept in fp32.
+    saved_elements=lambda d: 2 * d["num_tokens"] * d["vocab"],
 )

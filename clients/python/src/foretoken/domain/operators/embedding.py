@@ -27,4 +27,5 @@ SPEC = OperatorSpec(
     features={"rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms},
     sweep=_sweep,
     backward_work_ratio=1.5,
+    num_weights=lambda d: d["vocab"] * d["hidden"],
 )

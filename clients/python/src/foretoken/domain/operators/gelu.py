@@ -39,4 +39,5 @@ SPEC = OperatorSpec(
     },
     sweep=_sweep,
     backward_work_ratio=1.5,
+    saved_elements=lambda d: d["num_tokens"] * d["intermediate"],
 )

@@ -63,4 +63,6 @@ SPEC = OperatorSpec(
     sweep=_sweep,
     # dgrad and wgrad are GEMMs of their own; lowering emits them as forward calls.
     backward_work_ratio=0.0,
+    num_weights=lambda d: d["n"] * d["k"],
+    saved_elements=lambda d: d["m"] * d["k"],
 )

@@ -37,4 +37,6 @@ SPEC = OperatorSpec(
     },
     sweep=_sweep,
     backward_work_ratio=2.0,
+    num_weights=lambda d: 2 * d["hidden"],
+    saved_elements=lambda d: d["num_tokens"] * d["hidden"],
 )

@@ -52,4 +52,6 @@ SPEC = OperatorSpec(
         "active_ratio": lambda d, _: d["num_active_experts"] / d["num_experts"],
     },
     sweep=_sweep,
+    num_weights=lambda d: d["num_experts"] * _weights(d),
+    saved_elements=lambda d: _rows(d) * (d["hidden"] + 3 * d["intermediate"]),
 )

@@ -39,4 +39,5 @@ SPEC = OperatorSpec(
     },
     sweep=_sweep,
     backward_work_ratio=1.67,
+    saved_elements=lambda d: 2 * d["num_tokens"] * d["intermediate"],
 )

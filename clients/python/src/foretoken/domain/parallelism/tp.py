@@ -1,0 +1,103 @@
+"""Tensor parallelism: split the weights of every layer over the ranks of a group.
+
+Column-split GEMMs need no communication forward, row-split ones end in an all-reduce of their
+output. Source: Shoeybi et al., Megatron-LM, 2019.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from foretoken.domain.graph import OperatorNode, Partition, RankContext, Section
+from foretoken.domain.lowering import Nodes, ParallelPass
+from foretoken.domain.placement import group_dims
+from foretoken.domain.units import Quantity, ceil_divide
+
+
+def _check(rank: RankContext) -> Iterator[str]:
+    tp, model = rank.layout.tp, rank.model
+    if model.num_heads % tp:
+        yield f"{tp} does not divide the {model.num_heads} heads of {model.name}"
+    if model.num_kv_heads % tp and tp % model.num_kv_heads:
+        yield f"{tp} and the {model.num_kv_heads} key heads of {model.name} do not divide"
+    width = model.moe.expert_intermediate if model.moe else model.intermediate
+    if width % tp:
+        yield f"{tp} does not divide the MLP width {width} of {model.name}"
+
+
+def _rewrite(nodes: Nodes, rank: RankContext) -> Nodes:
+    if rank.layout.tp == 1:
+        return nodes
+    return tuple(part for node in nodes for part in _split(node, rank))
+
+
+def _split(node: OperatorNode, rank: RankContext) -> Iterator[OperatorNode]:
+    yield dataclasses.replace(node, dims=_split_dims(node, rank))
+    hidden_bytes = rank.model.hidden * node.dtype.num_bytes
+    rows = node.dims.get("m", node.dims.get("num_tokens"))
+    is_shared_expert = node.role == "shared_down_proj"
+    if (
+        (node.partition is Partition.ROW and not is_shared_expert)
+        or node.operator == "moe_experts"
+        or (node.partition is Partition.VOCAB and node.section is Section.EMBEDDING)
+    ):
+        yield _collective(node, rank, "all_reduce", rows * hidden_bytes)
+    elif node.role == "lm_head":
+        yield _collective(node, rank, "all_gather", rows * rank.model.vocab * node.dtype.num_bytes)
+
+
+def _split_dims(node: OperatorNode, rank: RankContext) -> dict[str, Quantity]:
+    tp, dims = rank.layout.tp, dict(node.dims)
+    match node.partition:
+        case Partition.COLUMN:
+            dims["n"] = ceil_divide(dims["n"], tp)
+        case Partition.ROW:
+            dims["k"] = dims["k"] // tp
+        case Partition.QKV:
+            num_heads = rank.model.num_heads // tp + 2 * _local_kv_heads(rank)
+            dims["n"] = num_heads * rank.model.head_dim
+        case Partition.HEADS:
+            dims = _split_heads(dims, rank, node.role)
+        case Partition.WIDTH:
+            dims["intermediate"] = dims["intermediate"] // tp
+        case Partition.VOCAB:
+            dims["vocab"] = ceil_divide(dims["vocab"], tp)
+        case Partition.REPLICATED:
+            pass
+    return dims
+
+
+def _split_heads(dims: dict[str, Quantity], rank: RankContext, role: str) -> dict[str, Quantity]:
+    kv_heads = _local_kv_heads(rank)
+    if "num_kv_heads" in dims:
+        dims["num_kv_heads"] = kv_heads
+    if "num_heads" in dims:
+        dims["num_heads"] = dims["num_heads"] // rank.layout.tp
+    if role == "q_norm":
+        dims["num_tokens"] = dims["num_tokens"] // rank.layout.tp
+    if role == "k_norm":
+        dims["num_tokens"] = dims["num_tokens"] // rank.model.num_kv_heads * kv_heads
+    return dims
+
+
+def _local_kv_heads(rank: RankContext) -> int:
+    return max(1, rank.model.num_kv_heads // rank.layout.tp)
+
+
+def _collective(
+    node: OperatorNode, rank: RankContext, operator: str, message_bytes: Quantity
+) -> OperatorNode:
+    return OperatorNode(
+        role=f"{node.role}_{operator}",
+        group="collective",
+        section=node.section,
+        operator=operator,
+        dims={
+            "message_bytes": message_bytes,
+            **group_dims(rank.layout, "tp", rank.devices_per_node),
+        },
+        dtype=node.dtype,
+        repeat=node.repeat,
+    )
+
+
+PASS = ParallelPass(axis="tp", check=_check, rewrite=_rewrite)
