@@ -14,7 +14,8 @@ class EngineSpec:
     """The serving engine's rules and limits.
 
     `num_kv_blocks` overrides the capacity computed from device memory (0: compute it).
-    `host_gap_us` is CPU time between steps that the device waits for.
+    `host_gap_us` is CPU time between steps that the device waits for. With `fuses_add_norm` the
+    engine adds the residual inside the norm kernel, as vLLM and SGLang do.
     """
 
     scheduler: str = "chunked_prefill"
@@ -24,6 +25,7 @@ class EngineSpec:
     memory_utilization_ratio: float = 0.9
     num_kv_blocks: int = 0
     host_gap_us: float = 0.0
+    fuses_add_norm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

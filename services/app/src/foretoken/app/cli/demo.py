@@ -1,0 +1,74 @@
+"""`foretoken demo`: the main job in minutes, on nothing but this machine's CPU."""
+
+import signal
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.table import Table
+
+from foretoken.app.cli.simulate import serving_table, training_table
+from foretoken.app.cli.state import build_table, note, open_composition, show_progress, state_of
+from foretoken.app.demo import DemoOutcome, run_demo
+from foretoken.app.processes import ServiceProcesses
+from foretoken.simulator.report.page import render_page, serving_sections, training_sections
+
+
+def demo(
+    context: typer.Context,
+    report: Annotated[Path, typer.Option(help="Where to write the page with pictures.")] = Path(
+        "demo-report.html"
+    ),
+) -> None:
+    """Run everything once: four services, a CPU profile, models, serving and training.
+
+    The services run as processes of their own on loopback with a temporary catalog; all are
+    stopped at the end, also on Ctrl-C. Takes two to three minutes.
+    """
+    state = state_of(context)
+    signal.signal(signal.SIGTERM, _stop)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="foretoken-demo-") as folder:
+        note("starting catalog, predictor, simulator and profiler on loopback")
+        with (
+            ServiceProcesses(Path(folder)) as processes,
+            open_composition(state.with_config(processes.client_config)) as services,
+        ):
+            outcome = run_demo(services.foretoken, show_progress)
+        note("all services stopped")
+    state.print_object(outcome, lambda: _accuracy_table(outcome))
+    if not state.is_json:
+        shown = outcome.serving[::2]
+        state.print_object(shown, lambda: serving_table("Serving tiny-llama on this CPU", shown))
+        step = outcome.training_step
+        state.print_object(step, lambda: training_table("Training tiny-llama on this CPU", step))
+    sections = [*serving_sections(outcome.serving), *training_sections(outcome.training_step)]
+    page = render_page("Foretoken demo: tiny-llama on this CPU", sections)
+    report.write_text(page, encoding="utf-8")
+    note(f"page with pictures: {report.resolve()}")
+    note(f"done in {time.monotonic() - started:.0f} s")
+
+
+def _accuracy_table(outcome: DemoOutcome) -> Table:
+    rows = [
+        (
+            entry.operator,
+            entry.num_rows,
+            f"{entry.held_out_mape_ratio:.1%}",
+            f"{entry.interval_coverage_ratio:.0%}",
+        )
+        for entry in outcome.training.operators
+    ]
+    title = (
+        f"Profiled {outcome.profile.num_measured} points in {outcome.profile.wall_s:.0f} s;"
+        f" error on sizes held out of training"
+    )
+    return build_table(title, ("operator", "rows", "mean error", "inside 90 % interval"), rows)
+
+
+def _stop(_signal_number: int, _frame: FrameType | None) -> NoReturn:
+    # As Ctrl-C: unwinding stops the service processes.
+    raise KeyboardInterrupt

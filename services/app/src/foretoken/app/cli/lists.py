@@ -1,0 +1,89 @@
+"""`foretoken list`: the names that can be used."""
+
+import typer
+
+from foretoken.app.cli.state import state_of
+from foretoken.domain.hardware.device import all_devices
+from foretoken.domain.hardware.topology import all_topologies
+from foretoken.domain.models.architecture import all_models
+from foretoken.domain.models.parameters import count_parameters
+from foretoken.domain.operator import all_operators
+from foretoken.domain.units import GIB
+
+app = typer.Typer(help="List the names that can be used.", no_args_is_help=True)
+
+_GIGA = 1e9
+_TERA = 1e12
+
+
+@app.command()
+def devices(context: typer.Context) -> None:
+    """List the devices, with their limits."""
+    rows = [
+        (
+            device.name,
+            device.description,
+            device.memory_bytes / GIB,
+            device.memory_bandwidth_bytes_per_s / _GIGA,
+            max(device.peak_flops_per_s.values()) / _TERA,
+        )
+        for device in all_devices().values()
+    ]
+    columns = ("device", "what", "memory (GiB)", "bandwidth (GB/s)", "best peak (TFLOP/s)")
+    state_of(context).print_rows("Devices", columns, rows)
+
+
+@app.command()
+def topologies(context: typer.Context) -> None:
+    """List the topologies."""
+    rows = [
+        (
+            topology.name,
+            topology.device,
+            topology.devices_per_node,
+            topology.intra_node.bandwidth_bytes_per_s / _GIGA,
+            topology.inter_node.bandwidth_bytes_per_s / _GIGA,
+            topology.description,
+        )
+        for topology in all_topologies().values()
+    ]
+    columns = ("topology", "device", "per node", "inside (GB/s)", "between (GB/s)", "what")
+    state_of(context).print_rows("Topologies", columns, rows)
+
+
+@app.command()
+def models(context: typer.Context) -> None:
+    """List the model presets. A Hugging Face `config.json` works wherever a name does."""
+    rows = [
+        (
+            model.name,
+            count_parameters(model).total / _GIGA,
+            model.num_layers,
+            model.hidden,
+            model.num_heads,
+            model.num_kv_heads,
+            model.intermediate,
+            model.vocab,
+        )
+        for model in all_models().values()
+    ]
+    columns = (
+        "model",
+        "parameters (1e9)",
+        "layers",
+        "hidden",
+        "heads",
+        "kv heads",
+        "intermediate",
+        "vocab",
+    )
+    state_of(context).print_rows("Models", columns, rows)
+
+
+@app.command()
+def operators(context: typer.Context) -> None:
+    """List the operators and their dimensions."""
+    rows = [
+        (spec.name, " ".join(spec.dim_names), spec.summary) for spec in all_operators().values()
+    ]
+    state_of(context).print_rows("Operators", ("operator", "dimensions", "what"), rows)

@@ -1,0 +1,141 @@
+"""What every command shares: the configuration, the output format, errors and progress."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from foretoken.app.compose import Composition
+from foretoken.app.config import AppConfig
+from foretoken.domain import schema
+from foretoken.domain.errors import ForetokenError
+from foretoken.domain.job import Job
+
+T = TypeVar("T")
+
+# Results go to stdout; everything else to stderr, so that output can be piped.
+_results = Console()
+_notes = Console(stderr=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CliState:
+    """Set up once by the root command and handed to every other."""
+
+    config: AppConfig
+    output: str = "table"
+
+    @property
+    def is_json(self) -> bool:
+        """Whether results are printed as JSON."""
+        return self.output == "json"
+
+    def with_config(self, config: AppConfig) -> "CliState":
+        """Return the same state over another configuration."""
+        return replace(self, config=config)
+
+    def print_object(self, value: Any, table: Callable[[], Table]) -> None:
+        """Print a result: JSON of the whole value, or the table made of it."""
+        if self.is_json:
+            sys.stdout.write(json.dumps(schema.encode(value), indent=2) + "\n")
+        else:
+            _results.print(table())
+
+    def print_rows(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
+    ) -> None:
+        """Print rows as a table, or as a JSON list of objects keyed by column."""
+        records = [dict(zip(columns, row, strict=True)) for row in rows]
+        self.print_object(records, lambda: build_table(title, columns, rows))
+
+
+def build_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """Return a table whose numeric columns are aligned right."""
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        is_number = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(format_cell(cell) for cell in row))
+    return table
+
+
+def format_cell(cell: object) -> str:
+    """Return a cell's text; floats keep four significant digits."""
+    if isinstance(cell, float):
+        return f"{cell:,.1f}" if abs(cell) >= 1000 else f"{cell:.4g}"  # noqa: PLR2004
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return f"{cell:,}"
+    return str(cell)
+
+
+def note(message: str) -> None:
+    """Tell the user something that is not the result."""
+    _notes.print(message, highlight=False)
+
+
+def state_of(context: typer.Context) -> CliState:
+    """Return the state the root command set up."""
+    state = context.find_root().obj
+    if not isinstance(state, CliState):
+        raise typer.Exit(code=2)
+    return state
+
+
+@contextmanager
+def open_composition(state: CliState) -> Iterator[Composition]:
+    """Yield the ports of this process; a Foretoken error ends the command with its message."""
+    try:
+        with Composition(state.config) as composition:
+            yield composition
+    except ForetokenError as err:
+        fail(err)
+
+
+def fail(error: ForetokenError) -> None:
+    """Print an error and leave with status 1."""
+    _notes.print(f"[red]error[/red] ({error.reason.lower()}): ", end="", highlight=False)
+    _notes.print(error.message, markup=False, highlight=False)
+    raise typer.Exit(code=1) from error
+
+
+@contextmanager
+def show_progress(title: str) -> Iterator[Callable[[Job], None]]:
+    """Yield a callback for job states that draws a progress bar on stderr."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[message]}"),
+    )
+    with Progress(*columns, console=_notes, transient=True) as progress:
+        task = progress.add_task(title, total=1.0, message="")
+
+        def update(job: Job) -> None:
+            progress.update(task, completed=job.progress_ratio, message=job.message)
+
+        yield update
+
+
+def parse_assignments(words: Sequence[str]) -> Mapping[str, str]:
+    """Return `name=value` words as a mapping.
+
+    Raises:
+        typer.BadParameter: a word without `=`.
+
+    """
+    pairs: dict[str, str] = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise typer.BadParameter(f"expected NAME=VALUE, found {word!r}")
+        pairs[name] = value
+    return pairs

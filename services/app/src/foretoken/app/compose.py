@@ -1,0 +1,141 @@
+"""Hand every service its ports: local objects or gRPC clients, by configuration alone."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from foretoken.app.config import EMBEDDED, AppConfig
+from foretoken.client.catalog import CatalogClient
+from foretoken.client.channel import ChannelOptions, open_channel
+from foretoken.client.facade import Foretoken
+from foretoken.client.predictor import PredictorClient
+from foretoken.client.profiler import ProfilerClient
+from foretoken.client.simulator import SimulatorClient
+from foretoken.domain import schema
+from foretoken.domain.ports import CatalogPort, PredictorPort, ProfilerPort, SimulatorPort
+
+
+class _Service(Protocol):
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=_Service)
+C = TypeVar("C")
+
+
+class Composition:
+    """The four ports, each made when first asked for; closes what it opened, last first.
+
+    Embedded services import their heavy packages only here, so that a client process needs none.
+    """
+
+    def __init__(self, config: AppConfig) -> None:
+        self._config = config
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Use as a context manager to close what was opened."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close all that was opened."""
+        self.close()
+
+    def close(self) -> None:
+        """Close every service and channel, in reverse order of opening."""
+        self._opened.close()
+
+    @cached_property
+    def catalog(self) -> CatalogPort:
+        """The catalog."""
+        if self._config.endpoints.catalog != EMBEDDED:
+            return CatalogClient(*self._channel(self._config.endpoints.catalog))
+        from foretoken.catalog.config import CatalogConfig
+        from foretoken.catalog.service import CatalogService
+
+        defaults = {"path": str(self._config.home_path / "catalog.duckdb")}
+        config = _section(CatalogConfig, self._config.catalog, defaults, "catalog")
+        return self._open(CatalogService(config))
+
+    @cached_property
+    def predictor(self) -> PredictorPort:
+        """The predictor; an embedded one reads this composition's catalog."""
+        if self._config.endpoints.predictor != EMBEDDED:
+            return PredictorClient(*self._channel(self._config.endpoints.predictor))
+        from foretoken.predictor.config import PredictorConfig
+        from foretoken.predictor.service import PredictorService
+
+        config = _section(
+            PredictorConfig, self._config.predictor, self._state("predictor"), "predictor"
+        )
+        return self._open(PredictorService(config, self.catalog))
+
+    @cached_property
+    def simulator(self) -> SimulatorPort:
+        """The simulator; an embedded one asks this composition's predictor."""
+        if self._config.endpoints.simulator != EMBEDDED:
+            return SimulatorClient(*self._channel(self._config.endpoints.simulator))
+        from foretoken.simulator.config import SimulatorConfig
+        from foretoken.simulator.service import SimulatorService
+
+        config = _section(
+            SimulatorConfig, self._config.simulator, self._state("simulator"), "simulator"
+        )
+        return self._open(SimulatorService(config, self.predictor))
+
+    @cached_property
+    def profiler(self) -> ProfilerPort:
+        """The profiler; an embedded one records into this composition's catalog."""
+        if self._config.endpoints.profiler != EMBEDDED:
+            return ProfilerClient(*self._channel(self._config.endpoints.profiler))
+        from foretoken.profiler.config import ProfilerConfig
+        from foretoken.profiler.service import ProfilerService
+
+        config = _section(
+            ProfilerConfig, self._config.profiler, self._state("profiler"), "profiler"
+        )
+        return self._open(ProfilerService(config, self.catalog))
+
+    @cached_property
+    def foretoken(self) -> Foretoken:
+        """The facade over all four; each service is made when first used."""
+        return Foretoken(ports=self)
+
+    def _open(self, service: S) -> S:
+        service.open()
+        self._opened.callback(service.close)
+        return service
+
+    def _channel(self, address: str) -> tuple[Any, float]:
+        client = self._config.client
+        options = ChannelOptions(
+            address=address,
+            deadline_s=client.deadline_s,
+            tls_ca_file=client.tls_ca_file,
+            tls_certificate_file=client.tls_certificate_file,
+            tls_key_file=client.tls_key_file,
+        )
+        channel = open_channel(options)
+        self._opened.callback(channel.close)
+        return channel, options.deadline_s
+
+    def _state(self, service: str) -> dict[str, str]:
+        return {"state_folder": str(self._config.home_path / service)}
+
+
+def open_embedded(home: str = "") -> Foretoken:
+    """Return a `Foretoken` whose four services run in this process, with files under `home`."""
+    return Composition(AppConfig(home=home)).foretoken
+
+
+def _section(cls: type[C], given: Mapping[str, Any], defaults: Mapping[str, Any], name: str) -> C:
+    return schema.decode(cls, {**defaults, **given}, name)

@@ -1,0 +1,97 @@
+"""The main job from end to end on this machine's CPU, over four service processes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from foretoken.client.facade import Foretoken
+from foretoken.domain.estimate import DType, LatencyEstimate
+from foretoken.domain.job import Job
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.ports import ProfileRequest, TrainRequest
+from foretoken.domain.report import (
+    PredictorTrainingReport,
+    ProfileReport,
+    ServingReport,
+    TrainingReport,
+)
+from foretoken.domain.scenario import EngineSpec, ServingScenario, TrainingScenario
+from foretoken.domain.slo import Slo
+from foretoken.domain.workload import LengthSpec, WorkloadSpec
+
+# Shown while a step runs: a context manager that takes job states.
+ProgressDisplay = Callable[[str], AbstractContextManager[Callable[[Job], None]]]
+
+# Offered load as a share of the saturated throughput.
+_LOAD_RATIOS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2)
+# Arrives all at once for any model: the deployment is never idle.
+_SATURATING_RPS = 1e6
+
+_SERVING = ServingScenario(
+    name="demo serving",
+    model=find_model("tiny-llama"),
+    device="cpu",
+    dtype=DType.FP32,
+    engine=EngineSpec(max_num_seqs=16, max_num_batched_tokens=256, num_kv_blocks=2048),
+    workload=WorkloadSpec(
+        num_requests=200,
+        prefill=LengthSpec(kind="uniform", minimum=16, maximum=256),
+        decode=LengthSpec(kind="uniform", minimum=8, maximum=64),
+    ),
+    slo=Slo(ttft_ms=500.0, tpot_ms=50.0),
+)
+
+_TRAINING = TrainingScenario(
+    name="demo training",
+    model=find_model("tiny-llama"),
+    device="cpu",
+    dtype=DType.FP32,
+    sequence_length=128,
+    micro_batch_size=2,
+    global_batch_size=8,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoOutcome:
+    """Everything the demo found out."""
+
+    profile: ProfileReport
+    training: PredictorTrainingReport
+    estimate: LatencyEstimate
+    serving: Sequence[ServingReport]
+    training_step: TrainingReport
+
+
+def run_demo(foretoken: Foretoken, show: ProgressDisplay) -> DemoOutcome:
+    """Profile the CPU, train, predict one operator, simulate serving and a training step."""
+    with show("1/4 profile this CPU") as update:
+        profile = foretoken.profile(ProfileRequest(device="cpu", quick=True), on_progress=update)
+    with show("2/4 train latency models") as update:
+        training = foretoken.train(TrainRequest(), on_progress=update)
+    estimate = foretoken.predict(
+        "gemm", device="cpu", dtype=DType.FP32, dims={"m": 100, "n": 1408, "k": 512}
+    )
+    serving: list[ServingReport] = []
+    for scenario in _rising_load(foretoken):
+        with show(f"3/4 simulate {scenario.workload.rate_rps:.2g} requests/s") as update:
+            serving.append(foretoken.simulate_serving(scenario, on_progress=update))
+    with show("4/4 simulate a training step") as update:
+        training_step = foretoken.simulate_training(_TRAINING, on_progress=update)
+    return DemoOutcome(
+        profile=profile,
+        training=training,
+        estimate=estimate,
+        serving=serving,
+        training_step=training_step,
+    )
+
+
+def _rising_load(foretoken: Foretoken) -> Iterator[ServingScenario]:
+    saturated = foretoken.simulate_serving(_at_rate(_SATURATING_RPS))
+    for load_ratio in _LOAD_RATIOS:
+        yield _at_rate(load_ratio * saturated.request_throughput_rps)
+
+
+def _at_rate(rate_rps: float) -> ServingScenario:
+    return replace(_SERVING, workload=replace(_SERVING.workload, rate_rps=rate_rps))

@@ -1,0 +1,64 @@
+"""Scenario files: YAML that names a model, a device and a workload, made into a scenario."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.models.load import load_model
+from foretoken.domain.plugins import parse_yaml
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.simulator.serving.arrivals.trace import load_trace
+
+T = TypeVar("T", ServingScenario, TrainingScenario)
+
+
+def read_serving_scenario(path: Path, overrides: Mapping[str, Any]) -> ServingScenario:
+    """Return the serving scenario in a file, its trace loaded so that it is complete anywhere.
+
+    A relative `trace_path` or `model` path is relative to the file. `overrides` are flags by
+    dotted path.
+
+    Raises:
+        InvalidRequestError: an unknown key, a wrong value or a bad trace line, with its place.
+
+    """
+    scenario = _read(ServingScenario, path, overrides)
+    workload = scenario.workload
+    if workload.trace_path and not workload.trace_requests:
+        trace_path = path.parent / Path(workload.trace_path).expanduser()
+        workload = replace(workload, trace_requests=load_trace(trace_path))
+    return replace(scenario, workload=workload)
+
+
+def read_training_scenario(path: Path, overrides: Mapping[str, Any]) -> TrainingScenario:
+    """Return the training scenario in a file; see `read_serving_scenario`."""
+    return _read(TrainingScenario, path, overrides)
+
+
+def _read(cls: type[T], path: Path, overrides: Mapping[str, Any]) -> T:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as err:
+        raise InvalidRequestError.of_field("scenario", f"cannot read {path}: {err}") from err
+    content = dict(parse_yaml(text, str(path)))
+    for dotted, value in overrides.items():
+        if value is not None:
+            _override(content, dotted.split("."), value)
+    content.setdefault("name", path.stem)
+    model = content.get("model")
+    if isinstance(model, str):
+        beside = path.parent / model
+        content["model"] = load_model(str(beside) if beside.exists() else model)
+    return schema.decode(cls, content)
+
+
+def _override(content: dict[str, Any], keys: list[str], value: Any) -> None:
+    if len(keys) == 1:
+        content[keys[0]] = value
+        return
+    child = dict(content.get(keys[0]) or {})
+    _override(child, keys[1:], value)
+    content[keys[0]] = child

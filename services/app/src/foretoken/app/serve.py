@@ -1,0 +1,151 @@
+"""Serve one, some or all services from this process, and stop gracefully."""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import REGISTRY, start_http_server
+
+from foretoken.app.compose import Composition
+from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
+from foretoken.app.telemetry import RequestMetrics
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.wire.serving import MAX_MESSAGE_BYTES
+
+_log = logging.getLogger(__name__)
+
+
+class RunningServer:
+    """A gRPC server of some services, its health, and the composition behind it."""
+
+    def __init__(
+        self,
+        server: grpc.Server,
+        health_servicer: health.HealthServicer,
+        composition: Composition,
+        port: int,
+    ) -> None:
+        self._server = server
+        self._health = health_servicer
+        self._composition = composition
+        self.port = port
+
+    def stop(self, config: ServerConfig) -> None:
+        """Report NOT_SERVING, give balancers time to move away, end calls, close services."""
+        self._health.enter_graceful_shutdown()
+        time.sleep(config.drain_s)
+        self._server.stop(config.grace_s).wait()
+        self._composition.close()
+
+
+def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
+    """Start serving the named services and return at once.
+
+    A named service always runs in this process; the endpoints say where the others are.
+
+    Raises:
+        InvalidRequestError: an unknown service, or the address is taken.
+
+    """
+    unknown = sorted(set(names) - set(SERVICES))
+    if unknown:
+        raise InvalidRequestError.of_field("services", f"unknown {unknown}; known {SERVICES}")
+    endpoints = replace(config.endpoints, **dict.fromkeys(names, EMBEDDED))
+    composition = Composition(replace(config, endpoints=endpoints))
+    server = grpc.server(
+        ThreadPoolExecutor(config.server.max_workers, thread_name_prefix="grpc"),
+        interceptors=(RequestMetrics(REGISTRY),),
+        options=(
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            # Two servers on one port would each get some of the calls.
+            ("grpc.so_reuseport", 0),
+        ),
+    )
+    health_servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    try:
+        full_names = [_register(name, server, composition) for name in names]
+        reflection.enable_server_reflection(
+            (*full_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+        port = _bind(server, config.server)
+    except BaseException:
+        composition.close()
+        raise
+    server.start()
+    for full_name in (*full_names, ""):
+        health_servicer.set(full_name, health_pb2.HealthCheckResponse.SERVING)
+    return RunningServer(server, health_servicer, composition, port)
+
+
+def serve_until_stopped(
+    names: Sequence[str], config: AppConfig, announce: Callable[[int], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, then stop gracefully. `announce` is told the port."""
+    stopped = threading.Event()
+
+    def ask_to_stop(signal_number: int, _frame: FrameType | None) -> None:
+        _log.info("stopping signal=%s", signal.Signals(signal_number).name)
+        stopped.set()
+
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, ask_to_stop)
+    running = start_server(names, config)
+    if config.server.metrics_port >= 0:
+        start_http_server(config.server.metrics_port, config.server.host)
+    _log.info(
+        "serving services=%s address=%s:%d", ",".join(names), config.server.host, running.port
+    )
+    announce(running.port)
+    stopped.wait()
+    running.stop(config.server)
+    _log.info("stopped")
+
+
+def _register(name: str, server: grpc.Server, composition: Composition) -> str:
+    if name == "catalog":
+        from foretoken.catalog import servicer as catalog_servicer
+
+        return catalog_servicer.register(server, composition.catalog)
+    if name == "predictor":
+        from foretoken.predictor import servicer as predictor_servicer
+
+        return predictor_servicer.register(server, composition.predictor)
+    if name == "simulator":
+        from foretoken.simulator import servicer as simulator_servicer
+
+        return simulator_servicer.register(server, composition.simulator)
+    from foretoken.profiler import servicer as profiler_servicer
+
+    return profiler_servicer.register(server, composition.profiler)
+
+
+def _bind(server: grpc.Server, config: ServerConfig) -> int:
+    address = f"{config.host}:{config.port}"
+    try:
+        if config.tls_certificate_file:
+            port = server.add_secure_port(address, _credentials(config))
+        else:
+            port = server.add_insecure_port(address)
+    except RuntimeError as err:
+        raise InvalidRequestError.of_field("server.port", f"cannot listen on {address}") from err
+    return int(port)
+
+
+def _credentials(config: ServerConfig) -> grpc.ServerCredentials:
+    key = Path(config.tls_key_file).read_bytes()
+    certificate = Path(config.tls_certificate_file).read_bytes()
+    client_ca = Path(config.tls_client_ca_file).read_bytes() if config.tls_client_ca_file else None
+    return grpc.ssl_server_credentials(
+        ((key, certificate),), root_certificates=client_ca, require_client_auth=bool(client_ca)
+    )

@@ -1,0 +1,133 @@
+"""Logs and metrics of a serving process. Libraries only log; this is where logging is set up."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from foretoken.app.config import LogConfig
+
+# From a cached predict call to a day-long watch, in s.
+_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 600)
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line, as log collectors in a cluster expect."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def configure_logging(config: LogConfig, *, quiet: bool = False) -> None:
+    """Send logs to stderr, as text or as JSON lines; `quiet` keeps warnings and worse only."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler.setFormatter(_JsonFormatter() if config.format == "json" else text)
+    level = "WARNING" if quiet else config.level.upper()
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Count and time every call of a server, by service, method and status code.
+
+    Metric names are `foretoken_<service>_requests_total` and so on; the service is that of the
+    method called (`foretoken.api.catalog.v1.CatalogService` is `catalog`).
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._by_service: dict[str, _ServiceMetrics] = {}
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        """Wrap the method's handler; calls outside our own API pass as they are."""
+        handler = continuation(handler_call_details)
+        parts = handler_call_details.method.strip("/").split(".")
+        if handler is None or parts[:2] != ["foretoken", "api"]:
+            return handler
+        service, method = parts[2], parts[-1].split("/")[-1]
+        if service not in self._by_service:
+            self._by_service[service] = _ServiceMetrics(service, self._registry)
+        return self._by_service[service].wrap(handler, method)
+
+
+class _ServiceMetrics:
+    """The three metrics of one service."""
+
+    def __init__(self, service: str, registry: CollectorRegistry) -> None:
+        prefix = f"foretoken_{service}"
+        self._requests = Counter(
+            f"{prefix}_requests_total",
+            "Calls ended, by status",
+            ("method", "code"),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            f"{prefix}_request_seconds",
+            "Time to the end of a call",
+            ("method",),
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self._in_flight = Gauge(
+            f"{prefix}_requests_in_flight", "Calls now running", ("method",), registry=registry
+        )
+
+    def wrap(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
+        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            behaviour = getattr(handler, kind)
+            if behaviour is not None:
+                streams = kind.endswith("_stream")
+                timed = self._time_stream if streams else self._time_unary
+                build = getattr(grpc, f"{kind}_rpc_method_handler")
+                wrapped: grpc.RpcMethodHandler = build(
+                    timed(behaviour, method),
+                    request_deserializer=handler.request_deserializer,
+                    response_serializer=handler.response_serializer,
+                )
+                return wrapped
+        return handler
+
+    def _time_unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+        def timed(request: Any, context: grpc.ServicerContext) -> Any:
+            started = time.perf_counter()
+            self._in_flight.labels(method).inc()
+            try:
+                return behaviour(request, context)
+            finally:
+                self._observe(method, context, started)
+
+        return timed
+
+    def _time_stream(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+        def timed(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            started = time.perf_counter()
+            self._in_flight.labels(method).inc()
+            try:
+                yield from behaviour(request, context)
+            finally:
+                self._observe(method, context, started)
+
+        return timed
+
+    def _observe(self, method: str, context: Any, started: float) -> None:
+        self._in_flight.labels(method).dec()
+        self._seconds.labels(method).observe(time.perf_counter() - started)
+        code = context.code()
+        self._requests.labels(method, code.name if code is not None else "OK").inc()

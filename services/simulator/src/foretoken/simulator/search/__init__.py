@@ -1,0 +1,1 @@
+"""Enumerate configurations and rank what the simulator says of each."""
