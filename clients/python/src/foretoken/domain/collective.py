@@ -41,7 +41,7 @@ def sweep_pairs(quick: bool) -> Iterator[Mapping[str, int]]:
 
 
 def _sweep_sizes(quick: bool, devices_per_node: int) -> Iterator[Mapping[str, int]]:
-    for message_bytes in pick(quick, powers_of_two(2**12, 2**22)[::2], powers_of_two(2**10, 2**30)):
+    for message_bytes in pick(quick, powers_of_two(2**10, 2**25)[::3], powers_of_two(2**10, 2**30)):
         yield {
             "message_bytes": message_bytes,
             "devices_per_node": devices_per_node,

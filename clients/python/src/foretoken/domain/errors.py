@@ -135,6 +135,12 @@ class DeviceNotPresentError(ForetokenError):
     reason = "DEVICE_NOT_PRESENT"
 
 
+class ImplausibleTimingError(ForetokenError):
+    """The profiler's self-test ran faster than the device can; its numbers cannot be trusted."""
+
+    reason = "IMPLAUSIBLE_TIMING"
+
+
 class OutOfCoverageError(ForetokenError):
     """The caller refused extrapolation and no measurement covers the question."""
 

@@ -23,6 +23,10 @@ class DType(enum.Enum):
         """Bytes one element occupies."""
         return _DTYPE_BYTES[self]
 
+    def bytes_of(self, num_elements: Quantity) -> Quantity:
+        """Return the bytes of that many elements; integers stay integers."""
+        return num_elements * round(8 * self.num_bytes) // 8
+
 
 _DTYPE_BYTES = {
     DType.FP32: 4.0,

@@ -39,6 +39,8 @@ class OperatorNode:
     """One operator of a step, run `repeat` times. `dims` may be columns.
 
     `role` is what the model calls it ("mlp_down_proj"); `group` what a breakdown shows it under.
+    In the section LAYER it runs in `repeat` layers from `first_layer` on. With `shares_weights` its
+    weights are another operator's (a tied embedding) and count there.
     """
 
     role: str
@@ -50,10 +52,14 @@ class OperatorNode:
     phase: Phase = Phase.FORWARD
     partition: Partition = Partition.REPLICATED
     repeat: int = 1
+    first_layer: int = 0
+    shares_weights: bool = False
 
     @property
     def num_weights(self) -> Quantity:
         """Parameters held by all repetitions together."""
+        if self.shares_weights:
+            return 0
         return find_operator(self.operator).num_weights(self.dims) * self.repeat
 
 
@@ -99,10 +105,16 @@ class RankContext:
     stage: int = 0
 
     @property
-    def num_stage_layers(self) -> int:
+    def stage_layers(self) -> range:
         """Layers of this stage; the first stages take one more where they do not divide."""
         whole, rest = divmod(self.model.num_layers, self.layout.pp)
-        return whole + (1 if self.stage < rest else 0)
+        start = self.stage * whole + min(self.stage, rest)
+        return range(start, start + whole + (1 if self.stage < rest else 0))
+
+    @property
+    def num_stage_layers(self) -> int:
+        """Number of layers of this stage."""
+        return len(self.stage_layers)
 
     @property
     def is_last_stage(self) -> bool:

@@ -82,10 +82,12 @@ class JobRunner:
             self._save(job)
 
     def close(self) -> None:
-        """Cancel what runs and wait for it."""
+        """Cancel what runs and wait for it; what still waits never runs."""
         for event in list(self._cancelled.values()):
             event.set()
         self._executor.shutdown(wait=True, cancel_futures=True)
+        for job in self.list():
+            self._finish(job.job_id, JobState.CANCELLED)
 
     def create(self, kind: str, work: Work) -> Job:
         """Queue work and return at once.
@@ -105,7 +107,7 @@ class JobRunner:
                 created_at=_now(),
             )
             self._cancelled[job.job_id] = threading.Event()
-        self._put(job)
+            self._put(job)
         self._executor.submit(self._run, job.job_id, work)
         return job
 

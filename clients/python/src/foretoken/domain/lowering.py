@@ -101,21 +101,42 @@ def lower_forward(model: ModelArchitecture, shape: BatchShape, options: Lowering
 def lower_backward(nodes: Nodes) -> Nodes:
     """Return the backward operators of a rank's forward operators, in reverse order.
 
-    A GEMM has two: the gradient of its input and of its weight. A collective of the forward pass
-    has its mirror of the same size in the backward pass.
+    A GEMM has two: the gradient of its input and of its weight. A collective of a layer, or between
+    stages, has its mirror of the same size. Those of a vocabulary-parallel embedding and loss have
+    none, but the input gradient of the head must be summed.
+
+    Raises:
+        InvalidRequestError: an operator with weights has no backward pass yet.
+
     """
-    return tuple(backward for node in reversed(nodes) for backward in _backward_of(node))
+    return tuple(backward for node in reversed(nodes) for backward in _backward_of(node, nodes))
 
 
-def _backward_of(node: OperatorNode) -> Iterator[OperatorNode]:
+def _backward_of(node: OperatorNode, nodes: Nodes) -> Iterator[OperatorNode]:
+    spec = find_operator(node.operator)
     if node.operator == "gemm":
         m, n, k = node.dims["m"], node.dims["n"], node.dims["k"]
         yield _renamed(node, "_dgrad", {"m": m, "n": k, "k": n})
+        if node.role == "lm_head":
+            yield from _head_reduction(node, nodes)
         yield _renamed(node, "_wgrad", {"m": n, "n": k, "k": m})
-    elif find_operator(node.operator).is_collective:
-        yield _renamed(node, "_backward", dict(node.dims))
-    elif find_operator(node.operator).backward_work_ratio > 0:
+    elif spec.is_collective:
+        if node.section not in (Section.EMBEDDING, Section.HEAD):
+            yield _renamed(node, "_backward", dict(node.dims))
+    elif spec.backward_work_ratio > 0:
         yield dataclasses.replace(node, role=f"{node.role}_backward", phase=Phase.BACKWARD)
+    elif spec.num_weights(node.dims):
+        raise InvalidRequestError.of_field("model", f"{node.operator} cannot be trained yet")
+
+
+def _head_reduction(head: OperatorNode, nodes: Nodes) -> Iterator[OperatorNode]:
+    # The group is the loss's: its ranks hold the same split of the vocabulary.
+    for node in nodes:
+        if node.role == "loss_all_reduce":
+            message_bytes = head.dtype.bytes_of(head.dims["m"] * head.dims["k"])
+            dims = {**node.dims, "message_bytes": message_bytes}
+            role = "lm_head_dgrad_all_reduce"
+            yield dataclasses.replace(node, role=role, dims=dims, dtype=head.dtype, repeat=1)
 
 
 def _renamed(node: OperatorNode, suffix: str, dims: dict[str, object]) -> OperatorNode:
@@ -159,14 +180,15 @@ class _Builder:
                 yield dataclasses.replace(node, repeat=num_dense)
         if num_moe:
             for node in self._moe_mlp():
-                yield dataclasses.replace(node, repeat=num_moe)
+                yield dataclasses.replace(node, repeat=num_moe, first_layer=num_dense)
 
     def head(self) -> Iterator[OperatorNode]:
         model, rows = self._model, self._shape.num_output_rows
         section = Section.HEAD
         yield self._norm("final_norm", section, self._shape.num_tokens)
         dims = {"m": rows, "n": model.vocab, "k": model.hidden}
-        yield self._node("lm_head", section, "gemm", dims, Partition.COLUMN)
+        head = self._node("lm_head", section, "gemm", dims, Partition.COLUMN)
+        yield dataclasses.replace(head, shares_weights=model.has_tied_embedding)
         if self._options.has_sampler:
             dims = {"num_seqs": rows, "vocab": model.vocab}
             yield self._node("sampler", section, "sampler", dims)

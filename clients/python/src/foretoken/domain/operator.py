@@ -43,7 +43,8 @@ class OperatorSpec:
     `backward_work_ratio` is backward over forward work where a backward pass exists (0: none).
     `num_weights` counts the parameters the operator holds; `saved_elements` the values it keeps
     from the forward pass for its backward pass, its output not counted (the next operator's input).
-    A collective moves `moved_bytes` over links instead of memory; it has no FLOPs.
+    A collective moves `moved_bytes` over links instead of memory; it has no FLOPs. With
+    `shares_node_links` its ranks on a node send each byte to another node once for all of them.
     """
 
     name: str
@@ -55,6 +56,7 @@ class OperatorSpec:
     sweep: Callable[[bool], Iterable[Mapping[str, int]]]
     backward_work_ratio: float = 0.0
     is_collective: bool = False
+    shares_node_links: bool = False
     num_weights: Callable[[Dims], Quantity] = _nothing
     saved_elements: Callable[[Dims], Quantity] = _nothing
 

@@ -5,7 +5,6 @@ wherever they fit. Source: Megatron-Core's default rank order.
 """
 
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.units import ceil_divide
 
 _ORDER = ("tp", "cp", "dp", "pp")
 
@@ -14,8 +13,10 @@ def group_dims(layout: ParallelLayout, axis: str, devices_per_node: int) -> dict
     """Return `devices_per_node` and `num_nodes` of a group along one axis."""
     stride = _stride(layout, axis)
     degree = layout.degree(axis)
-    per_node = min(degree, max(1, devices_per_node // stride))
-    return {"devices_per_node": per_node, "num_nodes": int(ceil_divide(degree, per_node))}
+    room = max(1, devices_per_node // stride)
+    # Every node of a group holds equally many of its ranks: six over nodes of four are two threes.
+    per_node = max(count for count in range(1, min(degree, room) + 1) if degree % count == 0)
+    return {"devices_per_node": per_node, "num_nodes": degree // per_node}
 
 
 def neighbour_dims(layout: ParallelLayout, axis: str, devices_per_node: int) -> dict[str, int]:

@@ -5,6 +5,7 @@ This is the one module of the domain that reads YAML (see docs/adr/0005).
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.resources import files
@@ -35,6 +36,17 @@ def scan_modules(package: str, attribute: str) -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, and `165e12` is a number, as in YAML 1.2 and in JSON."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
 def parse_yaml(text: str, origin: str) -> Mapping[str, Any]:
     """Return the mapping in a YAML text.
 
@@ -43,7 +55,8 @@ def parse_yaml(text: str, origin: str) -> Mapping[str, Any]:
 
     """
     try:
-        content = yaml.safe_load(text)
+        # The loader is a subclass of the safe one.
+        content = yaml.load(text, Loader=_Loader)  # noqa: S506
     except yaml.YAMLError as err:
         raise InvalidRequestError(f"{origin}: not valid YAML: {err}") from err
     if not isinstance(content, Mapping):

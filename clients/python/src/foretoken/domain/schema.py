@@ -39,7 +39,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, Mapping):
-        return {str(key): encode(item) for key, item in value.items()}
+        return {str(encode(key)): encode(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [encode(item) for item in value]
     return value

@@ -6,9 +6,9 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from foretoken.app.config import EMBEDDED, AppConfig
+from foretoken.app.config import EMBEDDED, SERVICES, AppConfig
 from foretoken.client.catalog import CatalogClient
-from foretoken.client.channel import ChannelOptions, open_channel
+from foretoken.client.channel import ChannelOptions, Connection
 from foretoken.client.facade import Foretoken
 from foretoken.client.predictor import PredictorClient
 from foretoken.client.profiler import ProfilerClient
@@ -58,7 +58,7 @@ class Composition:
     def catalog(self) -> CatalogPort:
         """The catalog."""
         if self._config.endpoints.catalog != EMBEDDED:
-            return CatalogClient(*self._channel(self._config.endpoints.catalog))
+            return CatalogClient(self._connect("catalog", self._config.endpoints.catalog))
         from foretoken.catalog.config import CatalogConfig
         from foretoken.catalog.service import CatalogService
 
@@ -70,7 +70,7 @@ class Composition:
     def predictor(self) -> PredictorPort:
         """The predictor; an embedded one reads this composition's catalog."""
         if self._config.endpoints.predictor != EMBEDDED:
-            return PredictorClient(*self._channel(self._config.endpoints.predictor))
+            return PredictorClient(self._connect("predictor", self._config.endpoints.predictor))
         from foretoken.predictor.config import PredictorConfig
         from foretoken.predictor.service import PredictorService
 
@@ -83,7 +83,7 @@ class Composition:
     def simulator(self) -> SimulatorPort:
         """The simulator; an embedded one asks this composition's predictor."""
         if self._config.endpoints.simulator != EMBEDDED:
-            return SimulatorClient(*self._channel(self._config.endpoints.simulator))
+            return SimulatorClient(self._connect("simulator", self._config.endpoints.simulator))
         from foretoken.simulator.config import SimulatorConfig
         from foretoken.simulator.service import SimulatorService
 
@@ -96,7 +96,7 @@ class Composition:
     def profiler(self) -> ProfilerPort:
         """The profiler; an embedded one records into this composition's catalog."""
         if self._config.endpoints.profiler != EMBEDDED:
-            return ProfilerClient(*self._channel(self._config.endpoints.profiler))
+            return ProfilerClient(self._connect("profiler", self._config.endpoints.profiler))
         from foretoken.profiler.config import ProfilerConfig
         from foretoken.profiler.service import ProfilerService
 
@@ -105,28 +105,20 @@ class Composition:
         )
         return self._open(ProfilerService(config, self.catalog))
 
-    @cached_property
-    def foretoken(self) -> Foretoken:
-        """The facade over all four; each service is made when first used."""
-        return Foretoken(ports=self)
+    def foretoken(self, *names: str) -> Foretoken:
+        """Return the facade over the named services; those not named are not started."""
+        return Foretoken(**{name: getattr(self, name) for name in names})
 
     def _open(self, service: S) -> S:
         service.open()
         self._opened.callback(service.close)
         return service
 
-    def _channel(self, address: str) -> tuple[Any, float]:
-        client = self._config.client
-        options = ChannelOptions(
-            address=address,
-            deadline_s=client.deadline_s,
-            tls_ca_file=client.tls_ca_file,
-            tls_certificate_file=client.tls_certificate_file,
-            tls_key_file=client.tls_key_file,
-        )
-        channel = open_channel(options)
-        self._opened.callback(channel.close)
-        return channel, options.deadline_s
+    def _connect(self, service: str, address: str) -> Connection:
+        options = _section(ChannelOptions, self._config.client, {"address": address}, "client")
+        connection = Connection(options, service).open()
+        self._opened.callback(connection.close)
+        return connection
 
     def _state(self, service: str) -> dict[str, str]:
         return {"state_folder": str(self._config.home_path / service)}
@@ -134,7 +126,7 @@ class Composition:
 
 def open_embedded(home: str = "") -> Foretoken:
     """Return a `Foretoken` whose four services run in this process, with files under `home`."""
-    return Composition(AppConfig(home=home)).foretoken
+    return Composition(AppConfig(home=home)).foretoken(*SERVICES)
 
 
 def _section(cls: type[C], given: Mapping[str, Any], defaults: Mapping[str, Any], name: str) -> C:

@@ -52,16 +52,6 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClientConfig:
-    """How this process calls other services."""
-
-    deadline_s: float = 60.0
-    tls_ca_file: str = ""
-    tls_certificate_file: str = ""
-    tls_key_file: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LogConfig:
     """`format` is `text` or `json`; `level` a standard level name."""
 
@@ -75,13 +65,14 @@ class AppConfig:
 
     `home` holds the embedded services' files; empty means `~/.local/share/foretoken`. The
     sections named like a service are handed to it; its own `config.py` says what they hold, and
-    paths in them default to places under `home`.
+    paths in them default to places under `home`. `client` holds deadlines, retries and TLS of the
+    calls this process makes: see `ChannelOptions`.
     """
 
     home: str = ""
     endpoints: EndpointsConfig = field(default_factory=EndpointsConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
-    client: ClientConfig = field(default_factory=ClientConfig)
+    client: Mapping[str, Any] = field(default_factory=dict)
     log: LogConfig = field(default_factory=LogConfig)
     catalog: Mapping[str, Any] = field(default_factory=dict)
     predictor: Mapping[str, Any] = field(default_factory=dict)

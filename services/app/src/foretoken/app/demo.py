@@ -69,9 +69,7 @@ def run_demo(foretoken: Foretoken, show: ProgressDisplay) -> DemoOutcome:
         profile = foretoken.profile(ProfileRequest(device="cpu", quick=True), on_progress=update)
     with show("2/4 train latency models") as update:
         training = foretoken.train(TrainRequest(), on_progress=update)
-    estimate = foretoken.predict(
-        "gemm", device="cpu", dtype=DType.FP32, dims={"m": 100, "n": 1408, "k": 512}
-    )
+    estimate = foretoken.predict("gemm", device="cpu", dtype=DType.FP32, m=100, n=1408, k=512)
     serving: list[ServingReport] = []
     for scenario in _rising_load(foretoken):
         with show(f"3/4 simulate {scenario.workload.rate_rps:.2g} requests/s") as update:

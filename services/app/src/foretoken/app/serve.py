@@ -19,7 +19,7 @@ from foretoken.app.compose import Composition
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
 from foretoken.app.telemetry import RequestMetrics
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.wire.serving import MAX_MESSAGE_BYTES
+from foretoken.wire.serving import SERVER_OPTIONS
 
 _log = logging.getLogger(__name__)
 
@@ -63,13 +63,9 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
     composition = Composition(replace(config, endpoints=endpoints))
     server = grpc.server(
         ThreadPoolExecutor(config.server.max_workers, thread_name_prefix="grpc"),
-        interceptors=(RequestMetrics(REGISTRY),),
-        options=(
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            # Two servers on one port would each get some of the calls.
-            ("grpc.so_reuseport", 0),
-        ),
+        interceptors=[RequestMetrics(REGISTRY)],
+        # Two servers on one port would each get some of the calls.
+        options=(*SERVER_OPTIONS, ("grpc.so_reuseport", 0)),
     )
     health_servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
@@ -116,18 +112,22 @@ def _register(name: str, server: grpc.Server, composition: Composition) -> str:
     if name == "catalog":
         from foretoken.catalog import servicer as catalog_servicer
 
-        return catalog_servicer.register(server, composition.catalog)
+        catalog_servicer.register(server, composition.catalog)
+        return catalog_servicer.SERVICE_NAME
     if name == "predictor":
         from foretoken.predictor import servicer as predictor_servicer
 
-        return predictor_servicer.register(server, composition.predictor)
+        predictor_servicer.register(server, composition.predictor)
+        return predictor_servicer.SERVICE_NAME
     if name == "simulator":
         from foretoken.simulator import servicer as simulator_servicer
 
-        return simulator_servicer.register(server, composition.simulator)
+        simulator_servicer.register(server, composition.simulator)
+        return simulator_servicer.SERVICE_NAME
     from foretoken.profiler import servicer as profiler_servicer
 
-    return profiler_servicer.register(server, composition.profiler)
+    profiler_servicer.register(server, composition.profiler)
+    return profiler_servicer.SERVICE_NAME
 
 
 def _bind(server: grpc.Server, config: ServerConfig) -> int:
@@ -147,5 +147,5 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials:
     certificate = Path(config.tls_certificate_file).read_bytes()
     client_ca = Path(config.tls_client_ca_file).read_bytes() if config.tls_client_ca_file else None
     return grpc.ssl_server_credentials(
-        ((key, certificate),), root_certificates=client_ca, require_client_auth=bool(client_ca)
+        [(key, certificate)], root_certificates=client_ca, require_client_auth=bool(client_ca)
     )

@@ -1,11 +1,13 @@
 """Logs and metrics of a serving process. Libraries only log; this is where logging is set up."""
 
+from __future__ import annotations
+
 import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -14,6 +16,9 @@ from foretoken.app.config import LogConfig
 
 # From a cached predict call to a day-long watch, in s.
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 600)
+
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class _JsonFormatter(logging.Formatter):
@@ -40,7 +45,7 @@ def configure_logging(config: LogConfig, *, quiet: bool = False) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[misc]
+class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Count and time every call of a server, by service, method and status code.
 
     Metric names are `foretoken_<service>_requests_total` and so on; the service is that of the
@@ -53,9 +58,9 @@ class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
+    ) -> Handler | None:
         """Wrap the method's handler; calls outside our own API pass as they are."""
         handler = continuation(handler_call_details)
         parts = handler_call_details.method.strip("/").split(".")
@@ -89,14 +94,14 @@ class _ServiceMetrics:
             f"{prefix}_requests_in_flight", "Calls now running", ("method",), registry=registry
         )
 
-    def wrap(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
+    def wrap(self, handler: Handler, method: str) -> Handler:
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
             behaviour = getattr(handler, kind)
             if behaviour is not None:
                 streams = kind.endswith("_stream")
                 timed = self._time_stream if streams else self._time_unary
                 build = getattr(grpc, f"{kind}_rpc_method_handler")
-                wrapped: grpc.RpcMethodHandler = build(
+                wrapped: Handler = build(
                     timed(behaviour, method),
                     request_deserializer=handler.request_deserializer,
                     response_serializer=handler.response_serializer,

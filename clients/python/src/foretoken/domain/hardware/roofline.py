@@ -38,11 +38,25 @@ def compute_terms(
 def collective_terms(
     spec: OperatorSpec, dims: Dims, num_nodes: int, topology: TopologySpec
 ) -> RooflineTerms:
-    """Return the limits of a collective over `num_nodes` nodes; other dims may be columns."""
+    """Return the limits of a collective over `num_nodes` nodes; other dims may be columns.
+
+    A ring crosses each node once and takes all its network ports, so between nodes the ports of a
+    group's devices count together, up to what one device takes from its own node. An all-to-all
+    leaves every device by its own port.
+    """
     link = topology.link_between(num_nodes)
     moved_bytes = spec.moved_bytes(dims, 1.0)
+    us_per_byte = US_PER_S / link.bandwidth_bytes_per_s
+    if num_nodes > 1 and spec.shares_node_links:
+        inside = US_PER_S / topology.intra_node.bandwidth_bytes_per_s
+        us_per_byte = _larger(us_per_byte / dims["devices_per_node"], inside)
     return RooflineTerms(
         compute_us=0.0 * moved_bytes,
-        memory_us=moved_bytes / link.bandwidth_bytes_per_s * US_PER_S,
+        memory_us=moved_bytes * us_per_byte,
         floor_us=link.latency_us,
     )
+
+
+def _larger(first: Quantity, second: Quantity) -> Quantity:
+    """Return the larger of two quantities, elementwise for columns."""
+    return (first + second + abs(first - second)) / 2

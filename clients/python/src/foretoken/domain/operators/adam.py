@@ -11,7 +11,9 @@ _STATE_BYTES = 2 * 3 * 4
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     yield from cross(
-        num_params=pick(quick, powers_of_two(2**14, 2**22), powers_of_two(2**16, 2**31))
+        num_params=pick(
+            quick, (*powers_of_two(2**14, 2**24)[::2], 2**25), powers_of_two(2**16, 2**31)
+        )
     )
 
 

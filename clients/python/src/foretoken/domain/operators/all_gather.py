@@ -19,4 +19,5 @@ SPEC = OperatorSpec(
     features=collective_features(),
     sweep=sweep_groups,
     is_collective=True,
+    shares_node_links=True,
 )

@@ -18,10 +18,10 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    heads = ((8, 8, 64), (16, 4, 64)) if quick else ((32, 8, 128), (32, 32, 128), (8, 1, 128))
+    heads = ((8, 4, 64), (4, 2, 64)) if quick else ((32, 8, 128), (32, 32, 128), (8, 1, 128))
     for num_heads, num_kv_heads, head_dim in heads:
-        for num_seqs in pick(quick, (1, 4, 16), powers_of_two(1, 512)):
-            for kv_len in pick(quick, (64, 512), powers_of_two(64, 32768)):
+        for num_seqs in pick(quick, (1, 4, 16, 64), powers_of_two(1, 512)):
+            for kv_len in pick(quick, (32, 256, 1024), powers_of_two(64, 32768)):
                 yield {
                     "num_seqs": num_seqs,
                     "kv_tokens": num_seqs * kv_len,

@@ -28,7 +28,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
                     "decode_kv_tokens": num_decode_seqs * kv_len,
                     "decode_kv_tokens_max": kv_len,
                     "num_heads": 8 if quick else 32,
-                    "num_kv_heads": 8,
+                    "num_kv_heads": 4 if quick else 8,
                     "head_dim": 64 if quick else 128,
                 }
 

@@ -28,11 +28,11 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    heads = ((8, 8, 64), (16, 4, 64)) if quick else ((32, 8, 128), (32, 32, 128), (8, 1, 128))
+    heads = ((8, 4, 64), (4, 2, 64)) if quick else ((32, 8, 128), (32, 32, 128), (8, 1, 128))
     for num_heads, num_kv_heads, head_dim in heads:
-        for num_seqs in pick(quick, (1,), (1, 4)):
-            for q_len in pick(quick, (16, 64, 256), powers_of_two(16, 16384)):
-                for context_len in pick(quick, (0, 256), (0, *powers_of_two(64, 16384))):
+        for num_seqs in (1, 4):
+            for q_len in pick(quick, (16, 128, 512), powers_of_two(16, 16384)):
+                for context_len in pick(quick, (0, 128, 512), (0, *powers_of_two(64, 16384))):
                     yield {
                         **prefill_dims(num_seqs, q_len, context_len),
                         "num_heads": num_heads,

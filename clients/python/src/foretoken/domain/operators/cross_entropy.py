@@ -8,8 +8,8 @@ from foretoken.domain.sweep import cross, pick, powers_of_two
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     yield from cross(
-        num_tokens=pick(quick, (16, 64, 256), powers_of_two(16, 16384)),
-        vocab=pick(quick, (8000, 32000), (32000, 50304, 128256)),
+        num_tokens=pick(quick, (16, 128, 1024), powers_of_two(16, 16384)),
+        vocab=pick(quick, (4000, 8000), (32000, 50304, 128256)),
     )
 
 

@@ -8,9 +8,9 @@ from foretoken.domain.sweep import cross, pick, powers_of_two
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     yield from cross(
-        num_tokens=pick(quick, (1, 16, 64, 256, 1024), powers_of_two(1, 32768)),
-        hidden=pick(quick, (512, 1024, 2048), powers_of_two(512, 16384)),
-        vocab=pick(quick, (32000,), (32000, 128256)),
+        num_tokens=pick(quick, (1, 32, 256, 1024), powers_of_two(1, 32768)),
+        hidden=pick(quick, (512, 1024), powers_of_two(512, 16384)),
+        vocab=pick(quick, (4000, 8000), (32000, 128256)),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec
-from foretoken.domain.sweep import cross, pick, powers_of_two
+from foretoken.domain.sweep import cross, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 # Output tile shapes that cuBLAS and CUTLASS choose among (rows of m, columns of n).
@@ -35,11 +35,22 @@ def _fill(tile_m: int, tile_n: int) -> FeatureFormula:
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    yield from cross(
-        m=pick(quick, (1, 16, 64, 256), (1, 2, 4, *powers_of_two(8, 16384), 96, 192, 384, 1536)),
-        n=pick(quick, (512, 1024, 2048), (*powers_of_two(256, 32768), 1536, 3584, 11008, 14336)),
-        k=pick(quick, (512, 1024), (*powers_of_two(256, 32768), 1536, 3584, 11008, 14336)),
-    )
+    if quick:
+        yield from _quick_sweep()
+        return
+    widths = (*powers_of_two(256, 32768), 1536, 3584, 11008, 14336)
+    tokens = (1, 2, 4, *powers_of_two(8, 16384), 96, 192, 384, 1536)
+    yield from cross(m=tokens, n=widths, k=widths)
+
+
+def _quick_sweep() -> Iterator[Mapping[str, int]]:
+    """Yield the weights of a small model, by tokens, and the gradients of these weights."""
+    weights = ((256, 256), (512, 512), (1024, 512), (2816, 512), (8000, 512), (512, 1408))
+    transposed = ((512, 1024), (1408, 512), (512, 2816), (512, 8000))
+    sizes = [(m, n, k) for n, k in weights + transposed for m in (1, 4, 16, 64, 256, 1024)]
+    sizes += [(m, n, k) for m, n in weights for k in (64, 256, 1024)]
+    for m, n, k in dict.fromkeys(sizes):
+        yield {"m": m, "n": n, "k": k}
 
 
 SPEC = OperatorSpec(

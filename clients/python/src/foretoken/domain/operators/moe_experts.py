@@ -23,7 +23,8 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     num_experts, top_k = (8, 2) if quick else (128, 8)
     for num_tokens in pick(quick, (4, 16, 64), powers_of_two(1, 8192)):
-        for num_active in {min(num_experts, num_tokens * top_k), num_experts // 2}:
+        num_rows = num_tokens * top_k
+        for num_active in sorted({min(num_experts, num_rows), min(num_experts // 2, num_rows)}):
             yield {
                 "num_tokens": num_tokens,
                 "top_k": top_k,

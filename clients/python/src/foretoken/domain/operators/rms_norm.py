@@ -17,8 +17,8 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     yield from cross(
-        num_tokens=pick(quick, (1, 16, 64, 256, 1024), powers_of_two(1, 32768)),
-        hidden=pick(quick, (512, 1024, 2048), (*powers_of_two(256, 32768), 3584, 11008, 14336)),
+        num_tokens=pick(quick, (1, 8, 64, 256, 1024), powers_of_two(1, 32768)),
+        hidden=pick(quick, (512, 1024), (*powers_of_two(256, 32768), 3584, 11008, 14336)),
     )
 
 

@@ -13,7 +13,7 @@ def _elements(d: Dims) -> Quantity:
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     for num_heads, num_kv_heads in pick_heads(quick):
-        for num_tokens in pick(quick, (1, 16, 64, 256, 1024), powers_of_two(1, 32768)):
+        for num_tokens in pick(quick, (1, 8, 64, 256, 1024), powers_of_two(1, 32768)):
             yield {
                 "num_tokens": num_tokens,
                 "num_heads": num_heads,
@@ -24,7 +24,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 
 def pick_heads(quick: bool) -> tuple[tuple[int, int], ...]:
     """Return the (query heads, key heads) pairs of a sweep."""
-    return ((8, 8), (16, 4)) if quick else ((8, 1), (16, 4), (32, 8), (32, 32), (64, 8))
+    return ((8, 4), (4, 2)) if quick else ((8, 1), (16, 4), (32, 8), (32, 32), (64, 8))
 
 
 SPEC = OperatorSpec(

@@ -8,8 +8,8 @@ from foretoken.domain.sweep import cross, pick, powers_of_two
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     yield from cross(
-        num_seqs=pick(quick, (1, 4, 16, 64), powers_of_two(1, 1024)),
-        vocab=pick(quick, (8000, 32000), (32000, 128256, 151936)),
+        num_seqs=pick(quick, (1, 4, 16, 64, 256), powers_of_two(1, 1024)),
+        vocab=pick(quick, (4000, 8000), (32000, 128256, 151936)),
     )
 
 

@@ -1,7 +1,8 @@
 """Data parallelism: every rank runs the same graph on its own samples.
 
 Nothing changes inside a forward pass; a training step sums the gradients over the group at its
-end, which `gradient_reduction` returns.
+end, which `gradient_reduction` returns. Sharded states (ZeRO) are scattered and gathered over the
+same group, which `shard_collective` returns.
 """
 
 from collections.abc import Iterator
@@ -14,18 +15,28 @@ from foretoken.domain.placement import group_dims
 
 def gradient_reduction(num_params: int, grad_dtype: DType, rank: RankContext) -> Nodes:
     """Return the gradient all-reduce of a rank that holds `num_params`; none without dp."""
+    return shard_collective("all_reduce", "gradient", num_params, grad_dtype, rank)
+
+
+def shard_collective(
+    operator: str, content: str, num_params: int, dtype: DType, rank: RankContext
+) -> Nodes:
+    """Return a collective over one value per parameter, shards put together; none without dp.
+
+    `content` says what the values are: `gradient` or `parameter`.
+    """
     if rank.layout.dp == 1:
         return ()
     node = OperatorNode(
-        role="gradient_all_reduce",
-        group="collective",
+        role=f"{content}_{operator}",
+        group="gradient_reduction" if content == "gradient" else "parameter_gather",
         section=Section.GRADIENT,
-        operator="all_reduce",
+        operator=operator,
         dims={
-            "message_bytes": round(num_params * grad_dtype.num_bytes),
+            "message_bytes": dtype.bytes_of(num_params),
             **group_dims(rank.layout, "dp", rank.devices_per_node),
         },
-        dtype=grad_dtype,
+        dtype=dtype,
     )
     return (node,)
 

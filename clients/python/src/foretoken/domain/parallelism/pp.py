@@ -16,7 +16,8 @@ def _check(rank: RankContext) -> Iterator[str]:
 def _rewrite(nodes: Nodes, rank: RankContext) -> Nodes:
     if rank.layout.pp == 1:
         return nodes
-    kept = [_cut(node, rank) for node in nodes if _is_on_stage(node, rank)]
+    cut = (_cut(node, rank) for node in nodes if _is_on_stage(node, rank))
+    kept = [node for node in cut if node.repeat > 0]
     if not rank.is_last_stage:
         kept.append(_boundary(nodes, rank))
     return tuple(kept)
@@ -31,16 +32,20 @@ def _is_on_stage(node: OperatorNode, rank: RankContext) -> bool:
 
 
 def _cut(node: OperatorNode, rank: RankContext) -> OperatorNode:
+    if node.section is Section.HEAD and rank.stage > 0:
+        # Away from the embedding, a tied head needs a copy of its weights.
+        return dataclasses.replace(node, shares_weights=False)
     if node.section is not Section.LAYER:
         return node
-    # Layers of one kind (dense, mixture of experts) are spread evenly over the stages.
-    share = node.repeat * rank.num_stage_layers / rank.model.num_layers
-    return dataclasses.replace(node, repeat=round(share))
+    layers = rank.stage_layers
+    first = max(node.first_layer, layers.start)
+    last = min(node.first_layer + node.repeat, layers.stop)
+    return dataclasses.replace(node, first_layer=first, repeat=max(0, last - first))
 
 
 def _boundary(nodes: Nodes, rank: RankContext) -> OperatorNode:
     norm = next(node for node in nodes if node.role == "input_norm")
-    message_bytes = norm.dims["num_tokens"] * rank.model.hidden * norm.dtype.num_bytes
+    message_bytes = norm.dtype.bytes_of(norm.dims["num_tokens"] * rank.model.hidden)
     return OperatorNode(
         role="stage_send",
         group="collective",

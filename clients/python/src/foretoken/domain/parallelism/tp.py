@@ -1,12 +1,14 @@
 """Tensor parallelism: split the weights of every layer over the ranks of a group.
 
 Column-split GEMMs need no communication forward, row-split ones end in an all-reduce of their
-output. Source: Shoeybi et al., Megatron-LM, 2019.
+output. With a loss the head's logits stay split, without one they are gathered for the sampler.
+Source: Shoeybi et al., Megatron-LM, 2019.
 """
 
 import dataclasses
 from collections.abc import Iterator
 
+from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Partition, RankContext, Section
 from foretoken.domain.lowering import Nodes, ParallelPass
 from foretoken.domain.placement import group_dims
@@ -19,20 +21,30 @@ def _check(rank: RankContext) -> Iterator[str]:
         yield f"{tp} does not divide the {model.num_heads} heads of {model.name}"
     if model.num_kv_heads % tp and tp % model.num_kv_heads:
         yield f"{tp} and the {model.num_kv_heads} key heads of {model.name} do not divide"
-    width = model.moe.expert_intermediate if model.moe else model.intermediate
-    if width % tp:
-        yield f"{tp} does not divide the MLP width {width} of {model.name}"
+    for width in sorted(_mlp_widths(rank)):
+        if width % tp:
+            yield f"{tp} does not divide the MLP width {width} of {model.name}"
+
+
+def _mlp_widths(rank: RankContext) -> set[int]:
+    moe = rank.model.moe
+    if moe is None:
+        return {rank.model.intermediate}
+    widths = {moe.expert_intermediate}
+    if moe.num_dense_layers:
+        widths.add(rank.model.intermediate)
+    return widths
 
 
 def _rewrite(nodes: Nodes, rank: RankContext) -> Nodes:
     if rank.layout.tp == 1:
         return nodes
-    return tuple(part for node in nodes for part in _split(node, rank))
+    has_loss = any(node.role == "loss" for node in nodes)
+    return tuple(part for node in nodes for part in _split(node, rank, has_loss))
 
 
-def _split(node: OperatorNode, rank: RankContext) -> Iterator[OperatorNode]:
+def _split(node: OperatorNode, rank: RankContext, has_loss: bool) -> Iterator[OperatorNode]:
     yield dataclasses.replace(node, dims=_split_dims(node, rank))
-    hidden_bytes = rank.model.hidden * node.dtype.num_bytes
     rows = node.dims.get("m", node.dims.get("num_tokens"))
     is_shared_expert = node.role == "shared_down_proj"
     if (
@@ -40,9 +52,16 @@ def _split(node: OperatorNode, rank: RankContext) -> Iterator[OperatorNode]:
         or node.operator == "moe_experts"
         or (node.partition is Partition.VOCAB and node.section is Section.EMBEDDING)
     ):
-        yield _collective(node, rank, "all_reduce", rows * hidden_bytes)
-    elif node.role == "lm_head":
-        yield _collective(node, rank, "all_gather", rows * rank.model.vocab * node.dtype.num_bytes)
+        message_bytes = node.dtype.bytes_of(rows * rank.model.hidden)
+        yield _collective(node, rank, "all_reduce", message_bytes)
+    elif node.role == "loss":
+        # The largest logit, the label's and the sum of exponents, per token in fp32.
+        # Source: Megatron-LM, vocab_parallel_cross_entropy.
+        reduction = _collective(node, rank, "all_reduce", DType.FP32.bytes_of(rows))
+        yield dataclasses.replace(reduction, dtype=DType.FP32, repeat=3)
+    elif node.role == "lm_head" and not has_loss:
+        message_bytes = node.dtype.bytes_of(rows * rank.model.vocab)
+        yield _collective(node, rank, "all_gather", message_bytes)
 
 
 def _split_dims(node: OperatorNode, rank: RankContext) -> dict[str, Quantity]:
@@ -97,6 +116,7 @@ def _collective(
         },
         dtype=node.dtype,
         repeat=node.repeat,
+        first_layer=node.first_layer,
     )
 
 

@@ -11,10 +11,17 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.simulate import serving_table, training_table
-from foretoken.app.cli.state import build_table, note, open_composition, show_progress, state_of
+from foretoken.app.cli.state import (
+    build_table,
+    format_ratio,
+    note,
+    open_composition,
+    show_progress,
+    state_of,
+)
+from foretoken.app.config import SERVICES
 from foretoken.app.demo import DemoOutcome, run_demo
 from foretoken.app.processes import ServiceProcesses
-from foretoken.simulator.report.page import render_page, serving_sections, training_sections
 
 
 def demo(
@@ -28,6 +35,9 @@ def demo(
     The services run as processes of their own on loopback with a temporary catalog; all are
     stopped at the end, also on Ctrl-C. Takes two to three minutes.
     """
+    # Pictures need matplotlib, which no other command should wait for.
+    from foretoken.simulator.report.page import render_page, serving_sections, training_sections
+
     state = state_of(context)
     signal.signal(signal.SIGTERM, _stop)
     started = time.monotonic()
@@ -37,7 +47,7 @@ def demo(
             ServiceProcesses(Path(folder)) as processes,
             open_composition(state.with_config(processes.client_config)) as services,
         ):
-            outcome = run_demo(services.foretoken, show_progress)
+            outcome = run_demo(services.foretoken(*SERVICES), show_progress)
         note("all services stopped")
     state.print_object(outcome, lambda: _accuracy_table(outcome))
     if not state.is_json:
@@ -57,10 +67,11 @@ def _accuracy_table(outcome: DemoOutcome) -> Table:
         (
             entry.operator,
             entry.num_rows,
-            f"{entry.held_out_mape_ratio:.1%}",
-            f"{entry.interval_coverage_ratio:.0%}",
+            format_ratio(entry.held_out_mape_ratio, entry.num_held_out),
+            format_ratio(entry.interval_coverage_ratio, entry.num_held_out),
         )
         for entry in outcome.training.operators
+        if entry.num_held_out
     ]
     title = (
         f"Profiled {outcome.profile.num_measured} points in {outcome.profile.wall_s:.0f} s;"

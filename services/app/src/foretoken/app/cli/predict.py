@@ -5,9 +5,8 @@ from typing import Annotated
 import typer
 
 from foretoken.app.cli.state import build_table, open_composition, parse_assignments, state_of
-from foretoken.domain import schema
+from foretoken.client.facade import CallOptions
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, Phase
 
 
 def predict(
@@ -33,16 +32,18 @@ def predict(
     state = state_of(context)
     with open_composition(state) as services:
         words = dict(parse_assignments(dims))
-        dtype = schema.decode(DType, words.pop("dtype", "bf16"), "dtype")
-        estimate = services.foretoken.predict(
-            operator,
-            device=device,
-            dtype=dtype,
-            phase=schema.decode(Phase, words.pop("phase", "forward"), "phase"),
+        options = CallOptions(
             topology=topology,
             framework=words.pop("framework", ""),
             refuse_extrapolation=refuse_extrapolation,
-            dims={name: _whole(name, value) for name, value in words.items()},
+        )
+        estimate = services.foretoken("predictor").predict(
+            operator,
+            device=device,
+            dtype=words.pop("dtype", "bf16"),
+            phase=words.pop("phase", "forward"),
+            options=options,
+            **{name: _whole(name, value) for name, value in words.items()},
         )
         columns = ("latency (µs)", "low (µs)", "high (µs)", "provenance", "model version")
         row = (

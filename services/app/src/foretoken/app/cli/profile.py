@@ -43,7 +43,7 @@ def profile(
     with open_composition(state) as services:
         note(f"profiling {device}; Ctrl-C stops and keeps what is recorded")
         with show_progress("profile") as update:
-            report = services.foretoken.profile(request, on_progress=update)
+            report = services.foretoken("profiler").profile(request, on_progress=update)
         state.print_rows(
             f"Profiled {report.device}",
             ("run", "planned", "measured", "failed", "skipped", "seconds"),

@@ -31,7 +31,9 @@ def serving(
         found: list[tuple[str, ServingReport]] = []
         for candidate in serving_space(resolved, devices):
             with show_progress(candidate.name) as update:
-                report = services.foretoken.simulate_serving(candidate, on_progress=update)
+                report = services.foretoken("simulator").simulate_serving(
+                    candidate, on_progress=update
+                )
             found.append((candidate.name, report))
         found.sort(key=lambda item: (-item[1].goodput_rps, -item[1].output_throughput_tps))
         columns = (
@@ -78,7 +80,9 @@ def training(
         found: list[tuple[str, TrainingReport]] = []
         for candidate in training_space(resolved, devices):
             with show_progress(candidate.name) as update:
-                report = services.foretoken.simulate_training(candidate, on_progress=update)
+                report = services.foretoken("simulator").simulate_training(
+                    candidate, on_progress=update
+                )
             found.append((candidate.name, report))
         fitting = [item for item in found if item[1].feasibility.is_feasible]
         fitting.sort(key=lambda item: item[1].step_time_ms)

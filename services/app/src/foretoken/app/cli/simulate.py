@@ -22,8 +22,6 @@ from foretoken.app.scenario_file import read_serving_scenario, read_training_sce
 from foretoken.domain.plugins import parse_yaml
 from foretoken.domain.report import RequestColumns, ServingReport, TrainingReport
 from foretoken.domain.units import GIB
-from foretoken.simulator.report.page import render_page
-from foretoken.simulator.report.trace import chrome_trace
 
 app = typer.Typer(help="Evaluate a serving deployment or a training step.", no_args_is_help=True)
 
@@ -58,7 +56,7 @@ def serving(
             workload = replace(resolved.workload, rate_rps=rate_rps)
             with show_progress(f"simulate at {rate_rps:g}/s") as update:
                 reports.append(
-                    services.foretoken.simulate_serving(
+                    services.foretoken("simulator").simulate_serving(
                         replace(resolved, workload=workload), on_progress=update
                     )
                 )
@@ -70,7 +68,7 @@ def serving(
             _write_requests(requests_csv, reports[-1].requests)
             note(f"requests written to {requests_csv}")
         if html is not None:
-            from foretoken.simulator.report.page import serving_sections
+            from foretoken.simulator.report.page import render_page, serving_sections
 
             title = f"{resolved.model.name} on {resolved.device}"
             html.write_text(render_page(title, serving_sections(reports)), encoding="utf-8")
@@ -92,15 +90,17 @@ def training(
     with open_composition(state) as services:
         resolved = read_training_scenario(scenario, scenario_changes(change))
         with show_progress("simulate") as update:
-            report = services.foretoken.simulate_training(resolved, on_progress=update)
+            report = services.foretoken("simulator").simulate_training(resolved, on_progress=update)
         state.print_object(report, lambda: training_table(resolved.name, report))
         if html is not None:
-            from foretoken.simulator.report.page import training_sections
+            from foretoken.simulator.report.page import render_page, training_sections
 
             title = f"{resolved.model.name} on {resolved.layout.num_devices} {resolved.device}"
             html.write_text(render_page(title, training_sections(report)), encoding="utf-8")
             note(f"page written to {html}")
         if trace is not None:
+            from foretoken.simulator.report.trace import chrome_trace
+
             trace.write_text(json.dumps(chrome_trace(report)), encoding="utf-8")
             note(f"trace written to {trace}")
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -21,7 +21,9 @@ from foretoken.domain.job import Job
 T = TypeVar("T")
 
 # Results go to stdout; everything else to stderr, so that output can be piped.
-_results = Console()
+# What a pipe or a file receives is not folded at eighty columns.
+_PIPED_WIDTH = 160
+_results = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 _notes = Console(stderr=True)
 
 
@@ -61,7 +63,8 @@ def build_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=index == 0)
     for row in rows:
         table.add_row(*(format_cell(cell) for cell in row))
     return table
@@ -74,6 +77,11 @@ def format_cell(cell: object) -> str:
     if isinstance(cell, int) and not isinstance(cell, bool):
         return f"{cell:,}"
     return str(cell)
+
+
+def format_ratio(ratio: float, num_observed: int) -> str:
+    """Return a ratio in per cent, or a dash where nothing was observed."""
+    return f"{ratio:.1%}" if num_observed else "-"
 
 
 def note(message: str) -> None:
@@ -108,7 +116,12 @@ def fail(error: ForetokenError) -> None:
 
 @contextmanager
 def show_progress(title: str) -> Iterator[Callable[[Job], None]]:
-    """Yield a callback for job states that draws a progress bar on stderr."""
+    """Yield a callback for job states that draws a progress bar on stderr.
+
+    Where stderr is no terminal, one line says what began.
+    """
+    if not _notes.is_terminal:
+        note(title)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -4,7 +4,13 @@ from typing import Annotated
 
 import typer
 
-from foretoken.app.cli.state import build_table, open_composition, show_progress, state_of
+from foretoken.app.cli.state import (
+    build_table,
+    format_ratio,
+    open_composition,
+    show_progress,
+    state_of,
+)
 from foretoken.domain.ports import TrainRequest
 
 
@@ -23,16 +29,16 @@ def train(
     request = TrainRequest(device=device, operator=operator, seed=seed)
     with open_composition(state) as services:
         with show_progress("train") as update:
-            report = services.foretoken.train(request, on_progress=update)
+            report = services.foretoken("predictor").train(request, on_progress=update)
         rows = [
             (
                 entry.device,
                 entry.operator,
                 entry.num_rows,
                 entry.num_held_out,
-                f"{entry.held_out_mape_ratio:.1%}",
-                f"{entry.held_out_p90_ratio:.1%}",
-                f"{entry.interval_coverage_ratio:.0%}",
+                format_ratio(entry.held_out_mape_ratio, entry.num_held_out),
+                format_ratio(entry.held_out_p90_ratio, entry.num_held_out),
+                format_ratio(entry.interval_coverage_ratio, entry.num_held_out),
             )
             for entry in report.operators
         ]

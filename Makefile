@@ -1,0 +1,122 @@
+# What people and CI run. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+
+# On Linux the package index answers a bare `torch` with the CUDA build, several GB that a machine
+# without a GPU cannot use. A pinned release is satisfied by a CPU wheel wherever pip is pointed at
+# one (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL): `2.13.0+cpu` sorts above the plain `2.13.0`. On a GPU
+# machine say which build you want, options included:
+#   make setup TORCH='torch --index-url <the index of your CUDA version>'
+TORCH ?= torch==2.13.0
+
+# One thread per process: the numeric libraries' own threads fight over the same cores.
+export OMP_NUM_THREADS := 1
+export OMP_WAIT_POLICY := passive
+
+WORKERS ?= 2
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+# buf in the version proto/package-lock.json pins.
+BUF := proto/node_modules/.bin/buf
+BASE ?= main
+DOCKERFILES := $(wildcard services/*/Dockerfile)
+BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_*.py))
+
+# $(call missing,tool,what was to be checked): a tool that is not here is an error in CI only.
+missing = { echo "SKIPPED $(2): $(1) is not on this machine" >&2; test -z "$${CI:-}"; }
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+.PHONY: setup
+setup: $(STAMP) ## make .venv with everything in it; quick when it is fresh
+
+# The development group is read here because pip before 25.1 has no --group.
+# -qq: a machine's own package folders may warn about each package they do not have.
+$(STAMP): pyproject.toml
+	@echo "setting up $(VENV); a minute or two when it is new"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Foretoken needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > $(VENV)/dev-group.txt
+	$(BIN)/python -m pip install -qq $(TORCH)
+	$(BIN)/python -m pip install -qq --editable '.[all]' --requirement $(VENV)/dev-group.txt
+	@touch $@
+
+.PHONY: demo
+demo: setup ## four services on loopback: profile this CPU, train, simulate, draw a report
+	$(BIN)/foretoken demo $(DEMO_ARGS)
+
+.PHONY: test
+test: setup ## run all tests
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+.PHONY: check
+check: check-style check-types check-imports check-sizes check-protos check-docker check-manifests ## everything that can be judged without running the services
+
+.PHONY: check-style
+check-style: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: check-types
+check-types: setup
+	$(BIN)/mypy
+
+.PHONY: check-imports
+check-imports: setup
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: check-sizes
+check-sizes: setup
+	$(BIN)/pytest --quiet tests/architecture/test_size_limits.py tests/architecture/test_names.py
+
+$(BUF): proto/package-lock.json
+	npm --prefix proto install --no-save --silent --no-fund --no-audit
+	@touch $@
+
+.PHONY: check-protos
+check-protos:
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory $(BUF) && echo "buf lint" && $(BUF) lint proto; \
+	else $(call missing,npm,buf lint of the protos); fi
+
+.PHONY: proto-breaking
+proto-breaking: $(BUF) ## compare the protos with those of BASE (main): may clients of it still talk to us?
+	$(BUF) breaking proto --against '.git#branch=$(BASE),subdir=proto'
+
+.PHONY: check-docker
+check-docker: setup
+	$(BIN)/hadolint $(DOCKERFILES)
+
+.PHONY: check-manifests
+check-manifests: setup
+	@if command -v kubectl >/dev/null; then echo "kubectl kustomize | kubernetes-validate"; \
+	$(BIN)/pytest --quiet tests/architecture/test_deploy.py; \
+	else $(call missing,kubectl,the validation of the Kubernetes manifests); fi
+
+.PHONY: docs-check
+docs-check: setup ## run the code blocks of README and docs, follow their links
+	$(BIN)/pytest --quiet tests/architecture/test_docs.py
+
+.PHONY: bench
+bench: setup ## run the benchmarks; they print ratios and judge nothing
+	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+.PHONY: proto
+proto: setup ## make the committed stubs anew from proto/
+	$(BIN)/python proto/generate.py
+
+.PHONY: format
+format: setup ## put every file into its canonical form
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+.PHONY: clean
+clean: ## remove what builds and tests leave behind; .venv stays
+	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

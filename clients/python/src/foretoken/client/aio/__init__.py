@@ -1,0 +1,1 @@
+"""The clients for asyncio: the same methods, awaited; streams are asynchronous iterators."""

@@ -1,0 +1,114 @@
+"""A connection to a service for asyncio."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Self, TypeVar
+
+import grpc
+
+from foretoken.client.channel import ChannelOptions, channel_arguments, channel_credentials
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.wire.errors import rpc_to_error
+
+A = TypeVar("A")
+Q = TypeVar("Q")
+
+
+class AsyncConnection:
+    """One channel to one address, for the event loop it was opened in."""
+
+    def __init__(self, options: ChannelOptions, service: str = "service") -> None:
+        """Keep the options; `service` names the other side in messages."""
+        self.options = options
+        self._peer = f"{service} at {options.address}"
+        self._channel: grpc.aio.Channel | None = None
+
+    @classmethod
+    def to(cls, target: str | ChannelOptions, service: str) -> Self:
+        """Return an open connection to an address, or as the options say."""
+        options = ChannelOptions(address=target) if isinstance(target, str) else target
+        return cls(options, service).open()
+
+    def open(self) -> Self:
+        """Make the channel; nothing is sent before the first call.
+
+        Raises:
+            InvalidRequestError: a TLS file cannot be read, or a token would travel in the clear.
+
+        """
+        arguments = channel_arguments(self.options)
+        credentials = channel_credentials(self.options)
+        address = self.options.address
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=arguments)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=arguments)
+        return self
+
+    async def close(self) -> None:
+        """End what is under way and free the channel."""
+        if self._channel is not None:
+            await self._channel.close(grace=None)
+            self._channel = None
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The open channel."""
+        return self._check_open()
+
+    async def call(self, method: "grpc.aio.UnaryUnaryMultiCallable[Q, A]", request: Q) -> A:
+        """Return the answer to one request.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
+        self._check_open()
+        try:
+            return await method(request, timeout=self.options.deadline_s)
+        except grpc.aio.AioRpcError as err:
+            raise rpc_to_error(err, self._peer) from None
+
+    async def stream(
+        self, method: "grpc.aio.UnaryStreamMultiCallable[Q, A]", request: Q
+    ) -> AsyncIterator[A]:
+        """Yield the answers to one request; leaving early cancels the call.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
+        self._check_open()
+        answers = method(request, timeout=self.options.stream_deadline_s)
+        try:
+            async for answer in answers:
+                yield answer
+        except grpc.aio.AioRpcError as err:
+            raise rpc_to_error(err, self._peer) from None
+        finally:
+            answers.cancel()
+
+    async def exchange(
+        self,
+        method: "grpc.aio.StreamStreamMultiCallable[Q, A]",
+        requests: AsyncIterator[Q],
+    ) -> AsyncGenerator[A]:
+        """Yield the answers to a stream of requests; leaving early cancels the call.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
+        self._check_open()
+        answers = method(requests, timeout=self.options.stream_deadline_s)
+        try:
+            async for answer in answers:
+                yield answer
+        except grpc.aio.AioRpcError as err:
+            raise rpc_to_error(err, self._peer) from None
+        finally:
+            answers.cancel()
+
+    def _check_open(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            raise InvalidRequestError(f"the connection to the {self._peer} is not open")
+        return self._channel

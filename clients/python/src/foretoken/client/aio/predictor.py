@@ -1,0 +1,67 @@
+"""The predictor as a remote service, for asyncio."""
+
+from typing import Self
+
+from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
+from foretoken.api.predictor.v1.predictor_service_pb2_grpc import PredictorServiceStub
+from foretoken.client.aio.channel import AsyncConnection
+from foretoken.client.aio.jobs import AsyncJobsClient
+from foretoken.client.channel import ChannelOptions
+from foretoken.client.jobs import MAX_PAGE_SIZE
+from foretoken.client.predictor import MAX_MODEL_CHANGES
+from foretoken.domain.errors import ServiceUnavailableError
+from foretoken.domain.estimate import LatencyQuery, LatencyReply
+from foretoken.domain.job import Job
+from foretoken.domain.ports import ModelVersion, TrainRequest
+from foretoken.domain.report import PredictorTrainingReport
+from foretoken.wire import codec, columns
+
+
+class AsyncPredictorClient(AsyncJobsClient):
+    """`PredictorClient`, awaited."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        """Keep the connection, which must be open."""
+        stub = PredictorServiceStub(connection.channel)
+        super().__init__(connection, stub)
+        self._stub = stub
+
+    @classmethod
+    def connect(cls, target: str | ChannelOptions) -> Self:
+        """Return a client of the predictor at an address."""
+        return cls(AsyncConnection.to(target, "predictor"))
+
+    async def create_training(self, request: TrainRequest) -> Job:
+        """Start training on the catalog's present content; the result becomes active."""
+        message = codec.encode(request, predictor_pb2.CreateTrainingRequest)
+        answer = await self._connection.call(self._stub.CreateTraining, message)
+        return codec.decode(answer, Job)
+
+    async def get_training_report(self, job_id: str) -> PredictorTrainingReport:
+        """Return the result of a finished training job."""
+        request = predictor_pb2.GetTrainingReportRequest(job_id=job_id)
+        answer = await self._connection.call(self._stub.GetTrainingReport, request)
+        return codec.decode(answer, PredictorTrainingReport)
+
+    async def predict(self, query: LatencyQuery) -> LatencyReply:
+        """Return estimates for every row of every table; see `PredictorClient.predict`."""
+        parts = [columns.encode_query(part) for part in columns.split_query(query)]
+        for _ in range(MAX_MODEL_CHANGES):
+            replies = [
+                columns.decode_reply(await self._connection.call(self._stub.Predict, part))
+                for part in parts
+            ]
+            if len({reply.model_version for reply in replies}) == 1:
+                return columns.join_replies(query, replies)
+        raise ServiceUnavailableError("the predictor's model keeps changing; retry later")
+
+    async def list_models(self) -> tuple[ModelVersion, ...]:
+        """Return the stored model versions, newest first."""
+        models: list[ModelVersion] = []
+        request = predictor_pb2.ListModelsRequest(page_size=MAX_PAGE_SIZE)
+        while True:
+            page = await self._connection.call(self._stub.ListModels, request)
+            models += [codec.decode(message, ModelVersion) for message in page.models]
+            if not page.next_page_token:
+                return tuple(models)
+            request.page_token = page.next_page_token

@@ -1,0 +1,64 @@
+"""The simulator as a remote service, for asyncio."""
+
+import dataclasses
+from typing import Self
+
+from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
+from foretoken.api.simulator.v1.simulator_service_pb2_grpc import SimulatorServiceStub
+from foretoken.api.types.v1 import scenario_pb2
+from foretoken.client.aio.channel import AsyncConnection
+from foretoken.client.aio.jobs import AsyncJobsClient
+from foretoken.client.channel import ChannelOptions
+from foretoken.domain.job import Job
+from foretoken.domain.report import ServingReport, TrainingReport
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.wire import codec, ipc
+
+
+class AsyncSimulatorClient(AsyncJobsClient):
+    """`SimulatorClient`, awaited."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        """Keep the connection, which must be open."""
+        stub = SimulatorServiceStub(connection.channel)
+        super().__init__(connection, stub)
+        self._stub = stub
+
+    @classmethod
+    def connect(cls, target: str | ChannelOptions) -> Self:
+        """Return a client of the simulator at an address."""
+        return cls(AsyncConnection.to(target, "simulator"))
+
+    async def create_serving_simulation(self, scenario: ServingScenario) -> Job:
+        """Start simulating a serving deployment."""
+        request = simulator_pb2.CreateServingSimulationRequest(
+            scenario=codec.encode(scenario, scenario_pb2.ServingScenario)
+        )
+        answer = await self._connection.call(self._stub.CreateServingSimulation, request)
+        return codec.decode(answer, Job)
+
+    async def get_serving_report(self, job_id: str) -> ServingReport:
+        """Return the result of a finished serving simulation."""
+        answer = await self._connection.call(
+            self._stub.GetServingReport, simulator_pb2.GetServingReportRequest(job_id=job_id)
+        )
+        stream = self._connection.stream(
+            self._stub.ReadServingRequests, simulator_pb2.ReadServingRequestsRequest(job_id=job_id)
+        )
+        table = ipc.read_chunks([chunk.arrow_ipc async for chunk in stream])
+        report = codec.decode(answer, ServingReport)
+        return dataclasses.replace(report, requests=ipc.table_to_requests(table))
+
+    async def create_training_simulation(self, scenario: TrainingScenario) -> Job:
+        """Start simulating a training step."""
+        request = simulator_pb2.CreateTrainingSimulationRequest(
+            scenario=codec.encode(scenario, scenario_pb2.TrainingScenario)
+        )
+        answer = await self._connection.call(self._stub.CreateTrainingSimulation, request)
+        return codec.decode(answer, Job)
+
+    async def get_training_report(self, job_id: str) -> TrainingReport:
+        """Return the result of a finished training simulation."""
+        request = simulator_pb2.GetTrainingReportRequest(job_id=job_id)
+        answer = await self._connection.call(self._stub.GetTrainingReport, request)
+        return codec.decode(answer, TrainingReport)

@@ -1,0 +1,233 @@
+"""A connection to a service: its options, its deadlines, and errors as the domain's own."""
+
+import json
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import grpc
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.wire.errors import rpc_to_error
+
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+Q = TypeVar("Q")
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+
+# Retried by gRPC itself when the service cannot be reached: calls that change nothing. Creating a
+# job is not among them, for an answer lost on the way would make two.
+_SAFE_METHODS: Mapping[str, tuple[str, ...]] = {
+    "foretoken.api.catalog.v1.CatalogService": (
+        "ReadMeasurements",
+        "DescribeCoverage",
+        "ListRuns",
+        "DescribeSnapshot",
+    ),
+    "foretoken.api.profiler.v1.ProfilerService": ("ListLocalDevices", "GetProfileReport"),
+    "foretoken.api.predictor.v1.PredictorService": ("Predict", "GetTrainingReport", "ListModels"),
+    "foretoken.api.simulator.v1.SimulatorService": (
+        "GetServingReport",
+        "ReadServingRequests",
+        "GetTrainingReport",
+    ),
+}
+_JOB_METHODS = ("GetJob", "ListJobs", "CancelJob")
+_RETRY_POLICY = {
+    "maxAttempts": 5,
+    "initialBackoff": "0.2s",
+    "maxBackoff": "5s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelOptions:
+    """How to reach a service.
+
+    `address` is a gRPC target (`localhost:50051`, `dns:///predictor:50051`; the latter spreads
+    calls over all pods behind the name). A unary call may take `deadline_s`; `stream_deadline_s`
+    bounds one stream of rows or job states, and a longer job is watched by several. A stream that
+    breaks is taken up again `max_reconnects` times in a row. `use_tls` follows from any TLS file:
+    `ca_file` checks the server (empty: the system's authorities), `cert_file` and `key_file` say
+    who we are. `token_file` holds a bearer token, which only travels over TLS.
+    """
+
+    address: str
+    deadline_s: float = 30.0
+    stream_deadline_s: float = 600.0
+    max_reconnects: int = 5
+    reconnect_delay_s: float = 0.5
+    keepalive_s: float = 60.0
+    use_tls: bool = False
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    token_file: str = ""
+
+
+class ServerStream(Protocol[A_co]):
+    """A call that answers many times."""
+
+    def __iter__(self) -> Iterator[A_co]:
+        """Return the answers as they come."""
+
+    def cancel(self) -> bool:
+        """Tell the server that nobody listens any more."""
+
+
+class Connection:
+    """One channel to one address; several clients may share it."""
+
+    def __init__(self, options: ChannelOptions, service: str = "service") -> None:
+        """Keep the options; `service` names the other side in messages."""
+        self.options = options
+        self._peer = f"{service} at {options.address}"
+        self._channel: grpc.Channel | None = None
+
+    @classmethod
+    def to(cls, target: "str | ChannelOptions", service: str) -> Self:
+        """Return an open connection to an address, or as the options say."""
+        options = ChannelOptions(address=target) if isinstance(target, str) else target
+        return cls(options, service).open()
+
+    def open(self) -> Self:
+        """Make the channel; nothing is sent before the first call.
+
+        Raises:
+            InvalidRequestError: a TLS file cannot be read, or a token would travel in the clear.
+
+        """
+        arguments = channel_arguments(self.options)
+        credentials = channel_credentials(self.options)
+        address = self.options.address
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=arguments)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=arguments)
+        return self
+
+    def close(self) -> None:
+        """End what is under way and free the channel."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    @property
+    def channel(self) -> grpc.Channel:
+        """The open channel."""
+        return self._check_open()
+
+    def call(self, method: "grpc.UnaryUnaryMultiCallable[Q, A]", request: Q) -> A:
+        """Return the answer to one request.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
+        self._check_open()
+        try:
+            return method(request, timeout=self.options.deadline_s)
+        except grpc.RpcError as err:
+            raise rpc_to_error(err, self._peer) from None
+
+    def stream(self, method: "grpc.UnaryStreamMultiCallable[Q, A]", request: Q) -> Iterator[A]:
+        """Yield the answers to one request.
+
+        The call starts with the first answer that is asked for; leaving early cancels it.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
+        self._check_open()
+        yield from self._iterate(method(request, timeout=self.options.stream_deadline_s))
+
+    def exchange(
+        self, method: "grpc.StreamStreamMultiCallable[Q, A]", requests: Iterator[Q]
+    ) -> Generator[A]:
+        """Yield the answers to a stream of requests.
+
+        The call starts with the first answer that is asked for; leaving early cancels it.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
+        self._check_open()
+        yield from self._iterate(method(requests, timeout=self.options.stream_deadline_s))
+
+    def _check_open(self) -> grpc.Channel:
+        if self._channel is None:
+            raise InvalidRequestError(f"the connection to the {self._peer} is not open")
+        return self._channel
+
+    def _iterate(self, answers: ServerStream[A]) -> Iterator[A]:
+        try:
+            yield from answers
+        except grpc.RpcError as err:
+            raise rpc_to_error(err, self._peer) from None
+        finally:
+            answers.cancel()
+
+
+def channel_arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
+    """Return gRPC's arguments for a channel: limits, retries, balancing, keepalive."""
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", int(options.keepalive_s * 1_000)),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.enable_retries", 1),
+        ("grpc.service_config", json.dumps(_service_config())),
+    ]
+
+
+def channel_credentials(options: ChannelOptions) -> grpc.ChannelCredentials | None:
+    """Return the credentials of a channel, None where it is in the clear.
+
+    Raises:
+        InvalidRequestError: a file cannot be read, or a token would travel in the clear.
+
+    """
+    if not (options.use_tls or options.ca_file or options.cert_file):
+        if options.token_file:
+            raise InvalidRequestError.of_field("token_file", "a token needs TLS; set use_tls")
+        return None
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_read(options.ca_file, "ca_file"),
+        private_key=_read(options.key_file, "key_file"),
+        certificate_chain=_read(options.cert_file, "cert_file"),
+    )
+    token = _read(options.token_file, "token_file")
+    if token is None:
+        return credentials
+    return grpc.composite_channel_credentials(
+        credentials, grpc.access_token_call_credentials(token.decode().strip())
+    )
+
+
+def _service_config() -> Mapping[str, Any]:
+    names: Iterable[Mapping[str, str]] = [
+        {"service": service, "method": method}
+        for service, methods in _SAFE_METHODS.items()
+        for method in (*methods, *_JOB_METHODS)
+    ]
+    return {
+        "loadBalancingConfig": [{"round_robin": {}}],
+        # Move calls away from a pod that says it is not serving.
+        "healthCheckConfig": {"serviceName": ""},
+        "methodConfig": [{"name": names, "retryPolicy": _RETRY_POLICY}],
+    }
+
+
+def _read(path: str, field: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as err:
+        raise InvalidRequestError.of_field(field, f"cannot read {path}: {err.strerror}") from err

@@ -1,0 +1,255 @@
+"""Foretoken in one object: the same calls whether the services are embedded or remote."""
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self, TypeVar, runtime_checkable
+
+from foretoken.client.catalog import CatalogClient
+from foretoken.client.channel import ChannelOptions
+from foretoken.client.predictor import PredictorClient
+from foretoken.client.profiler import ProfilerClient
+from foretoken.client.simulator import SimulatorClient
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import (
+    DType,
+    LatencyEstimate,
+    LatencyQuery,
+    OperatorTable,
+    Phase,
+    Provenance,
+)
+from foretoken.domain.job import Job
+from foretoken.domain.measurement import BatchReceipt, Coverage, MeasurementBatch, Run
+from foretoken.domain.ports import (
+    CatalogPort,
+    JobsPort,
+    PredictorPort,
+    ProfileRequest,
+    ProfilerPort,
+    SimulatorPort,
+    TrainRequest,
+)
+from foretoken.domain.report import (
+    PredictorTrainingReport,
+    ProfileReport,
+    ServingReport,
+    TrainingReport,
+)
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+
+E = TypeVar("E", bound=enum.Enum)
+P = TypeVar("P")
+Target = str | ChannelOptions
+OnProgress = Callable[[Job], None]
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallOptions:
+    """What a prediction may rest on; see `LatencyQuery`."""
+
+    topology: str = ""
+    framework: str = ""
+    refuse_extrapolation: bool = False
+
+
+class Foretoken:
+    """Profile, record, train, predict and simulate, each as one call that returns its result.
+
+    Give it the ports you need: local services, or clients; `Foretoken.connect` makes clients from
+    addresses. Calls that wait for a job take `on_progress`, which is given the job at each change;
+    interrupting such a call (Ctrl-C) cancels the job.
+    """
+
+    def __init__(
+        self,
+        *,
+        catalog: CatalogPort | None = None,
+        profiler: ProfilerPort | None = None,
+        predictor: PredictorPort | None = None,
+        simulator: SimulatorPort | None = None,
+    ) -> None:
+        """Keep the ports."""
+        self._catalog = catalog
+        self._profiler = profiler
+        self._predictor = predictor
+        self._simulator = simulator
+
+    @classmethod
+    def connect(
+        cls,
+        *,
+        catalog: Target | None = None,
+        profiler: Target | None = None,
+        predictor: Target | None = None,
+        simulator: Target | None = None,
+    ) -> Self:
+        """Return one that talks to services at addresses; nothing is sent before the first call."""
+        return cls(
+            catalog=CatalogClient.connect(catalog) if catalog else None,
+            profiler=ProfilerClient.connect(profiler) if profiler else None,
+            predictor=PredictorClient.connect(predictor) if predictor else None,
+            simulator=SimulatorClient.connect(simulator) if simulator else None,
+        )
+
+    def close(self) -> None:
+        """Close the services or connections it was given."""
+        for port in (self._simulator, self._predictor, self._profiler, self._catalog):
+            if isinstance(port, _Closable):
+                port.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """Close the services or connections it was given."""
+        self.close()
+
+    @property
+    def catalog(self) -> CatalogPort:
+        """The catalog."""
+        return _present(self._catalog, "catalog")
+
+    @property
+    def profiler(self) -> ProfilerPort:
+        """The profiler."""
+        return _present(self._profiler, "profiler")
+
+    @property
+    def predictor(self) -> PredictorPort:
+        """The predictor."""
+        return _present(self._predictor, "predictor")
+
+    @property
+    def simulator(self) -> SimulatorPort:
+        """The simulator."""
+        return _present(self._simulator, "simulator")
+
+    def profile(
+        self, request: ProfileRequest, on_progress: OnProgress | None = None
+    ) -> ProfileReport:
+        """Time operators where the profiler runs, and record them in the catalog."""
+        job = self.profiler.create_profile(request)
+        wait_for_job(self.profiler, job, on_progress)
+        return self.profiler.get_profile_report(job.job_id)
+
+    def import_measurements(
+        self,
+        run: Run,
+        batches: Iterable[MeasurementBatch],
+        on_receipt: Callable[[BatchReceipt], None] | None = None,
+    ) -> tuple[BatchReceipt, ...]:
+        """Store a run in the catalog, and return the receipts of its batches."""
+        receipts: list[BatchReceipt] = []
+        for receipt in self.catalog.record(run, batches):
+            receipts.append(receipt)
+            if on_receipt is not None:
+                on_receipt(receipt)
+        return tuple(receipts)
+
+    def coverage(self) -> tuple[Coverage, ...]:
+        """Return what the catalog knows."""
+        return self.catalog.describe_coverage()
+
+    def train(
+        self, request: TrainRequest | None = None, on_progress: OnProgress | None = None
+    ) -> PredictorTrainingReport:
+        """Train the predictor on what the catalog holds, and wait for the report."""
+        job = self.predictor.create_training(request or TrainRequest())
+        wait_for_job(self.predictor, job, on_progress)
+        return self.predictor.get_training_report(job.job_id)
+
+    def predict(
+        self,
+        operator: str,
+        *,
+        device: str,
+        dtype: DType | str = DType.BF16,
+        phase: Phase | str = Phase.FORWARD,
+        options: CallOptions | None = None,
+        **dims: int,
+    ) -> LatencyEstimate:
+        """Return how long one operator call takes: `predict("gemm", device="a30", m=8, n=8, k=8)`.
+
+        For many calls ask `predictor.predict` once, with columns.
+        """
+        chosen = options or CallOptions()
+        table = OperatorTable(
+            operator=operator,
+            dtype=_member(DType, dtype, "dtype"),
+            phase=_member(Phase, phase, "phase"),
+            columns={name: [value] for name, value in dims.items()},
+        )
+        query = LatencyQuery(
+            device=device,
+            tables=(table,),
+            topology=chosen.topology,
+            framework=chosen.framework,
+            refuse_extrapolation=chosen.refuse_extrapolation,
+        )
+        reply = self.predictor.predict(query)
+        columns = reply.tables[0]
+        return LatencyEstimate(
+            latency_us=float(columns.latency_us[0]),
+            low_us=float(columns.low_us[0]),
+            high_us=float(columns.high_us[0]),
+            provenance=Provenance(int(columns.provenance[0])),
+            model_version=reply.model_version,
+        )
+
+    def simulate_serving(
+        self, scenario: ServingScenario, on_progress: OnProgress | None = None
+    ) -> ServingReport:
+        """Simulate an inference deployment, and wait for the report."""
+        job = self.simulator.create_serving_simulation(scenario)
+        wait_for_job(self.simulator, job, on_progress)
+        return self.simulator.get_serving_report(job.job_id)
+
+    def simulate_training(
+        self, scenario: TrainingScenario, on_progress: OnProgress | None = None
+    ) -> TrainingReport:
+        """Simulate a training step, and wait for the report."""
+        job = self.simulator.create_training_simulation(scenario)
+        wait_for_job(self.simulator, job, on_progress)
+        return self.simulator.get_training_report(job.job_id)
+
+
+def wait_for_job(jobs: JobsPort, job: Job, on_progress: OnProgress | None = None) -> Job:
+    """Return the job once it is final, however it ended; an interruption cancels it."""
+    try:
+        for state in jobs.watch_job(job.job_id):
+            job = state
+            if on_progress is not None:
+                on_progress(state)
+    except KeyboardInterrupt:
+        jobs.cancel_job(job.job_id)
+        raise
+    return job
+
+
+def _present(port: P | None, name: str) -> P:
+    if port is None:
+        raise InvalidRequestError.of_field(name, "was not given; say where it is")
+    return port
+
+
+def _member(cls: type[E], value: E | str, field: str) -> E:
+    if isinstance(value, cls):
+        return value
+    member = cls.__members__.get(str(value).upper())
+    if member is None:
+        names = ", ".join(name.lower() for name in cls.__members__)
+        raise InvalidRequestError.of_field(field, f"{value!r} is not one of {names}")
+    return member

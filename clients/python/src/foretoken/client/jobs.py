@@ -1,0 +1,133 @@
+"""Jobs of a remote service: shared by the clients of all services that have jobs."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol, Self
+
+import grpc
+
+from foretoken.api.types.v1 import job_pb2
+from foretoken.client.channel import ChannelOptions, Connection
+from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
+from foretoken.domain.job import Job
+from foretoken.wire import codec
+
+MAX_PAGE_SIZE = 1_000
+
+
+class JobStub(Protocol):
+    """The job methods that every generated stub has."""
+
+    GetJob: "grpc.UnaryUnaryMultiCallable[job_pb2.GetJobRequest, job_pb2.Job]"
+    ListJobs: "grpc.UnaryUnaryMultiCallable[job_pb2.ListJobsRequest, job_pb2.ListJobsResponse]"
+    WatchJob: "grpc.UnaryStreamMultiCallable[job_pb2.WatchJobRequest, job_pb2.Job]"
+    CancelJob: "grpc.UnaryUnaryMultiCallable[job_pb2.CancelJobRequest, job_pb2.Job]"
+
+
+class JobsClient:
+    """Implements `JobsPort` over a connection."""
+
+    def __init__(
+        self, connection: Connection, stub: JobStub, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Keep the connection and the service's stub."""
+        self._connection = connection
+        self._job_stub = stub
+        self._sleep = sleep
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self.close()
+
+    def get_job(self, job_id: str) -> Job:
+        """Return the job's present state."""
+        request = job_pb2.GetJobRequest(job_id=job_id)
+        return codec.decode(self._connection.call(self._job_stub.GetJob, request), Job)
+
+    def list_jobs(self) -> tuple[Job, ...]:
+        """Return all jobs, newest first."""
+        jobs: list[Job] = []
+        request = job_pb2.ListJobsRequest(page_size=MAX_PAGE_SIZE)
+        while True:
+            page = self._connection.call(self._job_stub.ListJobs, request)
+            jobs += [codec.decode(message, Job) for message in page.jobs]
+            if not page.next_page_token:
+                return tuple(jobs)
+            request.page_token = page.next_page_token
+
+    def watch_job(self, job_id: str) -> Iterator[Job]:
+        """Yield the job now and at its changes until it is final, the final state last.
+
+        A stream that breaks or ends is taken up again; where the service has no stream to spare,
+        the state is asked for now and then.
+        """
+        watch = WatchState(self._connection.options)
+        while not watch.is_over:
+            try:
+                for job in self._stream_states(job_id):
+                    if watch.accept(job):
+                        yield job
+            except ServiceUnavailableError as err:
+                watch.lose(err)
+            except QueueFullError:
+                job = self.get_job(job_id)
+                if watch.accept(job):
+                    yield job
+            if not watch.is_over:
+                self._sleep(watch.delay_s)
+
+    def cancel_job(self, job_id: str) -> Job:
+        """Ask the job to stop; a final job is left as it is."""
+        request = job_pb2.CancelJobRequest(job_id=job_id)
+        return codec.decode(self._connection.call(self._job_stub.CancelJob, request), Job)
+
+    def _stream_states(self, job_id: str) -> Iterator[Job]:
+        request = job_pb2.WatchJobRequest(job_id=job_id)
+        for message in self._connection.stream(self._job_stub.WatchJob, request):
+            yield codec.decode(message, Job)
+
+
+class WatchState:
+    """What a watch has seen over several streams, and how long to wait before the next."""
+
+    def __init__(self, options: ChannelOptions) -> None:
+        """Begin with nothing seen."""
+        self._options = options
+        self._seen: Job | None = None
+        self._num_losses = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the final state was seen."""
+        return self._seen is not None and self._seen.state.is_final
+
+    @property
+    def delay_s(self) -> float:
+        """Seconds to wait before the next stream, doubling with every loss in a row."""
+        return self._options.reconnect_delay_s * 2.0 ** max(self._num_losses - 1, 0)
+
+    def accept(self, job: Job) -> bool:
+        """Take note of a state, and return whether it is new."""
+        self._num_losses = 0
+        is_new = job != self._seen
+        self._seen = job
+        return is_new
+
+    def lose(self, error: ServiceUnavailableError) -> None:
+        """Take note of a broken stream.
+
+        Raises:
+            ServiceUnavailableError: the same, when streams broke too often in a row.
+
+        """
+        self._num_losses += 1
+        if self._num_losses > self._options.max_reconnects:
+            raise error

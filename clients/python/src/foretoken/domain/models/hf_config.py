@@ -1,0 +1,307 @@
+"""Read a model's architecture from its Hugging Face `config.json`.
+
+Each model type is one function in `_READERS` that says which keys it has and what they mean. Keys
+of training, tokens and numerics are ignored; a key that changes the operators and is not understood
+is an error, so that no model is simulated as another one.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec
+
+# Constructor arguments of a ModelArchitecture.
+_Fields = dict[str, Any]
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+}
+
+
+def architecture_of_hf_config(config: Mapping[str, Any], name: str) -> ModelArchitecture:
+    """Return the architecture that a parsed `config.json` describes.
+
+    Raises:
+        InvalidRequestError: its model type is not supported, a key is missing or has a value that
+            cannot be simulated; with one violation per key.
+
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in _READERS:
+        supported = ", ".join(sorted(_READERS))
+        raise InvalidRequestError.of_field(
+            "model_type", f"{model_type!r} of {name} is not supported; supported are {supported}"
+        )
+    reader = _ConfigReader(config)
+    fields = _READERS[model_type](reader)
+    if reader.violations:
+        lines = "; ".join(f"{v.field}: {v.description}" for v in reader.violations)
+        raise InvalidRequestError(f"{model_type} config of {name}: {lines}", reader.violations)
+    return ModelArchitecture(name=name, **fields)
+
+
+def load_hf_config(path: Path) -> ModelArchitecture:
+    """Read a `config.json`, or the one in a folder; the model is named after the folder.
+
+    Raises:
+        InvalidRequestError: no such file, not JSON, or not a model that can be simulated.
+
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise InvalidRequestError.of_field("model", f"cannot read {file}: {err.strerror}") from err
+    except ValueError as err:
+        raise InvalidRequestError.of_field("model", f"{file} is not JSON: {err}") from err
+    if not isinstance(config, Mapping):
+        raise InvalidRequestError.of_field("model", f"{file} holds no JSON object")
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return architecture_of_hf_config(config, name)
+
+
+class _ConfigReader:
+    """Take typed values from a config and note what is wrong with it."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self.violations: list[FieldViolation] = []
+
+    def integer(self, key: str, *other_keys: str) -> int:
+        """Return the first of the keys that is there, at least 1; 1 and a violation otherwise."""
+        for candidate in (key, *other_keys):
+            if self._config.get(candidate) is not None:
+                value = self.optional(candidate, 1)
+                if value < 1:
+                    self.refuse(candidate, "must be at least 1")
+                return max(value, 1)
+        self.refuse(key, "required key is missing")
+        return 1
+
+    def optional(self, key: str, default: int) -> int:
+        """Return the key's value, or the default where it is missing or null."""
+        value = self._config.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.refuse(key, f"expected an integer, found {value!r}")
+            return default
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a boolean, or the default where it is missing or null."""
+        value = self._config.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.refuse(key, f"expected true or false, found {value!r}")
+            return default
+        return value
+
+    def activation(self, *keys: str, default: str) -> str:
+        """Return the activation that the first present key names."""
+        for key in keys:
+            value = self._config.get(key)
+            if value is not None:
+                if value in _ACTIVATIONS:
+                    return _ACTIVATIONS[value]
+                self.refuse(key, f"{value!r} is not one of {', '.join(_ACTIVATIONS)}")
+        return default
+
+    def dense_prefix(self, key: str) -> int:
+        """Return how many layers a list of dense layers names: they must be the first ones."""
+        layers = self._config.get(key) or []
+        if sorted(layers) != list(range(len(layers))):
+            self.refuse(key, "only the first layers can be dense")
+        return len(layers)
+
+    def require(self, key: str, default: object, allowed: object) -> None:
+        """Refuse a key that has any value but the one that can be simulated."""
+        value = self._config.get(key, default)
+        if value != allowed:
+            self.refuse(key, f"only {allowed!r} is supported, found {value!r}")
+
+    def refuse(self, key: str, description: str) -> None:
+        """Note what is wrong with a key."""
+        self.violations.append(FieldViolation(key, description))
+
+
+def _decoder(reader: _ConfigReader) -> _Fields:
+    """Read the keys that Llama and most of its descendants share."""
+    hidden, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    return {
+        "num_layers": reader.integer("num_hidden_layers"),
+        "hidden": hidden,
+        "num_heads": num_heads,
+        "num_kv_heads": reader.optional("num_key_value_heads", num_heads),
+        "head_dim": reader.optional("head_dim", hidden // num_heads),
+        "intermediate": reader.integer("intermediate_size"),
+        "vocab": reader.integer("vocab_size"),
+        "max_position": reader.integer("max_position_embeddings"),
+        "activation": reader.activation("hidden_act", default="silu"),
+        "has_tied_embedding": reader.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _llama(reader: _ConfigReader) -> _Fields:
+    has_bias = reader.flag("mlp_bias", default=False)
+    has_attention_bias = reader.flag("attention_bias", default=False)
+    return {**_decoder(reader), "has_bias": has_bias, "has_qkv_bias": has_attention_bias}
+
+
+def _mistral(reader: _ConfigReader) -> _Fields:
+    return {**_decoder(reader), "sliding_window": reader.optional("sliding_window", 0)}
+
+
+def _mixtral(reader: _ConfigReader) -> _Fields:
+    moe = MoeSpec(
+        num_experts=reader.integer("num_local_experts"),
+        top_k=reader.integer("num_experts_per_tok"),
+        expert_intermediate=reader.integer("intermediate_size"),
+    )
+    return {**_mistral(reader), "moe": moe}
+
+
+def _qwen(reader: _ConfigReader) -> _Fields:
+    fields = _decoder(reader)
+    # The first Qwen counts gate and up projection together.
+    return {
+        **fields,
+        "intermediate": fields["intermediate"] // 2,
+        "head_dim": reader.optional("kv_channels", fields["head_dim"]),
+        "has_qkv_bias": True,
+    }
+
+
+def _qwen2(reader: _ConfigReader) -> _Fields:
+    window = 0
+    if reader.flag("use_sliding_window", default=False):
+        window = reader.optional("sliding_window", 0)
+    return {**_decoder(reader), "has_qkv_bias": True, "sliding_window": window}
+
+
+def _qwen2_moe(reader: _ConfigReader) -> _Fields:
+    shared_width = reader.integer("shared_expert_intermediate_size")
+    expert_width = reader.integer("moe_intermediate_size")
+    if shared_width % expert_width:
+        reader.refuse(
+            "shared_expert_intermediate_size", "must be a multiple of moe_intermediate_size"
+        )
+    moe = _qwen_experts(reader, num_shared_experts=shared_width // expert_width)
+    return {**_qwen2(reader), "moe": moe}
+
+
+def _qwen3(reader: _ConfigReader) -> _Fields:
+    has_bias = reader.flag("attention_bias", default=False)
+    return {**_qwen2(reader), "has_qkv_bias": has_bias, "has_qk_norm": True}
+
+
+def _qwen3_moe(reader: _ConfigReader) -> _Fields:
+    return {**_qwen3(reader), "moe": _qwen_experts(reader, num_shared_experts=0)}
+
+
+def _qwen_experts(reader: _ConfigReader, num_shared_experts: int) -> MoeSpec:
+    reader.require("decoder_sparse_step", default=1, allowed=1)
+    return MoeSpec(
+        num_experts=reader.integer("num_experts", "num_local_experts"),
+        top_k=reader.integer("num_experts_per_tok"),
+        expert_intermediate=reader.integer("moe_intermediate_size"),
+        num_shared_experts=num_shared_experts,
+        num_dense_layers=reader.dense_prefix("mlp_only_layers"),
+    )
+
+
+def _internlm(reader: _ConfigReader) -> _Fields:
+    return {**_decoder(reader), "has_qkv_bias": reader.flag("bias", default=False)}
+
+
+def _gemma(reader: _ConfigReader) -> _Fields:
+    return {
+        **_decoder(reader),
+        "activation": reader.activation("hidden_activation", "hidden_act", default="gelu"),
+        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
+    }
+
+
+def _deepseek(reader: _ConfigReader) -> _Fields:
+    reader.require("moe_layer_freq", default=1, allowed=1)
+    moe = MoeSpec(
+        num_experts=reader.integer("n_routed_experts"),
+        top_k=reader.integer("num_experts_per_tok"),
+        expert_intermediate=reader.integer("moe_intermediate_size"),
+        num_shared_experts=reader.optional("n_shared_experts", 0),
+        num_dense_layers=reader.optional("first_k_dense_replace", 0),
+    )
+    mla = MlaSpec(
+        q_lora_rank=reader.optional("q_lora_rank", 0),
+        kv_lora_rank=reader.integer("kv_lora_rank"),
+        qk_nope_head_dim=reader.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
+        v_head_dim=reader.integer("v_head_dim"),
+    )
+    return {**_decoder(reader), "head_dim": mla.v_head_dim, "moe": moe, "mla": mla}
+
+
+def _classic(reader: _ConfigReader) -> _Fields:
+    """Read what GPT-NeoX and Phi share: biases, layer norm, no gate, parallel residual."""
+    return {
+        **_decoder(reader),
+        "activation": reader.activation("hidden_act", default="gelu"),
+        "is_gated": False,
+        "norm": "layer_norm",
+        "has_bias": True,
+        "has_parallel_residual": reader.flag("use_parallel_residual", default=True),
+    }
+
+
+def _phi(reader: _ConfigReader) -> _Fields:
+    reader.require("qk_layernorm", default=False, allowed=False)
+    return _classic(reader)
+
+
+def _gpt2(reader: _ConfigReader) -> _Fields:
+    hidden, num_heads = reader.integer("n_embd"), reader.integer("n_head")
+    return {
+        "num_layers": reader.integer("n_layer"),
+        "hidden": hidden,
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads,
+        "head_dim": hidden // num_heads,
+        "intermediate": reader.optional("n_inner", 4 * hidden),
+        "vocab": reader.integer("vocab_size"),
+        "max_position": reader.integer("n_positions", "n_ctx"),
+        "activation": reader.activation("activation_function", default="gelu"),
+        "is_gated": False,
+        "norm": "layer_norm",
+        "position": "learned",
+        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
+        "has_bias": True,
+    }
+
+
+_READERS: Mapping[str, Callable[[_ConfigReader], _Fields]] = {
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "gemma": _gemma,
+    "gpt2": _gpt2,
+    "gpt_neox": _classic,
+    "internlm": _internlm,
+    "internlm2": _internlm,
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "phi": _phi,
+    "qwen": _qwen,
+    "qwen2": _qwen2,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+}

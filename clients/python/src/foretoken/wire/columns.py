@@ -1,0 +1,237 @@
+"""Latency queries and replies: many operator calls in one message, as columns.
+
+Plain columns are quicker below `ARROW_ROWS` rows, Arrow above (`tests/benchmarks/bench_wire.py`).
+A reply takes the form its table was asked in.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
+from foretoken.api.types.v1 import estimate_pb2, operator_pb2
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    LatencyReply,
+    OperatorTable,
+    Phase,
+)
+from foretoken.wire import ipc
+
+ARROW_ROWS = 300
+# Values in one message: 4 MiB of 8 bytes each leave room below the limit of 16 MiB both ways.
+MAX_VALUES = 512 * 1024
+
+_ESTIMATES = ("latency_us", "low_us", "high_us", "provenance")
+
+
+def encode_query(query: LatencyQuery) -> predictor_pb2.PredictRequest:
+    """Return the message of a query.
+
+    Raises:
+        InvalidRequestError: a column does not hold whole numbers, or columns differ in length.
+
+    """
+    return predictor_pb2.PredictRequest(
+        device=query.device,
+        tables=[_encode_table(table) for table in query.tables],
+        topology=query.topology,
+        framework=query.framework,
+        refuse_extrapolation=query.refuse_extrapolation,
+    )
+
+
+def decode_query(message: predictor_pb2.PredictRequest) -> LatencyQuery:
+    """Return the query of a message, its columns as int64 arrays.
+
+    Raises:
+        InvalidRequestError: with one violation per table that cannot be used.
+
+    """
+    return LatencyQuery(
+        device=message.device,
+        tables=tuple(
+            _decode_table(table, f"tables[{index}]") for index, table in enumerate(message.tables)
+        ),
+        topology=message.topology,
+        framework=message.framework,
+        refuse_extrapolation=message.refuse_extrapolation,
+    )
+
+
+def encode_reply(
+    reply: LatencyReply, asked: predictor_pb2.PredictRequest
+) -> predictor_pb2.PredictResponse:
+    """Return the message of a reply, each table in the form it was asked in."""
+    tables = [
+        _encode_estimates(table, as_arrow=question.WhichOneof("data") == "arrow_ipc")
+        for table, question in zip(reply.tables, asked.tables, strict=True)
+    ]
+    return predictor_pb2.PredictResponse(model_version=reply.model_version, tables=tables)
+
+
+def decode_reply(message: predictor_pb2.PredictResponse) -> LatencyReply:
+    """Return the reply of a message, its columns as arrays.
+
+    Raises:
+        InvalidRequestError: a table lacks a column.
+
+    """
+    return LatencyReply(
+        model_version=message.model_version,
+        tables=tuple(_decode_estimates(table) for table in message.tables),
+    )
+
+
+def split_query(query: LatencyQuery, max_values: int = MAX_VALUES) -> Iterator[LatencyQuery]:
+    """Yield queries that fit a message each and make up this one, in order of rows.
+
+    A query without rows yields itself.
+    """
+    tables: list[OperatorTable] = []
+    room = max_values
+    for whole in query.tables:
+        rest = whole
+        while True:
+            width = max(len(rest.columns), len(_ESTIMATES))
+            num_rows = room // width
+            if rest.num_rows <= num_rows:
+                break
+            if num_rows:
+                tables.append(_slice_table(rest, 0, num_rows))
+                rest = _slice_table(rest, num_rows, rest.num_rows)
+            yield dataclasses.replace(query, tables=tuple(tables))
+            tables, room = [], max_values
+        tables.append(rest)
+        room -= rest.num_rows * width
+    yield dataclasses.replace(query, tables=tuple(tables))
+
+
+def join_replies(query: LatencyQuery, replies: Sequence[LatencyReply]) -> LatencyReply:
+    """Return the reply to a query from the replies to its parts, all of one model version."""
+    if len(replies) == 1:
+        return replies[0]
+    parts = iter([table for reply in replies for table in reply.tables])
+    tables = []
+    for asked in query.tables:
+        taken = [next(parts)]
+        num_rows = len(taken[0].latency_us)
+        while num_rows < asked.num_rows:
+            taken.append(next(parts))
+            num_rows += len(taken[-1].latency_us)
+        tables.append(_concatenate(taken))
+    return LatencyReply(model_version=replies[0].model_version, tables=tuple(tables))
+
+
+def _concatenate(parts: Sequence[LatencyColumns]) -> LatencyColumns:
+    if len(parts) == 1:
+        return parts[0]
+    return LatencyColumns(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _ESTIMATES}
+    )
+
+
+def _slice_table(table: OperatorTable, start: int, stop: int) -> OperatorTable:
+    columns = {name: column[start:stop] for name, column in table.columns.items()}
+    return dataclasses.replace(table, columns=columns)
+
+
+def _encode_table(table: OperatorTable) -> operator_pb2.OperatorTable:
+    columns = {name: _whole_numbers(name, column) for name, column in table.columns.items()}
+    _check_lengths(columns, "columns")
+    message = operator_pb2.OperatorTable(
+        operator=table.operator,
+        dtype=operator_pb2.Dtype.Value(f"DTYPE_{table.dtype.name}"),
+        phase=operator_pb2.Phase.Value(f"PHASE_{table.phase.name}"),
+    )
+    if table.num_rows >= ARROW_ROWS:
+        message.arrow_ipc = ipc.columns_to_ipc(columns)
+    else:
+        for name, column in columns.items():
+            message.columns.columns.add(name=name).values.extend(column.tolist())
+    return message
+
+
+def _decode_table(message: operator_pb2.OperatorTable, path: str) -> OperatorTable:
+    columns: Mapping[str, npt.NDArray[Any]]
+    if message.WhichOneof("data") == "arrow_ipc":
+        columns = ipc.ipc_to_columns(message.arrow_ipc)
+    else:
+        columns = {
+            column.name: np.array(column.values, dtype=np.int64)
+            for column in message.columns.columns
+        }
+    violations = []
+    if message.dtype == operator_pb2.DTYPE_UNSPECIFIED:
+        violations.append(FieldViolation(f"{path}.dtype", "must be set"))
+    elif message.dtype not in operator_pb2.Dtype.values():
+        violations.append(FieldViolation(f"{path}.dtype", f"unknown number {message.dtype}"))
+    if message.phase not in operator_pb2.Phase.values():
+        violations.append(FieldViolation(f"{path}.phase", f"unknown number {message.phase}"))
+    if violations:
+        lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
+        raise InvalidRequestError(f"predict: {lines}", violations)
+    _check_lengths(columns, path)
+    dtype = operator_pb2.Dtype.Name(message.dtype).removeprefix("DTYPE_")
+    phase = operator_pb2.Phase.Name(message.phase or operator_pb2.PHASE_FORWARD)
+    return OperatorTable(
+        operator=message.operator,
+        dtype=DType[dtype],
+        phase=Phase[phase.removeprefix("PHASE_")],
+        columns={name: _whole_numbers(name, column) for name, column in columns.items()},
+    )
+
+
+def _encode_estimates(table: LatencyColumns, *, as_arrow: bool) -> estimate_pb2.LatencyColumns:
+    columns = {
+        name: np.asarray(
+            getattr(table, name), dtype=np.int64 if name == "provenance" else np.float64
+        )
+        for name in _ESTIMATES
+    }
+    if as_arrow:
+        return estimate_pb2.LatencyColumns(arrow_ipc=ipc.columns_to_ipc(columns))
+    packed = estimate_pb2.EstimateColumns(
+        **{name: column.tolist() for name, column in columns.items()}
+    )
+    return estimate_pb2.LatencyColumns(columns=packed)
+
+
+def _decode_estimates(message: estimate_pb2.LatencyColumns) -> LatencyColumns:
+    if message.WhichOneof("data") == "arrow_ipc":
+        columns = ipc.ipc_to_columns(message.arrow_ipc)
+        missing = [name for name in _ESTIMATES if name not in columns]
+        if missing:
+            raise InvalidRequestError(f"estimates: missing columns {missing}")
+        return LatencyColumns(**{name: columns[name] for name in _ESTIMATES})
+    packed = message.columns
+    return LatencyColumns(
+        latency_us=np.array(packed.latency_us, dtype=np.float64),
+        low_us=np.array(packed.low_us, dtype=np.float64),
+        high_us=np.array(packed.high_us, dtype=np.float64),
+        provenance=np.array(packed.provenance, dtype=np.int64),
+    )
+
+
+def _whole_numbers(name: str, column: Any) -> npt.NDArray[np.int64]:
+    values = np.asarray(column)
+    if values.size and values.dtype.kind not in "iuf":
+        raise InvalidRequestError.of_field(name, f"expected whole numbers, found {values.dtype}")
+    with np.errstate(invalid="ignore"):
+        # What does not fit is found by the comparison below.
+        whole = values.astype(np.int64)
+    if not np.array_equal(whole, values):
+        raise InvalidRequestError.of_field(name, "expected whole numbers of at most 63 bits")
+    return whole
+
+
+def _check_lengths(columns: Mapping[str, npt.NDArray[Any]], path: str) -> None:
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise InvalidRequestError.of_field(path, f"columns differ in length: {lengths}")

@@ -1,0 +1,135 @@
+"""Arrow IPC bytes: tables to pieces of a stream and back, columns to Arrow and back."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.measurement import ArrowStream
+from foretoken.domain.report import RequestColumns
+from foretoken.domain.schema import field_types
+
+# Messages of 1 to 4 MiB move fastest; gRPC's limit is raised to 16 MiB on both sides.
+CHUNK_BYTES = 2 * 2**20
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+
+def write_chunks(rows: ArrowStream, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """Yield an Arrow stream as IPC bytes in pieces of `chunk_bytes`, the last one shorter.
+
+    The stream is read as the pieces are asked for.
+    """
+    reader = pa.RecordBatchReader.from_stream(rows)
+    pending = _Pending()
+    with pa.ipc.new_stream(pending, reader.schema) as writer:
+        for batch in reader:
+            writer.write_batch(batch)
+            yield from pending.pop_full(chunk_bytes)
+    yield from pending.pop_all(chunk_bytes)
+
+
+def read_chunks(chunks: Iterable[bytes]) -> pa.Table:
+    """Return the table whose IPC stream was cut into pieces.
+
+    Raises:
+        InvalidRequestError: the joined pieces are not an Arrow IPC stream, or end early.
+
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(b"".join(chunks))) as reader:
+            return reader.read_all()
+    except (pa.ArrowInvalid, OSError, EOFError) as err:
+        raise InvalidRequestError.of_field("arrow_ipc", f"not an Arrow IPC stream: {err}") from err
+
+
+def columns_to_ipc(columns: Columns) -> bytes:
+    """Return columns of equal length as one Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(np.ascontiguousarray(column)) for column in columns.values()],
+        names=list(columns),
+    )
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def ipc_to_columns(data: bytes) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of an Arrow IPC stream.
+
+    Raises:
+        InvalidRequestError: not an Arrow IPC stream, or a column that is not numbers only.
+
+    """
+    table = read_chunks([data])
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        if not is_number or column.null_count:
+            raise InvalidRequestError.of_field(name, f"expected numbers, found {column.type}")
+        columns[name] = column.to_numpy()
+    return columns
+
+
+def requests_to_table(requests: RequestColumns) -> pa.Table:
+    """Return the single requests of a serving simulation as a table."""
+    columns = {
+        name: pa.array(getattr(requests, name), pa.float64() if _is_time(name) else pa.int64())
+        for name in field_types(RequestColumns)
+    }
+    return pa.table(columns)
+
+
+def table_to_requests(table: pa.Table) -> RequestColumns:
+    """Return the single requests of a serving simulation from their table.
+
+    Raises:
+        InvalidRequestError: a column is missing.
+
+    """
+    missing = [name for name in field_types(RequestColumns) if name not in table.schema.names]
+    if missing:
+        raise InvalidRequestError(f"requests of a simulation: missing columns {missing}")
+    return RequestColumns(
+        **{name: tuple(table.column(name).to_pylist()) for name in field_types(RequestColumns)}
+    )
+
+
+def _is_time(name: str) -> bool:
+    return name.endswith("_s")
+
+
+class _Pending:
+    """A sink for Arrow's writer that hands out what was written, piece by piece."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._buffer = bytearray()
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._buffer += view
+        return view.nbytes
+
+    def flush(self) -> None:
+        """Do nothing: all is in memory."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def pop_full(self, size: int) -> Iterator[bytes]:
+        start = 0
+        while len(self._buffer) - start >= size:
+            yield bytes(self._buffer[start : start + size])
+            start += size
+        if start:
+            del self._buffer[:start]
+
+    def pop_all(self, size: int) -> Iterator[bytes]:
+        yield from self.pop_full(size)
+        if self._buffer:
+            yield bytes(self._buffer)

@@ -1,0 +1,107 @@
+"""`collectives/*.csv`: times of collectives, message sizes in elements of the row's format."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from foretoken.catalog.importers.llmservingsim.degree import Rows, join_rows
+from foretoken.catalog.importing import ImportNotes, ImportRequest
+from foretoken.catalog.source_table import (
+    RowFacts,
+    SourceTable,
+    build_rows,
+    parse_csv,
+    read_source_file,
+)
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import DType
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.units import US_PER_MS
+
+_COLUMNS = (
+    "framework",
+    "version",
+    "device",
+    "op_name",
+    "kernel_source",
+    "num_gpus",
+    "message_elements",
+    "latency_ms",
+)
+_DTYPE_COLUMNS = ("allreduce_dtype", "nccl_dtype")
+_OPERATORS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}
+_DTYPES = {"half": DType.FP16, "bfloat16": DType.BF16, "float": DType.FP32, "int8": DType.INT8}
+
+
+def find_collective_files(path: Path) -> list[Path]:
+    """Return the files of folders named `collectives` at or under a path."""
+    folder = [path] if path.name == "collectives" else []
+    folder += sorted(found for found in path.rglob("collectives") if found.is_dir())
+    return [file for found in folder for file in sorted(found.glob("*.csv"))]
+
+
+def read_collectives(path: Path, request: ImportRequest, notes: ImportNotes) -> Rows:
+    """Read one file; rows of other devices than the one asked for are left out.
+
+    Raises:
+        InvalidRequestError: the file lacks a column, or a cell cannot be used.
+        UnknownDeviceError, UnknownTopologyError: there is no file for the device's.
+
+    """
+    origin = parse_csv(read_source_file(path, request.path), path, _COLUMNS)
+    dtype_column = next((name for name in _DTYPE_COLUMNS if origin.has(name)), None)
+    if dtype_column is None:
+        raise InvalidRequestError.of_field(
+            "path", f"{path}: missing one of the columns {', '.join(_DTYPE_COLUMNS)}"
+        )
+    wanted = find_device(request.device).name if request.device else ""
+    keys = [
+        origin.texts(name)
+        for name in ("op_name", "kernel_source", dtype_column, "device", "framework", "version")
+    ]
+    pieces = []
+    for key in dict.fromkeys(zip(*(column.tolist() for column in keys), strict=True)):
+        op_name, kernel, dtype_name, device_name, framework, version = key
+        mask = np.logical_and.reduce([c == k for c, k in zip(keys, key, strict=True)])
+        if op_name not in _OPERATORS or dtype_name not in _DTYPES:
+            text = f"{mask.sum()} rows of {op_name} in {dtype_name}, unknown here, are not read"
+            notes.add(origin.source.name, text)
+            continue
+        device = find_device(device_name).name
+        if wanted not in ("", device):
+            continue
+        topology = request.topology or topology_of_device(device).name
+        dtype = _DTYPES[dtype_name]
+        # Where NCCL was timed, the version is NCCL's, whatever framework timed it.
+        is_nccl = kernel.upper() == "NCCL"
+        facts = RowFacts(
+            operator=_OPERATORS[op_name],
+            dtype=dtype.name.lower(),
+            device=device,
+            topology=find_topology(topology).name,
+            framework="nccl" if is_nccl else framework.lower(),
+            framework_version=version or None,
+            kernel=kernel.lower(),
+        )
+        pieces.append(_rows_of(origin, facts, mask, dtype))
+    return origin, join_rows(pieces)
+
+
+def _rows_of(
+    origin: SourceTable, facts: RowFacts, mask: npt.NDArray[np.bool_], dtype: DType
+) -> pa.Table:
+    dims = {
+        "message_bytes": origin.integers("message_elements")[mask] * int(dtype.num_bytes),
+        "devices_per_node": origin.integers("num_gpus")[mask],
+        "num_nodes": 1,
+    }
+    times_us = origin.numbers("latency_ms")[mask] * US_PER_MS
+    return build_rows(facts, origin, np.flatnonzero(mask), dims, {"median": times_us})

@@ -1,0 +1,145 @@
+"""One profiled model on one device: where its files lie and what its `meta.yaml` says."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.catalog.importing import ImportRequest
+from foretoken.catalog.source_table import SourceFile, read_source_file
+from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError, UnknownModelError
+from foretoken.domain.estimate import DType
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.plugins import parse_yaml
+
+_FRAMEWORK = "vllm"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankDims:
+    """The model's dimensions on one of `tp` ranks; `logits` is the whole vocabulary."""
+
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    logits: int
+
+    @classmethod
+    def of(cls, model: ModelArchitecture, tp: int) -> "RankDims":
+        """Return the share of a rank; where heads are fewer than ranks, each has a copy of one."""
+        return cls(
+            hidden=model.hidden,
+            num_heads=model.num_heads // tp,
+            num_kv_heads=max(model.num_kv_heads // tp, 1),
+            head_dim=model.head_dim,
+            intermediate=model.intermediate // tp,
+            vocab=model.vocab // tp,
+            logits=model.vocab,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """A `<hardware>/<org>/<model>/<dtype>` folder. `num_iterations` is timings per point."""
+
+    root: Path
+    folder: Path
+    meta_file: SourceFile
+    hardware: str
+    device: str
+    model: ModelArchitecture
+    dtype: str
+    framework: str
+    framework_version: str
+    num_iterations: int
+    degrees: tuple[int, ...]
+    environment: Mapping[str, str]
+
+
+def find_variants(request: ImportRequest) -> tuple[Variant, ...]:
+    """Return the variants under the path, narrowed to a device and model where given.
+
+    Raises:
+        InvalidRequestError: there is none, or a `meta.yaml` does not fit its model.
+        UnknownDeviceError, UnknownModelError: it names one without a file; tells which.
+
+    """
+    paths = sorted(request.path.rglob("meta.yaml"))
+    if not paths:
+        raise InvalidRequestError.of_field("path", f"no meta.yaml under {request.path}")
+    variants = list(_read_variants(paths, request))
+    if not variants:
+        wanted = " ".join(filter(None, (request.device, request.model)))
+        found = ", ".join(str(path.parent.relative_to(request.path)) for path in paths)
+        raise InvalidRequestError.of_field("path", f"nothing of {wanted} among {found}")
+    return tuple(variants)
+
+
+def _read_variants(paths: list[Path], request: ImportRequest) -> Iterator[Variant]:
+    device = find_device(request.device).name if request.device else ""
+    model = find_model(request.model).name if request.model else ""
+    for path in paths:
+        variant = _read_variant(path, request.path)
+        if device in ("", variant.device) and model in ("", variant.model.name):
+            yield variant
+
+
+def _read_variant(path: Path, root: Path) -> Variant:
+    source = read_source_file(path, root)
+    meta = parse_yaml(source.content.decode(errors="replace"), str(path))
+    hardware, gpu, name = (_text(meta, key, path) for key in ("hardware", "gpu", "model"))
+    try:
+        device, model = find_device(gpu).name, find_model(name)
+    except (UnknownDeviceError, UnknownModelError) as err:
+        raise type(err)(f"{path}: {err.message}", **err.details) from err
+    dtype = path.parent.name
+    if dtype.upper() not in DType.__members__:
+        raise InvalidRequestError.of_field("path", f"{path.parent}: {dtype!r} is no number format")
+    degrees = tuple(sorted(int(folder.name[2:]) for folder in path.parent.glob("tp[0-9]*")))
+    _check_overrides(meta, model, max(degrees, default=1), path)
+    return Variant(
+        root=root,
+        folder=path.parent,
+        meta_file=source,
+        hardware=hardware,
+        device=device,
+        model=model,
+        dtype=dtype.lower(),
+        framework=_FRAMEWORK,
+        framework_version=_text(meta, f"{_FRAMEWORK}_version", path),
+        num_iterations=int(_text(meta, "measurement_iterations", path)),
+        degrees=degrees,
+        environment={"gpu": gpu, "cuda": str(meta.get("cuda_version", ""))},
+    )
+
+
+def _text(meta: Mapping[str, Any], key: str, path: Path) -> str:
+    if key not in meta:
+        raise InvalidRequestError.of_field("path", f"{path}: {key} is missing")
+    return str(meta[key])
+
+
+def _check_overrides(
+    meta: Mapping[str, Any], model: ModelArchitecture, tp: int, path: Path
+) -> None:
+    """Check the sizes the profiler gave vLLM: they are those of one rank of the last degree."""
+    overrides = meta.get("engine_effective", {}).get("hf_overrides", {})
+    rank = RankDims.of(model, tp)
+    expected = {
+        "num_attention_heads": rank.num_heads,
+        "num_key_value_heads": rank.num_kv_heads,
+        "vocab_size": rank.vocab,
+    }
+    if model.moe is None:  # a mixture of experts has no layer of the dense width
+        expected["intermediate_size"] = rank.intermediate
+    wrong = [
+        f"{key} is {overrides[key]}, {model.name} on {tp} ranks has {value}"
+        for key, value in expected.items()
+        if key in overrides and overrides[key] != value
+    ]
+    if wrong:
+        raise InvalidRequestError.of_field("path", f"{path}: hf_overrides: {'; '.join(wrong)}")

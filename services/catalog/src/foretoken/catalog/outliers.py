@@ -1,0 +1,147 @@
+"""Find rows that do not fit their neighbours: the same point measured apart, or off its line."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretoken.catalog.dims import Columns, Indices, group_rows
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+# Dimensions that may grow together along a line: a longer prompt has more queries, more context
+# and more of their pairs.
+_MOVING_MAX = 3
+# Neighbours looked at on either side, and how many are needed there; where a line ends on one
+# side, the other needs all of them.
+_SIDE = 3
+_SIDE_MIN = 2
+_LINE_MIN = _SIDE + 1
+# What lies beyond the end of a line is a guess, so a point there must be this much further off.
+_END_MARGIN = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """The distinct points of rows: a row for each, the median latency, and every row's point."""
+
+    rows: Indices
+    latency_us: Floats
+    point_of_row: Indices
+
+    def columns_of(self, columns: Columns) -> Columns:
+        """Return the dimensions of the points."""
+        return {name: column[self.rows] for name, column in columns.items()}
+
+
+def merge_duplicates(columns: Columns, latency_us: Floats) -> Points:
+    """Return the distinct points of rows, which need not be sorted."""
+    order, starts = group_rows(tuple(columns.values()))
+    stops = np.append(starts[1:], len(order))
+    medians = latency_us[order[starts]].copy()
+    for point in np.flatnonzero(stops - starts > 1):
+        medians[point] = np.median(latency_us[order[starts[point] : stops[point]]])
+    point_of_row = np.empty(len(order), dtype=np.int64)
+    point_of_row[order] = np.repeat(np.arange(len(starts)), stops - starts)
+    return Points(order[starts], medians, point_of_row)
+
+
+def deviations_from_lines(columns: Columns, latency_us: Floats, expected_us: Floats) -> Floats:
+    """Return each point's latency over that of its neighbours, 1 where it has too few.
+
+    A line holds points that differ in one dimension, or in a few that grow together. Along it,
+    neighbours are compared by latency over `expected_us`, which takes out most of the trend. A
+    point is off its line as far as it is off the nearer of its two sides, the median of each and
+    the next point on each: two neighbours that agree are a regime of the kernel, not a slip. It
+    is off altogether as far as it is off the line it fits best. Beyond the end of a line the
+    deviation counts `_END_MARGIN` times less.
+    """
+    level = np.log(latency_us) - np.log(expected_us)
+    nearest = np.full(len(level), np.inf)
+    ranks = [np.unique(column, return_inverse=True)[1] for column in columns.values()]
+    varying = [rank for rank in ranks if rank.any()]
+    for num_moving in range(1, _MOVING_MAX + 1):
+        for moving in itertools.combinations(range(len(varying)), num_moving):
+            fixed = [rank for number, rank in enumerate(varying) if number not in moving]
+            order, line = _find_lines(fixed, [varying[number] for number in moving])
+            if len(order):
+                deviation = _deviations_along(level[order], line)
+                better = np.abs(deviation) < np.abs(nearest[order])  # never for NaN
+                nearest[order[better]] = deviation[better]
+    nearest[np.isinf(nearest)] = 0.0
+    ratios: Floats = np.exp(nearest)
+    return ratios
+
+
+def _find_lines(fixed: Sequence[Indices], moving: Sequence[Indices]) -> tuple[Indices, Indices]:
+    """Return the points that lie on lines long enough, line by line, and each one's line.
+
+    A line is the points equal in all fixed columns, where all moving ones grow from each to the
+    next.
+    """
+    code = np.zeros(len(moving[0]), dtype=np.int64)
+    for rank in (*fixed, moving[0]):
+        size = int(rank.max()) + 1
+        if int(code.max() + 1) * size >= np.iinfo(np.int64).max:
+            code = np.unique(code, return_inverse=True)[1]
+        code = code * size + rank
+    order = np.argsort(code, kind="stable")
+    group = code[order] // size
+    is_start = np.ones(len(order), dtype=bool)
+    is_start[1:] = group[1:] != group[:-1]
+    line = np.cumsum(is_start) - 1
+    grows = np.ones(len(order), dtype=bool)
+    for rank in moving:
+        grows[1:] &= np.diff(rank[order]) > 0
+    starts = np.flatnonzero(is_start)
+    is_line = np.logical_and.reduceat(grows | is_start, starts)
+    is_line &= np.diff(np.append(starts, len(order))) >= _LINE_MIN
+    kept = is_line[line]
+    return order[kept], line[kept]
+
+
+def _deviations_along(level: Floats, line: Indices) -> Floats:
+    """Return how far (as a logarithm) each point is off its line; NaN with too few neighbours.
+
+    A point above one side and below the other is on a slope: it does not deviate.
+    """
+    left, right = _neighbours(level, line, -1), _neighbours(level, line, 1)
+    num_left, num_right = np.isfinite(left).sum(axis=0), np.isfinite(right).sum(axis=0)
+    has_both = (num_left >= _SIDE_MIN) & (num_right >= _SIDE_MIN)
+    inner = _gentlest(level - _medians(left), level - _medians(right), level - left[0])
+    deviation = np.where(has_both, _gentlest(inner, level - right[0]), np.nan)
+    for side, number in ((left, num_left), (right, num_right)):
+        trend = 2 * side[0] - side[1]
+        end = _gentlest(level - _medians(side), level - trend, level - side[0]) / _END_MARGIN
+        deviation = np.where(~has_both & (number == _SIDE), end, deviation)
+    return deviation
+
+
+def _neighbours(level: Floats, line: Indices, direction: int) -> Floats:
+    """Return the next points on one side, nearest first; NaN beyond the line's end."""
+    found = np.full((_SIDE, len(level)), np.nan)
+    for distance in range(1, _SIDE + 1):
+        same = line[distance:] == line[:-distance]
+        if direction > 0:
+            found[distance - 1, :-distance] = np.where(same, level[distance:], np.nan)
+        else:
+            found[distance - 1, distance:] = np.where(same, level[:-distance], np.nan)
+    return found
+
+
+def _medians(neighbours: Floats) -> Floats:
+    """Return the median of the finite ones of three; NaN for fewer than two."""
+    ranked = np.sort(neighbours, axis=0)  # NaN last
+    medians: Floats = np.where(np.isfinite(ranked[2]), ranked[1], (ranked[0] + ranked[1]) / 2)
+    return medians
+
+
+def _gentlest(*deviations: Floats) -> Floats:
+    """Return the smallest of deviations that all point the same way, else 0."""
+    stacked = np.stack(deviations)
+    smallest = np.take_along_axis(stacked, np.abs(stacked).argmin(axis=0)[None], axis=0)[0]
+    agrees = (stacked > 0).all(axis=0) | (stacked < 0).all(axis=0)
+    return np.where(agrees, smallest, 0.0)

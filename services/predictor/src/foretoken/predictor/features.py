@@ -1,0 +1,119 @@
+"""What a latency model sees of an operator call: the roofline's view first, then the shape."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.units import US_PER_S
+from foretoken.predictor.roofline import Columns, FloatColumn, Limits, Target, compute_limits
+
+Matrix = npt.NDArray[np.float64]
+
+# Part of every model's version: raise it when a feature changes its meaning.
+FEATURE_REVISION = 1
+
+# Dimensions that a model's architecture, its sharding or the machine fixes; the others change from
+# step to step. A new combination of these is predicted worse than a new size of a known one.
+CONFIGURATION_DIMS = frozenset(
+    {
+        "n",
+        "k",
+        "hidden",
+        "vocab",
+        "intermediate",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "top_k",
+        "num_experts",
+        "devices_per_node",
+        "num_nodes",
+    }
+)
+
+_TINY_US = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Design:
+    """A table of calls as the models take it.
+
+    `points` are the dimensions in canonical order, integers; `log_points` their log2(1 + x), the
+    space in which calls are near or far. `features` feed the trees, `transfer` holds the
+    dimensionless columns that mean the same on every device. Times in µs.
+    """
+
+    points: npt.NDArray[np.int64]
+    log_points: Matrix
+    features: Matrix
+    transfer: Matrix
+    roofline_us: FloatColumn
+    base_us: FloatColumn
+
+    @property
+    def num_rows(self) -> int:
+        """Number of calls."""
+        return len(self.base_us)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "Design":
+        """Return the design of some of the calls."""
+        return Design(
+            points=self.points[rows],
+            log_points=self.log_points[rows],
+            features=self.features[rows],
+            transfer=self.transfer[rows],
+            roofline_us=self.roofline_us[rows],
+            base_us=self.base_us[rows],
+        )
+
+
+def feature_names(spec: OperatorSpec) -> tuple[str, ...]:
+    """Return the names of the feature columns."""
+    logs = tuple(f"log2_{name}" for name in spec.dim_names)
+    return (*logs, *spec.features, "log_compute_us", "log_memory_us", "log_balance", "log_base_us")
+
+
+def build_design(spec: OperatorSpec, columns: Columns, target: Target) -> Design:
+    """Return the design of a table; columns are integers of equal length, checked before."""
+    limits = compute_limits(spec, columns, target)
+    points = np.stack([columns[name] for name in spec.dim_names], axis=1)
+    log_points = np.log2(1.0 + points)
+    base_us = limits.base_us
+    log_compute = np.log(limits.compute_us + _TINY_US)
+    log_memory = np.log(limits.memory_us + _TINY_US)
+    work = (log_compute, log_memory, log_compute - log_memory, np.log(base_us))
+    features = np.empty((len(points), len(spec.dims) + len(spec.features) + len(work)))
+    features[:, : len(spec.dims)] = log_points
+    # A plug-in's feature may divide by an empty dimension; trees take any finite number.
+    with np.errstate(all="ignore"):
+        for place, formula in enumerate(spec.features.values(), start=len(spec.dims)):
+            features[:, place] = formula(columns, target.device.num_sms)
+    for place, column in enumerate(work, start=-len(work)):
+        features[:, place] = column
+    if not np.isfinite(features).all():
+        features = np.nan_to_num(features)
+    return Design(
+        points=points,
+        log_points=log_points,
+        features=features,
+        transfer=_transfer_columns(spec, columns, target, limits),
+        roofline_us=limits.roofline_us,
+        base_us=base_us,
+    )
+
+
+def _transfer_columns(
+    spec: OperatorSpec, columns: Columns, target: Target, limits: Limits
+) -> Matrix:
+    """Return three columns: roofline over floor, and two that say which limit binds and where."""
+    over_floor = np.log(limits.roofline_us / limits.floor_us + _TINY_US)
+    if spec.is_collective:
+        return np.column_stack(
+            [over_floor, np.log2(columns["devices_per_node"]), np.log2(columns["num_nodes"])]
+        )
+    balance = np.log((limits.compute_us + _TINY_US) / (limits.memory_us + _TINY_US))
+    moved_bytes = limits.memory_us * target.device.memory_bandwidth_bytes_per_s / US_PER_S
+    over_cache = np.log((moved_bytes + 1.0) / target.device.l2_cache_bytes)
+    return np.column_stack([over_floor, balance, over_cache])

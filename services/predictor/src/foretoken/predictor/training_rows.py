@@ -1,0 +1,218 @@
+"""From catalog rows to series: the points of one operator under one set of circumstances."""
+
+import dataclasses
+import hashlib
+import itertools
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from foretoken.domain.errors import UnknownDeviceError, UnknownTopologyError
+from foretoken.domain.estimate import DType, Phase
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.measurement import ArrowStream
+from foretoken.domain.operator import OperatorSpec, all_operators, find_operator
+from foretoken.predictor.roofline import Columns, FloatColumn, Target
+from foretoken.wire.arrow import dims_to_columns, read_table
+
+_log = logging.getLogger(__name__)
+
+_GROUP_COLUMNS = ("operator", "device", "topology", "dtype", "phase", "framework")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class SeriesKey:
+    """Circumstances of a series; `framework` is name and version, empty for all together.
+
+    A collective has a topology, and no dtype: only its bytes count.
+    """
+
+    operator: str
+    device: str
+    topology: str
+    dtype: str
+    phase: str
+    framework: str
+
+    @property
+    def spec(self) -> OperatorSpec:
+        """The operator."""
+        return find_operator(self.operator)
+
+    @property
+    def target(self) -> Target:
+        """What the calls ran on.
+
+        Raises:
+            UnknownDeviceError: no such device file.
+            UnknownTopologyError: no such topology file.
+
+        """
+        topology = find_topology(self.topology) if self.topology else None
+        dtype = DType[self.dtype.upper()] if self.dtype else DType.BF16
+        device = find_device(self.device)
+        return Target(
+            device=device, dtype=dtype, phase=Phase[self.phase.upper()], topology=topology
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """Distinct points in a canonical order, each with the median of its measurements.
+
+    `noise_log` is the 90th percentile, in log units, of how far one more measurement of a point
+    would lie from its median; 0 where no point was measured twice.
+    """
+
+    key: SeriesKey
+    points: npt.NDArray[np.int64]
+    latency_us: FloatColumn
+    noise_log: float = 0.0
+
+    @property
+    def columns(self) -> Columns:
+        """The points as columns by dimension."""
+        names = self.key.spec.dim_names
+        return {name: self.points[:, index] for index, name in enumerate(names)}
+
+    @property
+    def content_hash(self) -> str:
+        """Identity of the circumstances and every point."""
+        digest = hashlib.sha256(repr(dataclasses.astuple(self.key)).encode())
+        digest.update(np.ascontiguousarray(self.points).tobytes())
+        digest.update(np.ascontiguousarray(self.latency_us).tobytes())
+        return digest.hexdigest()
+
+
+def read_series(stream: ArrowStream) -> tuple[Series, ...]:
+    """Return every series of the rows that can be trained on, in the order of their keys.
+
+    Rows that failed or are flagged are left out, those of an operator, device or topology without
+    a file, and at each point those of all kernels but the fastest, which an engine would choose.
+    Where several frameworks measured the same circumstances, one more series with an empty
+    framework holds them together.
+    """
+    table = _keep_usable(read_table(stream))
+    groups: dict[SeriesKey, list[pa.Table]] = {}
+    for values, rows in _group(table):
+        key = _canonical_key(values)
+        if key is not None:
+            groups.setdefault(key, []).append(_take_fastest_kernel(key.spec, rows))
+    series = [build_series(key, *_points_of(key, parts)) for key, parts in groups.items()]
+    unions: dict[SeriesKey, list[pa.Table]] = {}
+    for key, parts in groups.items():
+        unions.setdefault(dataclasses.replace(key, framework=""), []).extend(parts)
+    num_frameworks = {
+        key: sum(dataclasses.replace(other, framework="") == key for other in groups)
+        for key in unions
+    }
+    series += [
+        build_series(key, *_points_of(key, parts))
+        for key, parts in unions.items()
+        if num_frameworks[key] > 1
+    ]
+    return tuple(sorted(series, key=lambda item: item.key))
+
+
+def build_series(key: SeriesKey, points: npt.NDArray[np.int64], latency_us: FloatColumn) -> Series:
+    """Return the series of rows that may repeat points, in any order."""
+    distinct, inverse = np.unique(points, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    order = np.lexsort((latency_us, inverse))
+    sorted_us = latency_us[order]
+    counts = np.bincount(inverse)
+    starts = np.cumsum(counts) - counts
+    # The median of a sorted run is the mean of its one or two middle values.
+    median_us = 0.5 * (sorted_us[starts + (counts - 1) // 2] + sorted_us[starts + counts // 2])
+    is_repeated = counts[inverse] > 1
+    repeats = counts[inverse][is_repeated]
+    # The median of few lies nearer to each of them than to a new measurement: scale for that.
+    deviation = np.abs(np.log(latency_us / median_us[inverse]))[is_repeated]
+    deviation *= np.sqrt((repeats + 1) / (repeats - 1))
+    noise_log = float(np.quantile(deviation, 0.9)) if len(deviation) else 0.0
+    return Series(key=key, points=distinct, latency_us=median_us, noise_log=noise_log)
+
+
+def _keep_usable(table: pa.Table) -> pa.Table:
+    latency = pc.coalesce(table["latency_us_median"], table["latency_us_mean"])
+    num_flags = pc.coalesce(pc.list_value_length(table["flags"]), pa.scalar(0, pa.int32()))
+    is_usable = pc.and_(
+        pc.and_(pc.equal(table["status"], "ok"), pc.equal(num_flags, 0)),
+        pc.and_(pc.is_finite(latency), pc.greater(latency, 0.0)),
+    )
+    version = pc.coalesce(table["framework_version"], pa.scalar(""))
+    framework = pc.coalesce(table["framework"], pa.scalar(""))
+    named = pc.utf8_trim_whitespace(pc.binary_join_element_wise(framework, version, " "))
+    columns = {name: table[name] for name in ("operator", "device", "dtype", "phase", "dims")}
+    for name in ("topology", "kernel"):
+        columns[name] = pc.coalesce(table[name], pa.scalar(""))
+    columns |= {"framework": named, "latency_us": latency}
+    return pa.table(columns).filter(pc.fill_null(is_usable, fill_value=False))
+
+
+def _group(table: pa.Table) -> Iterable[tuple[tuple[str, ...], pa.Table]]:
+    if not table.num_rows:
+        return
+    codes = np.zeros(table.num_rows, dtype=np.int64)
+    for name in _GROUP_COLUMNS:
+        encoded = pc.dictionary_encode(table[name].combine_chunks())
+        indices = encoded.indices.to_numpy(zero_copy_only=False)
+        codes = np.unique(codes * len(encoded.dictionary) + indices, return_inverse=True)[1]
+    for code in range(int(codes.max()) + 1):
+        rows = table.filter(pa.array(codes == code))
+        yield tuple(rows[name][0].as_py() for name in _GROUP_COLUMNS), rows
+
+
+def _canonical_key(values: tuple[str, ...]) -> SeriesKey | None:
+    operator, device, topology, dtype, phase, framework = values
+    if operator not in all_operators():
+        _log.warning("rows of an unknown operator are not trained on: operator=%s", operator)
+        return None
+    try:
+        device = find_device(device).name
+        if find_operator(operator).is_collective:
+            topology = topology or topology_of_device(device).name
+            device, dtype = find_topology(topology).device, ""
+        else:
+            topology = ""
+    except (UnknownDeviceError, UnknownTopologyError) as err:
+        _log.warning("rows are not trained on: operator=%s: %s", operator, err.message)
+        return None
+    return SeriesKey(operator, device, topology, dtype.lower(), phase.lower(), framework)
+
+
+def _take_fastest_kernel(spec: OperatorSpec, rows: pa.Table) -> pa.Table:
+    """Return at each point the rows of the kernel with the lowest median."""
+    kernels = rows["kernel"].to_pylist()
+    names, codes = np.unique(kernels, return_inverse=True)
+    if len(names) == 1:
+        return rows
+    columns = dims_to_columns(rows, spec.dim_names)
+    points = np.stack([columns[name] for name in spec.dim_names], axis=1)
+    _, places = np.unique(points, axis=0, return_inverse=True)
+    latency_us = rows["latency_us"].to_numpy()
+    medians: dict[tuple[int, int], float] = {}
+    cells = list(zip(places.reshape(-1).tolist(), codes.tolist(), strict=True))
+    order = sorted(range(len(cells)), key=cells.__getitem__)
+    for cell, members in itertools.groupby(order, key=cells.__getitem__):
+        medians[cell] = float(np.median(latency_us[list(members)]))
+    fastest: dict[int, int] = {}
+    for (place, code), median_us in medians.items():
+        if place not in fastest or median_us < medians[place, fastest[place]]:
+            fastest[place] = code
+    return rows.filter(pa.array([fastest[place] == code for place, code in cells]))
+
+
+def _points_of(
+    key: SeriesKey, parts: Iterable[pa.Table]
+) -> tuple[npt.NDArray[np.int64], FloatColumn]:
+    rows = pa.concat_tables(parts)
+    columns = dims_to_columns(rows, key.spec.dim_names)
+    points = np.stack([columns[name] for name in key.spec.dim_names], axis=1)
+    return points, rows["latency_us"].to_numpy()

@@ -1,0 +1,57 @@
+"""One fused AdamW update; other formats than fp32 keep fp32 master weights beside them."""
+
+from collections.abc import Mapping
+
+import torch
+from torch.optim.adamw import adamw
+
+from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
+
+
+def _make_inputs(dims: Mapping[str, int], tensors: TensorFactory) -> Inputs:
+    size = dims["num_params"]
+    master = tensors.random(size, dtype=torch.float32)
+    parameter = master if tensors.dtype is torch.float32 else tensors.random(size)
+    return (
+        parameter,
+        tensors.random(size),
+        master,
+        tensors.random(size, dtype=torch.float32),
+        tensors.random(size, dtype=torch.float32).abs_(),
+        torch.ones((), device=tensors.device),
+    )
+
+
+def _run(
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    master: torch.Tensor,
+    *state: torch.Tensor,
+) -> None:
+    first_moment, second_moment, step = state
+    adamw(
+        [master],
+        [gradient.to(torch.float32)],
+        [first_moment],
+        [second_moment],
+        [],
+        [step],
+        fused=True,
+        amsgrad=False,
+        beta1=0.9,
+        beta2=0.95,
+        lr=1e-4,
+        weight_decay=0.1,
+        eps=1e-8,
+        maximize=False,
+    )
+    if parameter is not master:
+        parameter.copy_(master)
+
+
+KERNEL = Kernel(
+    operator="adam",
+    source="torch.optim.adamw.adamw(fused)",
+    make_inputs=_make_inputs,
+    bind=lambda _: _run,
+)

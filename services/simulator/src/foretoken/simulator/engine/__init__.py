@@ -1,0 +1,1 @@
+"""A discrete-event engine: clock, events and random streams."""

@@ -1,0 +1,1 @@
+"""Turns simulation reports into pages, pictures and traces."""

@@ -1,0 +1,293 @@
+"""Draw the charts of a page, each as one SVG text.
+
+Every function takes plain numbers with their labels and units; none knows what they mean.
+"""
+
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from foretoken.simulator.report.palette import GREY, INK, SERIES, STYLE, text_color_on
+
+_WIDTH_INCHES = 9.0
+# A logarithmic axis pays once the values span this ratio.
+_LOG_RATIO = 40.0
+# Boxes and segments narrower than these shares of the width carry no text.
+_MIN_LABEL_SHARE = 0.045
+_MIN_BOX_SHARE = 0.014
+_MAX_LEGEND_COLUMNS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """One line: values over the panel's x; `color` and `dashes` default by position."""
+
+    label: str
+    values: Sequence[float]
+    color: str = ""
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    """One set of axes with lines from zero; `may_be_log` lets y be logarithmic if it spans much."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[float]
+    series: Sequence[Series]
+    may_be_log: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Box:
+    """A box of a timeline: what `row` does from `start` to `end`; `text` is drawn if it fits."""
+
+    row: int
+    start: float
+    end: float
+    label: str
+    text: str = ""
+
+
+def draw_panels(slug: str, panels: Sequence[Panel]) -> str:
+    """Draw line charts side by side, with one legend where all have the same series."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(_WIDTH_INCHES, 3.5), layout="constrained")
+        all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, panel in zip(all_axes, panels, strict=True):
+            _draw_lines(axes, panel)
+        labels = {tuple(item.label for item in panel.series) for panel in panels}
+        if len(labels) == 1:
+            _add_legend(figure)
+        else:
+            for axes, panel in zip(all_axes, panels, strict=True):
+                if len(panel.series) > 1:
+                    axes.legend(loc="best")
+        return _to_svg(figure, slug)
+
+
+def _draw_lines(axes: Any, panel: Panel) -> None:
+    positive = [value for item in panel.series for value in item.values if value > 0]
+    for index, item in enumerate(panel.series):
+        axes.plot(
+            panel.x,
+            item.values,
+            label=item.label,
+            color=item.color or SERIES[index % len(SERIES)],
+            linestyle=(0, (4, 3)) if item.is_dashed else "-",
+            marker="" if item.is_dashed else "o",
+            linewidth=1.2 if item.is_dashed else None,
+        )
+    if panel.may_be_log and positive and max(positive) > _LOG_RATIO * min(positive):
+        axes.set_yscale("log")
+        axes.minorticks_off()
+    else:
+        axes.set_ylim(bottom=0, top=max(positive, default=1.0) * 1.08)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+    axes.set_xlim(left=0, right=max(panel.x) * 1.05)
+    axes.grid(visible=True, axis="y")
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+
+
+def draw_cumulative(
+    slug: str,
+    title: str,
+    x_label: str,
+    series: Mapping[str, Sequence[float]],
+    colors: Sequence[str],
+) -> str:
+    """Draw the share of values at or below x, one step line per series."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(_WIDTH_INCHES, 3.7), layout="constrained")
+        axes = figure.subplots()
+        everything = [value for values in series.values() for value in values if value > 0]
+        for (label, values), color in zip(series.items(), colors, strict=True):
+            ordered = sorted(values)
+            shares = [(index + 1) / len(ordered) for index in range(len(ordered))]
+            axes.step(ordered, shares, where="post", label=label, color=color, linewidth=1.7)
+        if everything and max(everything) > _LOG_RATIO * min(everything):
+            axes.set_xscale("log")
+        else:
+            axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+        axes.grid(visible=True, axis="both")
+        axes.set_title(title)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel("share of requests")
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="offered load")
+        return _to_svg(figure, slug)
+
+
+def draw_stacked_rows(
+    slug: str,
+    title: str,
+    x_label: str,
+    rows: Mapping[str, Mapping[str, float]],
+    colors: Mapping[str, str],
+    limit: tuple[float, str] | None = None,
+) -> str:
+    """Draw a horizontal stacked bar per row; `limit` is a marked value with its name."""
+    totals = [sum(parts.values()) for parts in rows.values()]
+    reach = max([*totals, limit[0] if limit else 0.0, 1e-12])
+    with rc_context(STYLE):
+        figure = Figure(figsize=(_WIDTH_INCHES, 1.5 + 0.42 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        for label, color in colors.items():
+            widths = [parts.get(label, 0.0) for parts in rows.values()]
+            if not any(widths):
+                continue
+            offsets = [_sum_before(parts, label, colors) for parts in rows.values()]
+            axes.barh(range(len(rows)), widths, left=offsets, height=0.64, color=color, label=label)
+            for row, (width, offset) in enumerate(zip(widths, offsets, strict=True)):
+                if width > _MIN_LABEL_SHARE * reach:
+                    _write_inside(axes, offset + width / 2, row, format_number(width), color)
+        if limit is not None:
+            axes.axvline(limit[0], color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+            axes.annotate(
+                limit[1],
+                (limit[0], 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(-4, 3),
+                textcoords="offset points",
+                ha="right",
+                fontsize=9,
+            )
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlim(0, reach * 1.03)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+        _finish_rows(axes, title, x_label)
+        _add_legend(figure)
+        return _to_svg(figure, slug)
+
+
+def draw_ranked(
+    slug: str, title: str, unit: str, values: Mapping[str, float], colors: Mapping[str, str]
+) -> str:
+    """Draw one bar per name, largest first, each with its value and share written beside it."""
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    total = sum(values.values()) or 1.0
+    reach = max([value for _, value in ordered] or [1.0])
+    with rc_context(STYLE):
+        figure = Figure(figsize=(_WIDTH_INCHES, 1.2 + 0.31 * len(ordered)), layout="constrained")
+        axes = figure.subplots()
+        for row, (name, value) in enumerate(ordered):
+            axes.barh(row, value, height=0.66, color=colors.get(name, GREY))
+            text = f"{format_number(value)} {unit}   {value / total:.1%}"
+            axes.annotate(
+                text, (value, row), xytext=(5, 0), textcoords="offset points", va="center"
+            )
+        axes.set_yticks(range(len(ordered)), [name for name, _ in ordered])
+        axes.set_ylim(len(ordered) - 0.4, -0.6)
+        axes.set_xlim(0, reach * 1.2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+        _finish_rows(axes, title, f"time ({unit})")
+        return _to_svg(figure, slug)
+
+
+def draw_timeline(
+    slug: str, title: str, x_label: str, boxes: Sequence[Box], colors: Mapping[str, str]
+) -> str:
+    """Draw what each row does when; rows are numbered from 0 at the top."""
+    num_rows = 1 + max((box.row for box in boxes), default=0)
+    start = min((box.start for box in boxes), default=0.0)
+    end = max((box.end for box in boxes), default=1.0)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(_WIDTH_INCHES, 1.5 + 0.44 * num_rows), layout="constrained")
+        axes = figure.subplots()
+        for row in range(num_rows):
+            axes.barh(row, end - start, left=start, height=0.8, color=GREY, alpha=0.13)
+        for label, color in colors.items():
+            for row in range(num_rows):
+                spans = [
+                    (box.start, box.end - box.start)
+                    for box in boxes
+                    if box.row == row and box.label == label
+                ]
+                if spans:
+                    axes.broken_barh(
+                        spans, (row - 0.4, 0.8), facecolor=color, edgecolor="white", linewidth=0.35
+                    )
+            if any(box.label == label for box in boxes):
+                axes.barh(0, 0, color=color, label=label)
+        axes.barh(0, 0, color=GREY, alpha=0.3, label="waiting")
+        for box in boxes:
+            if box.text and box.end - box.start > _MIN_BOX_SHARE * (end - start):
+                middle = (box.start + box.end) / 2
+                _write_inside(axes, middle, box.row, box.text, colors[box.label])
+        axes.set_yticks(range(num_rows), [f"stage {row}" for row in range(num_rows)])
+        axes.set_ylim(num_rows - 0.5, -0.5)
+        axes.set_xlim(start, end)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+        _finish_rows(axes, title, x_label)
+        axes.grid(visible=False)
+        _add_legend(figure)
+        return _to_svg(figure, slug)
+
+
+def format_number(value: float) -> str:
+    """Return a number with three significant digits and thousands separators."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:  # noqa: PLR2004  three digits before the point need none after it
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _write_inside(axes: Any, x: float, y: float, text: str, background: str) -> None:
+    color = text_color_on(background)
+    axes.text(x, y, text, ha="center", va="center", fontsize=8, color=color)
+
+
+def _add_legend(figure: Figure) -> None:
+    """Put all names in one row below, or in two where one is too long."""
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    num_rows = 1 if len(names) <= _MAX_LEGEND_COLUMNS else 2
+    num_columns = -(-len(names) // num_rows)
+    figure.legend(handles, names, loc="outside lower center", ncols=num_columns)
+
+
+def _finish_rows(axes: Any, title: str, x_label: str) -> None:
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
+    axes.grid(visible=True, axis="x")
+    axes.set_title(title)
+    axes.set_xlabel(x_label)
+
+
+def _sum_before(parts: Mapping[str, float], label: str, order: Iterable[str]) -> float:
+    total = 0.0
+    for name in order:
+        if name == label:
+            break
+        total += parts.get(name, 0.0)
+    return total
+
+
+def _to_svg(figure: Figure, slug: str) -> str:
+    """Return the figure as an SVG element that can stand inside a page beside others."""
+    file = io.StringIO()
+    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(file, format="svg", metadata=metadata)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    # Ids are unique in a figure only.
+    svg = re.sub(r'\bid="', f'id="{slug}-', svg)
+    svg = svg.replace('href="#', f'href="#{slug}-').replace("url(#", f"url(#{slug}-")
+    return svg.replace(INK, "currentColor")

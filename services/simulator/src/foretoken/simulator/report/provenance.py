@@ -1,0 +1,49 @@
+"""Say in words and pictures how far an estimate can be trusted."""
+
+import json
+from collections.abc import Mapping
+
+from foretoken.simulator.report.palette import OF_PROVENANCE
+from foretoken.simulator.report.plots import draw_stacked_rows, format_number
+from foretoken.simulator.report.section import Picture, Section
+
+
+def describe_shares(shares: Mapping[str, float]) -> str:
+    """Return the shares, largest first: "70% interpolated, 30% analytical"."""
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{share:.0%} {name}" for name, share in ordered if share > 0)
+
+
+def describe_interval(low: float, high: float, unit: str) -> str:
+    """Return an interval with its unit."""
+    return f"{format_number(low)} to {format_number(high)} {unit}".rstrip()
+
+
+def provenance_picture(slug: str, rows: Mapping[str, Mapping[str, float]]) -> Picture:
+    """Return the picture of what the busy time of each row rests on."""
+    percent = {
+        row: {name: 100 * share for name, share in shares.items()} for row, shares in rows.items()
+    }
+    return Picture(
+        svg=draw_stacked_rows(
+            slug, "What the times rest on", "share of the busy time (%)", percent, OF_PROVENANCE
+        ),
+        caption=(
+            "Measured: this very operator call was timed on this device. Interpolated: a latency "
+            "model inside what was measured. Extrapolated: the same model outside of it. "
+            "Analytical: from the device's data sheet only."
+        ),
+    )
+
+
+def configuration_section(scenario_json: str) -> Section:
+    """Return the resolved scenario, folded; an inlined trace is shortened to its length."""
+    scenario = json.loads(scenario_json) if scenario_json else {}
+    workload = scenario.get("workload", {})
+    if workload.get("trace_requests"):
+        workload["trace_requests"] = f"{len(workload['trace_requests'])} requests, not shown"
+    return Section(
+        title="Configuration",
+        intro="The resolved scenario; given to the simulator again, it yields the same result.",
+        listing=json.dumps(scenario, indent=2, ensure_ascii=False),
+    )

@@ -1,0 +1,70 @@
+"""The simulator over gRPC: proto messages to the port and back."""
+
+from collections.abc import Iterator
+
+import grpc
+
+from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
+from foretoken.api.types.v1 import job_pb2, measurement_pb2, report_pb2
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.ports import SimulatorPort
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.wire import codec, ipc
+from foretoken.wire.serving import JobRpcs, register_service
+
+SERVICE = simulator_pb2.DESCRIPTOR.services_by_name["SimulatorService"]
+SERVICE_NAME: str = SERVICE.full_name
+
+
+class SimulatorServicer(JobRpcs):
+    """Answers the simulator's rpcs."""
+
+    def __init__(self, port: SimulatorPort) -> None:
+        """Keep the port."""
+        super().__init__(port)
+        self._port = port
+
+    def create_serving_simulation(
+        self, request: simulator_pb2.CreateServingSimulationRequest, _context: grpc.ServicerContext
+    ) -> job_pb2.Job:
+        """Start simulating a serving deployment."""
+        if not request.HasField("scenario"):
+            raise InvalidRequestError.of_field("scenario", "must be set")
+        scenario = codec.decode(request.scenario, ServingScenario)
+        return codec.encode(self._port.create_serving_simulation(scenario), job_pb2.Job)
+
+    def get_serving_report(
+        self, request: simulator_pb2.GetServingReportRequest, _context: grpc.ServicerContext
+    ) -> report_pb2.ServingReport:
+        """Return the result of a finished serving simulation, without its single requests."""
+        report = self._port.get_serving_report(request.job_id)
+        return codec.encode(report, report_pb2.ServingReport)
+
+    def read_serving_requests(
+        self, request: simulator_pb2.ReadServingRequestsRequest, _context: grpc.ServicerContext
+    ) -> Iterator[measurement_pb2.ArrowChunk]:
+        """Stream the single requests of a finished serving simulation."""
+        report = self._port.get_serving_report(request.job_id)
+        for chunk in ipc.write_chunks(ipc.requests_to_table(report.requests)):
+            yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
+
+    def create_training_simulation(
+        self, request: simulator_pb2.CreateTrainingSimulationRequest, _context: grpc.ServicerContext
+    ) -> job_pb2.Job:
+        """Start simulating a training step."""
+        if not request.HasField("scenario"):
+            raise InvalidRequestError.of_field("scenario", "must be set")
+        scenario = codec.decode(request.scenario, TrainingScenario)
+        return codec.encode(self._port.create_training_simulation(scenario), job_pb2.Job)
+
+    def get_training_report(
+        self, request: simulator_pb2.GetTrainingReportRequest, _context: grpc.ServicerContext
+    ) -> report_pb2.TrainingReport:
+        """Return the result of a finished training simulation."""
+        report = self._port.get_training_report(request.job_id)
+        return codec.encode(report, report_pb2.TrainingReport)
+
+
+def register(server: grpc.Server, port: SimulatorPort) -> None:
+    """Let a server answer for this simulator."""
+    register_service(server, SERVICE, SimulatorServicer(port))

@@ -1,0 +1,1 @@
+"""Continuous-batching replicas behind a router, driven by events."""

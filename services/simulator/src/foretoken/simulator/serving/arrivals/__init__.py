@@ -1,0 +1,1 @@
+"""Arrival processes: one module each, with an `ARRIVAL`."""

@@ -1,0 +1,1 @@
+"""Routers: one module each, with a `ROUTER`."""

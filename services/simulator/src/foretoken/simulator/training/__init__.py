@@ -1,0 +1,1 @@
+"""Simulates one optimizer step of a training configuration."""

@@ -1,0 +1,1 @@
+"""One module per pipeline schedule, each with a `SCHEDULE`."""

@@ -1,0 +1,177 @@
+"""The manifests render, are valid, and fit the program they start."""
+
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from foretoken.app.config import AppConfig, load_config
+from foretoken.catalog.config import CatalogConfig
+from foretoken.domain import schema
+
+_VARIANTS = ("base", "overlays/dev", "overlays/gpu-profiler")
+_SERVICES = ("catalog", "predictor", "profiler", "simulator")
+# Kinds of operators that a cluster may have; their schemas are not part of Kubernetes.
+_CUSTOM_KINDS = {"PodMonitor"}
+
+Manifest = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module", params=_VARIANTS)
+def manifests(
+    request: pytest.FixtureRequest, repository: Path, find_tool: Callable[[str], str]
+) -> list[Manifest]:
+    """Everything one variant applies."""
+    folder = repository / "deploy" / "k8s" / request.param
+    command = [find_tool("kubectl"), "kustomize", str(folder)]
+    rendered = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (0, "") == (rendered.returncode, rendered.stderr)
+    return list(yaml.safe_load_all(rendered.stdout))
+
+
+def test_every_manifest_fits_the_schemas_of_kubernetes(
+    manifests: list[Manifest], find_tool: Callable[[str], str], tmp_path: Path
+) -> None:
+    standard = [m for m in manifests if m["kind"] not in _CUSTOM_KINDS]
+    path = tmp_path / "manifests.yaml"
+    path.write_text(yaml.safe_dump_all(standard), encoding="utf-8")
+    command = [find_tool("kubernetes-validate"), "--strict", "--quiet", str(path)]
+    validated = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert validated.returncode == 0, validated.stdout + validated.stderr
+
+
+def test_everything_is_in_the_namespace(manifests: list[Manifest]) -> None:
+    outside = [m for m in manifests if m["metadata"].get("namespace") != "foretoken"]
+    assert ["Namespace"] == [m["kind"] for m in outside]
+
+
+def test_every_configuration_is_one_the_program_accepts(manifests: list[Manifest]) -> None:
+    configs = _configs(manifests)
+    assert set(_SERVICES) == set(configs)
+    for service in ("catalog", "predictor", "simulator"):
+        server = configs[service].server
+        assert ("0.0.0.0", 50051, 9090) == (server.host, server.port, server.metrics_port)  # noqa: S104
+        grace_s = _pod_spec(_workload(manifests, service))["terminationGracePeriodSeconds"]
+        assert server.drain_s + server.grace_s < grace_s
+    catalog = schema.decode(CatalogConfig, {"path": "catalog.duckdb", **configs["catalog"].catalog})
+    assert catalog.memory_limit == "4GB"
+
+
+def test_every_endpoint_is_a_service_on_its_port(manifests: list[Manifest]) -> None:
+    ports = {
+        m["metadata"]["name"]: m["spec"]["ports"][0]["port"]
+        for m in manifests
+        if m["kind"] == "Service"
+    }
+    endpoints = {
+        endpoint
+        for config in _configs(manifests).values()
+        for endpoint in (config.endpoints.catalog, config.endpoints.predictor)
+        if endpoint != "embedded"
+    }
+    assert endpoints <= {f"dns:///{name}:{port}" for name, port in ports.items()}
+    assert endpoints != set()
+
+
+def test_every_selector_finds_pods(manifests: list[Manifest]) -> None:
+    labels = [
+        m["spec"]["template"]["metadata"]["labels"].items()
+        for m in manifests
+        if "template" in m.get("spec", {})
+    ]
+    selectors = {
+        f"{m['kind']}/{m['metadata']['name']}": _selector(m)
+        for m in manifests
+        if m["kind"] in ("Service", "PodDisruptionBudget", "PodMonitor", "NetworkPolicy")
+    }
+    missed = [
+        name
+        for name, selector in selectors.items()
+        if not any(selector.items() <= pod_labels for pod_labels in labels)
+    ]
+    assert missed == []
+
+
+def test_no_pod_has_more_rights_than_it_needs(manifests: list[Manifest]) -> None:
+    for service in _SERVICES:
+        pod = _pod_spec(_workload(manifests, service))
+        container = pod["containers"][0]
+        rights = container["securityContext"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert {"type": "RuntimeDefault"} == pod["securityContext"]["seccompProfile"]
+        assert not pod["automountServiceAccountToken"]
+        assert (True, False) == (
+            rights["readOnlyRootFilesystem"],
+            rights["allowPrivilegeEscalation"],
+        )
+        assert ["ALL"] == rights["capabilities"]["drop"]
+        assert {"requests", "limits"} == set(container["resources"])
+        assert "1" == {e["name"]: e.get("value") for e in container["env"]}["OMP_NUM_THREADS"]
+
+
+def test_no_service_links_are_injected(manifests: list[Manifest]) -> None:
+    """Kubernetes would add FORETOKEN_* variables for a service of that name: unknown settings."""
+    for service in _SERVICES:
+        assert not _pod_spec(_workload(manifests, service))["enableServiceLinks"]
+
+
+def test_the_profiler_takes_one_gpu_and_one_share_per_index(manifests: list[Manifest]) -> None:
+    job = _workload(manifests, "profiler")["spec"]
+    container = job["template"]["spec"]["containers"][0]
+    shards = {e["name"]: e.get("value") for e in container["env"]}["FORETOKEN_PROFILER__NUM_SHARDS"]
+    assert "1" == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert str(job["completions"]) == shards
+
+
+def test_a_suspended_job_is_all_that_profiles_until_an_overlay_names_a_gpu(
+    manifests: list[Manifest],
+) -> None:
+    job = _workload(manifests, "profiler")["spec"]
+    product = job["template"]["spec"]["nodeSelector"]["nvidia.com/gpu.product"]
+    assert (product == "set-by-overlay") == job["suspend"]
+
+
+@pytest.mark.parametrize("service", _SERVICES)
+def test_dockerfiles_are_clean_and_start_their_service(
+    repository: Path, find_tool: Callable[[str], str], service: str
+) -> None:
+    path = repository / "services" / service / "Dockerfile"
+    linted = subprocess.run(
+        [find_tool("hadolint"), str(path)], capture_output=True, text=True, check=False
+    )
+    assert linted.returncode == 0, linted.stdout
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == f'ENTRYPOINT ["foretoken", "serve", "{service}"]'
+    assert "USER 10001:10001" in lines
+
+
+def _configs(manifests: list[Manifest]) -> dict[str, AppConfig]:
+    """Load every service's configuration as the service itself would."""
+    configs: dict[str, AppConfig] = {}
+    for manifest in manifests:
+        if manifest["kind"] == "ConfigMap":
+            service = str(manifest["metadata"]["name"]).partition("-")[0]
+            content = yaml.safe_load(manifest["data"]["foretoken.yaml"])
+            configs[service] = load_config(None, {}, content)
+    return configs
+
+
+def _workload(manifests: list[Manifest], name: str) -> Manifest:
+    kinds = ("Deployment", "StatefulSet", "Job")
+    (found,) = (m for m in manifests if m["kind"] in kinds and m["metadata"]["name"] == name)
+    return found
+
+
+def _pod_spec(workload: Manifest) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def _selector(manifest: Manifest) -> Mapping[str, str]:
+    spec = manifest["spec"]
+    selector: Mapping[str, Any] = spec.get("podSelector", spec.get("selector", {}))
+    labels: Mapping[str, str] = selector.get("matchLabels", selector)
+    return labels

@@ -1,0 +1,92 @@
+"""The one import rule holds, and the linter that keeps it would notice a breach."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+# One breach for every contract of pyproject.toml: (contract id, module to add, its import).
+_BREACHES = (
+    ("layers", "domain/breach_layers.py", "import foretoken.wire"),
+    ("layers", "catalog/breach_sibling.py", "import foretoken.predictor"),
+    ("domain-parses-in-one-place", "domain/breach_yaml.py", "import yaml"),
+    ("torch-in-profiler", "app/breach_torch.py", "import torch"),
+    ("duckdb-in-catalog", "predictor/breach_duckdb.py", "import duckdb"),
+    ("lightgbm-in-predictor", "simulator/breach_lightgbm.py", "import lightgbm"),
+    ("grpc-at-the-edge", "profiler/breach_grpc.py", "def f():\n    import grpc"),
+    ("grpc-at-the-edge", "simulator/breach_stubs.py", "import foretoken.api"),
+)
+
+
+def test_every_contract_is_kept(repository: Path, find_tool: Callable[[str], str]) -> None:
+    linted = _lint(find_tool("lint-imports"), repository, {})
+    assert 0 == linted.returncode, linted.stdout
+
+
+def test_every_contract_can_be_broken(
+    repository: Path,
+    pyproject: Mapping[str, Any],
+    find_tool: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    """In a copy with one breach per contract the linter names each contract and each breach."""
+    contracts = {c["id"]: c["name"] for c in pyproject["tool"]["importlinter"]["contracts"]}
+    assert set(contracts) == {contract_id for contract_id, _, _ in _BREACHES}
+
+    shutil.copy(repository / "pyproject.toml", tmp_path)
+    roots = _copy_roots(pyproject, repository, tmp_path)
+    for _, module, line in _BREACHES:
+        (package,) = [r / "foretoken" for r in roots if (r / "foretoken" / module).parent.is_dir()]
+        (package / module).write_text(line + "\n", encoding="utf-8")
+    linted = _lint(
+        find_tool("lint-imports"), tmp_path, {"PYTHONPATH": ":".join(str(root) for root in roots)}
+    )
+
+    printed = " ".join(linted.stdout.split())
+    assert 1 == linted.returncode, linted.stdout + linted.stderr
+    assert [] == [name for name in contracts.values() if f"{name} BROKEN" not in printed]
+    modules = [module.removesuffix(".py").replace("/", ".") for _, module, _ in _BREACHES]
+    assert [] == [module for module in modules if f"foretoken.{module} ->" not in printed]
+
+
+def test_the_domain_needs_the_standard_library_alone(repository: Path) -> None:
+    """Except for the YAML of its data files, which one module reads."""
+    domain = repository / "clients/python/src/foretoken/domain"
+    third_party = {
+        (path.relative_to(domain).as_posix(), name)
+        for path in domain.rglob("*.py")
+        for name in _imported_packages(path)
+        if name != "foretoken" and name not in sys.stdlib_module_names
+    }
+    assert {("plugins.py", "yaml")} == third_party
+
+
+def _lint(
+    program: str, folder: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, "--no-cache"],
+        cwd=folder,
+        env={"COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _copy_roots(pyproject: Mapping[str, Any], repository: Path, target: Path) -> list[Path]:
+    names = [str(root) for root in pyproject["tool"]["ruff"]["src"]]
+    for name in names:
+        shutil.copytree(repository / name, target / name)
+    return [target / name for name in names]
+
+
+def _imported_packages(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]

@@ -1,0 +1,103 @@
+"""Accuracy and cost of the predictor on the shared measurements.
+
+Run: python tests/benchmarks/bench_predictor.py [DATA_FOLDER]
+
+Prints, per operator and device, the error on whole sizes left out and the share of them inside the
+nominal 90 % intervals; then CPU seconds of training, and rows per second of prediction.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from foretoken.catalog.config import CatalogConfig
+from foretoken.catalog.importing import ImportRequest, find_importer
+from foretoken.catalog.service import CatalogService
+from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable
+from foretoken.domain.job import JobState
+from foretoken.domain.ports import TrainRequest
+from foretoken.domain.report import PredictorTrainingReport
+from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.service import PredictorService
+
+# Vidur, training its random forests on the same A30 tables. Source: run on a 2-core machine.
+_VIDUR_A30_CPU_S = 2258.0
+_DEFAULT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+# What to import: label, importer, folder, device, options.
+_SOURCES = (
+    ("a30 (partly corrupt)", "vidur", "vidur/profiling", "a30", {"folder": "a30"}),
+    ("a30 (clean)", "vidur", "vidur/profiling", "a30", {"folder": "a30_clean"}),
+    ("a100", "vidur", "vidur/profiling", "a100_sxm_80", {}),
+    ("h100", "vidur", "vidur/profiling", "h100_sxm", {}),
+    ("rtx", "llmservingsim", "llmservingsim", "", {}),
+)
+
+
+def main(data: Path) -> None:
+    """Import, train and print, one source after the other, each in a catalog of its own."""
+    for label, importer, folder, device, options in _SOURCES:
+        with tempfile.TemporaryDirectory() as scratch:
+            catalog = CatalogService(CatalogConfig(path=f"{scratch}/catalog.duckdb"))
+            catalog.open()
+            request = ImportRequest(path=data / folder, device=device, options=options)
+            plan = find_importer(importer).read(request)
+            receipts = list(catalog.record(plan.run, plan.batches))
+            predictor = PredictorService(PredictorConfig(state_folder=f"{scratch}/p"), catalog)
+            predictor.open()
+            _say(f"\n{label}: {plan.num_rows} rows, {sum(r.num_flagged for r in receipts)} flagged")
+            report = _train(predictor)
+            _print_report(report)
+            if "a30" in label:
+                ratio = _VIDUR_A30_CPU_S / report.cpu_s
+                _say(f"Vidur {_VIDUR_A30_CPU_S:.0f} CPU s: {ratio:.0f} times as much")
+            _print_speed(predictor, device or "rtx_pro_6000")
+            predictor.close()
+            catalog.close()
+
+
+def _train(predictor: PredictorService) -> PredictorTrainingReport:
+    job = predictor.create_training(TrainRequest())
+    *_, last = predictor.watch_job(job.job_id)
+    if last.state is not JobState.SUCCEEDED:
+        raise SystemExit(f"training failed: {last.error_message}")
+    return predictor.get_training_report(job.job_id)
+
+
+def _print_report(report: PredictorTrainingReport) -> None:
+    _say(f"{'operator':20}{'on':20}{'rows':>7}{'held out':>10}{'MAPE':>8}{'P90':>8}{'inside':>8}")
+    for entry in report.operators:
+        _say(
+            f"{entry.operator:20}{entry.device:20}{entry.num_rows:7}{entry.num_held_out:10}"
+            f"{entry.held_out_mape_ratio:8.2%}{entry.held_out_p90_ratio:8.2%}"
+            f"{entry.interval_coverage_ratio:8.1%}"
+        )
+    _say(f"trained in {report.cpu_s:.1f} CPU s")
+
+
+def _print_speed(predictor: PredictorService, device: str) -> None:
+    for num_rows in (1, 1_000, 100_000):
+        rng = np.random.default_rng(0)
+        columns = {
+            "m": rng.integers(1, 4096, num_rows),
+            "n": rng.choice([3584, 4096, 4608, 37888], num_rows),
+            "k": rng.choice([3584, 4096, 18944], num_rows),
+        }
+        table = OperatorTable(operator="gemm", dtype=DType.FP16, columns=columns)
+        started_s = time.perf_counter()
+        predictor.predict(LatencyQuery(device=device, tables=(table,)))
+        elapsed_s = time.perf_counter() - started_s
+        _say(
+            f"predict {num_rows} gemm rows: {elapsed_s * 1e3:.1f} ms, {num_rows / elapsed_s:.0f}/s"
+        )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else _DEFAULT_DATA)

@@ -1,0 +1,15 @@
+"""Fixtures every test may use."""
+
+from pathlib import Path
+
+import pytest
+
+_SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Measurements made by others on real GPUs; not part of the project."""
+    if not _SHARED_DATA.is_dir():
+        pytest.skip("the shared measurements (../shared/data) are not on this machine")
+    return _SHARED_DATA

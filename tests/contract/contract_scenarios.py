@@ -1,0 +1,59 @@
+"""Small scenarios that every contract test may send."""
+
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.report import (
+    Feasibility,
+    Percentiles,
+    PipelineSpan,
+    RequestColumns,
+    ServingReport,
+    StageMemory,
+    TrainingReport,
+)
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.workload import Request, WorkloadSpec
+
+TINY_MODEL = ModelArchitecture(
+    name="tiny",
+    num_layers=2,
+    hidden=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate=128,
+    vocab=256,
+    max_position=512,
+)
+SERVING = ServingScenario(
+    model=TINY_MODEL,
+    device="a30",
+    workload=WorkloadSpec(
+        arrival="trace",
+        num_requests=3,
+        trace_requests=tuple(
+            Request(arrival_s=0.1 * index, num_prefill_tokens=16, num_decode_tokens=4)
+            for index in range(3)
+        ),
+    ),
+)
+TRAINING = TrainingScenario(model=TINY_MODEL, device="a30", sequence_length=128)
+SERVING_REPORT = ServingReport(
+    feasibility=Feasibility(is_feasible=False, reason="too little memory"),
+    ttft_ms=Percentiles(mean=1.5, p50=1.0, max=3.0),
+    num_requests=2,
+    step_time_s_by_group={"attention": 0.25, "mlp": 0.5},
+    requests=RequestColumns(
+        arrival_s=(0.0, 0.5),
+        scheduled_s=(0.0, 0.75),
+        first_token_s=(0.25, -1.0),
+        finished_s=(1.0, -1.0),
+        num_prefill_tokens=(7, 8),
+        num_decode_tokens=(3, 4),
+        num_preemptions=(0, 1),
+    ),
+)
+TRAINING_REPORT = TrainingReport(
+    step_time_ms=12.5,
+    memory=(StageMemory(stage=0, weights_bytes=2.0**40),),
+    pipeline=(PipelineSpan(stage=0, micro_batch=1, kind="forward", start_ms=0.0, end_ms=1.0),),
+)

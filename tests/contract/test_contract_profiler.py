@@ -1,0 +1,87 @@
+"""The profiler behaves alike whether it is embedded or remote."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from contract_reach import Reach
+
+from foretoken.catalog.config import CatalogConfig
+from foretoken.catalog.service import CatalogService
+from foretoken.client.facade import Foretoken
+from foretoken.client.profiler import ProfilerClient
+from foretoken.domain.errors import (
+    CancelledJobError,
+    DeviceNotPresentError,
+    UnknownJobError,
+    UnknownOperatorError,
+)
+from foretoken.domain.job import Job, JobState
+from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.ports import ProfileRequest, ProfilerPort
+from foretoken.profiler import servicer
+from foretoken.profiler.config import ProfilerConfig, TimerSpec
+from foretoken.profiler.service import ProfilerService
+
+# Not good timings, but timings.
+_TIMER = TimerSpec(min_samples=3, warm_up_s_min=0.0, warm_up_s_max=0.001, case_s_max=0.005)
+_REQUEST = ProfileRequest(device="cpu", operators=("residual_add",), quick=True)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[CatalogService]:
+    catalog = CatalogService(CatalogConfig(path=str(tmp_path / "c.duckdb"), num_threads=1))
+    catalog.open()
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def port(tmp_path: Path, catalog: CatalogService, reach: Reach) -> Iterator[ProfilerPort]:
+    config = ProfilerConfig(
+        state_folder=str(tmp_path / "p"), num_threads=1, batch_rows=4, quick_timer=_TIMER
+    )
+    service = ProfilerService(config, catalog)
+    service.open()
+    yield reach(service, servicer.register, ProfilerClient.connect)
+    service.close()
+
+
+def test_the_cpu_is_a_device_of_every_machine(port: ProfilerPort) -> None:
+    assert "cpu" in port.list_local_devices()
+
+
+def test_a_profile_lands_in_the_catalog(catalog: CatalogService, port: ProfilerPort) -> None:
+    """The report, the progress and the rows agree."""
+    seen: list[Job] = []
+    report = Foretoken(profiler=port).profile(_REQUEST, on_progress=seen.append)
+    assert seen[-1].state is JobState.SUCCEEDED
+    assert report.device == "cpu"
+    assert report.num_measured > 0
+    assert report.num_planned == report.num_measured + report.num_failed + report.num_skipped
+    selection = MeasurementFilter(run_id=report.run_id, include_flagged=True)
+    assert pa.table(catalog.read_measurements(selection)).num_rows == report.num_measured
+
+
+def test_an_absent_device_is_refused_at_once(port: ProfilerPort) -> None:
+    with pytest.raises(DeviceNotPresentError, match="cpu"):
+        port.create_profile(ProfileRequest(device="gb200_nvl72"))
+
+
+def test_an_unknown_operator_is_refused_at_once(port: ProfilerPort) -> None:
+    with pytest.raises(UnknownOperatorError, match="gemm"):
+        port.create_profile(ProfileRequest(device="cpu", operators=("gem",)))
+
+
+def test_a_profile_can_be_cancelled(port: ProfilerPort) -> None:
+    job = port.create_profile(ProfileRequest(device="cpu", quick=True))
+    port.cancel_job(job.job_id)
+    assert list(port.watch_job(job.job_id))[-1].state is JobState.CANCELLED
+    with pytest.raises(CancelledJobError):
+        port.get_profile_report(job.job_id)
+
+
+def test_an_unknown_job_is_not_found(port: ProfilerPort) -> None:
+    with pytest.raises(UnknownJobError):
+        port.get_profile_report("nobody")

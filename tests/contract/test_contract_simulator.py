@@ -1,0 +1,129 @@
+"""The simulator behaves alike whether it is embedded or remote."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from contract_fakes import FakeCatalog
+from contract_reach import Reach
+from contract_scenarios import SERVING, TRAINING
+
+from foretoken.client.facade import Foretoken
+from foretoken.client.simulator import SimulatorClient
+from foretoken.domain.errors import (
+    InvalidRequestError,
+    UnknownDeviceError,
+    UnknownJobError,
+    UnknownPluginError,
+    UnknownTopologyError,
+)
+from foretoken.domain.job import Job, JobState
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.ports import SimulatorPort
+from foretoken.domain.report import TrainingReport
+from foretoken.domain.scenario import EngineSpec, ServingScenario
+from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.service import PredictorService
+from foretoken.simulator import servicer
+from foretoken.simulator.config import SimulatorConfig
+from foretoken.simulator.service import SimulatorService
+
+
+@pytest.fixture
+def predictor(tmp_path: Path) -> Iterator[PredictorService]:
+    """Untrained: it answers from the devices' physical limits."""
+    predictor = PredictorService(PredictorConfig(state_folder=str(tmp_path / "p")), FakeCatalog())
+    predictor.open()
+    yield predictor
+    predictor.close()
+
+
+@pytest.fixture
+def service(tmp_path: Path, predictor: PredictorService) -> Iterator[SimulatorService]:
+    service = SimulatorService(SimulatorConfig(state_folder=str(tmp_path / "s")), predictor)
+    service.open()
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def port(service: SimulatorService, reach: Reach) -> SimulatorPort:
+    return reach(service, servicer.register, SimulatorClient.connect)
+
+
+def test_serving_gives_a_whole_report(service: SimulatorService, port: SimulatorPort) -> None:
+    """Nothing of the report is lost on the way, not its single requests either."""
+    seen: list[Job] = []
+    report = Foretoken(simulator=port).simulate_serving(SERVING, on_progress=seen.append)
+    assert seen[-1].state is JobState.SUCCEEDED
+    assert report == service.get_serving_report(seen[-1].job_id)
+    assert report.num_completed == 3
+    assert report.requests.num_prefill_tokens == (16, 16, 16)
+    assert 0 < report.ttft_ms.p50 <= report.e2e_latency_ms.p50
+
+
+def test_training_gives_a_whole_report(service: SimulatorService, port: SimulatorPort) -> None:
+    seen: list[Job] = []
+    report = Foretoken(simulator=port).simulate_training(TRAINING, on_progress=seen.append)
+    assert report == service.get_training_report(seen[-1].job_id)
+    assert report.step_time_ms > 0
+    assert report.memory
+
+
+def test_the_same_scenario_gives_the_same_numbers(port: SimulatorPort) -> None:
+    foretoken = Foretoken(simulator=port)
+    assert foretoken.simulate_serving(SERVING) == foretoken.simulate_serving(SERVING)
+
+
+def test_an_infeasible_deployment_is_a_result_with_a_reason(port: SimulatorPort) -> None:
+    """24 GB hold no model of a hundred billion parameters."""
+    large = dataclasses.replace(
+        SERVING.model, num_layers=100, hidden=12_288, num_heads=96, num_kv_heads=96, head_dim=128,
+        intermediate=49_152,
+    )  # fmt: skip
+    scenario = dataclasses.replace(SERVING, model=large)
+    report = Foretoken(simulator=port).simulate_serving(scenario)
+    assert not report.feasibility.is_feasible
+    assert report.feasibility.reason
+
+
+def test_a_layout_that_does_not_divide_is_infeasible(port: SimulatorPort) -> None:
+    scenario = dataclasses.replace(SERVING, layout=ParallelLayout(tp=3))
+    report = Foretoken(simulator=port).simulate_serving(scenario)
+    assert not report.feasibility.is_feasible
+    assert "3" in report.feasibility.reason
+
+
+@pytest.mark.parametrize(
+    ("scenario", "error"),
+    [
+        (dataclasses.replace(SERVING, device="a31"), UnknownDeviceError),
+        (dataclasses.replace(SERVING, topology="ring"), UnknownTopologyError),
+        (
+            dataclasses.replace(SERVING, engine=EngineSpec(scheduler="lottery")),
+            UnknownPluginError,
+        ),
+        (dataclasses.replace(SERVING, engine=EngineSpec(block_size=0)), InvalidRequestError),
+    ],
+    ids=["device", "topology", "scheduler", "block size"],
+)
+def test_a_scenario_that_cannot_be_is_refused_at_once(
+    scenario: ServingScenario, error: type[Exception], port: SimulatorPort
+) -> None:
+    with pytest.raises(error):
+        port.create_serving_simulation(scenario)
+
+
+def test_an_unknown_job_is_not_found(port: SimulatorPort) -> None:
+    with pytest.raises(UnknownJobError):
+        port.get_serving_report("nobody")
+
+
+def test_reports_of_the_other_kind_are_not_given(port: SimulatorPort) -> None:
+    """A training report is not a serving report."""
+    job = port.create_training_simulation(TRAINING)
+    list(port.watch_job(job.job_id))
+    assert isinstance(port.get_training_report(job.job_id), TrainingReport)
+    with pytest.raises(InvalidRequestError):
+        port.get_serving_report(job.job_id)

@@ -1,0 +1,96 @@
+"""The four services as processes of their own: what `foretoken demo` and a deployment rely on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foretoken.app.compose import Composition
+from foretoken.app.demo import _SERVING, _TRAINING
+from foretoken.app.processes import ServiceProcesses
+from foretoken.domain.estimate import DType, Provenance
+from foretoken.domain.ports import ProfileRequest
+
+pytestmark = pytest.mark.e2e
+
+_SERVICES = ("catalog", "predictor", "simulator", "profiler")
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composition]:
+    home = tmp_path_factory.mktemp("home")
+    with ServiceProcesses(home) as processes, Composition(processes.client_config) as composition:
+        yield composition
+
+
+def test_profile_train_predict_simulate(services: Composition) -> None:
+    """The main job: every service answers another over gRPC."""
+    foretoken = services.foretoken(*_SERVICES)
+    request = ProfileRequest(device="cpu", operators=("rms_norm", "silu_mul"), quick=True)
+    profiled = foretoken.profile(request)
+    assert profiled.num_measured > 0
+    assert profiled.num_failed == 0
+    assert {entry.operator for entry in foretoken.coverage()} == {"rms_norm", "silu_mul"}
+
+    trained = foretoken.train()
+    assert trained.num_rows > 0
+    estimate = foretoken.predict(
+        "rms_norm", device="cpu", dtype=DType.FP32, num_tokens=64, hidden=1024
+    )
+    assert estimate.provenance in (Provenance.MEASURED, Provenance.INTERPOLATED)
+    assert estimate.low_us <= estimate.latency_us <= estimate.high_us
+    assert estimate.model_version == trained.model_version
+
+    workload = replace(_SERVING.workload, num_requests=20, rate_rps=5.0)
+    serving = foretoken.simulate_serving(replace(_SERVING, workload=workload))
+    assert serving.num_completed == 20
+    assert serving.model_version == trained.model_version
+    # Only two operators were profiled: the rest must say that it is analytical.
+    assert serving.step_time_ratio_by_provenance["analytical"] > 0
+
+    step = foretoken.simulate_training(_TRAINING)
+    assert step.feasibility.is_feasible
+    assert step.step_time_low_ms <= step.step_time_ms <= step.step_time_high_ms
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
+def test_a_service_stops_gracefully(tmp_path: Path, stop_signal: signal.Signals) -> None:
+    command = [
+        sys.executable, "-m", "foretoken.app", "--home", str(tmp_path),
+        "serve", "catalog", "--port", "0", "--metrics-port", "-1",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("serving 127.0.0.1:")
+        process.send_signal(stop_signal)
+        assert process.wait(timeout=15) == 0
+
+
+def test_interrupting_the_demo_leaves_no_process(tmp_path: Path) -> None:
+    """Ctrl-C half way: every service the demo started is gone."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "foretoken.app", "demo", "--report", str(tmp_path / "r.html")]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        children = _wait_for_children(process.pid, count=4)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) != 0
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def _wait_for_children(pid: int, count: int) -> list[int]:
+    children_file = Path(f"/proc/{pid}/task/{pid}/children")
+    if not children_file.exists():
+        pytest.skip("this kernel does not list a process's children")
+    for _ in range(600):
+        children = [int(word) for word in children_file.read_text().split()]
+        if len(children) >= count:
+            return children
+        time.sleep(0.1)
+    pytest.fail("the demo did not start its services")

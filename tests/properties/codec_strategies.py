@@ -1,0 +1,119 @@
+"""Hypothesis strategies for the dataclasses that travel, and the messages that mirror them."""
+
+import dataclasses
+import enum
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+from hypothesis import strategies as st
+
+from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
+from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
+from foretoken.api.types.v1 import (
+    hardware_pb2,
+    job_pb2,
+    measurement_pb2,
+    model_pb2,
+    parallelism_pb2,
+    report_pb2,
+    scenario_pb2,
+    workload_pb2,
+)
+from foretoken.domain import measurement, ports, report, scenario, schema, workload
+from foretoken.domain.hardware.device import DeviceSpec
+from foretoken.domain.hardware.topology import Link, TopologySpec
+from foretoken.domain.job import Job
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec
+from foretoken.domain.slo import Slo
+from foretoken.wire import codec
+
+# Every dataclass that the codec translates. Queries and replies of the predictor travel as columns
+# and have laws of their own.
+MIRRORS: Mapping[type, type[Message]] = {
+    DeviceSpec: hardware_pb2.DeviceSpec,
+    Job: job_pb2.Job,
+    Link: hardware_pb2.Link,
+    MlaSpec: model_pb2.MlaSpec,
+    ModelArchitecture: model_pb2.ModelArchitecture,
+    MoeSpec: model_pb2.MoeSpec,
+    ParallelLayout: parallelism_pb2.ParallelLayout,
+    Slo: scenario_pb2.Slo,
+    TopologySpec: hardware_pb2.TopologySpec,
+    measurement.BatchReceipt: measurement_pb2.BatchReceipt,
+    measurement.Coverage: measurement_pb2.Coverage,
+    measurement.MeasurementFilter: measurement_pb2.MeasurementFilter,
+    measurement.Run: measurement_pb2.Run,
+    measurement.RunSummary: measurement_pb2.RunSummary,
+    measurement.Snapshot: measurement_pb2.Snapshot,
+    ports.ModelVersion: predictor_pb2.ModelVersion,
+    ports.ProfileRequest: profiler_pb2.CreateProfileRequest,
+    ports.TrainRequest: predictor_pb2.CreateTrainingRequest,
+    report.Feasibility: report_pb2.Feasibility,
+    report.OperatorTrainingReport: report_pb2.OperatorTrainingReport,
+    report.Percentiles: report_pb2.Percentiles,
+    report.PipelineSpan: report_pb2.PipelineSpan,
+    report.PredictorTrainingReport: report_pb2.PredictorTrainingReport,
+    report.ProfileReport: report_pb2.ProfileReport,
+    report.ServingReport: report_pb2.ServingReport,
+    report.StageMemory: report_pb2.StageMemory,
+    report.TrainingReport: report_pb2.TrainingReport,
+    scenario.EngineSpec: scenario_pb2.EngineSpec,
+    scenario.ServingScenario: scenario_pb2.ServingScenario,
+    scenario.TrainingScenario: scenario_pb2.TrainingScenario,
+    workload.LengthSpec: workload_pb2.LengthSpec,
+    workload.Request: workload_pb2.WorkloadRequest,
+    workload.WorkloadSpec: workload_pb2.WorkloadSpec,
+}
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+POSITIVE = st.integers(1, 2**63 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+FLOATS = st.floats(allow_nan=False)
+
+# What a dataclass refuses on its own.
+_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
+    (ModelArchitecture, "num_layers"): POSITIVE,
+    (ModelArchitecture, "hidden"): POSITIVE,
+    (ModelArchitecture, "num_heads"): st.sampled_from([8, 64]),
+    (ModelArchitecture, "num_kv_heads"): st.sampled_from([1, 2, 8]),
+    (ModelArchitecture, "head_dim"): POSITIVE,
+    (ModelArchitecture, "vocab"): POSITIVE,
+    (ModelArchitecture, "activation"): st.sampled_from(["silu", "gelu"]),
+    (ModelArchitecture, "norm"): st.sampled_from(["rms_norm", "layer_norm"]),
+    (ModelArchitecture, "position"): st.sampled_from(["rope", "learned"]),
+    **{(ParallelLayout, axis): POSITIVE for axis in ("tp", "pp", "dp", "cp", "ep")},
+    (workload.WorkloadSpec, "rate_rps"): st.floats(min_value=1e-9, allow_nan=False),
+    (workload.WorkloadSpec, "num_requests"): POSITIVE,
+    (workload.WorkloadSpec, "time_scale"): st.floats(min_value=1e-9, allow_nan=False),
+    (workload.WorkloadSpec, "max_tokens_per_request"): st.integers(0, 2**63 - 1),
+}
+
+
+def values_of(cls: type) -> st.SearchStrategy[Any]:
+    """Any legal value of a dataclass."""
+    arguments = {
+        name: _RULES[cls, name] if (cls, name) in _RULES else _values_of_hint(hint)
+        for name, hint in schema.field_types(cls).items()
+        if (cls, name) not in codec.ARROW_FIELDS
+    }
+    return st.builds(cls, **arguments)
+
+
+def _values_of_hint(hint: Any) -> st.SearchStrategy[Any]:
+    inner = schema.optional_type(hint)
+    if inner is not None:
+        return st.none() | _values_of_hint(inner)
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        return st.lists(_values_of_hint(arguments[0]), max_size=3).map(tuple)
+    if typing.get_origin(hint) is Mapping:
+        keys, items = map(_values_of_hint, arguments)
+        return st.dictionaries(keys, items, max_size=3)
+    if dataclasses.is_dataclass(hint):
+        return values_of(typing.cast("type", hint))
+    if issubclass(hint, enum.Enum):
+        return st.sampled_from(hint)
+    return {int: INT64, float: FLOATS, str: TEXT, bool: st.booleans()}[hint]

@@ -1,0 +1,127 @@
+"""Whatever travels arrives as it was sent."""
+
+import numpy as np
+import pytest
+from codec_strategies import FLOATS, INT64, MIRRORS, TEXT, values_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
+from foretoken.domain.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    LatencyReply,
+    OperatorTable,
+    Phase,
+    Provenance,
+)
+from foretoken.domain.report import RequestColumns
+from foretoken.wire import codec, columns, ipc
+
+
+@pytest.mark.parametrize("cls", MIRRORS, ids=lambda cls: cls.__name__)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_dataclass_survives_the_wire(cls: type, data: st.DataObject) -> None:
+    value = data.draw(values_of(cls))
+    sent = codec.encode(value, MIRRORS[cls]).SerializeToString()
+    assert value == codec.decode(MIRRORS[cls].FromString(sent), cls)
+
+
+@st.composite
+def _tables(draw: st.DrawFn) -> OperatorTable:
+    num_rows = draw(st.sampled_from([0, 1, 3, columns.ARROW_ROWS - 1, columns.ARROW_ROWS]))
+    seed = draw(st.integers(0, 2**32))
+    rng = np.random.default_rng(seed)
+    names = draw(st.lists(TEXT, min_size=1, max_size=4, unique=True))
+    return OperatorTable(
+        operator=draw(TEXT),
+        dtype=draw(st.sampled_from(DType)),
+        phase=draw(st.sampled_from(Phase)),
+        columns={name: rng.integers(-(2**63), 2**63 - 1, num_rows) for name in names},
+    )
+
+
+def _plain_query(query: LatencyQuery) -> list[object]:
+    tables = [
+        (table.operator, table.dtype, table.phase, {n: list(c) for n, c in table.columns.items()})
+        for table in query.tables
+    ]
+    flags = [query.device, query.topology, query.framework, query.refuse_extrapolation]
+    return [*flags, tables]
+
+
+def _plain_reply(reply: LatencyReply) -> list[object]:
+    names = ("latency_us", "low_us", "high_us", "provenance")
+    tables = [[list(getattr(table, name)) for name in names] for table in reply.tables]
+    return [reply.model_version, tables]
+
+
+_QUERIES = st.builds(
+    LatencyQuery,
+    device=TEXT,
+    tables=st.lists(_tables(), max_size=4).map(tuple),
+    topology=TEXT,
+    framework=TEXT,
+    refuse_extrapolation=st.booleans(),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(query=_QUERIES)
+def test_a_query_survives_the_wire(query: LatencyQuery) -> None:
+    sent = columns.encode_query(query).SerializeToString()
+    arrived = columns.decode_query(predictor_pb2.PredictRequest.FromString(sent))
+    assert _plain_query(query) == _plain_query(arrived)
+
+
+def _answer(query: LatencyQuery) -> LatencyReply:
+    """Answer each row with a number that depends on its content alone."""
+    tables = []
+    for table in query.tables:
+        first = np.asarray(next(iter(table.columns.values())), dtype=np.float64)
+        provenance = np.where(first < 0, Provenance.MEASURED.value, Provenance.ANALYTICAL.value)
+        tables.append(
+            LatencyColumns(
+                latency_us=first, low_us=first / 2, high_us=first * 2, provenance=provenance
+            )
+        )
+    return LatencyReply(model_version="v", tables=tuple(tables))
+
+
+@settings(max_examples=40, deadline=None)
+@given(query=_QUERIES)
+def test_a_reply_survives_the_wire(query: LatencyQuery) -> None:
+    reply = _answer(query)
+    sent = columns.encode_reply(reply, columns.encode_query(query)).SerializeToString()
+    arrived = columns.decode_reply(predictor_pb2.PredictResponse.FromString(sent))
+    assert _plain_reply(reply) == _plain_reply(arrived)
+
+
+@settings(max_examples=60, deadline=None)
+@given(query=_QUERIES, max_values=st.integers(4, 3_000))
+def test_splitting_a_query_changes_no_answer(query: LatencyQuery, max_values: int) -> None:
+    """Each part is small enough, and the joined answers are those to the whole query."""
+    parts = list(columns.split_query(query, max_values))
+    for part in parts:
+        sizes = [table.num_rows * max(len(table.columns), 4) for table in part.tables]
+        assert sum(sizes) <= max_values
+    joined = columns.join_replies(query, [_answer(part) for part in parts])
+    assert _plain_reply(_answer(query)) == _plain_reply(joined)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    times=st.lists(st.tuples(FLOATS, FLOATS, FLOATS, FLOATS, INT64, INT64, INT64), max_size=20),
+    chunk_bytes=st.integers(1, 3_000),
+)
+def test_single_requests_survive_the_wire(times: list[tuple[float, ...]], chunk_bytes: int) -> None:
+    values = tuple(zip(*times, strict=True)) or ((),) * 7
+    requests = RequestColumns(**dict(zip(_REQUEST_FIELDS, values, strict=True)))
+    chunks = list(ipc.write_chunks(ipc.requests_to_table(requests), chunk_bytes))
+    assert requests == ipc.table_to_requests(ipc.read_chunks(chunks))
+    assert all(len(chunk) <= chunk_bytes for chunk in chunks)
+
+
+_REQUEST_FIELDS = tuple(RequestColumns.__dataclass_fields__)

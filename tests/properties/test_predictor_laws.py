@@ -1,0 +1,164 @@
+"""Laws of the predictor, whatever was measured and whatever is asked."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Provenance
+from foretoken.domain.operator import find_operator
+from foretoken.predictor.config import BoosterConfig, PredictorConfig
+from foretoken.predictor.estimator import Estimator
+from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.model_store import ModelStore, version_of
+from foretoken.predictor.roofline import compute_limits
+from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO, train_series
+from foretoken.predictor.training_rows import Series, SeriesKey, build_series
+from foretoken.predictor.transfer import train_transfers
+
+Calls = Sequence[Sequence[int]]
+
+_CONFIG = PredictorConfig(state_folder="", booster=BoosterConfig(num_trees=20))
+_GEMM = SeriesKey("gemm", "a30", "", "fp16", "forward", "vllm")
+_ALL_REDUCE = SeriesKey("all_reduce", "a100_sxm_80", "a100_dgx", "", "forward", "vllm")
+
+# The first example pays for training.
+laws = settings(deadline=None, max_examples=50)
+
+gemm_calls = st.lists(
+    st.tuples(st.integers(1, 2**17), st.integers(1, 2**17), st.integers(1, 2**17)),
+    min_size=1,
+    max_size=40,
+)
+all_reduce_calls = st.lists(
+    st.tuples(st.integers(1, 2**32), st.integers(1, 8), st.integers(1, 64)),
+    min_size=1,
+    max_size=40,
+)
+
+
+def _noisy_series(key: SeriesKey, points: np.ndarray, seed: int) -> Series:
+    """Return points measured at 0.6 to 10 times their base latency."""
+    columns = dict(zip(key.spec.dim_names, points.T, strict=True))
+    slowdown = np.random.default_rng(seed).uniform(0.6, 10.0, len(points))
+    return build_series(
+        key, points, compute_limits(key.spec, columns, key.target).base_us * slowdown
+    )
+
+
+def _series(seed: int) -> list[Series]:
+    rng = np.random.default_rng(seed)
+    gemms = np.unique(2 ** rng.integers(3, 13, (150, 3)), axis=0)
+    sizes = 2 ** np.arange(10, 30)
+    reductions = np.stack([sizes, np.full(20, 4), np.ones(20, np.int64)], axis=1)
+    return [_noisy_series(_GEMM, gemms, seed), _noisy_series(_ALL_REDUCE, reductions, seed)]
+
+
+def _train(seed: int, series: list[Series] | None = None) -> ModelSet:
+    models = [train_series(item, _CONFIG, seed) for item in series or _series(seed)]
+    by_key = {model.series.key: model for model in models}
+    return ModelSet(
+        version=version_of(by_key), series=by_key, transfers=train_transfers(models, _CONFIG, seed)
+    )
+
+
+@cache
+def _estimator() -> Estimator:
+    return Estimator(_train(0), _CONFIG.measured_weight)
+
+
+def _ask(operator: str, device: str, calls: Calls) -> LatencyColumns:
+    columns = dict(zip(find_operator(operator).dim_names, np.array(calls).T, strict=True))
+    table = OperatorTable(operator=operator, dtype=DType.FP16, columns=columns)
+    reply = _estimator().predict(LatencyQuery(device=device, tables=(table,)))
+    return reply.tables[0]
+
+
+@pytest.mark.parametrize("device", ["a30", "h200_sxm"])
+@laws
+@given(calls=gemm_calls)
+def test_no_estimate_is_below_the_stated_share_of_the_roofline(device: str, calls: Calls) -> None:
+    estimates = _ask("gemm", device, calls)
+    spec = find_operator("gemm")
+    columns = dict(zip(spec.dim_names, np.array(calls).T, strict=True))
+    target = SeriesKey("gemm", device, "", "fp16", "forward", "").target
+    least_us = MIN_ROOFLINE_RATIO * compute_limits(spec, columns, target).roofline_us
+    assert (estimates.latency_us >= least_us * (1 - 1e-12)).all()
+
+
+@laws
+@given(calls=gemm_calls)
+def test_bounds_enclose_the_estimate(calls: Calls) -> None:
+    for device in ("a30", "h200_sxm"):
+        estimates = _ask("gemm", device, calls)
+        assert (estimates.low_us > 0).all()
+        assert (estimates.low_us <= estimates.latency_us).all()
+        assert (estimates.latency_us <= estimates.high_us).all()
+        assert np.isfinite(estimates.high_us).all()
+
+
+@laws
+@given(calls=all_reduce_calls)
+def test_bounds_enclose_the_estimate_of_a_collective(calls: Calls) -> None:
+    estimates = _ask("all_reduce", "a100_sxm_80", calls)
+    assert (estimates.low_us > 0).all()
+    assert (estimates.low_us <= estimates.latency_us).all()
+    assert (estimates.latency_us <= estimates.high_us).all()
+
+
+@laws
+@given(calls=gemm_calls, seed=st.integers(0, 2**32 - 1))
+def test_the_order_of_rows_does_not_matter(calls: Calls, seed: int) -> None:
+    order = np.random.default_rng(seed).permutation(len(calls))
+    straight = _ask("gemm", "a30", calls)
+    shuffled = _ask("gemm", "a30", [calls[i] for i in order])
+    assert straight.latency_us[order].tolist() == shuffled.latency_us.tolist()
+    assert straight.provenance[order].tolist() == shuffled.provenance.tolist()
+
+
+@laws
+@given(calls=gemm_calls)
+def test_a_row_answers_alone_as_in_company(calls: Calls) -> None:
+    together = _ask("gemm", "a30", calls)
+    alone = [_ask("gemm", "a30", [call]).latency_us[0] for call in calls[:3]]
+    assert together.latency_us[:3].tolist() == alone
+
+
+def test_only_measured_points_are_called_measured() -> None:
+    series = _series(0)[0]
+    measured = _ask("gemm", "a30", series.points)
+    assert (measured.provenance == Provenance.MEASURED.value).all()
+    others = _ask("gemm", "a30", series.points + np.array([1, 0, 0]))
+    assert (others.provenance != Provenance.MEASURED.value).all()
+
+
+@settings(deadline=None, max_examples=3)
+@given(seed=st.integers(0, 1000))
+def test_same_seed_and_rows_same_version_and_bytes(
+    seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    digests = []
+    for reverse in (False, True):
+        series = _series(seed)
+        if reverse:  # The catalog may return rows in another order.
+            series = [build_series(s.key, s.points[::-1], s.latency_us[::-1]) for s in series]
+        models = _train(seed, series)
+        store = ModelStore(tmp_path_factory.mktemp("models"), num_threads=1)
+        store.open()
+        store.save(models)
+        digests.append((models.version, _digest(store._folder)))
+    assert digests[0] == digests[1]
+    assert version_of(_train(seed + 1).series) != digests[0][0]
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()

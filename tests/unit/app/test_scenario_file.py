@@ -1,0 +1,72 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
+from foretoken.domain.errors import InvalidRequestError, UnknownModelError
+from foretoken.domain.estimate import DType
+from foretoken.domain.workload import Request
+
+_SCENARIOS = Path(__file__).resolve().parents[3] / "docs" / "scenarios"
+
+
+@pytest.mark.parametrize("path", sorted(_SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_documented_scenario_can_be_read(path: Path) -> None:
+    read = read_serving_scenario if path.name.startswith("serving") else read_training_scenario
+    assert read(path, {}).name == path.stem
+
+
+def test_a_flag_changes_one_key(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("model: tiny-llama\ndevice: cpu\ndtype: fp32\nengine: {max_num_seqs: 4}\n")
+    scenario = read_serving_scenario(path, {"engine.block_size": 32, "seed": 7})
+    assert scenario.dtype is DType.FP32
+    assert scenario.engine.max_num_seqs == 4
+    assert scenario.engine.block_size == 32
+    assert scenario.seed == 7
+
+
+def test_a_trace_beside_the_file_is_loaded_inline(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,10,2\n1.5,20,3\n"
+    )
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "model: tiny-llama\ndevice: cpu\nworkload: {arrival: trace, trace_path: t.csv}\n"
+    )
+    assert read_serving_scenario(path, {}).workload.trace_requests == (
+        Request(arrival_s=0.0, num_prefill_tokens=10, num_decode_tokens=2),
+        Request(arrival_s=1.5, num_prefill_tokens=20, num_decode_tokens=3),
+    )
+
+
+def test_a_hugging_face_config_beside_the_file_is_a_model(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "max_position_embeddings": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "s.yaml"
+    path.write_text("model: config.json\ndevice: cpu\n")
+    assert read_training_scenario(path, {}).model.hidden == 64
+
+
+def test_an_unknown_key_is_an_error_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("model: tiny-llama\ndevice: cpu\nengine: {max_seqs: 4}\n")
+    with pytest.raises(InvalidRequestError, match=r"engine\.max_seqs: unknown key"):
+        read_serving_scenario(path, {})
+
+
+def test_an_unknown_model_names_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("model: lama-3-8b\ndevice: cpu\n")
+    with pytest.raises(UnknownModelError, match="llama-3-8b"):
+        read_serving_scenario(path, {})

@@ -1,0 +1,135 @@
+"""How a channel is made: TLS, tokens, retries."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
+from foretoken.client import channel
+from foretoken.client.channel import ChannelOptions, Connection, channel_arguments
+from foretoken.client.profiler import ProfilerClient
+from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
+from foretoken.domain.ports import ProfileRequest
+from foretoken.wire.serving import register_service
+
+
+class _Servicer:
+    """Lists one device, and keeps what callers said about themselves."""
+
+    def __init__(self) -> None:
+        self.metadata: list[tuple[str, str | bytes]] = []
+        self.identities: list[bytes] = []
+
+    def list_local_devices(
+        self, _request: profiler_pb2.ListLocalDevicesRequest, context: grpc.ServicerContext
+    ) -> profiler_pb2.ListLocalDevicesResponse:
+        self.metadata = list(context.invocation_metadata())
+        self.identities = list(context.peer_identities() or ())
+        return profiler_pb2.ListLocalDevicesResponse(devices=["cpu"])
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *_: None
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for localhost that is its own authority."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+        f" -keyout {folder}/key.pem -out {folder}/cert.pem -subj /CN=localhost"
+        " -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    )
+    try:
+        subprocess.run(command.split(), check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not on this machine")
+    (folder / "token").write_text("secret\n")
+    return folder
+
+
+@pytest.fixture
+def servicer() -> _Servicer:
+    return _Servicer()
+
+
+@pytest.fixture
+def tls_address(certificates: Path, servicer: _Servicer) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(4))
+    service = profiler_pb2.DESCRIPTOR.services_by_name["ProfilerService"]
+    register_service(server, service, servicer)
+    certificate = (certificates / "cert.pem").read_bytes()
+    credentials = grpc.ssl_server_credentials(
+        [((certificates / "key.pem").read_bytes(), certificate)],
+        root_certificates=certificate,
+        require_client_auth=True,
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(grace=None).wait()
+
+
+def test_both_sides_show_certificates_and_a_token_travels(
+    tls_address: str, certificates: Path, servicer: _Servicer
+) -> None:
+    options = ChannelOptions(
+        address=tls_address,
+        ca_file=str(certificates / "cert.pem"),
+        cert_file=str(certificates / "cert.pem"),
+        key_file=str(certificates / "key.pem"),
+        token_file=str(certificates / "token"),
+    )
+    with ProfilerClient.connect(options) as client:
+        assert client.list_local_devices() == ("cpu",)
+    assert b"localhost" in servicer.identities
+    assert ("authorization", "Bearer secret") in servicer.metadata
+
+
+def test_a_caller_without_a_certificate_is_not_let_in(tls_address: str, certificates: Path) -> None:
+    options = ChannelOptions(
+        address=tls_address, ca_file=str(certificates / "cert.pem"), deadline_s=5.0
+    )
+    with ProfilerClient.connect(options) as client, pytest.raises(ServiceUnavailableError):
+        client.create_profile(ProfileRequest(device="cpu"))
+
+
+def test_a_token_does_not_travel_in_the_clear(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("secret")
+    options = ChannelOptions(address="localhost:1", token_file=str(token_file))
+    with pytest.raises(InvalidRequestError, match="needs TLS"):
+        Connection(options).open()
+
+
+def test_a_missing_file_is_named() -> None:
+    options = ChannelOptions(address="localhost:1", ca_file="/nowhere/ca.pem")
+    with pytest.raises(InvalidRequestError, match=r"/nowhere/ca\.pem"):
+        Connection(options).open()
+
+
+def test_only_calls_that_change_nothing_are_retried() -> None:
+    """A job whose creation was answered by a broken connection must not be created twice."""
+    arguments = dict(channel_arguments(ChannelOptions(address="x")))
+    config = json.loads(arguments["grpc.service_config"])
+    retried = {entry["method"] for entry in config["methodConfig"][0]["name"]}
+    assert {name for name in retried if name.startswith(("Create", "Record", "Watch"))} == set()
+    assert {"Predict", "GetJob", "DescribeCoverage"} <= retried
+
+
+@pytest.mark.parametrize("service", channel._SAFE_METHODS)
+def test_methods_that_are_retried_exist(service: str) -> None:
+    """A name that is misspelt here would silently not be retried."""
+    short = service.split(".")[2]
+    module = __import__(f"foretoken.api.{short}.v1.{short}_service_pb2", fromlist=["DESCRIPTOR"])
+    descriptor = module.DESCRIPTOR.services_by_name[service.rsplit(".", 1)[1]]
+    assert descriptor.full_name == service
+    expected = set(channel._SAFE_METHODS[service])
+    assert expected == expected & {method.name for method in descriptor.methods}

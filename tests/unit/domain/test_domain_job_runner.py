@@ -1,0 +1,209 @@
+"""Jobs: states, progress, cancellation, results that outlive the process."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from foretoken.domain.errors import (
+    CancelledJobError,
+    ForetokenError,
+    JobNotFinishedError,
+    NotTrainedError,
+    QueueFullError,
+    UnknownJobError,
+)
+from foretoken.domain.job import Job, JobState
+from foretoken.domain.job_runner import JobProgress, JobRunner
+
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    value: int
+    notes: tuple[str, ...] = ()
+
+
+class _Gate:
+    """Work that says when it runs and goes on when told to."""
+
+    def __init__(self) -> None:
+        self.has_started = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def __call__(self, progress: JobProgress) -> _Answer:
+        self.has_started.set()
+        assert self.may_go_on.wait(_TIMEOUT_S)
+        progress.update(0.5, "half way")
+        return _Answer(value=1)
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[JobRunner]:
+    runner = JobRunner(tmp_path, max_queued=2)
+    runner.open()
+    yield runner
+    runner.close()
+
+
+def _wait(runner: JobRunner, job: Job) -> Job:
+    return list(runner.watch(job.job_id))[-1]
+
+
+def test_a_job_succeeds_and_keeps_its_result(runner: JobRunner) -> None:
+    job = runner.create("train", lambda _: _Answer(value=42, notes=("a", "b")))
+    done = _wait(runner, job)
+    assert (JobState.SUCCEEDED, 1.0) == (done.state, done.progress_ratio)
+    assert done.created_at <= done.finished_at
+    assert job.job_id.startswith("train-")
+    assert _Answer(value=42, notes=("a", "b")) == runner.result(job.job_id, _Answer)
+
+
+def test_a_watcher_sees_progress_and_then_the_end(runner: JobRunner) -> None:
+    gate = _Gate()
+    job = runner.create("train", gate)
+    changes = runner.watch(job.job_id)
+    seen = [next(changes)]
+    gate.may_go_on.set()
+    seen += changes
+    assert seen[0].state in (JobState.QUEUED, JobState.RUNNING)
+    assert JobState.SUCCEEDED is seen[-1].state
+    ratios = [state.progress_ratio for state in seen]
+    assert sorted(ratios) == ratios
+    assert "half way" == seen[-1].message
+
+
+def test_progress_stays_between_zero_and_one(runner: JobRunner) -> None:
+    def work(progress: JobProgress) -> _Answer:
+        progress.update(7.0)
+        progress.update(-1.0)
+        raise NotTrainedError("stop here")
+
+    job = _wait(runner, runner.create("train", work))
+    assert 0.0 == job.progress_ratio
+
+
+def test_a_failed_job_raises_the_error_it_ended_with(runner: JobRunner) -> None:
+    def work(_: JobProgress) -> _Answer:
+        raise NotTrainedError("train first")
+
+    job = _wait(runner, runner.create("train", work))
+    assert (JobState.FAILED, "NOT_TRAINED") == (job.state, job.error_reason)
+    with pytest.raises(NotTrainedError, match="train first"):
+        runner.result(job.job_id, _Answer)
+
+
+def test_an_unexpected_exception_fails_the_job_with_its_name(runner: JobRunner) -> None:
+    job = _wait(runner, runner.create("train", lambda _: 1 // 0))
+    assert (JobState.FAILED, "INTERNAL") == (job.state, job.error_reason)
+    assert job.error_message.startswith("ZeroDivisionError")
+    with pytest.raises(ForetokenError, match="ZeroDivisionError"):
+        runner.result(job.job_id, _Answer)
+
+
+def test_a_running_job_stops_at_its_next_progress_when_cancelled(runner: JobRunner) -> None:
+    gate = _Gate()
+    job = runner.create("train", gate)
+    assert gate.has_started.wait(_TIMEOUT_S)
+    runner.cancel(job.job_id)
+    gate.may_go_on.set()
+    assert JobState.CANCELLED is _wait(runner, job).state
+    with pytest.raises(CancelledJobError):
+        runner.result(job.job_id, _Answer)
+
+
+def test_a_waiting_job_is_cancelled_at_once_and_never_runs(runner: JobRunner) -> None:
+    gate, ran = _Gate(), threading.Event()
+    first = runner.create("train", gate)
+    assert gate.has_started.wait(_TIMEOUT_S)
+    second = runner.create("train", lambda _: ran.set())
+    assert JobState.CANCELLED is runner.cancel(second.job_id).state
+    gate.may_go_on.set()
+    assert JobState.SUCCEEDED is _wait(runner, first).state
+    assert JobState.CANCELLED is runner.get(second.job_id).state
+    assert not ran.is_set()
+
+
+def test_cancelling_a_finished_job_changes_nothing(runner: JobRunner) -> None:
+    done = _wait(runner, runner.create("train", lambda _: _Answer(value=1)))
+    assert done == runner.cancel(done.job_id)
+
+
+def test_a_full_queue_refuses_work(runner: JobRunner) -> None:
+    gate = _Gate()
+    runner.create("train", gate)
+    assert gate.has_started.wait(_TIMEOUT_S)
+    waiting = [runner.create("train", lambda _: _Answer(value=1)) for _ in range(2)]
+    with pytest.raises(QueueFullError):
+        runner.create("train", lambda _: _Answer(value=1))
+    gate.may_go_on.set()
+    assert [JobState.SUCCEEDED] * 2 == [_wait(runner, job).state for job in waiting]
+
+
+def test_a_result_that_is_not_there_yet_is_an_error(runner: JobRunner) -> None:
+    gate = _Gate()
+    job = runner.create("train", gate)
+    assert gate.has_started.wait(_TIMEOUT_S)
+    with pytest.raises(JobNotFinishedError, match="running"):
+        runner.result(job.job_id, _Answer)
+    gate.may_go_on.set()
+
+
+def test_an_unknown_job_is_an_error(runner: JobRunner) -> None:
+    with pytest.raises(UnknownJobError):
+        runner.get("train-0")
+
+
+def test_every_job_is_listed(runner: JobRunner) -> None:
+    jobs = [_wait(runner, runner.create("train", lambda _: _Answer(value=1))) for _ in range(3)]
+    assert {job.job_id for job in jobs} == {job.job_id for job in runner.list()}
+    created = [job.created_at for job in runner.list()]
+    assert sorted(created, reverse=True) == created
+
+
+def test_a_result_outlives_its_process(tmp_path: Path) -> None:
+    first = JobRunner(tmp_path)
+    first.open()
+    done = _wait(first, first.create("train", lambda _: _Answer(value=42)))
+    first.close()
+    second = JobRunner(tmp_path)
+    second.open()
+    assert (done,) == second.list()
+    assert _Answer(value=42) == second.result(done.job_id, _Answer)
+    second.close()
+
+
+def test_a_job_whose_process_died_is_found_failed(tmp_path: Path) -> None:
+    first, gate = JobRunner(tmp_path), _Gate()
+    first.open()
+    job = first.create("train", gate)
+    assert gate.has_started.wait(_TIMEOUT_S)
+    # Another process finds the folder as a dead one left it.
+    second = JobRunner(tmp_path)
+    second.open()
+    found = second.get(job.job_id)
+    assert (JobState.FAILED, "INTERRUPTED") == (found.state, found.error_reason)
+    with pytest.raises(ForetokenError, match="create it again"):
+        second.result(job.job_id, _Answer)
+    second.close()
+    gate.may_go_on.set()
+    first.close()
+
+
+def test_closing_cancels_what_runs_and_what_waits(tmp_path: Path) -> None:
+    """Or else whoever watches a job that never ran would wait for ever."""
+    runner, gate = JobRunner(tmp_path), _Gate()
+    runner.open()
+    jobs = [runner.create("train", gate), runner.create("train", gate)]
+    assert gate.has_started.wait(_TIMEOUT_S)
+    threading.Timer(0.05, gate.may_go_on.set).start()
+    runner.close()
+    assert [JobState.CANCELLED] * 2 == [_wait(runner, job).state for job in jobs]
+
+
+def test_only_ended_states_are_final() -> None:
+    final = {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+    assert final == {state for state in JobState if state.is_final}

@@ -1,0 +1,214 @@
+"""Operators: work formulas against hand-made sums, dimensions, sweeps, columns."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from foretoken.domain.errors import InvalidRequestError, UnknownOperatorError
+from foretoken.domain.estimate import Phase
+from foretoken.domain.operator import all_operators, find_operator
+
+_NUM_SMS = 108
+_HALF = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """An operator's work at one point, summed by hand, in half precision."""
+
+    dims: Mapping[str, int]
+    flops: int = 0
+    moved_bytes: float = 0
+    num_weights: int = 0
+    saved_elements: int = 0
+
+
+_ROWS = {"num_tokens": 4, "hidden": 8}
+_MLP = {"num_tokens": 4, "intermediate": 8}
+_HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+# Three new tokens after five cached ones: 3 * 5 pairs with the cache, 1 + 2 + 3 among themselves.
+_PREFILL = {"num_seqs": 1, "q_tokens": 3, "kv_tokens": 8, "score_pairs": 21}
+_GROUP = {"message_bytes": 1000, "devices_per_node": 4, "num_nodes": 2}
+
+_WORK = {
+    "gemm": _Work(
+        dims={"m": 2, "n": 3, "k": 5}, flops=60, moved_bytes=62, num_weights=15, saved_elements=10
+    ),
+    "embedding": _Work(
+        # A row read and written, and an 8-byte token id.
+        dims={**_ROWS, "vocab": 100},
+        moved_bytes=4 * (16 + 16 + 8),
+        num_weights=800,
+    ),
+    "rms_norm": _Work(
+        dims=_ROWS, flops=128, moved_bytes=64 + 64 + 16, num_weights=8, saved_elements=32
+    ),
+    "layer_norm": _Work(
+        dims=_ROWS, flops=224, moved_bytes=64 + 64 + 32, num_weights=16, saved_elements=32
+    ),
+    "add_rms_norm": _Work(
+        dims=_ROWS, flops=160, moved_bytes=4 * 64 + 16, num_weights=8, saved_elements=32
+    ),
+    "residual_add": _Work(dims=_ROWS, flops=32, moved_bytes=3 * 64),
+    "silu_mul": _Work(dims=_MLP, flops=160, moved_bytes=3 * 64, saved_elements=64),
+    "gelu": _Work(dims=_MLP, flops=256, moved_bytes=2 * 64, saved_elements=32),
+    "rope": _Work(
+        dims={"num_tokens": 4, "num_heads": 6, "num_kv_heads": 2, "head_dim": 8},
+        flops=6 * 256,
+        moved_bytes=2 * 512,
+    ),
+    "kv_cache_write": _Work(
+        dims={"num_tokens": 4, "num_kv_heads": 2, "head_dim": 8}, moved_bytes=2 * 256 + 4 * 8
+    ),
+    "attention_prefill": _Work(
+        dims={**_PREFILL, **_HEADS},
+        flops=2 * 2 * 21 * 4 * 8,
+        # Queries and output: 3 tokens of 4 heads; keys and values: 8 tokens of 2 heads.
+        moved_bytes=(2 * 3 * 4 + 2 * 8 * 2) * 8 * 2,
+        saved_elements=(3 * 4 + 2 * 8 * 2) * 8,
+    ),
+    "attention_decode": _Work(
+        dims={"num_seqs": 2, "kv_tokens": 10, "kv_tokens_max": 7, **_HEADS},
+        flops=2 * 2 * 10 * 4 * 8,
+        moved_bytes=(2 * 2 * 4 + 2 * 10 * 2) * 8 * 2,
+    ),
+    "attention_mixed": _Work(
+        dims={
+            **_PREFILL,
+            "num_decode_seqs": 2,
+            "decode_kv_tokens": 10,
+            "decode_kv_tokens_max": 7,
+            **_HEADS,
+        },
+        flops=2688 + 1280,
+        moved_bytes=896 + 896,
+    ),
+    "moe_experts": _Work(
+        dims={
+            "num_tokens": 4,
+            "top_k": 2,
+            "num_experts": 8,
+            "num_active_experts": 5,
+            "hidden": 16,
+            "intermediate": 8,
+        },
+        # Eight rows through three 16 x 8 matrices; the weights of five experts are read.
+        flops=2 * 8 * 384,
+        moved_bytes=(5 * 384 + 8 * (2 * 16 + 3 * 8)) * 2,
+        num_weights=8 * 384,
+        saved_elements=8 * (16 + 3 * 8),
+    ),
+    "sampler": _Work(dims={"num_seqs": 4, "vocab": 100}, flops=2000, moved_bytes=3 * 800),
+    "cross_entropy": _Work(
+        dims={"num_tokens": 4, "vocab": 100}, flops=2000, moved_bytes=2 * 800, saved_elements=800
+    ),
+    "adam": _Work(dims={"num_params": 100}, flops=1200, moved_bytes=100 * (6 * 4 + 2 * 2)),
+    "all_reduce": _Work(dims=_GROUP, moved_bytes=2 * 1000 * 7 / 8),
+    "all_gather": _Work(dims=_GROUP, moved_bytes=1000 * 7 / 8),
+    "reduce_scatter": _Work(dims=_GROUP, moved_bytes=1000 * 7 / 8),
+    "all_to_all": _Work(dims=_GROUP, moved_bytes=1000 * 7 / 8),
+    "send_recv": _Work(dims={**_GROUP, "devices_per_node": 1}, moved_bytes=1000),
+}
+
+_OPERATORS = sorted(all_operators())
+
+
+@pytest.mark.parametrize("name", _OPERATORS)
+def test_work_is_what_the_sum_by_hand_says(name: str) -> None:
+    spec, expected = find_operator(name), _WORK[name]
+    found = _Work(
+        dims=expected.dims,
+        flops=spec.flops(expected.dims, _HALF),
+        moved_bytes=spec.moved_bytes(expected.dims, _HALF),
+        num_weights=spec.num_weights(expected.dims),
+        saved_elements=spec.saved_elements(expected.dims),
+    )
+    assert expected == found
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", _OPERATORS)
+def test_every_sweep_point_is_a_legal_call(name: str, quick: bool) -> None:
+    spec = find_operator(name)
+    points = list(spec.sweep(quick))
+    assert points
+    for point in points:
+        spec.check_dims(point)
+
+
+@pytest.mark.parametrize("name", _OPERATORS)
+def test_a_quick_sweep_is_the_smaller_one(name: str) -> None:
+    spec = find_operator(name)
+    assert len(list(spec.sweep(True))) < len(list(spec.sweep(False)))
+
+
+@pytest.mark.parametrize("name", _OPERATORS)
+def test_formulas_give_the_same_for_columns_and_for_numbers(name: str) -> None:
+    spec = find_operator(name)
+    points = list(spec.sweep(True))
+    columns = {dim: np.array([point[dim] for point in points]) for dim in spec.dim_names}
+    formulas = {
+        "flops": lambda d: spec.flops(d, _HALF),
+        "moved_bytes": lambda d: spec.moved_bytes(d, _HALF),
+        "num_weights": spec.num_weights,
+        "saved_elements": spec.saved_elements,
+        **{
+            feature: lambda d, formula=formula: formula(d, _NUM_SMS)
+            for feature, formula in spec.features.items()
+        },
+    }
+    for what, formula in formulas.items():
+        one_by_one = [float(formula(point)) for point in points]
+        at_once = np.broadcast_to(formula(columns), len(points)).astype(float).tolist()
+        assert (what, one_by_one) == (what, at_once)
+
+
+@pytest.mark.parametrize("name", _OPERATORS)
+def test_features_are_finite_numbers_over_the_whole_sweep(name: str) -> None:
+    spec = find_operator(name)
+    for point in spec.sweep(False):
+        assert all(math.isfinite(formula(point, _NUM_SMS)) for formula in spec.features.values())
+
+
+@pytest.mark.parametrize("name", _OPERATORS)
+def test_only_collectives_have_no_flops_and_ranks(name: str) -> None:
+    spec = find_operator(name)
+    assert spec.is_collective == (
+        ("message_bytes", "devices_per_node", "num_nodes") == spec.dim_names
+    )
+    if spec.is_collective:
+        assert 0 == spec.flops(_GROUP, _HALF)
+
+
+def test_a_collective_of_one_rank_moves_nothing() -> None:
+    alone = {"message_bytes": 1000, "devices_per_node": 1, "num_nodes": 1}
+    for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        assert 0 == find_operator(name).moved_bytes(alone, 1.0)
+
+
+def test_an_element_of_half_the_size_moves_half_the_weights() -> None:
+    spec, dims = find_operator("gemm"), {"m": 2, "n": 3, "k": 5}
+    assert 31 == spec.moved_bytes(dims, 1.0)
+    assert 15.5 == spec.moved_bytes(dims, 0.5)
+
+
+def test_the_backward_pass_has_its_own_share_of_work() -> None:
+    spec = find_operator("attention_prefill")
+    assert (1.0, 2.5) == (spec.work_ratio(Phase.FORWARD), spec.work_ratio(Phase.BACKWARD))
+
+
+def test_dims_must_be_named_exactly_and_large_enough() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        find_operator("gemm").check_dims({"m": 0, "n": 3, "batch": 2})
+    expected = {"m": "must be at least 1", "k": "missing (input features, the reduced dimension)"}
+    found = {v.field: v.description for v in caught.value.violations}
+    assert expected == {name: found[name] for name in expected}
+    assert {"m", "k", "batch"} == set(found)
+
+
+def test_an_unknown_operator_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownOperatorError, match="did you mean gemm"):
+        find_operator("gem")

@@ -1,0 +1,201 @@
+"""Model presets: their parameters against published counts, and how they are found."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from foretoken.domain.errors import InvalidRequestError, UnknownModelError
+from foretoken.domain.estimate import DType
+from foretoken.domain.graph import BatchShape, PrefillShape
+from foretoken.domain.lowering import LoweringOptions, lower_forward
+from foretoken.domain.models.architecture import ModelArchitecture, all_models, find_model
+from foretoken.domain.models.load import load_model
+from foretoken.domain.models.parameters import count_parameters
+
+# Parameters of the published weights, as Hugging Face counts them in the safetensors files (tied
+# weights once; the draft module of DeepSeek-V3 left out).
+_PUBLISHED = {
+    "codellama-34b": 33_743_970_304,
+    "deepseek-v3": 671_026_419_200,
+    "gpt-neox-20b": 20_554_567_680,
+    "gpt2-xl": 1_557_611_200,
+    "internlm2-20b": 19_861_149_696,
+    "internlm2-7b": 7_737_708_544,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.3-70b": 70_553_706_496,
+    "llemma-7b": 6_738_546_688,
+    "mixtral-8x22b": 140_620_634_112,
+    "mixtral-8x7b": 46_702_792_704,
+    "phi-2": 2_779_683_840,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2-72b": 72_706_203_648,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+}
+# What the pages of those without such files say, rounded.
+_PUBLISHED_ROUNDED = {"internlm-20b": 20.1e9, "internlm-7b": 7.32e9, "qwen-72b": 72.3e9}
+# What their model cards say one token passes through, in billions.
+_PUBLISHED_ACTIVE = {
+    "deepseek-v3": 37.0,
+    "mixtral-8x7b": 12.9,
+    "mixtral-8x22b": 39.0,
+    "qwen3-30b-a3b": 3.3,
+    "qwen3-235b-a22b": 22.0,
+}
+_PRESETS = sorted(all_models())
+_MOE = sorted(name for name in _PRESETS if find_model(name).moe)
+
+
+def test_every_preset_but_our_own_has_a_published_count() -> None:
+    assert sorted([*_PUBLISHED, *_PUBLISHED_ROUNDED, "tiny-llama"]) == _PRESETS
+
+
+@pytest.mark.parametrize("name", sorted(_PUBLISHED))
+def test_parameters_match_the_published_weights(name: str) -> None:
+    """The few that lack some biases or norms miss by less than a ten-thousandth."""
+    assert pytest.approx(_PUBLISHED[name], rel=1e-4) == count_parameters(find_model(name)).total
+
+
+@pytest.mark.parametrize("name", sorted(_PUBLISHED_ROUNDED))
+def test_parameters_match_the_rounded_figure(name: str) -> None:
+    expected = _PUBLISHED_ROUNDED[name]
+    assert pytest.approx(expected, rel=5e-3) == count_parameters(find_model(name)).total
+
+
+@pytest.mark.parametrize("name", _MOE)
+def test_active_parameters_match_the_model_card(name: str) -> None:
+    found = count_parameters(find_model(name)).active_total
+    assert pytest.approx(_PUBLISHED_ACTIVE[name] * 1e9, rel=0.02) == found
+
+
+def test_every_token_passes_through_all_of_a_dense_model() -> None:
+    for name in set(_PRESETS) - set(_MOE):
+        count = count_parameters(find_model(name))
+        assert count.total == count.active_total
+
+
+def test_the_parts_of_a_count_by_hand() -> None:
+    count = count_parameters(find_model("llama-2-7b"))
+    assert 32000 * 4096 == count.embedding == count.lm_head
+    assert 4 * 4096**2 == count.attention_per_layer
+    assert 3 * 4096 * 11008 == count.mlp_per_layer
+    assert (8192, 4096, 0) == (count.norm_per_layer, count.final_norm, count.moe_per_layer)
+
+
+def test_a_tied_head_counts_once() -> None:
+    tied = find_model("qwen2-0.5b")
+    untied = dataclasses.replace(tied, has_tied_embedding=False)
+    assert 0 == count_parameters(tied).lm_head
+    difference = count_parameters(untied).total - count_parameters(tied).total
+    assert tied.vocab * tied.hidden == difference
+
+
+def test_queries_of_latent_attention_need_no_compression() -> None:
+    """DeepSeek-V2-Lite has none."""
+    model = find_model("deepseek-v3")
+    assert model.mla is not None
+    plain = dataclasses.replace(model, mla=dataclasses.replace(model.mla, q_lora_rank=0))
+    difference = (
+        count_parameters(plain).attention_per_layer - count_parameters(model).attention_per_layer
+    )
+    q_width = 128 * (128 + 64)
+    assert 7168 * q_width - 1536 * (7168 + 1 + q_width) == difference
+
+
+def test_tiny_llama_is_small_enough_for_a_cpu() -> None:
+    assert 20e6 < count_parameters(find_model("tiny-llama")).total < 40e6
+
+
+@pytest.mark.parametrize("name", sorted(set(_PRESETS) - {"deepseek-v3"}))
+def test_lowering_holds_the_weights_that_are_counted(name: str) -> None:
+    """Two ways to the same number, but for biases, which lowering leaves out."""
+    model = find_model(name)
+    shape = BatchShape(
+        num_tokens=1,
+        num_output_rows=1,
+        prefill=PrefillShape(num_seqs=1, q_tokens=1, kv_tokens=1, score_pairs=1),
+    )
+    nodes = lower_forward(model, shape, LoweringOptions(dtype=DType.BF16))
+    lowered = sum(node.num_weights for node in nodes)
+    assert pytest.approx(count_parameters(model).total, rel=2e-3) == lowered
+
+
+def test_no_alias_means_two_models() -> None:
+    names = [
+        name.lower() for model in all_models().values() for name in (model.name, *model.aliases)
+    ]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("alias", "expected"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
+        ("META-LLAMA/llama-3.1-8b", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-70b-hf", "llama-2-70b"),
+        ("Qwen/Qwen-2-7B", "qwen2-7b"),
+        ("Qwen/Qwen2-7B", "qwen2-7b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("Llama-3-8B", "llama-3-8b"),
+    ],
+)
+def test_a_preset_is_found_by_its_repository_in_any_case(alias: str, expected: str) -> None:
+    assert expected == find_model(alias).name
+    assert expected == load_model(alias).name
+
+
+def test_an_unknown_model_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownModelError, match=r"did you mean llama-3-8b"):
+        load_model("llama-3-8")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_layers", 0),
+        ("vocab", -1),
+        ("num_kv_heads", 0),
+        ("num_kv_heads", 3),
+        ("activation", "relu"),
+        ("norm", "batch_norm"),
+        ("position", "alibi"),
+    ],
+)
+def test_an_architecture_that_cannot_be_lowered_is_refused(field: str, value: object) -> None:
+    fields = {
+        item.name: getattr(find_model("tiny-llama"), item.name)
+        for item in dataclasses.fields(ModelArchitecture)
+    }
+    with pytest.raises(InvalidRequestError, match="tiny-llama") as caught:
+        ModelArchitecture(**{**fields, field: value})
+    assert [field] == [v.field for v in caught.value.violations]
+
+
+def test_a_path_is_read_where_no_preset_has_the_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="there is no file"):
+        load_model(str(tmp_path / "config.json"))
+    with pytest.raises(InvalidRequestError, match="cannot read"):
+        load_model(str(tmp_path))

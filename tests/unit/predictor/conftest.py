@@ -1,0 +1,50 @@
+"""Predictors on synthetic catalogs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from predictor_fakes import FakeCatalog, Rows
+
+from foretoken.domain.job import JobState
+from foretoken.domain.ports import TrainRequest
+from foretoken.domain.report import PredictorTrainingReport
+from foretoken.predictor.config import BoosterConfig, PredictorConfig
+from foretoken.predictor.service import PredictorService
+
+MakePredictor = Callable[[Rows], PredictorService]
+
+_EVERYTHING = TrainRequest()
+
+
+@pytest.fixture
+def make_predictor(tmp_path: Path) -> Iterator[MakePredictor]:
+    """Return a function that opens a predictor over rows; state survives a second call."""
+    with ExitStack() as opened:
+
+        def make(rows: Rows) -> PredictorService:
+            config = PredictorConfig(
+                state_folder=str(tmp_path / "state"), booster=BoosterConfig(num_trees=60)
+            )
+            service = PredictorService(config, FakeCatalog(rows))
+            service.open()
+            opened.callback(service.close)
+            return service
+
+        yield make
+
+
+def _train(
+    service: PredictorService, request: TrainRequest = _EVERYTHING
+) -> PredictorTrainingReport:
+    job = service.create_training(request)
+    *_, last = service.watch_job(job.job_id)
+    assert last.state is JobState.SUCCEEDED, last.error_message
+    return service.get_training_report(job.job_id)
+
+
+@pytest.fixture
+def train() -> Callable[..., PredictorTrainingReport]:
+    """Return a function that trains a predictor and waits for its report."""
+    return _train

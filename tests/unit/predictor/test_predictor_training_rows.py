@@ -1,0 +1,102 @@
+"""From catalog rows to series, and the ways to leave their points out."""
+
+import numpy as np
+import pytest
+from predictor_fakes import FakeCatalog, gemm_rows, row_of
+
+from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.operator import find_operator
+from foretoken.predictor.holdout import split_beyond, split_configurations, split_sizes
+from foretoken.predictor.model_set import matches
+from foretoken.predictor.training_rows import SeriesKey, build_series, read_series
+
+GEMM = SeriesKey("gemm", "a30", "", "fp16", "forward", "")
+
+
+def test_frameworks_have_a_series_each_and_one_together() -> None:
+    rows = [
+        *gemm_rows(framework="vllm", framework_version="0.19.0"),
+        *gemm_rows(framework="sglang"),
+        row_of("rms_norm", {"num_tokens": 1, "hidden": 64}, 5.0, framework="vllm"),
+    ]
+    series = read_series(FakeCatalog(rows).read_measurements(MeasurementFilter()))
+    found = [(item.key.operator, item.key.framework, len(item.points)) for item in series]
+    assert found == [
+        ("gemm", "", 64),
+        ("gemm", "sglang", 64),
+        ("gemm", "vllm 0.19.0", 64),
+        ("rms_norm", "vllm", 1),
+    ]
+
+
+def test_at_each_point_the_fastest_kernel_counts() -> None:
+    """By the median of its repeats; a point that only the slow kernel ran is kept."""
+    dims, alone = {"m": 8, "n": 64, "k": 64}, {"m": 9, "n": 64, "k": 64}
+    rows = [row_of("gemm", dims, us, kernel="graph") for us in (9.0, 10.0, 30.0)]
+    rows += [row_of("gemm", dims, us, kernel="eager") for us in (8.0, 20.0, 21.0)]
+    rows += [row_of("gemm", alone, 20.0, kernel="eager")]
+    (series,) = read_series(FakeCatalog(rows).read_measurements(MeasurementFilter()))
+    assert series.latency_us.tolist() == [10.0, 20.0]
+
+
+def test_a_device_is_known_by_its_vendor_name_too() -> None:
+    rows = gemm_rows(device="NVIDIA A30")
+    series = read_series(FakeCatalog(rows).read_measurements(MeasurementFilter()))
+    assert [item.key.device for item in series] == ["a30"]
+
+
+def test_points_are_distinct_and_in_order_whatever_the_order_of_rows() -> None:
+    points = np.array([[4, 8, 8], [2, 8, 8], [4, 8, 8], [4, 8, 8]])
+    latency_us = np.array([10.0, 3.0, 11.0, 30.0])
+    series = build_series(GEMM, points, latency_us)
+    assert series.points.tolist() == [[2, 8, 8], [4, 8, 8]]
+    assert series.latency_us.tolist() == [3.0, 11.0]
+    again = build_series(GEMM, points[::-1], latency_us[::-1])
+    assert again.content_hash == series.content_hash
+
+
+def test_noise_is_how_far_one_more_measurement_would_lie() -> None:
+    rng = np.random.default_rng(0)
+    points = np.repeat(np.arange(1, 2001), 2)[:, None] * np.array([[1, 8, 8]])
+    latency_us = 50.0 * rng.lognormal(0.0, 0.02, len(points))
+    series = build_series(GEMM, points, latency_us)
+    # 90 % of normal values lie within 1.645 deviations; the median of two is itself uncertain.
+    assert series.noise_log == pytest.approx(1.645 * 0.02 * np.sqrt(1.5), rel=0.1)
+    assert build_series(GEMM, points[::2], latency_us[::2]).noise_log == 0.0
+
+
+def test_splits_leave_out_whole_values() -> None:
+    spec = find_operator("gemm")
+    points = np.array([list(row["dims"].values()) for row in gemm_rows()])
+    for inside, outside in split_sizes(spec, points, seed=0):
+        assert not set(points[inside, 0]) & set(points[outside, 0])
+    configurations = list(split_configurations(spec, points, seed=0))
+    assert len(configurations) == 3
+    for inside, outside in configurations:
+        known = {tuple(row) for row in points[inside, 1:].tolist()}
+        assert not known & {tuple(row) for row in points[outside, 1:].tolist()}
+    ((inside, outside),) = split_beyond(spec, points)
+    assert points[inside, 0].max() * 2 <= points[outside, 0].min()
+
+
+def test_every_point_is_held_out_once() -> None:
+    spec = find_operator("gemm")
+    points = np.array([list(row["dims"].values()) for row in gemm_rows()])
+    held_out = np.concatenate([outside for _, outside in split_sizes(spec, points, seed=0)])
+    assert sorted(held_out.tolist()) == list(range(len(points)))
+
+
+@pytest.mark.parametrize(
+    ("framework", "asked", "expected"),
+    [
+        ("vllm 0.19.0", "vllm", True),
+        ("vllm 0.19.0", "vLLM 0.19", True),
+        ("vllm 0.19.0", "vllm 0.1", False),
+        ("vllm 0.19.0", "vllm 0.19.0", True),
+        ("sglang 0.5", "vllm", False),
+    ],
+)
+def test_a_framework_is_asked_for_by_name_and_version(
+    framework: str, asked: str, *, expected: bool
+) -> None:
+    assert matches(framework, asked) is expected

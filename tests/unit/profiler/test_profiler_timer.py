@@ -1,0 +1,128 @@
+"""The timer's statistics and its decisions, on made-up time."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretoken.profiler.config import TimerSpec
+from foretoken.profiler.timer import (
+    CpuStopwatch,
+    IndexedCall,
+    median_interval_ratio,
+    summarize,
+    time_case,
+)
+
+
+class FakeStopwatch:
+    """Every call takes what `latency_us(index)` says; time passes accordingly."""
+
+    def __init__(self, latency_us: list[float]) -> None:
+        self._latency_us = latency_us
+        self._now_us = 0.0
+        self.sample_sizes: list[int] = []
+
+    def time_calls_us(self, call: IndexedCall, first: int, num_calls: int) -> float:
+        self.sample_sizes.append(num_calls)
+        elapsed_us = 0.0
+        for index in range(first, first + num_calls):
+            call(index)
+            elapsed_us += self._latency_us[index % len(self._latency_us)]
+        self._now_us += elapsed_us
+        return elapsed_us
+
+    def now_s(self) -> float:
+        return self._now_us * 1e-6
+
+
+def test_interval_of_ten_samples_is_between_the_second_and_the_ninth() -> None:
+    """Binomial(10, 1/2): P(X <= 1) = 0.0107 <= 0.025 < P(X <= 2); the ranks are 2 and 9."""
+    samples = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 100.0]
+    expected = (9.0 - 2.0) / (2 * 5.5)
+    assert expected == median_interval_ratio(samples)
+
+
+@pytest.mark.parametrize("samples", [[], [1.0], [1.0] * 5, [0.0] * 20])
+def test_interval_is_infinite_where_there_is_none(samples: list[float]) -> None:
+    assert math.inf == median_interval_ratio(samples)
+
+
+def test_six_equal_samples_have_no_width() -> None:
+    assert median_interval_ratio([7.0] * 6) == 0.0
+
+
+@given(
+    st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=300),
+    st.floats(min_value=0.5, max_value=100.0),
+)
+def test_interval_ratio_does_not_depend_on_the_unit(samples: list[float], scale: float) -> None:
+    scaled = median_interval_ratio([sample * scale for sample in samples])
+    assert scaled == pytest.approx(median_interval_ratio(samples))
+
+
+@given(st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=300))
+def test_statistics_are_ordered(samples: list[float]) -> None:
+    summary = summarize(samples)
+    ordered = [
+        summary.latency_us_min,
+        summary.latency_us_p10,
+        summary.latency_us_median,
+        summary.latency_us_p90,
+        summary.latency_us_max,
+    ]
+    assert sorted(ordered) == ordered
+    assert summary.num_samples == len(samples)
+
+
+def test_statistics_of_a_part_keep_their_count() -> None:
+    half = summarize([2.0, 4.0, 6.0]).divided_by(2)
+    assert (half.latency_us_median, half.latency_us_max, half.num_samples) == (2.0, 3.0, 3)
+
+
+def test_steady_case_stops_at_the_fewest_samples() -> None:
+    spec = TimerSpec(min_samples=10, warm_up_s_min=0.0)
+    summary = time_case(lambda _: None, FakeStopwatch([250.0]), spec)
+    assert summary.num_samples == 10
+    assert summary.latency_us_median == 250.0
+
+
+def test_short_calls_are_repeated_inside_a_sample() -> None:
+    """2 µs calls need 100 repetitions to fill a sample of 200 µs."""
+    stopwatch = FakeStopwatch([2.0])
+    summary = time_case(lambda _: None, stopwatch, TimerSpec(sample_us_min=200.0))
+    assert stopwatch.sample_sizes[-1] == 100
+    assert summary.latency_us_median == pytest.approx(2.0)
+
+
+def test_noisy_case_stops_at_its_time_cap() -> None:
+    spec = TimerSpec(case_s_max=0.05, max_samples=10_000, warm_up_s_max=0.01)
+    noise = [1000.0, 9000.0, 2000.0, 7000.0, 400.0]
+    summary = time_case(lambda _: None, FakeStopwatch(noise), spec)
+    assert summary.interval_ratio > spec.interval_ratio_target
+    assert summary.num_samples * summary.latency_us_mean == pytest.approx(50_000, rel=0.2)
+
+
+def test_very_slow_case_is_sampled_three_times() -> None:
+    summary = time_case(lambda _: None, FakeStopwatch([3e6]), TimerSpec(case_s_max=0.1))
+    assert summary.num_samples == 3
+
+
+def test_warm_up_ignores_slow_first_calls() -> None:
+    """Forty slow calls pass before latency settles; none of them is a sample."""
+    stopwatch = FakeStopwatch([5000.0] * 40 + [300.0] * 100_000)
+    summary = time_case(lambda _: None, stopwatch, TimerSpec(warm_up_s_min=0.21))
+    assert summary.latency_us_max == 300.0
+
+
+def test_input_sets_rotate() -> None:
+    seen: list[int] = []
+    time_case(seen.append, FakeStopwatch([100.0]), TimerSpec(warm_up_s_min=0.0))
+    assert seen == list(range(len(seen)))
+
+
+def test_cpu_stopwatch_reads_its_clock_around_the_calls() -> None:
+    ticks = iter([5_000, 47_000])
+    stopwatch = CpuStopwatch(lambda: next(ticks))
+    assert stopwatch.time_calls_us(lambda _: None, 0, 3) == 42.0
