@@ -4,9 +4,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import packages_distributions
+from pathlib import Path
 from typing import Any
 
 import pytest
+from imported_packages import third_party_packages
 
 # Distributions whose import name differs.
 _MODULES = {
@@ -36,6 +39,25 @@ def test_a_service_starts_with_its_own_extra_alone(
     )
 
 
+@pytest.mark.parametrize("folder", ["services/app", *(f"services/{s}" for s in _SERVICES)])
+def test_every_import_of_a_service_is_declared(
+    repository: Path, pyproject: Mapping[str, Any], folder: str
+) -> None:
+    """What only comes along with another dependency may be gone with its next release."""
+    extras = pyproject["project"]["optional-dependencies"]
+    service = Path(folder).name
+    requirements = [*pyproject["project"]["dependencies"], *extras["app"], *extras[service]]
+    declared = {_distribution(requirement) for requirement in requirements}
+    providers = packages_distributions()
+    undeclared = {
+        f"{path.relative_to(repository)}: {name}"
+        for path in (repository / folder / "src").rglob("*.py")
+        for name in third_party_packages(path)
+        if not declared & {_distribution(provider) for provider in providers.get(name, [])}
+    }
+    assert undeclared == set()
+
+
 def test_the_client_needs_no_extra(pyproject: Mapping[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
     absent = {name for extra in (*_SERVICES, "app") for name in _modules(extras[extra])}
@@ -47,8 +69,12 @@ def test_the_client_needs_no_extra(pyproject: Mapping[str, Any]) -> None:
 
 
 def _modules(requirements: list[str]) -> set[str]:
-    names = {re.split(r"[^a-z0-9-]", requirement)[0] for requirement in requirements}
+    names = {_distribution(requirement) for requirement in requirements}
     return {_MODULES.get(name, name) for name in names - {"foretoken"}}
+
+
+def _distribution(requirement: str) -> str:
+    return re.split(r"[^a-z0-9-]", requirement.lower().replace("_", "-"))[0]
 
 
 def _import_without(absent: list[str], modules: list[str]) -> None:

@@ -1,12 +1,12 @@
 """The one import rule holds, and the linter that keeps it would notice a breach."""
 
-import ast
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from imported_packages import third_party_packages
 
 # One breach for every contract of pyproject.toml: (contract id, module to add, its import).
 _BREACHES = (
@@ -58,8 +58,7 @@ def test_the_domain_needs_the_standard_library_alone(repository: Path) -> None:
     third_party = {
         (path.relative_to(domain).as_posix(), name)
         for path in domain.rglob("*.py")
-        for name in _imported_packages(path)
-        if name != "foretoken" and name not in sys.stdlib_module_names
+        for name in third_party_packages(path)
     }
     assert {("plugins.py", "yaml")} == third_party
 
@@ -82,11 +81,3 @@ def _copy_roots(pyproject: Mapping[str, Any], repository: Path, target: Path) ->
     for name in names:
         shutil.copytree(repository / name, target / name)
     return [target / name for name in names]
-
-
-def _imported_packages(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module.partition(".")[0]

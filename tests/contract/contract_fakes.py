@@ -135,16 +135,18 @@ class FakeCatalog:
         self.batches: dict[tuple[str, int], pa.Table] = {}
         self.lost: list[Exception] = []
         self.num_streams = 0
-        self.has_lost_sender = False
+        self.num_open_streams = 0
 
     def record(self, run: Run, batches: Iterable[MeasurementBatch]) -> Iterator[BatchReceipt]:
         self.num_streams += 1
-        incoming = iter(batches)
-        while (batch := self._take(incoming)) is not None:
-            receipt = self._store(run, batch)
-            if self.lost:
-                raise self.lost.pop(0)
-            yield receipt
+        self.num_open_streams += 1
+        try:
+            for batch in batches:
+                receipt = self._store(run, batch)
+                self._lose_receipt()
+                yield receipt
+        finally:
+            self.num_open_streams -= 1
 
     def read_measurements(self, selection: MeasurementFilter) -> pa.Table:
         tables = [rows for (run_id, _), rows in self.batches.items() if run_id == selection.run_id]
@@ -164,12 +166,9 @@ class FakeCatalog:
     def describe_snapshot(self, selection: MeasurementFilter) -> Snapshot:
         return Snapshot(content_hash=selection.operator, num_rows=len(self.batches))
 
-    def _take(self, incoming: Iterator[MeasurementBatch]) -> MeasurementBatch | None:
-        try:
-            return next(incoming, None)
-        except Exception:
-            self.has_lost_sender = True
-            raise
+    def _lose_receipt(self) -> None:
+        if self.lost:
+            raise self.lost.pop(0)
 
     def _store(self, run: Run, batch: MeasurementBatch) -> BatchReceipt:
         key = (run.run_id, batch.batch_index)

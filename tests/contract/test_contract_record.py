@@ -93,15 +93,19 @@ def test_a_batch_larger_than_a_message_travels_in_pieces(
     assert client.read_measurements(MeasurementFilter(run_id="run-1")) == rows
 
 
-def test_a_sender_that_breaks_off_is_noticed(catalog: FakeCatalog, client: CatalogClient) -> None:
-    """The catalog must not take the end of the stream for the end of the run."""
+def test_a_sender_that_breaks_off_leaves_nothing_open(
+    catalog: FakeCatalog, client: CatalogClient
+) -> None:
+    """The catalog must not hold a thread for it, nor take the batches for a whole run."""
     receipts = client.record(make_run(), make_batches(3))
     next(receipts)
+    assert catalog.num_open_streams == 1
     receipts.close()  # type: ignore[attr-defined]
     deadline = time.monotonic() + 5.0
-    while not catalog.has_lost_sender and time.monotonic() < deadline:
+    while catalog.num_open_streams and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert catalog.has_lost_sender
+    assert catalog.num_open_streams == 0
+    assert list(catalog.batches) == [("run-1", 0)]
 
 
 def test_a_run_without_batches_still_reaches_the_catalog(

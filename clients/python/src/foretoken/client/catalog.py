@@ -141,8 +141,7 @@ class _RunSender:
                 raise
 
     def abandon(self) -> None:
-        """Break off: the catalog learns that the sender failed."""
-        # In this order, or the end of the requests could arrive first and look like the run's end.
+        """Break off; a batch without a receipt may be stored or not, and may be sent again."""
         self._receipts.close()
         self._requests.put(None)
 

@@ -96,6 +96,7 @@ class CatalogService:
             checked = self._check(batch)
         except ForetokenError as err:
             err.message = f"batch {batch.batch_index}: {err.message}"
+            err.args = (err.message,)
             raise
         return self._store.insert(run, checked, self._clock())
 

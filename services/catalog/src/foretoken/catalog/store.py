@@ -294,6 +294,12 @@ def _translate(error: duckdb.Error, path: str) -> ForetokenError:
         )
     if "cannot open file" in text or "is a directory" in text or "permission denied" in text:
         return InvalidRequestError.of_field("path", f"cannot open the catalog {path}: {message}")
+    if "storage version" in text:
+        return CorruptCatalogError(
+            f"{path} was written by a newer DuckDB without storage version {_STORAGE_VERSION}: "
+            f"it is not a catalog of this program: {message}",
+            path=path,
+        )
     if isinstance(error, _DAMAGE):
         return CorruptCatalogError(
             f"{path} cannot be read as a catalog; restore it from a backup: {message}", path=path

@@ -1,20 +1,27 @@
 """`foretoken search`: rank every layout of a deployment or a training run."""
 
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from foretoken.app.cli.simulate import scenario_changes
 from foretoken.app.cli.state import build_table, note, open_composition, show_progress, state_of
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
-from foretoken.domain.report import ServingReport, TrainingReport
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.units import GIB
 from foretoken.simulator.search.space import serving_space, training_space
 
 app = typer.Typer(help="Rank every layout of a deployment or a training run.", no_args_is_help=True)
 
 _SET_HELP = "Change one key of the scenario: `engine.max_num_seqs=64`. Repeatable."
+
+
+S = TypeVar("S", ServingScenario, TrainingScenario)
+R = TypeVar("R")
 
 
 @app.command()
@@ -28,13 +35,9 @@ def serving(
     state = state_of(context)
     with open_composition(state) as services:
         resolved = read_serving_scenario(scenario, scenario_changes(change))
-        found: list[tuple[str, ServingReport]] = []
-        for candidate in serving_space(resolved, devices):
-            with show_progress(candidate.name) as update:
-                report = services.foretoken("simulator").simulate_serving(
-                    candidate, on_progress=update
-                )
-            found.append((candidate.name, report))
+        foretoken = services.foretoken("simulator")
+        candidates = tuple(serving_space(resolved, devices))
+        found = list(_evaluate(candidates, foretoken.simulate_serving))
         found.sort(key=lambda item: (-item[1].goodput_rps, -item[1].output_throughput_tps))
         columns = (
             "layout",
@@ -77,18 +80,17 @@ def training(
     state = state_of(context)
     with open_composition(state) as services:
         resolved = read_training_scenario(scenario, scenario_changes(change))
-        found: list[tuple[str, TrainingReport]] = []
-        for candidate in training_space(resolved, devices):
-            with show_progress(candidate.name) as update:
-                report = services.foretoken("simulator").simulate_training(
-                    candidate, on_progress=update
-                )
-            found.append((candidate.name, report))
+        foretoken = services.foretoken("simulator")
+        candidates = tuple(training_space(resolved, devices))
+        found = list(_evaluate(candidates, foretoken.simulate_training))
         fitting = [item for item in found if item[1].feasibility.is_feasible]
         fitting.sort(key=lambda item: item[1].step_time_ms)
         note(f"{len(found)} strategies: {len(fitting)} fit, {len(found) - len(fitting)} do not")
-        for reason in sorted({r.feasibility.reason for _, r in found} - {""}):
-            note(f"  {sum(r.feasibility.reason == reason for _, r in found)} x {reason}")
+        # The numbers in a reason differ from strategy to strategy; what it says does not.
+        kinds = Counter(re.sub(r"\d[\d.]*", "_", r.feasibility.reason) for _, r in found)
+        for kind, count in kinds.most_common():
+            if kind:
+                note(f"  {count} x {kind}")
         columns = (
             "strategy",
             "step (ms)",
@@ -112,3 +114,10 @@ def training(
         ]
         title = f"{resolved.model.name} on {devices} {resolved.device}"
         state.print_object(dict(fitting[:top]), lambda: build_table(title, columns, rows))
+
+
+def _evaluate(candidates: Sequence[S], simulate: Callable[[S], R]) -> Iterator[tuple[str, R]]:
+    with show_progress(f"simulate {len(candidates)} candidates") as bar:
+        for index, candidate in enumerate(candidates):
+            bar.set(index / len(candidates), candidate.name)
+            yield candidate.name, simulate(candidate)

@@ -116,6 +116,9 @@ def scenario_changes(words: Sequence[str] | None) -> dict[str, Any]:
 def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
     """Return the table of one or more serving reports, a column per report."""
     rows: list[list[object]] = [["feasible", *(_feasible(r.feasibility) for r in reports)]]
+    headers = ["", *(f"{_offered_rps(report):.4g} requests/s" for report in reports)]
+    if not any(report.feasibility.is_feasible for report in reports):
+        return build_table(title, headers, rows)
     for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_latency_ms", "queueing_ms"):
         for statistic in ("mean", "p50", "p90", "p99"):
             cells = [getattr(getattr(report, name), statistic) for report in reports]
@@ -126,7 +129,6 @@ def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
     rows.append(
         ["rests on", *(_shares(report.step_time_ratio_by_provenance) for report in reports)]
     )
-    headers = ["", *(f"{_offered_rps(report):.4g} requests/s" for report in reports)]
     return build_table(title, headers, rows)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from foretoken.app.compose import Composition
@@ -86,7 +86,7 @@ def format_ratio(ratio: float, num_observed: int) -> str:
 
 def note(message: str) -> None:
     """Tell the user something that is not the result."""
-    _notes.print(message, highlight=False)
+    _notes.print(message, highlight=False, soft_wrap=True)
 
 
 def state_of(context: typer.Context) -> CliState:
@@ -110,16 +110,29 @@ def open_composition(state: CliState) -> Iterator[Composition]:
 def fail(error: ForetokenError) -> None:
     """Print an error and leave with status 1."""
     _notes.print(f"[red]error[/red] ({error.reason.lower()}): ", end="", highlight=False)
-    _notes.print(error.message, markup=False, highlight=False)
+    _notes.print(error.message, markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code=1) from error
 
 
-@contextmanager
-def show_progress(title: str) -> Iterator[Callable[[Job], None]]:
-    """Yield a callback for job states that draws a progress bar on stderr.
+class ProgressBar:
+    """A bar on stderr. Call it with a job at each change, or set it."""
 
-    Where stderr is no terminal, one line says what began.
-    """
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+
+    def __call__(self, job: Job) -> None:
+        """Show how far a job is."""
+        self.set(job.progress_ratio, job.message)
+
+    def set(self, ratio: float, message: str) -> None:
+        """Show a ratio from 0 to 1."""
+        self._progress.update(self._task, completed=ratio, message=message)
+
+
+@contextmanager
+def show_progress(title: str) -> Iterator[ProgressBar]:
+    """Yield a progress bar; where stderr is no terminal, one line says what began."""
     if not _notes.is_terminal:
         note(title)
     columns = (
@@ -129,13 +142,9 @@ def show_progress(title: str) -> Iterator[Callable[[Job], None]]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[message]}"),
     )
-    with Progress(*columns, console=_notes, transient=True) as progress:
-        task = progress.add_task(title, total=1.0, message="")
-
-        def update(job: Job) -> None:
-            progress.update(task, completed=job.progress_ratio, message=job.message)
-
-        yield update
+    disabled = not _notes.is_terminal
+    with Progress(*columns, console=_notes, transient=True, disable=disabled) as progress:
+        yield ProgressBar(progress, progress.add_task(title, total=1.0, message=""))
 
 
 def parse_assignments(words: Sequence[str]) -> Mapping[str, str]:
