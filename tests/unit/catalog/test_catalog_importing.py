@@ -35,7 +35,7 @@ def test_importers_are_found_by_name() -> None:
 def test_an_option_nobody_knows_and_a_path_that_is_not_there_are_said(tmp_path: Path) -> None:
     importer = Importer(name="x", summary="", load=_plan, options={"folder": "which"})
     request = ImportRequest(path=tmp_path / "nowhere", options={"foldr": "a"})
-    with pytest.raises(InvalidRequestError, match="options.foldr.*folder; path.*does not exist"):
+    with pytest.raises(InvalidRequestError, match=r"options.foldr.*folder; path.*does not exist"):
         importer.read(request)
 
 
@@ -47,7 +47,7 @@ def test_the_last_batch_says_so_and_empty_ones_are_left_out(tmp_path: Path) -> N
 def test_nothing_to_import_is_an_error_with_the_notes(tmp_path: Path) -> None:
     notes = ImportNotes()
     notes.add("a.csv", "not known here")
-    with pytest.raises(InvalidRequestError, match="nothing to import.*a.csv: not known here"):
+    with pytest.raises(InvalidRequestError, match=r"nothing to import.*a.csv: not known here"):
         build_plan("tool", ImportRequest(path=tmp_path), [_FILE], [gemms([])], notes=notes)
 
 

@@ -106,9 +106,7 @@ def test_a_snapshot_is_the_content_not_how_it_came(tmp_path: Path) -> None:
         {"dims": {"m": 1, "n": 4096, "k": 4095}},
     ],
 )
-def test_a_snapshot_changes_with_the_content(
-    changes: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_snapshot_changes_with_the_content(changes: dict[str, object], tmp_path: Path) -> None:
     first = _snapshot(tmp_path / "a", table(row(25)))
     assert first.content_hash != _snapshot(tmp_path / "b", table(row(25, **changes))).content_hash
 

@@ -1,6 +1,7 @@
 """Recording: receipts, retries, conflicts, and what readers see meanwhile."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +42,8 @@ def test_every_batch_has_a_receipt(catalog: CatalogService) -> None:
 
 
 def test_a_batch_is_stored_before_the_next_is_asked_for(catalog: CatalogService) -> None:
-    counts = []
-    for _ in catalog.record(run(), batches(gemms([1]), gemms([2]), gemms([3]))):
-        counts.append(_count(catalog))
+    recording = catalog.record(run(), batches(gemms([1]), gemms([2]), gemms([3])))
+    counts = [_count(catalog) for _ in recording]
     assert [1, 2, 3] == counts
 
 
@@ -141,7 +141,7 @@ def test_another_schema_is_refused(catalog: CatalogService) -> None:
         list(catalog.record(run(), batches(gemms([1]).drop_columns(["device"]))))
 
 
-def test_a_batch_over_the_limit_is_refused(catalog: CatalogService, tmp_path: Any) -> None:
+def test_a_batch_over_the_limit_is_refused(tmp_path: Path) -> None:
     small = CatalogService(CatalogConfig(path=str(tmp_path / "small.duckdb"), max_batch_rows=2))
     small.open()
     with pytest.raises(InvalidRequestError, match="3 are more than 2"):
@@ -150,9 +150,7 @@ def test_a_batch_over_the_limit_is_refused(catalog: CatalogService, tmp_path: An
 
 
 def test_flagged_and_failed_rows_are_counted_and_left_out(catalog: CatalogService) -> None:
-    rows = table(
-        row(4096, latency_us_median=2.0), row(8, latency_us_median=float("nan")), row(16)
-    )
+    rows = table(row(4096, latency_us_median=2.0), row(8, latency_us_median=float("nan")), row(16))
     receipt = next(iter(catalog.record(run(), batches(rows))))
     assert 1 == receipt.num_flagged
     counts = [

@@ -36,14 +36,14 @@ def test_a_file_is_known_by_its_place_and_content(tmp_path: Path) -> None:
 
 def test_a_git_lfs_pointer_is_said(tmp_path: Path) -> None:
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    with pytest.raises(InvalidRequestError, match="a.csv is a Git LFS pointer.*git lfs pull"):
+    with pytest.raises(InvalidRequestError, match=r"a.csv is a Git LFS pointer.*git lfs pull"):
         _parse(tmp_path, text)
 
 
 def test_missing_columns_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="a.csv: missing columns y, z"):
+    with pytest.raises(InvalidRequestError, match=r"a.csv: missing columns y, z"):
         _parse(tmp_path, "x\n1\n", ("x", "y", "z"))
-    with pytest.raises(InvalidRequestError, match="a.csv: column 'y' is missing"):
+    with pytest.raises(InvalidRequestError, match=r"a.csv: column 'y' is missing"):
         _parse(tmp_path, "x\n1\n").numbers("y")
 
 
@@ -51,7 +51,7 @@ def test_missing_columns_are_named(tmp_path: Path) -> None:
 def test_what_is_no_table_is_said(text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(InvalidRequestError, match="a.csv"):
+    with pytest.raises(InvalidRequestError, match=r"a.csv"):
         parse_csv(read_source_file(path, tmp_path), path).numbers("x")
 
 
@@ -61,13 +61,13 @@ def test_empty_cells_are_not_numbers(tmp_path: Path) -> None:
 
 
 def test_a_word_among_numbers_names_its_line(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="a.csv, line 3: x: 'two' is not a number"):
+    with pytest.raises(InvalidRequestError, match=r"a.csv, line 3: x: 'two' is not a number"):
         _parse(tmp_path, "x\n1\ntwo\n").numbers("x")
 
 
 @pytest.mark.parametrize("cell", ["1.5", ""])
 def test_a_count_that_is_not_whole_names_its_line(cell: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="a.csv, line 3: x: .* is not a whole number"):
+    with pytest.raises(InvalidRequestError, match=r"a.csv, line 3: x: .* is not a whole number"):
         _parse(tmp_path, f"x,y\n1,1\n{cell},1\n").integers("x")
 
 

@@ -80,7 +80,8 @@ def test_a_file_open_in_another_process_is_busy(tmp_path: Path) -> None:
     assert "open in another process" in error.message
 
 
-def test_a_file_open_in_this_process_is_busy(catalog: CatalogService, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("catalog")
+def test_a_file_open_in_this_process_is_busy(tmp_path: Path) -> None:
     assert isinstance(_open_error(tmp_path / "catalog.duckdb"), CatalogBusyError)
 
 

@@ -159,9 +159,7 @@ def test_a_collective_spans_nodes(
 ) -> None:
     _mlp(tmp_path, {**_times("add"), **_MODEL}, device="a100")
     link = {**_LINK, "num_workers": workers, "devices_per_node": per_node}
-    _write(
-        tmp_path / "network" / "a100_dgx" / "all_reduce.csv", {**_times("all_reduce"), **link}
-    )
+    _write(tmp_path / "network" / "a100_dgx" / "all_reduce.csv", {**_times("all_reduce"), **link})
     row = _rows(_read(tmp_path, device="a100"))[-1]
     assert {"message_bytes": 2048, "devices_per_node": expected[0], "num_nodes": expected[1]} == (
         row["dims"]
@@ -223,7 +221,7 @@ def test_nothing_is_half_imported(catalog: CatalogService, tmp_path: Path) -> No
     _mlp(tmp_path, {**_times("add"), **_MODEL})
     pointer = tmp_path / "compute" / "a30" / "org" / "model" / "attention.csv"
     pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(InvalidRequestError, match="attention.csv is a Git LFS pointer"):
+    with pytest.raises(InvalidRequestError, match=r"attention.csv is a Git LFS pointer"):
         _read(tmp_path)
     assert () == catalog.list_runs()
 
@@ -235,7 +233,7 @@ def test_a_network_file_of_another_collective_is_refused(tmp_path: Path) -> None
         tmp_path / "network" / "a30_single_gpu" / "all_reduce.csv",
         {**_times("all_reduce"), **link},
     )
-    with pytest.raises(InvalidRequestError, match="all_reduce.csv, line 2: collective"):
+    with pytest.raises(InvalidRequestError, match=r"all_reduce.csv, line 2: collective"):
         _read(tmp_path)
 
 
@@ -305,7 +303,7 @@ def test_the_a30_profile_is_imported_and_its_corrupt_rows_are_found(
 
 
 def test_the_a30_rows_are_those_of_the_file(shared_data: Path) -> None:
-    """Checked by hand against line 262 of mlp.csv (1 token) and line 2 of attention.csv."""
+    """Checked by hand: the last of mlp.csv, of one token, and two batches of attention.csv."""
     rows = _rows(_read(shared_data / "vidur" / "profiling", device="a30"))
     mlp = {
         (row["operator"], *row["dims"].values()): row["latency_us_median"]
@@ -315,17 +313,19 @@ def test_the_a30_rows_are_those_of_the_file(shared_data: Path) -> None:
     assert pytest.approx(5.344) == mlp["embedding", 1, 3584, 151936]
     assert pytest.approx(3.568) == mlp["residual_add", 1, 3584]
     assert pytest.approx(22.081) == mlp["silu_mul", 1, 18944]
-    first = next(row for row in rows if row["operator"] == "attention_prefill")
-    assert {
-        "num_seqs": 1,
-        "q_tokens": 64,
-        "kv_tokens": 128,
-        "score_pairs": 64 * 64 + 64 * 65 // 2,
-        "num_heads": 28,
-        "num_kv_heads": 4,
-        "head_dim": 128,
-    } == first["dims"]
-    assert (1, pytest.approx(20.128)) == (first["source_row"], first["latency_us_median"])
+    assert pytest.approx(64.1125) == mlp["gemm", 1, (28 + 2 * 4) * 128, 3584]
+    assert pytest.approx(323.586) == mlp["gemm", 1, 2 * 18944, 3584]
+    batches = {
+        (row["operator"], row["source_row"]): (row["dims"], row["latency_us_median"])
+        for row in rows
+        if row["source_file"].endswith("attention.csv")
+    }
+    heads = {"num_heads": 28, "num_kv_heads": 4, "head_dim": 128}
+    pairs = 64 * 64 + 64 * 65 // 2
+    prefill = {"num_seqs": 1, "q_tokens": 64, "kv_tokens": 128, "score_pairs": pairs, **heads}
+    decode = {"num_seqs": 2, "kv_tokens": 66, "kv_tokens_max": 33, **heads}
+    assert (prefill, pytest.approx(20.128)) == batches["attention_prefill", 2]
+    assert (decode, pytest.approx(13.568)) == batches["attention_decode", 654]
 
 
 @pytest.mark.parametrize(

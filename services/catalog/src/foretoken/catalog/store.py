@@ -275,38 +275,30 @@ def _insert(
     )
 
 
-def _translate(error: duckdb.Error, path: str) -> ForetokenError:
-    """Return the error a caller can act on for what DuckDB says."""
-    message = str(error)
-    text = message.lower()
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return CatalogBusyError(
-            f"the catalog {path} has no memory left: raise memory_limit: {message}"
-        )
-    if "set lock on file" in text or "already attached" in text or "already open" in text:
-        return CatalogBusyError(
-            f"the catalog {path} is open in another process; stop it, or talk to it over gRPC",
-            path=path,
-        )
-    if "no space left" in text or "input/output error" in text or "could not write" in text:
-        return CatalogBusyError(
-            f"the catalog {path} cannot write to its disk: {message}", path=path
-        )
-    if "cannot open file" in text or "is a directory" in text or "permission denied" in text:
-        return InvalidRequestError.of_field("path", f"cannot open the catalog {path}: {message}")
-    if "storage version" in text:
-        return CorruptCatalogError(
-            f"{path} was written by a newer DuckDB without storage version {_STORAGE_VERSION}: "
-            f"it is not a catalog of this program: {message}",
-            path=path,
-        )
-    if isinstance(error, _DAMAGE):
-        return CorruptCatalogError(
-            f"{path} cannot be read as a catalog; restore it from a backup: {message}", path=path
-        )
-    return ForetokenError(f"the catalog {path} failed: {message}")
-
-
+# What DuckDB's messages say (in lower case), and what that means for the caller.
+_MEANINGS: tuple[tuple[tuple[str, ...], type[ForetokenError], str], ...] = (
+    (
+        ("set lock on file", "already attached", "already open"),
+        CatalogBusyError,
+        "is open in another process; stop it, or talk to it over gRPC",
+    ),
+    (
+        ("no space left", "input/output error", "could not write"),
+        CatalogBusyError,
+        "cannot write to its disk; make room and try again",
+    ),
+    (
+        ("cannot open file", "is a directory", "permission denied"),
+        InvalidRequestError,
+        "cannot be opened; name a file that can be written",
+    ),
+    (
+        ("storage version",),
+        CorruptCatalogError,
+        "is a database of a newer format, not a catalog of this program",
+    ),
+    (("out of memory",), CatalogBusyError, "has no memory left; raise memory_limit"),
+)
 _DAMAGE = (
     duckdb.IOException,
     duckdb.SerializationException,
@@ -314,3 +306,16 @@ _DAMAGE = (
     duckdb.FatalException,
     duckdb.CatalogException,
 )
+
+
+def _translate(error: duckdb.Error, path: str) -> ForetokenError:
+    """Return the error a caller can act on for what DuckDB says."""
+    text = str(error).lower()
+    for phrases, kind, meaning in _MEANINGS:
+        if any(phrase in text for phrase in phrases):
+            return kind(f"the catalog {path} {meaning}: {error}")
+    if isinstance(error, _DAMAGE):
+        return CorruptCatalogError(
+            f"{path} cannot be read as a catalog; restore it from a backup: {error}"
+        )
+    return ForetokenError(f"the catalog {path} failed: {error}")
