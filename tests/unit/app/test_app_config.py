@@ -52,3 +52,8 @@ def test_broken_yaml_names_the_file(tmp_path: Path) -> None:
     path.write_text("server: {port: [1\n")
     with pytest.raises(InvalidRequestError, match=r"foretoken\.yaml: not valid YAML"):
         load_config(path, {}, {})
+
+
+def test_variables_of_a_cluster_are_not_settings() -> None:
+    environment = {"FORETOKEN_CATALOG_PORT": "tcp://10.0.0.1:50051", "FORETOKEN_HOME": "/data"}
+    assert load_config(None, environment, {}) == AppConfig(home="/data")

@@ -8,7 +8,7 @@ from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.estimate import DType
 from foretoken.domain.workload import Request
 
-_SCENARIOS = Path(__file__).resolve().parents[3] / "docs" / "scenarios"
+_SCENARIOS = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
 
 @pytest.mark.parametrize("path", sorted(_SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -1,7 +1,7 @@
 """Hand every service its ports: local objects or gRPC clients, by configuration alone."""
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -14,6 +14,7 @@ from foretoken.client.predictor import PredictorClient
 from foretoken.client.profiler import ProfilerClient
 from foretoken.client.simulator import SimulatorClient
 from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.ports import CatalogPort, PredictorPort, ProfilerPort, SimulatorPort
 
 
@@ -59,8 +60,9 @@ class Composition:
         """The catalog."""
         if self._config.endpoints.catalog != EMBEDDED:
             return CatalogClient(self._connect("catalog", self._config.endpoints.catalog))
-        from foretoken.catalog.config import CatalogConfig
-        from foretoken.catalog.service import CatalogService
+        with _needing_extra("catalog"):
+            from foretoken.catalog.config import CatalogConfig
+            from foretoken.catalog.service import CatalogService
 
         defaults = {"path": str(self._config.home_path / "catalog.duckdb")}
         config = _section(CatalogConfig, self._config.catalog, defaults, "catalog")
@@ -71,8 +73,9 @@ class Composition:
         """The predictor; an embedded one reads this composition's catalog."""
         if self._config.endpoints.predictor != EMBEDDED:
             return PredictorClient(self._connect("predictor", self._config.endpoints.predictor))
-        from foretoken.predictor.config import PredictorConfig
-        from foretoken.predictor.service import PredictorService
+        with _needing_extra("predictor"):
+            from foretoken.predictor.config import PredictorConfig
+            from foretoken.predictor.service import PredictorService
 
         config = _section(
             PredictorConfig, self._config.predictor, self._state("predictor"), "predictor"
@@ -84,8 +87,9 @@ class Composition:
         """The simulator; an embedded one asks this composition's predictor."""
         if self._config.endpoints.simulator != EMBEDDED:
             return SimulatorClient(self._connect("simulator", self._config.endpoints.simulator))
-        from foretoken.simulator.config import SimulatorConfig
-        from foretoken.simulator.service import SimulatorService
+        with _needing_extra("simulator"):
+            from foretoken.simulator.config import SimulatorConfig
+            from foretoken.simulator.service import SimulatorService
 
         config = _section(
             SimulatorConfig, self._config.simulator, self._state("simulator"), "simulator"
@@ -97,8 +101,9 @@ class Composition:
         """The profiler; an embedded one records into this composition's catalog."""
         if self._config.endpoints.profiler != EMBEDDED:
             return ProfilerClient(self._connect("profiler", self._config.endpoints.profiler))
-        from foretoken.profiler.config import ProfilerConfig
-        from foretoken.profiler.service import ProfilerService
+        with _needing_extra("profiler"):
+            from foretoken.profiler.config import ProfilerConfig
+            from foretoken.profiler.service import ProfilerService
 
         config = _section(
             ProfilerConfig, self._config.profiler, self._state("profiler"), "profiler"
@@ -122,6 +127,17 @@ class Composition:
 
     def _state(self, service: str) -> dict[str, str]:
         return {"state_folder": str(self._config.home_path / service)}
+
+
+@contextmanager
+def _needing_extra(service: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as err:
+        raise InvalidRequestError(
+            f"an embedded {service} needs {err.name}: pip install 'foretoken[{service}]',"
+            f" or say where one serves: --endpoint {service}=HOST:PORT"
+        ) from err
 
 
 def open_embedded(home: str = "") -> Foretoken:

@@ -1,7 +1,8 @@
 """The program's configuration: flag over environment over file over default.
 
 The file is YAML. An environment variable overrides one key: `FORETOKEN_ENDPOINTS__CATALOG` is
-`endpoints.catalog`. `FORETOKEN_CONFIG` names the file.
+`endpoints.catalog`. `FORETOKEN_CONFIG` names the file, `FORETOKEN_HOME` the folder of files. Other
+variables of that prefix are not ours: Kubernetes makes `FORETOKEN_CATALOG_PORT` of a Service.
 """
 
 import os
@@ -19,6 +20,7 @@ SERVICES = ("catalog", "predictor", "simulator", "profiler")
 
 _PREFIX = "FORETOKEN_"
 _CONFIG_VARIABLE = "FORETOKEN_CONFIG"
+_HOME_VARIABLE = "FORETOKEN_HOME"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +107,7 @@ def load_config(
     if chosen is not None:
         content = _copy(parse_yaml(_read(chosen), str(chosen)))
     for name, value in environment.items():
-        if name.startswith(_PREFIX) and name != _CONFIG_VARIABLE:
+        if name == _HOME_VARIABLE or (name.startswith(_PREFIX) and "__" in name):
             dotted = name.removeprefix(_PREFIX).lower().replace("__", ".")
             _set(content, dotted, _scalar(value))
     for dotted, value in overrides.items():

@@ -9,10 +9,14 @@ from foretoken.simulator.serving.request import SimRequest
 
 
 class StepBudget(NamedTuple):
-    """Most tokens a step may compute, most requests that may run at once."""
+    """Most tokens a step may compute, most requests that may run after it is scheduled.
+
+    `num_in_flight` requests are in a pipeline with their blocks: they cannot be preempted now.
+    """
 
     num_tokens: int
     num_seqs: int
+    num_in_flight: int = 0
 
 
 class Batch:

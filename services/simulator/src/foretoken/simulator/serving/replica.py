@@ -127,8 +127,9 @@ class Replica:
 
     def _select(self) -> Batch:
         rules = self._rules
-        num_seqs = rules.budget.num_seqs - len(self.requests_in_flight)
-        budget = StepBudget(rules.budget.num_tokens, num_seqs)
+        num_in_flight = len(self.requests_in_flight)
+        num_seqs = rules.budget.num_seqs - num_in_flight
+        budget = StepBudget(rules.budget.num_tokens, num_seqs, num_in_flight)
         batch = rules.scheduler.select(self.running, self.waiting, budget, self.kv)
         if batch.is_empty and batch.preempted:
             # The preempted gave back what others, or they themselves, can now use.

@@ -24,29 +24,31 @@ class ChunkedPrefillScheduler:
     ) -> Batch:
         """Return the next step's work."""
         batch = Batch()
-        self._extend_running(batch, running, budget, kv)
-        if batch.preempted:
-            # Blocks are short: nobody new comes in, the preempted wait in front.
-            waiting.extendleft(batch.preempted)
-        else:
+        if self._extend_running(batch, running, budget, kv):
             self._admit_waiting(batch, running, waiting, budget, kv)
+        # Where blocks are short nobody new comes in, and the preempted wait in front.
+        waiting.extendleft(batch.preempted)
         return batch
 
     def _extend_running(
         self, batch: Batch, running: list[SimRequest], budget: StepBudget, kv: KvCache
-    ) -> None:
+    ) -> bool:
+        """Schedule running requests; False when blocks were short."""
         index = 0
         while index < len(running) and batch.num_tokens < budget.num_tokens:
             request = running[index]
             num_new = min(request.num_uncomputed, budget.num_tokens - batch.num_tokens)
             has_slots = request.num_computed + num_new <= request.num_slots
             while not has_slots and not kv.allocate(request, num_new):
+                if running[-1] is request and budget.num_in_flight:
+                    return False  # a later one may be in flight; it will come back as a victim
                 victim = running.pop()
                 batch.preempt(victim, kv)
                 if victim is request:
-                    return
+                    return False
             batch.add(request, num_new)
             index += 1
+        return not batch.preempted
 
     def _admit_waiting(
         self,
