@@ -2,12 +2,18 @@
 
 Both take the same latencies, so that what differs is scheduling and bookkeeping alone. Prints the
 errors of every request's end-to-end and prefill time; needs ../shared/data.
+
+With equal prompts all requests agree. On the trace the steps agree until a prompt's last chunk is a
+single token: Vidur charges it as a prefill, we as a decode, which is how kernels run one query over
+a context. The step differs by a few ms, later arrivals fall on other sides of a step's end, and
+single requests wait a step more or less. Vidur reserves blocks for the whole prompt and keeps a
+hundredth free; neither matters in these runs, whose cache is never full.
 """
 
 import csv
 import gzip
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -86,14 +92,15 @@ class VidurTables:
         return layers_us
 
 
-def main() -> None:
+def main() -> int:
     """Print one block per reference run."""
     if not _VIDUR.is_dir():
         print("skipped: the shared measurements (../shared/data) are not on this machine")
-        return
+        return 0
     cost = VidurTables(_VIDUR / "reference_tables")
     for name in _RUNS:
         _compare(name, cost)
+    return 0
 
 
 def _compare(name: str, cost: VidurTables) -> None:
@@ -122,7 +129,7 @@ def _compare(name: str, cost: VidurTables) -> None:
         print(
             f"  {label} time against Vidur: mean error {ratio.mean():+.4%},"
             f" mean absolute {np.abs(ratio).mean():.4%}, worst {np.abs(ratio).max():.3%},"
-            f" same to 1 ns-rounding {np.mean(np.abs(ratio) < 1e-6):.1%}"
+            f" within 0.01 % {np.mean(np.abs(ratio) < 1e-4):.1%}"
         )
 
 
@@ -136,7 +143,9 @@ def _read_columns(path: Path) -> NDArray[np.float64]:
         return np.loadtxt(file, delimiter=",", skiprows=1, ndmin=2).T
 
 
-def _as_table(columns: NDArray[np.float64], scale) -> dict[tuple[int, int], float]:
+def _as_table(
+    columns: NDArray[np.float64], scale: Callable[[NDArray[np.float64]], list[float]]
+) -> dict[tuple[int, int], float]:
     keys = zip(columns[0].astype(int).tolist(), columns[1].astype(int).tolist(), strict=True)
     return dict(zip(keys, scale(columns[2]), strict=True))
 

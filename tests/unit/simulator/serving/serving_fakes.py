@@ -46,16 +46,14 @@ class RooflinePredictor:
     def _answer(self, device: str, table: OperatorTable) -> LatencyColumns:
         spec = find_operator(table.operator)
         assert set(table.columns) == set(spec.dim_names)
+        columns = {name: np.asarray(column) for name, column in table.columns.items()}
         for dim in spec.dims:
-            assert min(table.columns[dim.name]) >= dim.minimum, (table.operator, dim.name)
+            assert columns[dim.name].min() >= dim.minimum, (table.operator, dim.name)
         if spec.is_collective:
-            num_nodes = int(table.columns["num_nodes"][0])
             topology = topology_of_device(device)
-            terms = collective_terms(spec, table.columns, num_nodes, topology)
+            terms = collective_terms(spec, columns, int(columns["num_nodes"][0]), topology)
         else:
-            terms = compute_terms(
-                spec, table.columns, table.dtype, table.phase, find_device(device)
-            )
+            terms = compute_terms(spec, columns, table.dtype, table.phase, find_device(device))
         latency_us = np.maximum(terms.compute_us, terms.memory_us) + terms.floor_us
         return LatencyColumns(
             latency_us=latency_us,

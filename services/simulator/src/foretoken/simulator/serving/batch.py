@@ -42,7 +42,7 @@ class Batch:
     def add(self, request: SimRequest, num_tokens: int) -> None:
         """Schedule that many tokens of a request."""
         self.num_tokens += num_tokens
-        if num_tokens == 1 and request.num_computed > 0 and request.num_uncomputed == 1:
+        if request.num_uncomputed == 1 and request.num_computed > 0:
             self.decodes.append(request)
         else:
             self.prefills.append((request, num_tokens))
@@ -50,8 +50,7 @@ class Batch:
     def preempt(self, request: SimRequest, kv: KvCache) -> None:
         """Take a running request's blocks; it will compute everything again."""
         kv.free(request)
-        request.num_computed = 0
-        request.num_preemptions += 1
+        request.restart()
         self.preempted.append(request)
 
 

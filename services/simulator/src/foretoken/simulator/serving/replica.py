@@ -107,16 +107,14 @@ class Replica:
     def complete(self) -> list[SimRequest]:
         """Apply the oldest launched batch and return the requests it finished."""
         batch, first_step, count = self.in_flight.popleft()
-        emitting = list(batch.decodes)
+        has_finished = False
         for request in batch.decodes:
             request.num_computed += count
-        for request, num_tokens in batch.prefills:
-            request.num_computed += num_tokens
-            if request.num_uncomputed == 0:
-                emitting.append(request)
-        has_finished = False
-        for request in emitting:
             request.emit_tokens(first_step, count)
+            if request.num_generated >= request.num_decode_tokens:
+                has_finished = True
+        for request, num_tokens in batch.prefills:
+            request.compute(num_tokens, first_step)
             has_finished = has_finished or request.is_finished
         if len(self._stage_free_ns) > 1:
             self.running.extend(_requests_of(batch))

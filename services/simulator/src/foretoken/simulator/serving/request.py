@@ -4,9 +4,9 @@
 class SimRequest:
     """State of a request; times in ns, -1 where not yet reached.
 
-    `num_computed` tokens are in the KV cache, `num_generated` the user has seen. A request decodes
-    when one token is left to compute. `token_runs` are (first step, count): output tokens that
-    left at the ends of consecutive steps of the replica.
+    `num_computed` tokens are in the KV cache, `num_generated` the user has seen, `num_uncomputed`
+    are to compute before the next one: 1 while it decodes. `token_runs` are (first step, count):
+    output tokens that left at the ends of consecutive steps of the replica.
     """
 
     __slots__ = (
@@ -19,6 +19,7 @@ class SimRequest:
         "num_preemptions",
         "num_prefill_tokens",
         "num_slots",
+        "num_uncomputed",
         "order",
         "replica",
         "scheduled_ns",
@@ -33,6 +34,7 @@ class SimRequest:
         self.num_prefill_tokens = num_prefill_tokens
         self.num_decode_tokens = num_decode_tokens
         self.num_computed = 0
+        self.num_uncomputed = num_prefill_tokens
         self.num_generated = 0
         self.num_blocks = 0
         self.num_slots = 0  # tokens its KV blocks can hold
@@ -43,11 +45,6 @@ class SimRequest:
         self.token_runs: list[list[int]] = []
 
     @property
-    def num_uncomputed(self) -> int:
-        """Tokens to compute before the next output token."""
-        return self.num_prefill_tokens + self.num_generated - self.num_computed
-
-    @property
     def is_finished(self) -> bool:
         """Whether all its output tokens have left."""
         return self.num_generated >= self.num_decode_tokens
@@ -56,6 +53,20 @@ class SimRequest:
     def num_kv_tokens_max(self) -> int:
         """KV slots it needs in the end; the last output token is never written."""
         return self.num_prefill_tokens + self.num_decode_tokens - 1
+
+    def compute(self, num_tokens: int, step: int) -> None:
+        """Note that a step computed so many tokens; with the last of them an output token left."""
+        self.num_computed += num_tokens
+        self.num_uncomputed -= num_tokens
+        if self.num_uncomputed == 0:
+            self.num_uncomputed = 1
+            self.emit_tokens(step, 1)
+
+    def restart(self) -> None:
+        """Forget what was computed; the user keeps the tokens seen."""
+        self.num_computed = 0
+        self.num_uncomputed = self.num_prefill_tokens + self.num_generated
+        self.num_preemptions += 1
 
     def emit_tokens(self, first_step: int, count: int) -> None:
         """Note that a token left at the end of each of `count` steps from `first_step` on."""

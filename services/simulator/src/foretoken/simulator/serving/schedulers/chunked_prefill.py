@@ -37,9 +37,11 @@ class ChunkedPrefillScheduler:
         index = 0
         while index < len(running) and batch.num_tokens < budget.num_tokens:
             request = running[index]
-            num_new = min(request.num_uncomputed, budget.num_tokens - batch.num_tokens)
-            has_slots = request.num_computed + num_new <= request.num_slots
-            while not has_slots and not kv.allocate(request, num_new):
+            num_new = request.num_uncomputed
+            if num_new > 1:
+                num_new = min(num_new, budget.num_tokens - batch.num_tokens)
+            needs_block = request.num_computed + num_new > request.num_slots
+            while needs_block and not kv.allocate(request, num_new):
                 if running[-1] is request and budget.num_in_flight:
                     return False  # a later one may be in flight; it will come back as a victim
                 victim = running.pop()

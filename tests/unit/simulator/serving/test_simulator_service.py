@@ -1,0 +1,112 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serving_fakes import RooflinePredictor, build_scenario
+
+from foretoken.domain.errors import (
+    InvalidRequestError,
+    UnknownDeviceError,
+    UnknownJobError,
+    UnknownPluginError,
+    UnknownTopologyError,
+)
+from foretoken.domain.job import JobState
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.ports import ModelVersion
+from foretoken.domain.scenario import EngineSpec, TrainingScenario
+from foretoken.domain.workload import WorkloadSpec
+from foretoken.simulator.config import SimulatorConfig
+from foretoken.simulator.latency_surfaces import surface_spec
+from foretoken.simulator.service import SimulatorService, SurfaceCache
+
+_SCENARIO = build_scenario(workload=WorkloadSpec(num_requests=5))
+
+
+def _version(name: str) -> ModelVersion:
+    return ModelVersion(version=name, created_at="", snapshot_hash="", num_rows=1, is_active=True)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[SimulatorService]:
+    simulator = SimulatorService(
+        SimulatorConfig(state_folder=str(tmp_path / "state")), RooflinePredictor()
+    )
+    simulator.open()
+    yield simulator
+    simulator.close()
+
+
+def test_a_serving_simulation_is_a_job_with_a_report(service: SimulatorService) -> None:
+    job = service.create_serving_simulation(_SCENARIO)
+    states = list(service.watch_job(job.job_id))
+    assert states[-1].state is JobState.SUCCEEDED
+    report = service.get_serving_report(job.job_id)
+    assert (report.num_completed, len(report.requests.arrival_s)) == (5, 5)
+    assert service.list_jobs() == (service.get_job(job.job_id),)
+    assert service.cancel_job(job.job_id).state is JobState.SUCCEEDED
+
+
+def test_a_training_simulation_is_a_job_with_a_report(service: SimulatorService) -> None:
+    scenario = TrainingScenario(
+        model=find_model("qwen2-0.5b"), device="a100_sxm_80", sequence_length=512
+    )
+    job = service.create_training_simulation(scenario)
+    assert list(service.watch_job(job.job_id))[-1].state is JobState.SUCCEEDED
+    assert service.get_training_report(job.job_id).step_time_ms > 0
+
+
+def test_a_report_outlives_the_service(tmp_path: Path) -> None:
+    config = SimulatorConfig(state_folder=str(tmp_path))
+    first = SimulatorService(config, RooflinePredictor())
+    first.open()
+    job = first.create_serving_simulation(_SCENARIO)
+    list(first.watch_job(job.job_id))
+    report = first.get_serving_report(job.job_id)
+    first.close()
+    second = SimulatorService(config, RooflinePredictor())
+    second.open()
+    assert second.get_serving_report(job.job_id) == report
+    second.close()
+
+
+def test_what_can_never_work_is_refused_at_once(service: SimulatorService) -> None:
+    with pytest.raises(UnknownDeviceError):
+        service.create_serving_simulation(build_scenario(device="a31"))
+    with pytest.raises(UnknownTopologyError):
+        service.create_serving_simulation(build_scenario(topology="ring"))
+    with pytest.raises(UnknownPluginError):
+        service.create_serving_simulation(build_scenario(engine=EngineSpec(scheduler="fifo")))
+    with pytest.raises(InvalidRequestError, match=r"engine\.block_size"):
+        service.create_serving_simulation(build_scenario(engine=EngineSpec(block_size=0)))
+    with pytest.raises(UnknownJobError):
+        service.get_job("serving-none")
+
+
+def test_surfaces_are_kept_by_model_version() -> None:
+    predictor = RooflinePredictor((_version("one"),))
+    cache = SurfaceCache(predictor, max_surfaces=2)
+    spec = surface_spec(_SCENARIO, 100)
+    assert cache.get(spec) is cache.get(spec)
+    predictor.versions = (_version("two"),)
+    assert cache.get(spec).model_version == "two"
+    assert len(predictor.queries) == 2
+
+
+def test_the_least_used_surfaces_go_first() -> None:
+    predictor = RooflinePredictor((_version("one"),))
+    cache = SurfaceCache(predictor, max_surfaces=2)
+    specs = [surface_spec(_SCENARIO, context) for context in (10, 100, 1000)]
+    for index in (0, 1, 0, 2, 0):
+        cache.get(specs[index])
+    assert len(predictor.queries) == 3
+    cache.get(specs[1])
+    assert len(predictor.queries) == 4
+
+
+def test_a_predictor_without_a_model_is_asked_every_time() -> None:
+    predictor = RooflinePredictor()
+    cache = SurfaceCache(predictor, max_surfaces=2)
+    for _ in range(2):
+        cache.get(surface_spec(_SCENARIO, 100))
+    assert len(predictor.queries) == 2
