@@ -21,8 +21,9 @@ import pytest
 import typer
 
 from foretoken.app.cli.main import app
-from foretoken.app.config import load_config
+from foretoken.app.config import AppConfig, load_config
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
+from foretoken.client.channel import ChannelOptions
 from foretoken.domain import schema
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.sourced import strip_sources
@@ -135,6 +136,15 @@ def test_configuration_blocks_are_accepted() -> None:
     blocks = _blocks("yaml", "config")
     configs = [load_config(None, {}, parse_yaml(block.text, block.place)) for block in blocks]
     assert configs != []
+
+
+def test_the_configuration_reference_shows_every_key_with_its_default() -> None:
+    """Sections that services define themselves are left to their `config.py`."""
+    (block,) = (b for b in _blocks("yaml", "config") if "reference/configuration.md" in b.place)
+    shown = dict(parse_yaml(block.text, block.place))
+    client = schema.encode(ChannelOptions(address=""))
+    del client["address"]
+    assert schema.encode(AppConfig()) | {"client": client} == shown
 
 
 def test_serving_scenarios_are_accepted(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What can happen to a remote watch: the client leaves, the service restarts, too many watch."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ import pytest
 from contract_fakes import FakeSimulator
 from contract_scenarios import SERVING, SERVING_REPORT
 
+from foretoken.client.aio.simulator import AsyncSimulatorClient
 from foretoken.client.channel import ChannelOptions
 from foretoken.client.simulator import SimulatorClient
 from foretoken.domain.errors import ServiceUnavailableError
-from foretoken.domain.job import JobState
+from foretoken.domain.job import Job, JobState
 from foretoken.domain.job_runner import JobProgress
 from foretoken.simulator.servicer import SERVICE, SimulatorServicer
 from foretoken.wire.serving import MAX_WATCHES, register_service
@@ -44,13 +46,15 @@ class _House:
         self.stop()
         self.simulator.close()
 
-    def connect(self, max_reconnects: int = 20) -> SimulatorClient:
-        options = ChannelOptions(
+    def options(self, max_reconnects: int = 20) -> ChannelOptions:
+        return ChannelOptions(
             address=f"127.0.0.1:{self.port}",
             max_reconnects=max_reconnects,
             reconnect_delay_s=0.02,
         )
-        return SimulatorClient.connect(options)
+
+    def connect(self, max_reconnects: int = 20) -> SimulatorClient:
+        return SimulatorClient.connect(self.options(max_reconnects))
 
     def _work(self, progress: JobProgress) -> object:
         while not self.may_end.wait(0.01):
@@ -94,6 +98,22 @@ def test_a_watch_survives_a_restart(house: _House) -> None:
         house.start()
         house.may_end.set()
         seen += list(watch)
+    assert seen[-1].state is JobState.SUCCEEDED
+    assert len(seen) == len(set(seen))
+
+
+def test_an_awaited_watch_survives_a_restart(house: _House) -> None:
+    async def play() -> list[Job]:
+        async with AsyncSimulatorClient.connect(house.options()) as client:
+            job = await client.create_serving_simulation(SERVING)
+            watch = client.watch_job(job.job_id)
+            seen = [await anext(watch)]
+            await asyncio.to_thread(house.stop)
+            await asyncio.to_thread(house.start)
+            house.may_end.set()
+            return [*seen, *[state async for state in watch]]
+
+    seen = asyncio.run(play())
     assert seen[-1].state is JobState.SUCCEEDED
     assert len(seen) == len(set(seen))
 

@@ -70,8 +70,11 @@ MIRRORS: Mapping[type, type[Message]] = {
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 POSITIVE = st.integers(1, 2**63 - 1)
+NOT_NEGATIVE = st.integers(0, 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 FLOATS = st.floats(allow_nan=False)
+
+_SLO_LIMITS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
 
 # What a dataclass refuses on its own.
 _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
@@ -85,10 +88,14 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (ModelArchitecture, "norm"): st.sampled_from(["rms_norm", "layer_norm"]),
     (ModelArchitecture, "position"): st.sampled_from(["rope", "learned"]),
     **{(ParallelLayout, axis): POSITIVE for axis in ("tp", "pp", "dp", "cp", "ep")},
+    **{(Slo, limit): st.floats(min_value=0.0, allow_nan=False) for limit in _SLO_LIMITS},
+    (Slo, "itl_percentile"): st.floats(0.0, 100.0),
+    (scenario.ServingScenario, "seed"): NOT_NEGATIVE,
+    **{(workload.LengthSpec, name): NOT_NEGATIVE for name in ("mean", "minimum", "maximum")},
     (workload.WorkloadSpec, "rate_rps"): st.floats(min_value=1e-9, allow_nan=False),
     (workload.WorkloadSpec, "num_requests"): POSITIVE,
     (workload.WorkloadSpec, "time_scale"): st.floats(min_value=1e-9, allow_nan=False),
-    (workload.WorkloadSpec, "max_tokens_per_request"): st.integers(0, 2**63 - 1),
+    (workload.WorkloadSpec, "max_tokens_per_request"): NOT_NEGATIVE,
 }
 
 

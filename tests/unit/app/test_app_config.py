@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.app.config import AppConfig, load_config
+from foretoken.client.channel import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError
 
 
@@ -57,3 +58,41 @@ def test_broken_yaml_names_the_file(tmp_path: Path) -> None:
 def test_variables_of_a_cluster_are_not_settings() -> None:
     environment = {"FORETOKEN_CATALOG_PORT": "tcp://10.0.0.1:50051", "FORETOKEN_HOME": "/data"}
     assert load_config(None, environment, {}) == AppConfig(home="/data")
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    environment = {"FORETOKEN_HOME": "", "FORETOKEN_SERVER__PORT": "", "FORETOKEN_CONFIG": ""}
+    assert load_config(None, environment, {}) == AppConfig()
+
+
+def test_a_folder_is_not_read_as_yaml() -> None:
+    assert load_config(None, {"FORETOKEN_HOME": "/data: 1"}, {}).home == "/data: 1"
+
+
+def test_a_value_that_is_not_yaml_names_its_variable() -> None:
+    with pytest.raises(InvalidRequestError, match="FORETOKEN_SERVER__PORT: not valid YAML"):
+        load_config(None, {"FORETOKEN_SERVER__PORT": "[1"}, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("client.tls_ca_file", "ca.crt", r"client\.tls_ca_file: unknown key"),
+        ("client.deadline_s", "soon", r"client\.deadline_s: expected float"),
+        ("client.address", "elsewhere:1", r"client\.address: addresses stand in endpoints"),
+        ("log.level", "LOUD", r"log\.level: is one of"),
+        ("log.format", "xml", r"log\.format: is one of text, json"),
+        ("server.tls_key_file", "key.pem", r"server\.tls_certificate_file: TLS needs"),
+        ("server.tls_client_ca_file", "ca.pem", r"server\.tls_client_ca_file: clients show"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(key: str, value: str, problem: str) -> None:
+    """Before anything is opened, whichever command was called."""
+    with pytest.raises(InvalidRequestError, match=problem):
+        load_config(None, {}, {key: value})
+
+
+def test_the_client_section_reaches_the_channel() -> None:
+    config = load_config(None, {"FORETOKEN_CLIENT__DEADLINE_S": "3"}, {"client.ca_file": "ca.crt"})
+    expected = ChannelOptions(address="here:1", deadline_s=3.0, ca_file="ca.crt")
+    assert expected == config.channel_options("here:1")

@@ -65,7 +65,7 @@ def test_a_word_among_numbers_names_its_line(tmp_path: Path) -> None:
         _parse(tmp_path, "x\n1\ntwo\n").numbers("x")
 
 
-@pytest.mark.parametrize("cell", ["1.5", ""])
+@pytest.mark.parametrize("cell", ["1.5", "", "1e30", "inf"])
 def test_a_count_that_is_not_whole_names_its_line(cell: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"a.csv, line 3: x: .* is not a whole number"):
         _parse(tmp_path, f"x,y\n1,1\n{cell},1\n").integers("x")
@@ -94,3 +94,22 @@ def test_rows_carry_where_they_came_from(tmp_path: Path) -> None:
     expected = [("a.csv", 2, "ok", 2.0, "cutlass"), ("a.csv", 3, "failed", None, "cutlass")]
     assert expected == found
     assert "the source has no time for this row" == table.to_pylist()[1]["status_reason"]
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"a.csv: columns twice: x"):
+        _parse(tmp_path, "x,y,x\n1,2,3\n")
+
+
+def test_a_header_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"a.csv: has no rows"):
+        _parse(tmp_path, "x,y\n")
+
+
+def test_a_dimension_no_operator_can_have_names_its_line(tmp_path: Path) -> None:
+    """The catalog would refuse the row too, but only after the batches before it."""
+    origin = _parse(tmp_path, "m\n4\n0\n")
+    facts = RowFacts(operator="gemm", dtype="fp16", device="a30")
+    dims = {"m": origin.integers("m"), "n": 8, "k": 8}
+    with pytest.raises(InvalidRequestError, match=r"a.csv, line 3: gemm: m is 0, below 1"):
+        build_rows(facts, origin, np.arange(2), dims, {"median": np.ones(2)})

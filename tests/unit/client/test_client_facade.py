@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from foretoken.client.facade import Foretoken, wait_for_job
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
 from foretoken.domain.job import Job, JobState
 
 
@@ -52,6 +52,20 @@ def test_an_interruption_cancels_the_job() -> None:
     with pytest.raises(KeyboardInterrupt):
         wait_for_job(jobs, _JOB, interrupt)
     assert jobs.cancelled == ["j"]
+
+
+def test_an_interruption_stays_one_when_the_service_is_gone() -> None:
+    """Who pressed Ctrl-C must not read about a connection instead."""
+
+    class _Gone(_Jobs):
+        def cancel_job(self, job_id: str) -> Job:
+            raise ServiceUnavailableError(f"no service for {job_id}")
+
+    def interrupt(_job: Job) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wait_for_job(_Gone([JobState.RUNNING]), _JOB, interrupt)
 
 
 @pytest.mark.parametrize("name", ["catalog", "profiler", "predictor", "simulator"])

@@ -4,16 +4,12 @@ import numpy as np
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.sweep import cross, pick, powers_of_two
-from foretoken.domain.units import ceil_divide, round_up
+from foretoken.domain.units import ceil_divide
 
 
 def test_ceil_divide_rounds_up_for_numbers_and_columns() -> None:
     assert (0, 1, 1, 2) == tuple(ceil_divide(n, 4) for n in (0, 1, 4, 5))
     assert [0, 1, 1, 2] == ceil_divide(np.array([0, 1, 4, 5]), 4).tolist()
-
-
-def test_round_up_reaches_the_next_multiple() -> None:
-    assert (0, 16, 16, 32) == tuple(round_up(value, 16) for value in (0, 1, 16, 17))
 
 
 def test_powers_of_two_include_both_ends_and_only_powers() -> None:

@@ -63,6 +63,23 @@ def provenances(columns: LatencyColumns) -> list[Provenance]:
     return [Provenance(value) for value in columns.provenance]
 
 
+def test_far_extrapolation_is_not_less_sure_than_no_measurement(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """Bounds grow with distance, up to what is claimed of a device nobody measured."""
+    service = make_predictor(gemm_rows())
+    train(service)
+    near = ask(service, FAR)
+    far = ask(service, {"m": 2**40, "n": 1, "k": 1})
+    unmeasured = ask(service, {"m": 2**40, "n": 1, "k": 1}, device="h200_sxm")
+    assert provenances(far) == [Provenance.EXTRAPOLATED]
+    assert provenances(unmeasured) == [Provenance.ANALYTICAL]
+    near_width, far_width, unmeasured_width = (
+        float(estimate.high_us[0] / estimate.low_us[0]) for estimate in (near, far, unmeasured)
+    )
+    assert near_width < far_width <= unmeasured_width * (1 + 1e-9)
+
+
 def test_says_what_each_estimate_rests_on(make_predictor: MakePredictor, train: Train) -> None:
     service = make_predictor(gemm_rows())
     train(service)
@@ -207,6 +224,30 @@ def test_frameworks_are_told_apart_when_asked_for(
     assert other.high_us[0] > 2.0 * base_us("gemm", MEASURED)
 
 
+def test_what_two_frameworks_disagree_on_is_not_averaged(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """Asked for any framework, a measured point is as the one with the most points measured it."""
+    many = gemm_rows(lambda _: 2.0, framework="vllm", framework_version="0.19.0")
+    few = gemm_rows(lambda _: 20.0, framework="sglang", framework_version="0.5")[:10]
+    service = make_predictor([*few, *many])
+    train(service)
+    estimates = ask(service, MEASURED, few[0]["dims"])
+    assert provenances(estimates) == [Provenance.MEASURED] * 2
+    expected_us = [2.0 * base_us("gemm", dims) for dims in (MEASURED, few[0]["dims"])]
+    assert estimates.latency_us.tolist() == pytest.approx(expected_us, rel=0.01)
+
+
+def test_work_beyond_64_bit_integers_does_not_wrap(make_predictor: MakePredictor) -> None:
+    service = make_predictor([])
+    huge = {"m": 2**40, "n": 2**40, "k": 2**40}
+    assert ask(service, huge).latency_us[0] == pytest.approx(
+        2**30 * ask(service, {**huge, "m": 2**10}).latency_us[0], rel=0.01
+    )
+    with pytest.raises(InvalidRequestError, match="m: must be at most"):
+        ask(service, {**huge, "m": 2**63 - 1})
+
+
 def test_a_few_rows_are_interpolated_without_trees(
     make_predictor: MakePredictor, train: Train
 ) -> None:
@@ -274,6 +315,17 @@ def test_a_restart_answers_the_same(make_predictor: MakePredictor, train: Train)
         (report.model_version, True, 64)
     ]
     assert second.get_training_report(first.list_jobs()[0].job_id) == report
+
+
+def test_a_save_that_failed_half_way_does_not_forbid_the_next(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    service = make_predictor(gemm_rows())
+    version = train(service).model_version
+    folder = service._store._folder
+    (folder / version).rename(folder / f"{version}.partial")
+    assert train(service).model_version == version
+    assert [version] == [model.version for model in service.list_models()]
 
 
 def test_training_a_part_keeps_the_rest(make_predictor: MakePredictor, train: Train) -> None:

@@ -68,21 +68,23 @@ def test_noise_is_how_far_one_more_measurement_would_lie() -> None:
 def test_splits_leave_out_whole_values() -> None:
     spec = find_operator("gemm")
     points = np.array([list(row["dims"].values()) for row in gemm_rows()])
-    for inside, outside in split_sizes(spec, points, seed=0):
-        assert not set(points[inside, 0]) & set(points[outside, 0])
+    for split in split_sizes(spec, points, seed=0):
+        assert not set(points[split.inside, 0]) & set(points[split.outside, 0])
+        # What was left out as one is what shares the value.
+        assert len(set(split.group)) == len(set(points[split.outside, 0]))
     configurations = list(split_configurations(spec, points, seed=0))
     assert len(configurations) == 3
-    for inside, outside in configurations:
-        known = {tuple(row) for row in points[inside, 1:].tolist()}
-        assert not known & {tuple(row) for row in points[outside, 1:].tolist()}
-    ((inside, outside),) = split_beyond(spec, points)
-    assert points[inside, 0].max() * 2 <= points[outside, 0].min()
+    for split in configurations:
+        known = {tuple(row) for row in points[split.inside, 1:].tolist()}
+        assert not known & {tuple(row) for row in points[split.outside, 1:].tolist()}
+    (split,) = split_beyond(spec, points)
+    assert points[split.inside, 0].max() * 2 <= points[split.outside, 0].min()
 
 
 def test_every_point_is_held_out_once() -> None:
     spec = find_operator("gemm")
     points = np.array([list(row["dims"].values()) for row in gemm_rows()])
-    held_out = np.concatenate([outside for _, outside in split_sizes(spec, points, seed=0)])
+    held_out = np.concatenate([split.outside for split in split_sizes(spec, points, seed=0)])
     assert sorted(held_out.tolist()) == list(range(len(points)))
 
 

@@ -10,12 +10,11 @@ import grpc
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.errors import rpc_to_error
+from foretoken.wire.serving import MAX_MESSAGE_BYTES
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 Q = TypeVar("Q")
-
-MAX_MESSAGE_BYTES = 16 * 2**20
 
 # Retried by gRPC itself when the service cannot be reached: calls that change nothing. Creating a
 # job is not among them, for an answer lost on the way would make two.

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, runtime_checkable
@@ -11,7 +12,7 @@ from foretoken.client.channel import ChannelOptions
 from foretoken.client.predictor import PredictorClient
 from foretoken.client.profiler import ProfilerClient
 from foretoken.client.simulator import SimulatorClient
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.estimate import (
     DType,
     LatencyEstimate,
@@ -234,7 +235,9 @@ def wait_for_job(jobs: JobsPort, job: Job, on_progress: OnProgress | None = None
             if on_progress is not None:
                 on_progress(state)
     except KeyboardInterrupt:
-        jobs.cancel_job(job.job_id)
+        # A service that is gone cannot be told; the interruption still is what happened.
+        with suppress(ForetokenError):
+            jobs.cancel_job(job.job_id)
         raise
     return job
 

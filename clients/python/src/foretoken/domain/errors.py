@@ -189,6 +189,12 @@ class CancelledJobError(ForetokenError):
     reason = "JOB_CANCELLED"
 
 
+class InterruptedJobError(ForetokenError):
+    """The job's service stopped while it ran; create it again."""
+
+    reason = "INTERRUPTED"
+
+
 class UnauthenticatedError(ForetokenError):
     """The caller did not say who it is."""
 

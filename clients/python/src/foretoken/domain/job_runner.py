@@ -19,6 +19,7 @@ from foretoken.domain import schema
 from foretoken.domain.errors import (
     CancelledJobError,
     ForetokenError,
+    InterruptedJobError,
     JobNotFinishedError,
     QueueFullError,
     UnknownJobError,
@@ -75,7 +76,7 @@ class JobRunner:
                     job,
                     state=JobState.FAILED,
                     finished_at=_now(),
-                    error_reason="INTERRUPTED",
+                    error_reason=InterruptedJobError.reason,
                     error_message="the service stopped while the job ran; create it again",
                 )
             self._jobs[job.job_id] = job
@@ -221,6 +222,30 @@ class JobRunner:
 
     def _path(self, job_id: str, kind: str) -> Path:
         return self._folder / f"{job_id}.{kind}.json"
+
+
+class RunsJobs:
+    """`JobsPort` over a runner: what every service with jobs inherits."""
+
+    def __init__(self, jobs: JobRunner) -> None:
+        """Keep the runner."""
+        self._jobs = jobs
+
+    def get_job(self, job_id: str) -> Job:
+        """Return the job's present state."""
+        return self._jobs.get(job_id)
+
+    def list_jobs(self) -> tuple[Job, ...]:
+        """Return all jobs, newest first."""
+        return self._jobs.list()
+
+    def watch_job(self, job_id: str) -> Iterator[Job]:
+        """Yield the job now and at every change until it is final."""
+        return self._jobs.watch(job_id)
+
+    def cancel_job(self, job_id: str) -> Job:
+        """Ask the job to stop; a final one is left as it is."""
+        return self._jobs.cancel(job_id)
 
 
 def error_of_job(job: Job) -> ForetokenError:

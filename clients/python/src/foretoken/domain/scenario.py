@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import ModelArchitecture
@@ -43,6 +44,11 @@ class ServingScenario:
     workload: WorkloadSpec = field(default_factory=WorkloadSpec)
     slo: Slo = field(default_factory=Slo)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a seed that random generators do not take."""
+        if self.seed < 0:
+            raise InvalidRequestError.of_field("seed", "must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

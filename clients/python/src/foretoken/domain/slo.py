@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+
+_LIMITS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slo:
-    """Limits one request must meet, in ms; 0 means no limit. See STYLE.md for the terms.
+    """Limits one request must meet, in ms; 0 means no limit; docs/reference/terms.md defines them.
 
     A request meets `itl_ms` when the `itl_percentile` of its own token gaps does.
     """
@@ -15,3 +19,16 @@ class Slo:
     itl_ms: float = 0.0
     e2e_latency_ms: float = 0.0
     itl_percentile: float = 99.0
+
+    def __post_init__(self) -> None:
+        """Refuse limits that no request could meet and percentiles there are not."""
+        violations = [
+            FieldViolation(name, "must not be negative; 0 is no limit")
+            for name in _LIMITS
+            if not getattr(self, name) >= 0
+        ]
+        if not 0 <= self.itl_percentile <= 100:  # noqa: PLR2004 - a percentile's own bounds
+            violations.append(FieldViolation("itl_percentile", "must be between 0 and 100"))
+        if violations:
+            first = violations[0]
+            raise InvalidRequestError(f"slo: {first.field} {first.description}", violations)

@@ -19,8 +19,3 @@ GIB = 2**30
 def ceil_divide(numerator: Quantity, denominator: Quantity) -> Quantity:
     """Return the integer quotient rounded up, elementwise for arrays."""
     return -(-numerator // denominator)
-
-
-def round_up(value: Quantity, multiple: int) -> Quantity:
-    """Return the smallest multiple of `multiple` that is not below `value`."""
-    return ceil_divide(value, multiple) * multiple

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 
@@ -15,6 +14,16 @@ class LengthSpec:
     mean: int = 0
     minimum: int = 1
     maximum: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse negative lengths."""
+        violations = [
+            FieldViolation(name, "must not be negative")
+            for name in ("mean", "minimum", "maximum")
+            if getattr(self, name) < 0
+        ]
+        if violations:
+            raise InvalidRequestError(f"length: {violations[0].field} is negative", violations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,16 +59,20 @@ class WorkloadSpec:
 
     def __post_init__(self) -> None:
         """Refuse rates and counts that mean nothing."""
-        checks: dict[str, Any] = {
-            "rate_rps": self.rate_rps > 0,
-            "num_requests": self.num_requests >= 1,
-            "time_scale": self.time_scale > 0,
-            "max_tokens_per_request": self.max_tokens_per_request >= 0,
+        checks: dict[str, tuple[bool, str]] = {
+            "rate_rps": (self.rate_rps > 0, "must be positive"),
+            "num_requests": (self.num_requests >= 1, "must be at least 1"),
+            "time_scale": (self.time_scale > 0, "must be positive"),
+            "max_tokens_per_request": (
+                self.max_tokens_per_request >= 0,
+                "must not be negative; 0 is no limit",
+            ),
         }
         violations = [
-            FieldViolation(field_name, "must be positive")
-            for field_name, is_legal in checks.items()
+            FieldViolation(name, problem)
+            for name, (is_legal, problem) in checks.items()
             if not is_legal
         ]
         if violations:
-            raise InvalidRequestError(f"workload: {violations[0].field} must be > 0", violations)
+            first = violations[0]
+            raise InvalidRequestError(f"workload: {first.field} {first.description}", violations)

@@ -41,6 +41,7 @@ STATUS_BY_ERROR: Mapping[type[ForetokenError], grpc.StatusCode] = {
     errors.RunConflictError: grpc.StatusCode.ABORTED,
     errors.CorruptCatalogError: grpc.StatusCode.DATA_LOSS,
     errors.CancelledJobError: grpc.StatusCode.CANCELLED,
+    errors.InterruptedJobError: grpc.StatusCode.ABORTED,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.NotAllowedError: grpc.StatusCode.PERMISSION_DENIED,
 }

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig
 from foretoken.client.catalog import CatalogClient
-from foretoken.client.channel import ChannelOptions, Connection
+from foretoken.client.channel import Connection
 from foretoken.client.facade import Foretoken
 from foretoken.client.predictor import PredictorClient
 from foretoken.client.profiler import ProfilerClient
@@ -120,8 +120,7 @@ class Composition:
         return service
 
     def _connect(self, service: str, address: str) -> Connection:
-        options = _section(ChannelOptions, self._config.client, {"address": address}, "client")
-        connection = Connection(options, service).open()
+        connection = Connection(self._config.channel_options(address), service).open()
         self._opened.callback(connection.close)
         return connection
 

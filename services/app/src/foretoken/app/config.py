@@ -1,22 +1,27 @@
 """The program's configuration: flag over environment over file over default.
 
 The file is YAML. An environment variable overrides one key: `FORETOKEN_ENDPOINTS__CATALOG` is
-`endpoints.catalog`. `FORETOKEN_CONFIG` names the file, `FORETOKEN_HOME` the folder of files. Other
-variables of that prefix are not ours: Kubernetes makes `FORETOKEN_CATALOG_PORT` of a Service.
+`endpoints.catalog`, its value read as YAML. `FORETOKEN_CONFIG` names the file, `FORETOKEN_HOME` the
+folder of files. An empty variable is one that is not set. Other variables of that prefix are not
+ours: Kubernetes makes `FORETOKEN_CATALOG_PORT` of a Service.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foretoken.client.channel import ChannelOptions
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.plugins import parse_yaml
 
 EMBEDDED = "embedded"
 SERVICES = ("catalog", "predictor", "simulator", "profiler")
+
+_LOG_FORMATS = ("text", "json")
 
 _PREFIX = "FORETOKEN_"
 _CONFIG_VARIABLE = "FORETOKEN_CONFIG"
@@ -52,6 +57,16 @@ class ServerConfig:
     tls_key_file: str = ""
     tls_client_ca_file: str = ""
 
+    def __post_init__(self) -> None:
+        """Check that TLS is either whole or off; half of it would serve in the clear."""
+        if bool(self.tls_certificate_file) != bool(self.tls_key_file):
+            missing = "tls_key_file" if self.tls_certificate_file else "tls_certificate_file"
+            raise InvalidRequestError.of_field(missing, "TLS needs a certificate and its key")
+        if self.tls_client_ca_file and not self.tls_certificate_file:
+            raise InvalidRequestError.of_field(
+                "tls_client_ca_file", "clients show certificates over TLS only; set the server's"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogConfig:
@@ -59,6 +74,14 @@ class LogConfig:
 
     level: str = "INFO"
     format: str = "text"
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        levels = sorted(logging.getLevelNamesMapping())
+        if self.level.upper() not in levels:
+            raise InvalidRequestError.of_field("level", f"is one of {', '.join(levels)}")
+        if self.format not in _LOG_FORMATS:
+            raise InvalidRequestError.of_field("format", f"is one of {', '.join(_LOG_FORMATS)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +103,21 @@ class AppConfig:
     predictor: Mapping[str, Any] = field(default_factory=dict)
     simulator: Mapping[str, Any] = field(default_factory=dict)
     profiler: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the section of calls; those of services are checked where one is opened."""
+        self.channel_options("")
+
+    def channel_options(self, address: str) -> ChannelOptions:
+        """Return how this process reaches a service at an address.
+
+        Raises:
+            InvalidRequestError: the section `client` has an unknown key or a wrong value.
+
+        """
+        if "address" in self.client:
+            raise InvalidRequestError.of_field("client.address", "addresses stand in endpoints")
+        return schema.decode(ChannelOptions, {**self.client, "address": address}, "client")
 
     @property
     def home_path(self) -> Path:
@@ -107,9 +145,11 @@ def load_config(
     if chosen is not None:
         content = _copy(parse_yaml(_read(chosen), str(chosen)))
     for name, value in environment.items():
-        if name == _HOME_VARIABLE or (name.startswith(_PREFIX) and "__" in name):
+        if value and name == _HOME_VARIABLE:
+            content["home"] = value
+        elif value and name.startswith(_PREFIX) and "__" in name:
             dotted = name.removeprefix(_PREFIX).lower().replace("__", ".")
-            _set(content, dotted, _scalar(value))
+            _set(content, dotted, parse_yaml(f"value: {value}", name)["value"])
     for dotted, value in overrides.items():
         if value is not None:
             _set(content, dotted, value)
@@ -132,10 +172,6 @@ def _copy(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: _copy(value) if isinstance(value, Mapping) else value for key, value in content.items()
     }
-
-
-def _scalar(text: str) -> Any:
-    return parse_yaml(f"value: {text}", "environment")["value"]
 
 
 def _set(content: dict[str, Any], dotted: str, value: Any) -> None:

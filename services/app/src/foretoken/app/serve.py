@@ -56,9 +56,11 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
         InvalidRequestError: an unknown service, or the address is taken.
 
     """
-    unknown = sorted(set(names) - set(SERVICES))
+    unknown = ", ".join(sorted(set(names) - set(SERVICES)))
     if unknown:
-        raise InvalidRequestError.of_field("services", f"unknown {unknown}; known {SERVICES}")
+        raise InvalidRequestError.of_field(
+            "services", f"unknown: {unknown}; known are {', '.join(SERVICES)}"
+        )
     endpoints = replace(config.endpoints, **dict.fromkeys(names, EMBEDDED))
     composition = Composition(replace(config, endpoints=endpoints))
     server = grpc.server(
@@ -96,16 +98,32 @@ def serve_until_stopped(
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, ask_to_stop)
+    # First, for it fails at once where the port is taken.
+    stop_metrics = _serve_metrics(config.server)
     running = start_server(names, config)
-    if config.server.metrics_port >= 0:
-        start_http_server(config.server.metrics_port, config.server.host)
     _log.info(
         "serving services=%s address=%s:%d", ",".join(names), config.server.host, running.port
     )
     announce(running.port)
     stopped.wait()
     running.stop(config.server)
+    stop_metrics()
     _log.info("stopped")
+
+
+def _serve_metrics(config: ServerConfig) -> Callable[[], None]:
+    """Serve Prometheus metrics beside gRPC, and return what stops it."""
+    if config.metrics_port < 0:
+        return lambda: None
+    try:
+        server, _ = start_http_server(config.metrics_port, config.host)
+    except OSError as err:
+        raise InvalidRequestError.of_field(
+            "server.metrics_port",
+            f"cannot listen on {config.host}:{config.metrics_port}: {err.strerror};"
+            " choose another with --metrics-port, or -1 for none",
+        ) from err
+    return server.shutdown
 
 
 def _register(name: str, server: grpc.Server, composition: Composition) -> str:
@@ -138,14 +156,28 @@ def _bind(server: grpc.Server, config: ServerConfig) -> int:
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as err:
-        raise InvalidRequestError.of_field("server.port", f"cannot listen on {address}") from err
+        hint = "; are the TLS files PEM, the key the certificate's?" if config.tls_key_file else ""
+        raise InvalidRequestError.of_field(
+            "server.port", f"cannot listen on {address}{hint}"
+        ) from err
     return int(port)
 
 
 def _credentials(config: ServerConfig) -> grpc.ServerCredentials:
-    key = Path(config.tls_key_file).read_bytes()
-    certificate = Path(config.tls_certificate_file).read_bytes()
-    client_ca = Path(config.tls_client_ca_file).read_bytes() if config.tls_client_ca_file else None
+    key = _read("tls_key_file", config.tls_key_file)
+    certificate = _read("tls_certificate_file", config.tls_certificate_file)
+    client_ca = None
+    if config.tls_client_ca_file:
+        client_ca = _read("tls_client_ca_file", config.tls_client_ca_file)
     return grpc.ssl_server_credentials(
         [(key, certificate)], root_certificates=client_ca, require_client_auth=bool(client_ca)
     )
+
+
+def _read(field: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as err:
+        raise InvalidRequestError.of_field(
+            f"server.{field}", f"cannot read {path}: {err.strerror}"
+        ) from err

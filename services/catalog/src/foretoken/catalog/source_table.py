@@ -14,10 +14,13 @@ from pyarrow import csv
 
 from foretoken.catalog.dims import columns_to_dims
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.operator import find_operator
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
 _LFS_POINTER = b"version https://git-lfs"
 _EMPTY_CELLS = ["", "nan", "NaN", "NAN", "NA", "N/A", "null", "None"]
+# Larger floats are not exact as integers.
+_WHOLE_MAX = 2.0**53
 # The header is line 1.
 _FIRST_LINE = 2
 
@@ -97,6 +100,7 @@ class SourceTable:
         """
         numbers = self.numbers(column)
         is_whole = np.isfinite(numbers) & (np.floor(numbers) == numbers)
+        is_whole &= np.abs(numbers) <= _WHOLE_MAX
         if not is_whole.all():
             row = int(np.argmin(is_whole))
             raise self.fault(row, f"{column}: {numbers[row]} is not a whole number")
@@ -137,7 +141,8 @@ def parse_csv(source: SourceFile, path: Path, required: Sequence[str] = ()) -> S
     """Return the table in a CSV file.
 
     Raises:
-        InvalidRequestError: it is not a CSV file, or lacks a required column.
+        InvalidRequestError: it is not a CSV file, has no rows or names a column twice, or lacks a
+            required one.
 
     """
     options = csv.ConvertOptions(null_values=_EMPTY_CELLS, strings_can_be_null=True)
@@ -145,7 +150,15 @@ def parse_csv(source: SourceFile, path: Path, required: Sequence[str] = ()) -> S
         table = csv.read_csv(pa.BufferReader(source.content), convert_options=options)
     except (pa.ArrowInvalid, UnicodeDecodeError) as err:
         raise InvalidRequestError.of_field("path", f"{path}: not a CSV file: {err}") from err
-    missing = [name for name in required if name not in table.schema.names]
+    names = table.schema.names
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InvalidRequestError.of_field("path", f"{path}: columns twice: {', '.join(repeated)}")
+    if not table.num_rows:
+        raise InvalidRequestError.of_field(
+            "path", f"{path}: has no rows; was it cut short? Remove it, or fetch it again"
+        )
+    missing = [name for name in required if name not in names]
     if missing:
         raise InvalidRequestError.of_field("path", f"{path}: missing columns {', '.join(missing)}")
     return SourceTable(source, path, table)
@@ -177,8 +190,13 @@ def build_rows(
 
     `dims` and `latency_us` (by statistic, `median` always) hold a value per row taken. A row
     whose median is empty or not a number is a failed row that says so.
+
+    Raises:
+        InvalidRequestError: a dimension is smaller than the operator's least; names the line.
+
     """
     num_rows = len(rows)
+    _check_dims(facts.operator, origin, rows, dims)
     median = latency_us["median"]
     is_number = np.isfinite(median)
     columns: dict[str, Any] = {
@@ -213,6 +231,20 @@ def build_rows(
         for field in MEASUREMENT_SCHEMA
     ]
     return pa.table(arrays, schema=MEASUREMENT_SCHEMA)
+
+
+def _check_dims(
+    operator: str, origin: SourceTable, rows: npt.NDArray[np.int64], dims: Mapping[str, Any]
+) -> None:
+    """Refuse here what the catalog would refuse, where the line is still known."""
+    for dim in find_operator(operator).dims:
+        is_legal = np.broadcast_to(np.asarray(dims[dim.name]) >= dim.minimum, len(rows))
+        if not is_legal.all():
+            place = int(np.argmin(is_legal))
+            value = np.broadcast_to(dims[dim.name], len(rows))[place]
+            raise origin.fault(
+                int(rows[place]), f"{operator}: {dim.name} is {value}, below {dim.minimum}"
+            )
 
 
 def _is_number(text: object) -> bool:

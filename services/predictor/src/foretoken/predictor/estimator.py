@@ -37,6 +37,9 @@ _NOISE_LOG, _MIN_NOISE_LOG = 0.034, 0.014
 _OTHER_FRAMEWORK_LOG = float(np.log(1.3))
 _SCALED_BACKWARD_LOG = float(np.log(1.5))
 
+# Larger integers are not exact as floats, in which work is computed.
+_DIM_MAX = 2**53
+
 _Bounds = tuple[FloatColumn, FloatColumn]
 
 
@@ -78,7 +81,9 @@ class Estimator:
         target = Target(device=device, dtype=table.dtype, phase=table.phase, topology=topology)
         choice = self._models.choose(spec, target, query.framework)
         if choice is not None:
-            return self._from_series(choice, build_design(spec, columns, target))
+            design = build_design(spec, columns, target)
+            analytical = self._models.transfer(spec, device)
+            return _limit_doubt(self._from_series(choice, design), analytical)
         if table.phase is Phase.BACKWARD:
             return self._scale_forward(table, query, device)
         transfer = self._models.transfer(spec, device)
@@ -107,8 +112,9 @@ class Estimator:
                 provenance[rows] = Provenance.MEASURED.value
         if choice.is_other_framework:
             provenance[:] = Provenance.EXTRAPOLATED.value
-            low_us *= np.exp(-_OTHER_FRAMEWORK_LOG)
-            high_us *= np.exp(_OTHER_FRAMEWORK_LOG)
+            doubt_log = max(_OTHER_FRAMEWORK_LOG, model.series.noise_log)
+            low_us *= np.exp(-doubt_log)
+            high_us *= np.exp(doubt_log)
         return _pack(latency_us, np.maximum(low_us, floor_us), high_us, provenance)
 
     def _blend(
@@ -143,6 +149,23 @@ class Estimator:
             forward.high_us * ratio * np.exp(_SCALED_BACKWARD_LOG),
             np.full(len(forward.latency_us), Provenance.ANALYTICAL.value),
         )
+
+
+def _limit_doubt(estimates: LatencyColumns, analytical: TransferModel) -> LatencyColumns:
+    """Return the estimates with extrapolated bounds no wider than analytical ones are.
+
+    Doubt grows with the distance to the nearest measurement, but whoever knows measurements is not
+    less sure than one who knows none.
+    """
+    is_beyond = estimates.provenance == Provenance.EXTRAPOLATED.value
+    low_us = estimates.latency_us * np.exp(analytical.low_log)
+    high_us = estimates.latency_us * np.exp(analytical.high_log)
+    return _pack(
+        estimates.latency_us,
+        np.where(is_beyond, np.maximum(estimates.low_us, low_us), estimates.low_us),
+        np.where(is_beyond, np.minimum(estimates.high_us, high_us), estimates.high_us),
+        estimates.provenance,
+    )
 
 
 def _from_transfer(transfer: TransferModel, design: Design) -> LatencyColumns:
@@ -193,6 +216,8 @@ def _reject(column: npt.NDArray[np.generic], minimum: int) -> str:
         return "must be a column of integers"
     if column.size and column.min() < minimum:
         return f"must be at least {minimum}"
+    if column.size and column.max() > _DIM_MAX:
+        return f"must be at most {_DIM_MAX}"
     return ""
 
 

@@ -7,12 +7,19 @@ import numpy.typing as npt
 
 from foretoken.domain.operator import OperatorSpec
 from foretoken.domain.units import US_PER_S
-from foretoken.predictor.roofline import Columns, FloatColumn, Limits, Target, compute_limits
+from foretoken.predictor.roofline import (
+    Columns,
+    FloatColumn,
+    Limits,
+    Target,
+    as_reals,
+    compute_limits,
+)
 
 Matrix = npt.NDArray[np.float64]
 
-# Part of every model's version: raise it when a feature changes its meaning.
-FEATURE_REVISION = 1
+# Part of every model's version: raise it when a feature or the calibration changes its meaning.
+FEATURE_REVISION = 2
 
 # Dimensions that a model's architecture, its sharding or the machine fixes; the others change from
 # step to step. A new combination of these is predicted worse than a new size of a known one.
@@ -79,6 +86,8 @@ def build_design(spec: OperatorSpec, columns: Columns, target: Target) -> Design
     """Return the design of a table; columns are integers of equal length, checked before."""
     limits = compute_limits(spec, columns, target)
     points = np.stack([columns[name] for name in spec.dim_names], axis=1)
+    # Products of dimensions need not fit 64-bit integers.
+    columns_real = as_reals(columns)
     log_points = np.log2(1.0 + points)
     base_us = limits.base_us
     log_compute = np.log(limits.compute_us + _TINY_US)
@@ -89,7 +98,7 @@ def build_design(spec: OperatorSpec, columns: Columns, target: Target) -> Design
     # A plug-in's feature may divide by an empty dimension; trees take any finite number.
     with np.errstate(all="ignore"):
         for place, formula in enumerate(spec.features.values(), start=len(spec.dims)):
-            features[:, place] = formula(columns, target.device.num_sms)
+            features[:, place] = formula(columns_real, target.device.num_sms)
     for place, column in enumerate(work, start=-len(work)):
         features[:, place] = column
     if not np.isfinite(features).all():

@@ -1,6 +1,7 @@
 """Ways to leave measured points out, each asking how well a model answers one kind of question."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +10,16 @@ from foretoken.domain.operator import OperatorSpec
 from foretoken.predictor.coverage import configuration_columns
 
 Rows = npt.NDArray[np.int64]
-Split = tuple[Rows, Rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Rows to train on, rows held out, and which of the latter were left out as one."""
+
+    inside: Rows
+    outside: Rows
+    group: Rows
+
 
 _NUM_FOLDS = 3
 # With fewer points left on either side a split says nothing.
@@ -17,11 +27,11 @@ _MIN_ROWS = 4
 
 
 def split_sizes(spec: OperatorSpec, points: Rows, seed: int) -> Iterator[Split]:
-    """Yield (training rows, held-out rows) that leave out whole values of the finest axis."""
+    """Yield splits that leave out whole values of the finest axis."""
     values = points[:, _finest_axis(spec, points)]
     _, codes = np.unique(values, return_inverse=True)
     fold_of_value = np.random.default_rng(seed).permutation(codes.max() + 1) % _NUM_FOLDS
-    yield from _folds(fold_of_value[codes])
+    yield from _folds(fold_of_value[codes], codes)
 
 
 def split_configurations(spec: OperatorSpec, points: Rows, seed: int) -> Iterator[Split]:
@@ -30,20 +40,22 @@ def split_configurations(spec: OperatorSpec, points: Rows, seed: int) -> Iterato
     distinct, codes = np.unique(configurations, axis=0, return_inverse=True)
     if len(distinct) > 1:
         fold_of_value = np.random.default_rng(seed).permutation(len(distinct)) % _NUM_FOLDS
-        yield from _folds(fold_of_value[codes.reshape(-1)])
+        codes = codes.reshape(-1)
+        yield from _folds(fold_of_value[codes], codes)
 
 
 def split_beyond(spec: OperatorSpec, points: Rows) -> Iterator[Split]:
     """Yield one split that leaves out the upper half of the finest axis' range."""
     values = points[:, _finest_axis(spec, points)]
-    yield from _folds((values > values.max() / 2).astype(np.int64), held_out=(1,))
+    fold = (values > values.max() / 2).astype(np.int64)
+    yield from _folds(fold, values, held_out=(1,))
 
 
-def _folds(fold: npt.NDArray[np.int64], held_out: tuple[int, ...] = ()) -> Iterator[Split]:
+def _folds(fold: Rows, group: Rows, held_out: tuple[int, ...] = ()) -> Iterator[Split]:
     for index in held_out or range(int(fold.max()) + 1):
         inside, outside = np.flatnonzero(fold != index), np.flatnonzero(fold == index)
         if min(len(inside), len(outside)) >= _MIN_ROWS:
-            yield inside, outside
+            yield Split(inside, outside, group[outside])
 
 
 def _finest_axis(spec: OperatorSpec, points: Rows) -> int:

@@ -55,6 +55,8 @@ class ModelStore:
         if final.exists():
             return
         partial = self._folder / f"{models.version}.partial"
+        # A save that failed half way, for want of space, must not forbid the next.
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         series = [_write_series(partial, model) for model in models.series.values()]
         transfers = [

@@ -57,7 +57,7 @@ def compute_limits(spec: OperatorSpec, columns: Columns, target: Target) -> Limi
     """
     if spec.is_collective:
         return _collective_limits(spec, columns, target)
-    terms = compute_terms(spec, columns, target.dtype, target.phase, target.device)
+    terms = compute_terms(spec, as_reals(columns), target.dtype, target.phase, target.device)
     num_rows = len(next(iter(columns.values())))
     return Limits(
         compute_us=_as_column(terms.compute_us, num_rows),
@@ -66,13 +66,19 @@ def compute_limits(spec: OperatorSpec, columns: Columns, target: Target) -> Limi
     )
 
 
+def as_reals(columns: Columns) -> Mapping[str, FloatColumn]:
+    """Return the columns as floats: products of large dimensions overflow 64-bit integers."""
+    return {name: column.astype(np.float64) for name, column in columns.items()}
+
+
 def _collective_limits(spec: OperatorSpec, columns: Columns, target: Target) -> Limits:
     if target.topology is None:
         raise InvalidRequestError.of_field("topology", f"{spec.name} needs a topology")
     num_nodes = columns["num_nodes"]
     # A group inside one node crosses only its links; any other is bound by those between nodes.
-    inside = collective_terms(spec, columns, 1, target.topology)
-    across = collective_terms(spec, columns, 2, target.topology)
+    reals = as_reals(columns)
+    inside = collective_terms(spec, reals, 1, target.topology)
+    across = collective_terms(spec, reals, 2, target.topology)
     is_inside = num_nodes <= 1
     memory_us = np.where(is_inside, inside.memory_us, across.memory_us)
     floor_us = np.where(is_inside, inside.floor_us, across.floor_us)

@@ -10,7 +10,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import LatencyQuery, LatencyReply
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner
+from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
 from foretoken.domain.measurement import MeasurementFilter
 from foretoken.domain.operator import find_operator
 from foretoken.domain.ports import CatalogPort, ModelVersion, TrainRequest
@@ -32,7 +32,7 @@ def _utc_now() -> str:
     return datetime.now(tz=UTC).isoformat(timespec="milliseconds")
 
 
-class PredictorService:
+class PredictorService(RunsJobs):
     """Implements `PredictorPort`. Trainings run one after the other, in a thread."""
 
     def __init__(
@@ -40,10 +40,10 @@ class PredictorService:
     ) -> None:
         """Keep the ports; `now` returns ISO 8601 UTC."""
         folder = Path(config.state_folder).expanduser()
+        super().__init__(JobRunner(folder / "jobs"))
         self._config = config
         self._catalog = catalog
         self._now = now
-        self._jobs = JobRunner(folder / "jobs")
         self._store = ModelStore(folder / "models", config.num_threads)
         self._models = ModelSet()
         self._estimator = Estimator(self._models, config.measured_weight)
@@ -57,22 +57,6 @@ class PredictorService:
     def close(self) -> None:
         """Cancel what trains and wait for it."""
         self._jobs.close()
-
-    def get_job(self, job_id: str) -> Job:
-        """Return the job's present state."""
-        return self._jobs.get(job_id)
-
-    def list_jobs(self) -> tuple[Job, ...]:
-        """Return all jobs, newest first."""
-        return self._jobs.list()
-
-    def watch_job(self, job_id: str) -> Iterator[Job]:
-        """Yield the job now and at every change until it is final."""
-        return self._jobs.watch(job_id)
-
-    def cancel_job(self, job_id: str) -> Job:
-        """Ask the job to stop."""
-        return self._jobs.cancel(job_id)
 
     def create_training(self, request: TrainRequest) -> Job:
         """Start training on the catalog's present content; the result becomes active.

@@ -12,9 +12,10 @@ from foretoken.predictor.calibration import (
     HeldOutErrors,
     calibrate,
     held_out_coverage,
+    join_errors,
 )
 from foretoken.predictor.config import PredictorConfig
-from foretoken.predictor.coverage import CoverageMap, Tier, map_coverage
+from foretoken.predictor.coverage import CoverageMap, map_coverage
 from foretoken.predictor.curves import fit_curve_regressor, has_curves
 from foretoken.predictor.features import FEATURE_REVISION, Design, build_design, feature_names
 from foretoken.predictor.holdout import Split, split_beyond, split_configurations, split_sizes
@@ -57,27 +58,27 @@ def train_series(series: Series, config: PredictorConfig, seed: int) -> SeriesMo
     """Train on all points; the folds that measure it train models of their own."""
     spec = series.key.spec
     design = build_design(spec, series.columns, series.key.target)
-    log_ratio = np.log(series.latency_us / design.base_us)
     fit = _fitter(series, config, seed)
-    splits: dict[Tier, Iterable[Split]] = {
-        Tier.GRID: split_sizes(spec, series.points, seed),
-        Tier.NEW_CONFIGURATION: split_configurations(spec, series.points, seed),
-        Tier.BEYOND: split_beyond(spec, series.points),
-    }
-    found = {tier: _held_out_errors(fit, design, log_ratio, ways) for tier, ways in splits.items()}
-    errors = {tier: error for tier, error in found.items() if error is not None}
+    sizes = _held_out_errors(series, design, fit, split_sizes(spec, series.points, seed))
+    others = (split_configurations(spec, series.points, seed), split_beyond(spec, series.points))
+    found = (sizes, *(_held_out_errors(series, design, fit, splits) for splits in others))
+    errors = [error for error in found if error is not None]
     with np.errstate(divide="ignore"):
         roofline_ratio = np.min(series.latency_us / design.roofline_us)
     return SeriesModel(
         series=series,
-        regressor=fit(design, log_ratio),
+        regressor=fit(design, _log_ratio(series, design)),
         index=PointIndex(series.points),
         coverage=map_coverage(spec, series.points),
-        calibration=calibrate(errors),
+        calibration=calibrate(join_errors(errors) if errors else None),
         min_roofline_ratio=float(min(MIN_ROOFLINE_RATIO, roofline_ratio)),
         content_hash=hash_training(series, config, seed),
-        score=_score(errors.get(Tier.GRID)),
+        score=_score(sizes),
     )
+
+
+def _log_ratio(series: Series, design: Design) -> FloatColumn:
+    return np.log(series.latency_us / design.base_us)
 
 
 def hash_training(series: Series, config: PredictorConfig, seed: int) -> str:
@@ -105,22 +106,28 @@ def _fitter(series: Series, config: PredictorConfig, seed: int) -> Fitter:
 
 
 def _held_out_errors(
-    fit: Fitter, design: Design, log_ratio: FloatColumn, splits: Iterable[Split]
+    series: Series, design: Design, fit: Fitter, splits: Iterable[Split]
 ) -> HeldOutErrors | None:
+    log_ratio = _log_ratio(series, design)
     parts: list[HeldOutErrors] = []
-    for fold, (inside, outside) in enumerate(splits):
-        known, asked = design.take(inside), design.take(outside)
-        regressor = fit(known, log_ratio[inside])
+    for split in splits:
+        known, asked = design.take(split.inside), design.take(split.outside)
+        regressor = fit(known, log_ratio[split.inside])
         neighbours = PointIndex(known.points).find(asked)
-        error_log = log_ratio[outside] - predict_log_ratio(regressor, asked, neighbours)
-        parts.append(HeldOutErrors(error_log, asked.base_us, np.full(len(outside), fold)))
-    if not parts:
-        return None
-    return HeldOutErrors(
-        np.concatenate([part.error_log for part in parts]),
-        np.concatenate([part.base_us for part in parts]),
-        np.concatenate([part.fold for part in parts]),
-    )
+        estimate_log = predict_log_ratio(regressor, asked, neighbours)
+        # What lies beyond the points that are left is no fair test of what lies between them.
+        tier = map_coverage(series.key.spec, known.points).tiers(asked, neighbours)
+        parts.append(
+            HeldOutErrors(
+                error_log=log_ratio[split.outside] - estimate_log,
+                base_us=asked.base_us,
+                octaves=neighbours.distance_octaves,
+                tier=tier,
+                group=split.group,
+                fold=np.zeros(len(tier), dtype=np.int64),
+            )
+        )
+    return join_errors(parts) if parts else None
 
 
 def _score(errors: HeldOutErrors | None) -> HeldOutScore:

@@ -67,7 +67,8 @@ class Series:
     """Distinct points in a canonical order, each with the median of its measurements.
 
     `noise_log` is the 90th percentile, in log units, of how far one more measurement of a point
-    would lie from its median; 0 where no point was measured twice.
+    would lie from its median, by another framework where several are united; 0 where no point was
+    measured twice.
     """
 
     key: SeriesKey
@@ -96,7 +97,7 @@ def read_series(stream: ArrowStream) -> tuple[Series, ...]:
     Rows that failed or are flagged are left out, those of an operator, device or topology without
     a file, and at each point those of all kernels but the fastest, which an engine would choose.
     Where several frameworks measured the same circumstances, one more series with an empty
-    framework holds them together.
+    framework unites them.
     """
     table = _keep_usable(read_table(stream))
     groups: dict[SeriesKey, list[pa.Table]] = {}
@@ -104,20 +105,39 @@ def read_series(stream: ArrowStream) -> tuple[Series, ...]:
         key = _canonical_key(values)
         if key is not None:
             groups.setdefault(key, []).append(_take_fastest_kernel(key.spec, rows))
-    series = [build_series(key, *_points_of(key, parts)) for key, parts in groups.items()]
-    unions: dict[SeriesKey, list[pa.Table]] = {}
-    for key, parts in groups.items():
-        unions.setdefault(dataclasses.replace(key, framework=""), []).extend(parts)
-    num_frameworks = {
-        key: sum(dataclasses.replace(other, framework="") == key for other in groups)
-        for key in unions
-    }
-    series += [
-        build_series(key, *_points_of(key, parts))
-        for key, parts in unions.items()
-        if num_frameworks[key] > 1
-    ]
-    return tuple(sorted(series, key=lambda item: item.key))
+    series = {key: build_series(key, *_points_of(key, parts)) for key, parts in groups.items()}
+    by_circumstances: dict[SeriesKey, list[Series]] = {}
+    for item in series.values():
+        any_framework = dataclasses.replace(item.key, framework="")
+        by_circumstances.setdefault(any_framework, []).append(item)
+    for key, members in by_circumstances.items():
+        if len(members) > 1:
+            series[key] = unite_series(key, members)
+    return tuple(series[key] for key in sorted(series))
+
+
+def unite_series(key: SeriesKey, members: Iterable[Series]) -> Series:
+    """Return the points of several frameworks, each as one of them measured it.
+
+    Where they share a point, the one with the most points counts: what is in between two
+    frameworks, nobody measured. How far the others are from it is part of the noise.
+    """
+    ranked = sorted(members, key=lambda item: (-len(item.points), item.key.framework))
+    points, first, place = np.unique(
+        np.concatenate([item.points for item in ranked]),
+        axis=0,
+        return_index=True,
+        return_inverse=True,
+    )
+    all_us = np.concatenate([item.latency_us for item in ranked])
+    latency_us = all_us[first]
+    is_other = np.ones(len(all_us), dtype=bool)
+    is_other[first] = False
+    apart = np.abs(np.log(all_us / latency_us[place.reshape(-1)]))[is_other]
+    noises = [item.noise_log for item in ranked]
+    if len(apart):
+        noises.append(float(np.quantile(apart, 0.9)))
+    return Series(key=key, points=points, latency_us=latency_us, noise_log=max(noises))
 
 
 def build_series(key: SeriesKey, points: npt.NDArray[np.int64], latency_us: FloatColumn) -> Series:

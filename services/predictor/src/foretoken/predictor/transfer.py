@@ -117,7 +117,8 @@ def _train(samples: Sequence[_Sample], config: PredictorConfig, seed: int) -> Tr
     if not errors:
         return TransferModel(trees, _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG)
     # Every series speaks with one voice, however many points it has.
-    low, high = quantiles(np.concatenate([np.quantile(e, np.linspace(0, 1, 101)) for e in errors]))
+    voices = np.concatenate([np.quantile(error, np.linspace(0, 1, 101)) for error in errors])
+    low, high = quantiles(voices, np.arange(len(voices)))
     return TransferModel(trees, min(low, -_MIN_LOG), max(high, _MIN_LOG))
 
 

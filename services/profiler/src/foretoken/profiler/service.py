@@ -3,7 +3,6 @@
 import os
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from foretoken.domain.errors import UnknownTopologyError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner
+from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
 from foretoken.domain.measurement import MeasurementFilter, Run, RunKind
 from foretoken.domain.ports import CatalogPort, ProfileRequest
 from foretoken.domain.report import ProfileReport
@@ -38,7 +37,7 @@ from foretoken.wire.arrow import read_table
 TOOL = "foretoken profiler"
 
 
-class ProfilerService:
+class ProfilerService(RunsJobs):
     """Times operators on this machine's devices; implements `ProfilerPort`.
 
     One profile runs at a time: two would disturb each other.
@@ -46,9 +45,9 @@ class ProfilerService:
 
     def __init__(self, config: ProfilerConfig, catalog: CatalogPort) -> None:
         """Record into `catalog`; call `open` before use."""
+        super().__init__(JobRunner(Path(config.state_folder) / "jobs"))
         self._config = config
         self._catalog = catalog
-        self._jobs = JobRunner(Path(config.state_folder) / "jobs")
         self._num_threads = config.num_threads
 
     def open(self) -> None:
@@ -83,22 +82,6 @@ class ProfilerService:
     def get_profile_report(self, job_id: str) -> ProfileReport:
         """Return the result of a finished profiling job."""
         return self._jobs.result(job_id, ProfileReport)
-
-    def get_job(self, job_id: str) -> Job:
-        """Return the job's present state."""
-        return self._jobs.get(job_id)
-
-    def list_jobs(self) -> tuple[Job, ...]:
-        """Return all jobs, newest first."""
-        return self._jobs.list()
-
-    def watch_job(self, job_id: str) -> Iterator[Job]:
-        """Yield the job now and at every change until it is final."""
-        return self._jobs.watch(job_id)
-
-    def cancel_job(self, job_id: str) -> Job:
-        """Ask the job to stop; what it has measured stays in the catalog."""
-        return self._jobs.cancel(job_id)
 
     def _profile(
         self, request: ProfileRequest, device: LocalDevice, progress: JobProgress

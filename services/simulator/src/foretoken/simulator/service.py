@@ -2,13 +2,12 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobRunner
+from foretoken.domain.job_runner import JobRunner, RunsJobs
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.report import ServingReport, TrainingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
@@ -18,17 +17,18 @@ from foretoken.simulator.serving.simulation import check_engine, find_scheduler,
 from foretoken.simulator.training.step import simulate_training
 
 
-class SimulatorService:
+class SimulatorService(RunsJobs):
     """Implements `SimulatorPort`. Call `open` before use."""
 
     def __init__(self, config: SimulatorConfig, predictor: PredictorPort) -> None:
-        self._predictor = predictor
-        self._surfaces = SurfaceCache(predictor, config.max_cached_surfaces)
-        self._jobs = JobRunner(
+        jobs = JobRunner(
             Path(config.state_folder).expanduser(),
             num_workers=config.num_workers,
             max_queued=config.max_queued_jobs,
         )
+        super().__init__(jobs)
+        self._predictor = predictor
+        self._surfaces = SurfaceCache(predictor, config.max_cached_surfaces)
 
     def open(self) -> None:
         """Load earlier jobs."""
@@ -37,22 +37,6 @@ class SimulatorService:
     def close(self) -> None:
         """Cancel what runs and wait for it."""
         self._jobs.close()
-
-    def get_job(self, job_id: str) -> Job:
-        """Return the job's present state."""
-        return self._jobs.get(job_id)
-
-    def list_jobs(self) -> tuple[Job, ...]:
-        """Return all jobs, newest first."""
-        return self._jobs.list()
-
-    def watch_job(self, job_id: str) -> Iterator[Job]:
-        """Yield the job now and at every change until it is final."""
-        return self._jobs.watch(job_id)
-
-    def cancel_job(self, job_id: str) -> Job:
-        """Ask the job to stop."""
-        return self._jobs.cancel(job_id)
 
     def create_serving_simulation(self, scenario: ServingScenario) -> Job:
         """Start simulating a serving deployment.

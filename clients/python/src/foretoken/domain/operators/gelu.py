@@ -1,41 +1,12 @@
 """Ungated activation of classic MLPs."""
 
-from collections.abc import Iterator, Mapping
+from foretoken.domain.operator import Dim
+from foretoken.domain.row_operator import QuickSweep, RowWork, row_operator
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
-from foretoken.domain.sweep import cross, pick, powers_of_two
-from foretoken.domain.units import Quantity
-
-
-def _flops(d: Dims, _element_bytes: float) -> Quantity:
-    return 8 * d["num_tokens"] * d["intermediate"]
-
-
-def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
-    return 2 * d["num_tokens"] * d["intermediate"] * element_bytes
-
-
-def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    yield from cross(
-        num_tokens=pick(quick, (1, 32, 1024), powers_of_two(1, 32768)),
-        intermediate=pick(quick, (704, 1408), (*powers_of_two(256, 32768), 3584, 11008, 14336)),
-    )
-
-
-SPEC = OperatorSpec(
-    name="gelu",
-    summary="y = gelu(x)",
-    dims=(
-        Dim("num_tokens", "rows"),
-        Dim("intermediate", "features"),
-    ),
-    flops=_flops,
-    moved_bytes=_moved_bytes,
-    features={
-        "rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms,
-        "width_alignment": lambda d, _: d["intermediate"] % 1024,
-    },
-    sweep=_sweep,
-    backward_work_ratio=1.5,
-    saved_elements=lambda d: d["num_tokens"] * d["intermediate"],
+SPEC = row_operator(
+    "gelu",
+    "y = gelu(x)",
+    width=Dim("intermediate", "features"),
+    work=RowWork(num_flops=8, num_moved=2, num_saved=1, backward_work_ratio=1.5),
+    quick_sweep=QuickSweep(num_tokens=(1, 32, 1024), widths=(704, 1408)),
 )

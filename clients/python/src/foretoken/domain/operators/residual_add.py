@@ -1,40 +1,12 @@
 """Sum of a sub-layer's output and the residual stream."""
 
-from collections.abc import Iterator, Mapping
+from foretoken.domain.operator import Dim
+from foretoken.domain.row_operator import QuickSweep, RowWork, row_operator
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
-from foretoken.domain.sweep import cross, pick, powers_of_two
-from foretoken.domain.units import Quantity
-
-
-def _flops(d: Dims, _element_bytes: float) -> Quantity:
-    return d["num_tokens"] * d["hidden"]
-
-
-def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
-    return 3 * d["num_tokens"] * d["hidden"] * element_bytes
-
-
-def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    yield from cross(
-        num_tokens=pick(quick, (1, 8, 64, 256, 1024), powers_of_two(1, 32768)),
-        hidden=pick(quick, (512, 1024), (*powers_of_two(256, 32768), 3584, 11008, 14336)),
-    )
-
-
-SPEC = OperatorSpec(
-    name="residual_add",
-    summary="y = x + residual",
-    dims=(
-        Dim("num_tokens", "rows"),
-        Dim("hidden", "features"),
-    ),
-    flops=_flops,
-    moved_bytes=_moved_bytes,
-    features={
-        "rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms,
-        "width_alignment": lambda d, _: d["hidden"] % 1024,
-    },
-    sweep=_sweep,
-    backward_work_ratio=0.67,
+SPEC = row_operator(
+    "residual_add",
+    "y = x + residual",
+    width=Dim("hidden", "features"),
+    work=RowWork(num_flops=1, num_moved=3, num_saved=0, backward_work_ratio=0.67),
+    quick_sweep=QuickSweep(num_tokens=(1, 8, 64, 256, 1024), widths=(512, 1024)),
 )

@@ -13,6 +13,7 @@ from rich.table import Table
 from foretoken.app.cli.simulate import serving_table, training_table
 from foretoken.app.cli.state import (
     build_table,
+    check_output_path,
     format_ratio,
     note,
     open_composition,
@@ -26,14 +27,15 @@ from foretoken.app.processes import ServiceProcesses
 
 def demo(
     context: typer.Context,
-    report: Annotated[Path, typer.Option(help="Where to write the page with pictures.")] = Path(
-        "demo-report.html"
-    ),
+    report: Annotated[
+        Path,
+        typer.Option(help="Where to write the page with pictures.", callback=check_output_path),
+    ] = Path("demo-report.html"),
 ) -> None:
     """Run everything once: four services, a CPU profile, models, serving and training.
 
     The services run as processes of their own on loopback with a temporary catalog; all are
-    stopped at the end, also on Ctrl-C. Takes two to three minutes.
+    stopped at the end, also on Ctrl-C. Takes one to three minutes.
     """
     # Pictures need matplotlib, which no other command should wait for.
     from foretoken.simulator.report.page import render_page, serving_sections, training_sections

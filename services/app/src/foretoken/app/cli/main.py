@@ -6,10 +6,13 @@ from typing import Annotated
 import typer
 
 from foretoken.app.cli import catalog, demo, lists, predict, profile, search, serve, simulate, train
-from foretoken.app.cli.state import CliState, fail, parse_assignments
+from foretoken.app.cli.state import CliState, fail, note, parse_assignments
 from foretoken.app.config import load_config, process_environment
 from foretoken.app.telemetry import configure_logging
 from foretoken.domain.errors import ForetokenError
+
+# 128 and the number of SIGINT.
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="foretoken",
@@ -72,5 +75,10 @@ def root(
 
 
 def main() -> None:
-    """Run the program."""
-    app()
+    """Run the program; Ctrl-C says so and leaves with the status shells expect."""
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            note("interrupted")
+        raise

@@ -38,6 +38,6 @@ def serve(
         typer.echo(f"serving {server.host}:{bound_port}")
 
     try:
-        serve_until_stopped(services or SERVICES, config, announce)
+        serve_until_stopped(tuple(dict.fromkeys(services or SERVICES)), config, announce)
     except ForetokenError as err:
         fail(err)

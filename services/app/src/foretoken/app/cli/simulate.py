@@ -12,6 +12,7 @@ from rich.table import Table
 
 from foretoken.app.cli.state import (
     build_table,
+    check_output_path,
     note,
     open_composition,
     parse_assignments,
@@ -37,9 +38,16 @@ def serving(
         list[float] | None,
         typer.Option(help="Simulate at this request rate (1/s). Repeat for a load curve."),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with pictures here.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a page with pictures here.", callback=check_output_path),
+    ] = None,
     requests_csv: Annotated[
-        Path | None, typer.Option(help="Write every request's times here (one rate only).")
+        Path | None,
+        typer.Option(
+            help="Write every request's times here, as CSV (one rate only).",
+            callback=check_output_path,
+        ),
     ] = None,
 ) -> None:
     """Simulate an inference deployment request by request.
@@ -80,9 +88,15 @@ def training(
     context: typer.Context,
     scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
     change: Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP)] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with pictures here.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a page with pictures here.", callback=check_output_path),
+    ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Write the pipeline as a Chrome/Perfetto trace here.")
+        Path | None,
+        typer.Option(
+            help="Write the pipeline as a Chrome/Perfetto trace here.", callback=check_output_path
+        ),
     ] = None,
 ) -> None:
     """Simulate one optimizer step: time with its breakdown, memory per stage, MFU."""
@@ -116,15 +130,16 @@ def scenario_changes(words: Sequence[str] | None) -> dict[str, Any]:
 def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
     """Return the table of one or more serving reports, a column per report."""
     rows: list[list[object]] = [["feasible", *(_feasible(r.feasibility) for r in reports)]]
-    headers = ["", *(f"{_offered_rps(report):.4g} requests/s" for report in reports)]
+    headers = ["offered requests", *(f"{_offered_rps(report):.4g}/s" for report in reports)]
     if not any(report.feasibility.is_feasible for report in reports):
         return build_table(title, headers, rows)
     for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_latency_ms", "queueing_ms"):
         for statistic in ("mean", "p50", "p90", "p99"):
             cells = [getattr(getattr(report, name), statistic) for report in reports]
-            rows.append([f"{name.removesuffix('_ms')} {statistic} (ms)", *cells])
-    for label, name in _SERVING_ROWS:
-        rows.append([label, *(getattr(report, name) for report in reports)])
+            label = name.removesuffix("_ms").replace("_", " ")
+            rows.append([f"{label} {statistic} (ms)", *cells])
+    for title_of_row, name in _SERVING_ROWS:
+        rows.append([title_of_row, *(getattr(report, name) for report in reports)])
     rows.append(["step time interval", *(_interval(report) for report in reports)])
     rows.append(
         ["rests on", *(_shares(report.step_time_ratio_by_provenance) for report in reports)]

@@ -1,10 +1,12 @@
 """What every command shares: the configuration, the output format, errors and progress."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import typer
@@ -13,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from foretoken.app.compose import Composition
-from foretoken.app.config import AppConfig
+from foretoken.app.config import AppConfig, process_environment
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.job import Job
@@ -21,9 +23,12 @@ from foretoken.domain.job import Job
 T = TypeVar("T")
 
 # Results go to stdout; everything else to stderr, so that output can be piped.
-# What a pipe or a file receives is not folded at eighty columns.
+# What a pipe or a file receives is not folded at eighty columns, unless COLUMNS asks for a width.
 _PIPED_WIDTH = 160
-_results = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+# As long as the longest names of operators, devices and models.
+_NAME_WIDTH = 20
+_has_width = sys.stdout.isatty() or "COLUMNS" in process_environment()
+_results = Console(width=None if _has_width else _PIPED_WIDTH)
 _notes = Console(stderr=True)
 
 
@@ -64,7 +69,10 @@ def build_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for index, column in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         justify: Literal["left", "right"] = "right" if is_number else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=index == 0)
+        # Names are not folded, which a narrow terminal would do; labels of several words are.
+        longest = max((len(format_cell(row[index])) for row in rows), default=0)
+        is_name = index == 0 and longest <= _NAME_WIDTH
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=is_name)
     for row in rows:
         table.add_row(*(format_cell(cell) for cell in row))
     return table
@@ -145,6 +153,23 @@ def show_progress(title: str) -> Iterator[ProgressBar]:
     disabled = not _notes.is_terminal
     with Progress(*columns, console=_notes, transient=True, disable=disabled) as progress:
         yield ProgressBar(progress, progress.add_task(title, total=1.0, message=""))
+
+
+def check_output_path(path: Path | None) -> Path | None:
+    """Return the path of a file to write; refused now rather than after minutes of work.
+
+    Raises:
+        typer.BadParameter: it is a folder, or its folder is absent or cannot be written to.
+
+    """
+    if path is None:
+        return None
+    target = path if path.exists() else path.resolve().parent
+    if path.is_dir() or not target.exists():
+        raise typer.BadParameter(f"{path} is a folder" if path.is_dir() else f"no folder {target}")
+    if not os.access(target, os.W_OK):
+        raise typer.BadParameter(f"cannot write to {target}")
+    return path
 
 
 def parse_assignments(words: Sequence[str]) -> Mapping[str, str]:

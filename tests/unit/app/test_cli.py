@@ -1,0 +1,128 @@
+"""The program as a shell sees it: what goes where, and with which status it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[3]
+_EXAMPLES = _ROOT / "docs" / "examples"
+_PROGRAM = (sys.executable, "-W", "error", "-m", "foretoken.app")
+
+
+def _run(home: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*_PROGRAM, *words],
+        env={**os.environ, "FORETOKEN_HOME": str(home), **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list", "devices"),
+        ("catalog", "coverage"),
+        ("predict", "gemm", "m=64", "n=4096", "k=4096", "--device", "a30"),
+        (
+            "simulate",
+            "serving",
+            str(_EXAMPLES / "serving.yaml"),
+            "--set",
+            "workload.num_requests=5",
+        ),
+        ("simulate", "training", str(_EXAMPLES / "training.yaml")),
+        ("search", "training", str(_EXAMPLES / "training.yaml"), "--devices", "2", "--top", "2"),
+    ],
+    ids=" ".join,
+)
+def test_standard_output_is_the_result_alone(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Notes and progress go elsewhere, so that a program can read it; NaN is not JSON."""
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} in the output")
+
+    outcome = _run(tmp_path, "--output", "json", *words)
+    assert outcome.returncode == 0, outcome.stderr
+    assert isinstance(json.loads(outcome.stdout, parse_constant=refuse), dict | list)
+
+
+def test_an_error_is_one_line_and_a_status(tmp_path: Path) -> None:
+    outcome = _run(tmp_path, "predict", "gem", "m=1", "n=1", "k=1", "--device", "a30")
+    assert (outcome.returncode, outcome.stdout) == (1, "")
+    assert outcome.stderr.startswith("error (unknown_operator): unknown operator 'gem'; did you")
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_wrong_usage_has_a_status_of_its_own(tmp_path: Path) -> None:
+    assert _run(tmp_path, "train", "--gently").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", "serving", str(_EXAMPLES / "serving.yaml"), "--html"),
+        ("simulate", "serving", str(_EXAMPLES / "serving.yaml"), "--requests-csv"),
+        ("simulate", "training", str(_EXAMPLES / "training.yaml"), "--trace"),
+        ("demo", "--report"),
+    ],
+    ids=lambda words: words[-1],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    outcome = _run(tmp_path, *words, str(tmp_path / "absent" / "out"))
+    assert outcome.returncode == 2
+    assert "no folder" in outcome.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_leaves_causes_no_traceback(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        outcome = subprocess.run(
+            [*_PROGRAM, "--home", str(tmp_path), "--output", "json", "list", "models"],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert "Traceback" not in outcome.stderr
+
+
+def test_an_interruption_says_so_and_ends_with_its_status(tmp_path: Path) -> None:
+    scenario = str(_EXAMPLES / "serving.yaml")
+    command = [
+        *_PROGRAM, "--home", str(tmp_path), "simulate", "serving", scenario,
+        "--set", "workload.num_requests=1000000",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        # Said as the simulation begins.
+        assert process.stderr.readline() == "simulate at 2/s\n"
+        process.send_signal(signal.SIGINT)
+        # What was being written just then may be written again.
+        assert set(process.stderr.read().splitlines()) <= {"simulate at 2/s", "interrupted"}
+        assert process.wait(timeout=30) == 130
+
+
+def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    """Who asks for help should not wait for numeric libraries."""
+    code = (
+        "import sys; import foretoken.app.cli.main;"
+        "print([m for m in ('torch', 'lightgbm', 'duckdb', 'matplotlib', 'ray', 'pandas')"
+        " if m in sys.modules])"
+    )
+    outcome = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert outcome.stdout == "[]\n"
