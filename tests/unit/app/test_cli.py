@@ -99,6 +99,25 @@ def test_a_reader_that_leaves_causes_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("scenario", "words", "reason"),
+    [
+        ("serving-trace.yaml", ("--rate", "2"), "a trace has its own arrivals"),
+        (
+            "serving.yaml",
+            ("--rate", "1", "--rate", "2", "--requests-csv", "requests.csv"),
+            "goes with one rate only",
+        ),
+    ],
+)
+def test_options_that_contradict_the_scenario_are_refused(
+    tmp_path: Path, scenario: str, words: tuple[str, ...], reason: str
+) -> None:
+    outcome = _run(tmp_path, "simulate", "serving", str(_EXAMPLES / scenario), *words)
+    assert outcome.returncode == 1
+    assert reason in outcome.stderr
+
+
 def test_an_interruption_says_so_and_ends_with_its_status(tmp_path: Path) -> None:
     scenario = str(_EXAMPLES / "serving.yaml")
     command = [
@@ -110,8 +129,10 @@ def test_an_interruption_says_so_and_ends_with_its_status(tmp_path: Path) -> Non
         # Said as the simulation begins.
         assert process.stderr.readline() == "simulate at 2/s\n"
         process.send_signal(signal.SIGINT)
+        *before, last = process.stderr.read().splitlines()
+        assert last == "interrupted"
         # What was being written just then may be written again.
-        assert set(process.stderr.read().splitlines()) <= {"simulate at 2/s", "interrupted"}
+        assert set(before) <= {"simulate at 2/s"}
         assert process.wait(timeout=30) == 130
 
 

@@ -20,8 +20,10 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.plugins import parse_yaml
 from foretoken.domain.report import RequestColumns, ServingReport, TrainingReport
+from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import GIB
 
 app = typer.Typer(help="Evaluate a serving deployment or a training step.", no_args_is_help=True)
@@ -58,15 +60,14 @@ def serving(
     state = state_of(context)
     with open_composition(state) as services:
         resolved = read_serving_scenario(scenario, scenario_changes(change))
-        rates = sorted(rate or [resolved.workload.rate_rps])
+        loads = _loads(resolved, rate or [])
+        if requests_csv is not None and len(loads) > 1:
+            raise InvalidRequestError.of_field("--requests-csv", "goes with one rate only")
         reports: list[ServingReport] = []
-        for rate_rps in rates:
-            workload = replace(resolved.workload, rate_rps=rate_rps)
-            with show_progress(f"simulate at {rate_rps:g}/s") as update:
+        for title, load in loads:
+            with show_progress(title) as update:
                 reports.append(
-                    services.foretoken("simulator").simulate_serving(
-                        replace(resolved, workload=workload), on_progress=update
-                    )
+                    services.foretoken("simulator").simulate_serving(load, on_progress=update)
                 )
         state.print_object(
             reports if len(reports) > 1 else reports[0],
@@ -117,6 +118,22 @@ def training(
 
             trace.write_text(json.dumps(chrome_trace(report)), encoding="utf-8")
             note(f"trace written to {trace}")
+
+
+def _loads(
+    scenario: ServingScenario, rates: Sequence[float]
+) -> Sequence[tuple[str, ServingScenario]]:
+    """Return the scenario at every rate, with what to call it; a trace has a rate of its own."""
+    workload = scenario.workload
+    if workload.trace_requests:
+        if rates:
+            reason = "a trace has its own arrivals; stretch them with --set workload.time_scale=..."
+            raise InvalidRequestError.of_field("--rate", reason)
+        return [(f"simulate {len(workload.trace_requests)} requests of the trace", scenario)]
+    return [
+        (f"simulate at {rate:g}/s", replace(scenario, workload=replace(workload, rate_rps=rate)))
+        for rate in sorted(rates) or [workload.rate_rps]
+    ]
 
 
 def scenario_changes(words: Sequence[str] | None) -> dict[str, Any]:
