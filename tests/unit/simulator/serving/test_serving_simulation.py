@@ -191,6 +191,11 @@ def test_what_cannot_run_is_a_result_with_its_reason(changes: dict[str, Any], re
     assert predictor.queries == []
 
 
+def test_a_model_that_is_not_lowered_yet_is_an_error() -> None:
+    with pytest.raises(InvalidRequestError, match="multi-head latent attention"):
+        simulate(build_scenario(model=find_model("deepseek-v3")))
+
+
 @pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens", "block_size"])
 def test_limits_of_the_engine_must_mean_something(field: str) -> None:
     engine = schema.decode(EngineSpec, {field: 0})

@@ -47,7 +47,7 @@ def simulate_serving(
     `fetch` returns the latency surfaces of a deployment.
 
     Raises:
-        InvalidRequestError: the engine's limits or the workload cannot be used.
+        InvalidRequestError: the engine's limits, the workload or the model cannot be used.
         UnknownDeviceError, UnknownPluginError: no such device, scheduler or arrival process.
         CancelledJobError: the job was cancelled.
 
@@ -114,7 +114,12 @@ def find_scheduler(name: str) -> Scheduler:
 
 
 def judge_feasibility(scenario: ServingScenario) -> tuple[ServingMemory | None, str]:
-    """Return the memory of the fullest rank, and why the deployment cannot run or nothing."""
+    """Return the memory of the fullest rank, and why the deployment cannot run or nothing.
+
+    Raises:
+        InvalidRequestError: the model has an operator that cannot be simulated yet.
+
+    """
     device = find_device(scenario.device)
     engine, model = scenario.engine, scenario.model
     tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
@@ -125,15 +130,15 @@ def judge_feasibility(scenario: ServingScenario) -> tuple[ServingMemory | None, 
         decode=DecodeShape(num_seqs=seqs, kv_tokens=seqs, kv_tokens_max=1),
     )
     options = serving_options(scenario.dtype, engine.fuses_add_norm)
+    ranks = stage_ranks(scenario)
     try:
-        ranks = stage_ranks(scenario)
         check_layout(ranks[0])
-        memories = [
-            plan_serving_memory(lower_rank(shape, options, rank), model.hidden, engine, device)
-            for rank in ranks
-        ]
     except InvalidRequestError as err:
         return None, err.message
+    memories = [
+        plan_serving_memory(lower_rank(shape, options, rank), model.hidden, engine, device)
+        for rank in ranks
+    ]
     memory = min(memories, key=lambda memory: memory.kv_bytes / memory.kv_bytes_per_token)
     return memory, memory.infeasibility
 
