@@ -70,3 +70,10 @@ def test_an_unknown_model_names_the_nearest(tmp_path: Path) -> None:
     path.write_text("model: lama-3-8b\ndevice: cpu\n")
     with pytest.raises(UnknownModelError, match="llama-3-8b"):
         read_serving_scenario(path, {})
+
+
+def test_a_flag_cannot_lead_through_what_is_no_section(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("model: tiny-llama\ndevice: cpu\n")
+    with pytest.raises(InvalidRequestError, match=r"model\.hidden: model is not a section"):
+        read_serving_scenario(path, {"model.hidden": 64})

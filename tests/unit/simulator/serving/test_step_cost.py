@@ -16,8 +16,8 @@ from foretoken.domain.scenario import EngineSpec, ServingScenario
 from foretoken.simulator.grid import grid_weights, spaced_integers
 from foretoken.simulator.latency_surfaces import (
     fetch_surfaces,
+    replica_ranks,
     serving_options,
-    stage_ranks,
     surface_spec,
 )
 from foretoken.simulator.serving.batch import StepShape
@@ -56,7 +56,7 @@ def _direct_stage_us(scenario: ServingScenario, shape: StepShape) -> list[float]
     parts = [decode] if shape.num_decodes else []
     prefills = [PrefillShape(**prefill_dims(1, n, context)) for n, context in shape.prefills]
     stages = []
-    for rank in stage_ranks(scenario):
+    for rank in replica_ranks(scenario):
         total_us = 0.0
         for number, part in enumerate([None, *parts, *prefills]):
             batch = BatchShape(

@@ -68,6 +68,24 @@ class ChannelOptions:
     token_file: str = ""
 
 
+class PageRequest(Protocol):
+    """A request for a page of a list."""
+
+    page_token: str
+
+
+class Page(Protocol):
+    """A page of a list; without a token it is the last."""
+
+    @property
+    def next_page_token(self) -> str:
+        """What the next page is asked for with."""
+
+
+PageQ = TypeVar("PageQ", bound=PageRequest)
+PageA = TypeVar("PageA", bound=Page)
+
+
 class ServerStream(Protocol[A_co]):
     """A call that answers many times."""
 
@@ -132,6 +150,22 @@ class Connection:
             return method(request, timeout=self.options.deadline_s)
         except grpc.RpcError as err:
             raise rpc_to_error(err, self._peer) from None
+
+    def pages(
+        self, method: "grpc.UnaryUnaryMultiCallable[PageQ, PageA]", request: PageQ
+    ) -> Iterator[PageA]:
+        """Yield all pages of a list from the request's on.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
+        while True:
+            page = self.call(method, request)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
 
     def stream(self, method: "grpc.UnaryStreamMultiCallable[Q, A]", request: Q) -> Iterator[A]:
         """Yield the answers to one request.

@@ -54,14 +54,9 @@ class JobsClient:
 
     def list_jobs(self) -> tuple[Job, ...]:
         """Return all jobs, newest first."""
-        jobs: list[Job] = []
         request = job_pb2.ListJobsRequest(page_size=MAX_PAGE_SIZE)
-        while True:
-            page = self._connection.call(self._job_stub.ListJobs, request)
-            jobs += [codec.decode(message, Job) for message in page.jobs]
-            if not page.next_page_token:
-                return tuple(jobs)
-            request.page_token = page.next_page_token
+        pages = self._connection.pages(self._job_stub.ListJobs, request)
+        return tuple(codec.decode(message, Job) for page in pages for message in page.jobs)
 
     def watch_job(self, job_id: str) -> Iterator[Job]:
         """Yield the job now and at its changes until it is final, the final state last.

@@ -59,11 +59,8 @@ class PredictorClient(JobsClient):
 
     def list_models(self) -> tuple[ModelVersion, ...]:
         """Return the stored model versions, newest first."""
-        models: list[ModelVersion] = []
         request = predictor_pb2.ListModelsRequest(page_size=MAX_PAGE_SIZE)
-        while True:
-            page = self._connection.call(self._stub.ListModels, request)
-            models += [codec.decode(message, ModelVersion) for message in page.models]
-            if not page.next_page_token:
-                return tuple(models)
-            request.page_token = page.next_page_token
+        pages = self._connection.pages(self._stub.ListModels, request)
+        return tuple(
+            codec.decode(message, ModelVersion) for page in pages for message in page.models
+        )

@@ -5,9 +5,11 @@ once released.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,16 @@ class InvalidRequestError(ForetokenError):
         self.violations = tuple(violations)
 
     @classmethod
+    def of_violations(cls, violations: Iterable[FieldViolation], subject: str = "") -> Self:
+        """Build the error for several fields, after what they belong to."""
+        found = tuple(violations)
+        lines = "; ".join(f"{v.field or '(top)'}: {v.description}" for v in found)
+        return cls(f"{subject}: {lines}" if subject else lines, found)
+
+    @classmethod
     def of_field(cls, field: str, description: str) -> Self:
         """Build the error for a single field."""
-        return cls(f"{field}: {description}", (FieldViolation(field, description),))
+        return cls.of_violations((FieldViolation(field, description),))
 
 
 class _UnknownNameError(ForetokenError):
@@ -60,6 +69,18 @@ class _UnknownNameError(ForetokenError):
         near = difflib.get_close_matches(name, choices, n=3, cutoff=0.4) or choices[:8]
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         return cls(f"unknown {cls.kind} {name!r}{hint}", name=name, near=",".join(near))
+
+    @classmethod
+    def look_up(cls, name: str, known: Mapping[str, T]) -> T:
+        """Return what is known by a name.
+
+        Raises:
+            this error: nothing is.
+
+        """
+        if name not in known:
+            raise cls.named(name, known)
+        return known[name]
 
 
 class UnknownOperatorError(_UnknownNameError):

@@ -120,9 +120,7 @@ class JobRunner:
 
         """
         with self._changed:
-            if job_id not in self._jobs:
-                raise UnknownJobError.named(job_id, self._jobs)
-            return self._jobs[job_id]
+            return UnknownJobError.look_up(job_id, self._jobs)
 
     def list(self) -> tuple[Job, ...]:
         """Return all jobs, newest first."""

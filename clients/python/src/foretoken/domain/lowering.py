@@ -79,8 +79,7 @@ def check_layout(rank: RankContext) -> None:
         if axis not in known and rank.layout.degree(axis) > 1
     ]
     if violations:
-        lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
-        raise InvalidRequestError(lines, violations)
+        raise InvalidRequestError.of_violations(violations)
 
 
 def lower_forward(model: ModelArchitecture, shape: BatchShape, options: LoweringOptions) -> Nodes:

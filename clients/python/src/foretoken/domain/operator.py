@@ -83,8 +83,7 @@ class OperatorSpec:
             elif dims[dim.name] < dim.minimum:
                 violations.append(FieldViolation(dim.name, f"must be at least {dim.minimum}"))
         if violations:
-            lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
-            raise InvalidRequestError(f"{self.name}: {lines}", violations)
+            raise InvalidRequestError.of_violations(violations, self.name)
 
     def work_ratio(self, phase: Phase) -> float:
         """Return the work of a phase over that of the forward pass."""
@@ -105,7 +104,4 @@ def find_operator(name: str) -> OperatorSpec:
         UnknownOperatorError: there is none; the message names the nearest.
 
     """
-    operators = all_operators()
-    if name not in operators:
-        raise UnknownOperatorError.named(name, operators)
-    return operators[name]
+    return UnknownOperatorError.look_up(name, all_operators())

@@ -7,8 +7,10 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,8 +18,9 @@ import yaml
 from foretoken.domain.errors import InvalidRequestError
 
 
-def scan_modules(package: str, attribute: str) -> dict[str, Any]:
-    """Return `attribute` of every module in `package`, by module name.
+@cache
+def scan_modules(package: str, attribute: str) -> Mapping[str, Any]:
+    """Return `attribute` of every module in `package`, by module name; looked for once a process.
 
     Modules of other distributions join through the entry-point group named like the package.
 
@@ -62,6 +65,30 @@ def parse_yaml(text: str, origin: str) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise InvalidRequestError(f"{origin}: expected a mapping, found {type(content).__name__}")
     return content
+
+
+def parse_yaml_value(text: str, origin: str) -> Any:
+    """Return the value a piece of YAML stands for: `4` is a number, `[1, 2]` a list.
+
+    Raises:
+        InvalidRequestError: not YAML; the message names the origin.
+
+    """
+    return parse_yaml(f"value: {text}", origin)["value"]
+
+
+def read_yaml(path: Path, field: str) -> dict[str, Any]:
+    """Return the mapping in a YAML file; `field` is what an error is about.
+
+    Raises:
+        InvalidRequestError: the file cannot be read or is no YAML mapping.
+
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as err:
+        raise InvalidRequestError.of_field(field, f"cannot read {path}: {err}") from err
+    return dict(parse_yaml(text, str(path)))
 
 
 def scan_yaml(package: str, folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

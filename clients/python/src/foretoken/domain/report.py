@@ -4,6 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
+def describe_shares(shares: Mapping[str, float]) -> str:
+    """Return the shares, largest first: "70% interpolated, 30% analytical"."""
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{share:.0%} {name}" for name, share in ordered if share > 0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Percentiles:
     """Summary of a distribution, in the unit its name carries; all 0 when nothing was observed."""
@@ -78,6 +84,13 @@ class ServingReport:
     requests: RequestColumns = field(default_factory=RequestColumns)
     model_version: str = ""
     scenario_json: str = ""
+
+    @property
+    def offered_rps(self) -> float:
+        """Rate at which the requests arrived, in requests/s; 0 where they are too few to tell."""
+        arrivals = self.requests.arrival_s
+        span_s = max(arrivals, default=0.0) - min(arrivals, default=0.0)
+        return (len(arrivals) - 1) / span_s if span_s > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

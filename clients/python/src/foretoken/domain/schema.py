@@ -27,8 +27,7 @@ def decode(cls: type[T], value: Any, path: str = "") -> T:
     violations: list[FieldViolation] = []
     decoded = _decode_value(cls, value, path, violations)
     if violations:
-        lines = "; ".join(f"{v.field or '(top)'}: {v.description}" for v in violations)
-        raise InvalidRequestError(f"invalid {cls.__name__}: {lines}", violations)
+        raise InvalidRequestError.of_violations(violations, f"invalid {cls.__name__}")
     return typing.cast("T", decoded)
 
 
@@ -43,6 +42,22 @@ def encode(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [encode(item) for item in value]
     return value
+
+
+def set_key(content: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set `engine.max_num_seqs` in nested plain data, making sections that are absent.
+
+    Raises:
+        InvalidRequestError: the path leads through something that is no section.
+
+    """
+    *parents, last = dotted.split(".")
+    for key in parents:
+        child = content.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise InvalidRequestError.of_field(dotted, f"{key} is not a section")
+        content = child
+    content[last] = value
 
 
 @cache

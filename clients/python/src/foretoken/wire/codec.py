@@ -55,8 +55,7 @@ def decode(message: Message, cls: type[T]) -> T:
     violations: list[FieldViolation] = []
     value = _build(message, cls, "", violations)
     if violations:
-        lines = "; ".join(f"{v.field or '(top)'}: {v.description}" for v in violations)
-        raise InvalidRequestError(f"invalid {cls.__name__}: {lines}", violations)
+        raise InvalidRequestError.of_violations(violations, f"invalid {cls.__name__}")
     return typing.cast("T", value)
 
 

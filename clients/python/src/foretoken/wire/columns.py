@@ -175,8 +175,7 @@ def _decode_table(message: operator_pb2.OperatorTable, path: str) -> OperatorTab
     if message.phase not in operator_pb2.Phase.values():
         violations.append(FieldViolation(f"{path}.phase", f"unknown number {message.phase}"))
     if violations:
-        lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
-        raise InvalidRequestError(f"predict: {lines}", violations)
+        raise InvalidRequestError.of_violations(violations, "predict")
     _check_lengths(columns, path)
     dtype = operator_pb2.Dtype.Name(message.dtype).removeprefix("DTYPE_")
     phase = operator_pb2.Phase.Name(message.phase or operator_pb2.PHASE_FORWARD)

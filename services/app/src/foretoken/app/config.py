@@ -15,8 +15,8 @@ from typing import Any
 
 from foretoken.client.channel import ChannelOptions
 from foretoken.domain import schema
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.plugins import parse_yaml
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.plugins import parse_yaml_value, read_yaml
 
 EMBEDDED = "embedded"
 SERVICES = ("catalog", "predictor", "simulator", "profiler")
@@ -143,43 +143,19 @@ def load_config(
     )
     content: dict[str, Any] = {}
     if chosen is not None:
-        content = _copy(parse_yaml(_read(chosen), str(chosen)))
+        content = read_yaml(chosen, "config")
     for name, value in environment.items():
         if value and name == _HOME_VARIABLE:
             content["home"] = value
         elif value and name.startswith(_PREFIX) and "__" in name:
             dotted = name.removeprefix(_PREFIX).lower().replace("__", ".")
-            _set(content, dotted, parse_yaml(f"value: {value}", name)["value"])
+            schema.set_key(content, dotted, parse_yaml_value(value, name))
     for dotted, value in overrides.items():
         if value is not None:
-            _set(content, dotted, value)
+            schema.set_key(content, dotted, value)
     return schema.decode(AppConfig, content)
 
 
 def process_environment() -> Mapping[str, str]:
     """Return the environment of this process; the only place that reads it."""
     return os.environ
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as err:
-        raise InvalidRequestError.of_field("config", f"cannot read {path}: {err}") from err
-
-
-def _copy(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _copy(value) if isinstance(value, Mapping) else value for key, value in content.items()
-    }
-
-
-def _set(content: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, last = dotted.split(".")
-    for key in parents:
-        child = content.setdefault(key, {})
-        if not isinstance(child, dict):
-            violation = FieldViolation(dotted, f"{key} is not a section")
-            raise InvalidRequestError(f"{dotted}: {key} is not a section", (violation,))
-        content = child
-    content[last] = value

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foretoken.domain import schema
-from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.load import load_model
-from foretoken.domain.plugins import parse_yaml
+from foretoken.domain.plugins import read_yaml
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.simulator.serving.arrivals.trace import load_trace
 
@@ -39,26 +38,13 @@ def read_training_scenario(path: Path, overrides: Mapping[str, Any]) -> Training
 
 
 def _read(cls: type[T], path: Path, overrides: Mapping[str, Any]) -> T:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as err:
-        raise InvalidRequestError.of_field("scenario", f"cannot read {path}: {err}") from err
-    content = dict(parse_yaml(text, str(path)))
+    content = read_yaml(path, "scenario")
     for dotted, value in overrides.items():
         if value is not None:
-            _override(content, dotted.split("."), value)
+            schema.set_key(content, dotted, value)
     content.setdefault("name", path.stem)
     model = content.get("model")
     if isinstance(model, str):
         beside = path.parent / model
         content["model"] = load_model(str(beside) if beside.exists() else model)
     return schema.decode(cls, content)
-
-
-def _override(content: dict[str, Any], keys: list[str], value: Any) -> None:
-    if len(keys) == 1:
-        content[keys[0]] = value
-        return
-    child = dict(content.get(keys[0]) or {})
-    _override(child, keys[1:], value)
-    content[keys[0]] = child

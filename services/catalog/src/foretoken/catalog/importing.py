@@ -76,8 +76,7 @@ class Importer:
         if not request.path.exists():
             violations.append(FieldViolation("path", f"{request.path} does not exist"))
         if violations:
-            lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
-            raise InvalidRequestError(f"import {self.name}: {lines}", violations)
+            raise InvalidRequestError.of_violations(violations, f"import {self.name}")
         return self.load(request)
 
 
@@ -113,10 +112,7 @@ def find_importer(name: str) -> Importer:
         UnknownPluginError: there is none; the message names the nearest.
 
     """
-    importers = all_importers()
-    if name not in importers:
-        raise UnknownPluginError.named(name, importers)
-    return importers[name]
+    return UnknownPluginError.look_up(name, all_importers())
 
 
 def build_plan(

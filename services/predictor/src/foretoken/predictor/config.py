@@ -48,5 +48,4 @@ class PredictorConfig:
         if not 0.0 <= self.measured_weight <= 1.0:
             violations.append(FieldViolation("measured_weight", "must be between 0 and 1"))
         if violations:
-            lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
-            raise InvalidRequestError(f"predictor configuration: {lines}", violations)
+            raise InvalidRequestError.of_violations(violations, "predictor configuration")

@@ -204,8 +204,7 @@ def read_columns(spec: OperatorSpec, given: Mapping[str, object]) -> Columns:
     if len(lengths) > 1:
         violations.append(FieldViolation("columns", f"lengths differ: {sorted(lengths)}"))
     if violations:
-        lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
-        raise InvalidRequestError(f"{spec.name}: {lines}", violations)
+        raise InvalidRequestError.of_violations(violations, spec.name)
     return columns
 
 

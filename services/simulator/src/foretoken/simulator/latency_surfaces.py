@@ -18,7 +18,6 @@ from foretoken.domain.estimate import (
     Provenance,
 )
 from foretoken.domain.graph import BatchShape, DecodeShape, OperatorNode, PrefillShape, RankContext
-from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.lowering import LoweringOptions, Nodes, lower_rank
 from foretoken.domain.models.architecture import ModelArchitecture
@@ -26,6 +25,7 @@ from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.grid import Floats, Ints, cross_points, spaced_integers
+from foretoken.simulator.rank import stage_ranks
 
 # Token counts up to here are tabulated one by one, those above rounded up: GEMM kernels compute
 # whole tiles of rows, so a count between two multiples costs as much as the upper one.
@@ -96,20 +96,10 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
     )
 
 
-def stage_ranks(scenario: ServingScenario | SurfaceSpec) -> tuple[RankContext, ...]:
+def replica_ranks(scenario: ServingScenario | SurfaceSpec) -> tuple[RankContext, ...]:
     """Return one rank of every pipeline stage of a replica."""
     layout = replace(scenario.layout, dp=1)
-    devices_per_node = 1
-    if scenario.topology:
-        devices_per_node = find_topology(scenario.topology).devices_per_node
-    elif layout.num_devices > 1:
-        devices_per_node = topology_of_device(scenario.device).devices_per_node
-    return tuple(
-        RankContext(
-            model=scenario.model, layout=layout, devices_per_node=devices_per_node, stage=stage
-        )
-        for stage in range(layout.pp)
-    )
+    return stage_ranks(scenario.model, layout, scenario.device, scenario.topology)
 
 
 def serving_options(dtype: DType, fuses_add_norm: bool) -> LoweringOptions:
@@ -132,7 +122,7 @@ def fetch_surfaces(spec: SurfaceSpec, predictor: PredictorPort) -> LatencySurfac
     nodes = {
         family: [
             _varying(lower_rank(_shape_of_family(family, axes), options, rank))
-            for rank in stage_ranks(spec)
+            for rank in replica_ranks(spec)
         ]
         for family, axes in grids.items()
     }

@@ -92,14 +92,11 @@ class AsyncCatalogClient:
 
     async def list_runs(self) -> tuple[RunSummary, ...]:
         """Return all runs, newest first."""
-        runs: list[RunSummary] = []
         request = catalog_pb2.ListRunsRequest(page_size=MAX_PAGE_SIZE)
-        while True:
-            page = await self._connection.call(self._stub.ListRuns, request)
-            runs += [codec.decode(message, RunSummary) for message in page.runs]
-            if not page.next_page_token:
-                return tuple(runs)
-            request.page_token = page.next_page_token
+        pages = self._connection.pages(self._stub.ListRuns, request)
+        return tuple(
+            [codec.decode(message, RunSummary) async for page in pages for message in page.runs]
+        )
 
     async def describe_snapshot(self, selection: MeasurementFilter) -> Snapshot:
         """Return the content hash of what the filter selects."""

@@ -5,7 +5,13 @@ from typing import Self, TypeVar
 
 import grpc
 
-from foretoken.client.channel import ChannelOptions, channel_arguments, channel_credentials
+from foretoken.client.channel import (
+    ChannelOptions,
+    PageA,
+    PageQ,
+    channel_arguments,
+    channel_credentials,
+)
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.errors import rpc_to_error
 
@@ -67,6 +73,22 @@ class AsyncConnection:
             return await method(request, timeout=self.options.deadline_s)
         except grpc.aio.AioRpcError as err:
             raise rpc_to_error(err, self._peer) from None
+
+    async def pages(
+        self, method: "grpc.aio.UnaryUnaryMultiCallable[PageQ, PageA]", request: PageQ
+    ) -> AsyncIterator[PageA]:
+        """Yield all pages of a list from the request's on.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
+        while True:
+            page = await self.call(method, request)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
 
     async def stream(
         self, method: "grpc.aio.UnaryStreamMultiCallable[Q, A]", request: Q

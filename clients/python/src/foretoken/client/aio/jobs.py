@@ -57,14 +57,9 @@ class AsyncJobsClient:
 
     async def list_jobs(self) -> tuple[Job, ...]:
         """Return all jobs, newest first."""
-        jobs: list[Job] = []
         request = job_pb2.ListJobsRequest(page_size=MAX_PAGE_SIZE)
-        while True:
-            page = await self._connection.call(self._job_stub.ListJobs, request)
-            jobs += [codec.decode(message, Job) for message in page.jobs]
-            if not page.next_page_token:
-                return tuple(jobs)
-            request.page_token = page.next_page_token
+        pages = self._connection.pages(self._job_stub.ListJobs, request)
+        return tuple([codec.decode(message, Job) async for page in pages for message in page.jobs])
 
     async def watch_job(self, job_id: str) -> AsyncIterator[Job]:
         """Yield the job now and at its changes until it is final; see `JobsClient.watch_job`."""

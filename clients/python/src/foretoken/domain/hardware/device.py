@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
 from foretoken.domain.estimate import DType
-from foretoken.domain.hardware.sourced import strip_sources
-from foretoken.domain.plugins import scan_yaml
+from foretoken.domain.hardware.sourced import load_sourced
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,13 +60,7 @@ _WIDER: Mapping[DType, tuple[DType, ...]] = {
 @cache
 def all_devices() -> dict[str, DeviceSpec]:
     """Return every device by name: one file each in `devices/`."""
-    devices: dict[str, DeviceSpec] = {}
-    for stem, content in scan_yaml("foretoken.domain.hardware", "devices"):
-        origin = f"devices/{stem}.yaml"
-        devices[stem] = schema.decode(
-            DeviceSpec, {"name": stem, **strip_sources(content, origin)}, origin
-        )
-    return devices
+    return load_sourced(DeviceSpec, "devices")
 
 
 def find_device(name: str) -> DeviceSpec:

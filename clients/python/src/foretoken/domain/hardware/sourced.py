@@ -1,9 +1,30 @@
 """Numbers in the data files carry their source: `{value: 933.0e9, source: datasheet}`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.plugins import scan_yaml
+
+T = TypeVar("T")
+
+
+def load_sourced(cls: type[T], folder: str) -> dict[str, T]:
+    """Return every file of a data folder beside this module as `cls`, by name, sources checked.
+
+    Raises:
+        InvalidRequestError: a file that cannot be used; the message names it.
+
+    """
+    return {
+        stem: schema.decode(
+            cls,
+            {"name": stem, **strip_sources(content, f"{folder}/{stem}.yaml")},
+            f"{folder}/{stem}.yaml",
+        )
+        for stem, content in scan_yaml("foretoken.domain.hardware", folder)
+    }
 
 
 def strip_sources(content: Mapping[str, Any], origin: str) -> dict[str, Any]:
@@ -22,8 +43,7 @@ def strip_sources(content: Mapping[str, Any], origin: str) -> dict[str, Any]:
         if key != "sources"
     }
     if violations:
-        lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
-        raise InvalidRequestError(f"{origin}: {lines}", violations)
+        raise InvalidRequestError.of_violations(violations, origin)
     return stripped
 
 

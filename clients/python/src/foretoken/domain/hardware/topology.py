@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
-from foretoken.domain import schema
 from foretoken.domain.errors import UnknownTopologyError
-from foretoken.domain.hardware.sourced import strip_sources
-from foretoken.domain.plugins import scan_yaml
+from foretoken.domain.hardware.sourced import load_sourced
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +34,7 @@ class TopologySpec:
 @cache
 def all_topologies() -> dict[str, TopologySpec]:
     """Return every topology by name: one file each in `topologies/`."""
-    topologies: dict[str, TopologySpec] = {}
-    for stem, content in scan_yaml("foretoken.domain.hardware", "topologies"):
-        origin = f"topologies/{stem}.yaml"
-        topologies[stem] = schema.decode(
-            TopologySpec, {"name": stem, **strip_sources(content, origin)}, origin
-        )
-    return topologies
+    return load_sourced(TopologySpec, "topologies")
 
 
 def find_topology(name: str) -> TopologySpec:
@@ -52,10 +44,7 @@ def find_topology(name: str) -> TopologySpec:
         UnknownTopologyError: there is none; the message names the nearest.
 
     """
-    topologies = all_topologies()
-    if name not in topologies:
-        raise UnknownTopologyError.named(name, topologies)
-    return topologies[name]
+    return UnknownTopologyError.look_up(name, all_topologies())
 
 
 def topology_of_device(device: str) -> TopologySpec:

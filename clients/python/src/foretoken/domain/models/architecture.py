@@ -75,8 +75,7 @@ class ModelArchitecture:
             if getattr(self, field) not in allowed:
                 violations.append(FieldViolation(field, f"must be one of {', '.join(allowed)}"))
         if violations:
-            lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
-            raise InvalidRequestError(f"model {self.name}: {lines}", violations)
+            raise InvalidRequestError.of_violations(violations, f"model {self.name}")
 
 
 _ALLOWED = {

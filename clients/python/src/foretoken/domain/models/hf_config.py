@@ -43,8 +43,7 @@ def architecture_of_hf_config(config: Mapping[str, Any], name: str) -> ModelArch
     reader = _ConfigReader(config)
     fields = _READERS[model_type](reader)
     if reader.violations:
-        lines = "; ".join(f"{v.field}: {v.description}" for v in reader.violations)
-        raise InvalidRequestError(f"{model_type} config of {name}: {lines}", reader.violations)
+        raise InvalidRequestError.of_violations(reader.violations, f"{model_type} config of {name}")
     return ModelArchitecture(name=name, **fields)
 
 

@@ -1,23 +1,19 @@
 """Sum over ranks; every rank keeps one shard of the sum."""
 
-from foretoken.domain.collective import collective_dims, collective_features, sweep_groups
-from foretoken.domain.operator import Dims, OperatorSpec
-from foretoken.domain.units import Quantity
+from foretoken.domain.collective import (
+    CollectiveWork,
+    all_but_own,
+    collective_operator,
+    sweep_groups,
+)
 
-
-def _moved_bytes(d: Dims, _element_bytes: float) -> Quantity:
-    ranks = d["devices_per_node"] * d["num_nodes"]
-    return d["message_bytes"] * (ranks - 1) / ranks
-
-
-SPEC = OperatorSpec(
-    name="reduce_scatter",
-    summary="every rank receives one reduced shard",
-    dims=collective_dims("bytes of the whole tensor on one rank"),
-    flops=lambda d, _: 0 * d["message_bytes"],
-    moved_bytes=_moved_bytes,
-    features=collective_features(),
-    sweep=sweep_groups,
-    is_collective=True,
-    shares_node_links=True,
+SPEC = collective_operator(
+    "reduce_scatter",
+    "every rank receives one reduced shard",
+    CollectiveWork(
+        message_meaning="bytes of the whole tensor on one rank",
+        moved_bytes=all_but_own,
+        sweep=sweep_groups,
+        shares_node_links=True,
+    ),
 )

@@ -21,8 +21,13 @@ from foretoken.app.cli.state import (
 )
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.plugins import parse_yaml
-from foretoken.domain.report import RequestColumns, ServingReport, TrainingReport
+from foretoken.domain.plugins import parse_yaml_value
+from foretoken.domain.report import (
+    RequestColumns,
+    ServingReport,
+    TrainingReport,
+    describe_shares,
+)
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import GIB
 
@@ -139,7 +144,7 @@ def _loads(
 def scenario_changes(words: Sequence[str] | None) -> dict[str, Any]:
     """Return `--set` words as overrides by dotted path, their values read as YAML."""
     return {
-        name: parse_yaml(f"value: {value}", f"--set {name}")["value"]
+        name: parse_yaml_value(value, f"--set {name}")
         for name, value in parse_assignments(words or []).items()
     }
 
@@ -147,7 +152,7 @@ def scenario_changes(words: Sequence[str] | None) -> dict[str, Any]:
 def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
     """Return the table of one or more serving reports, a column per report."""
     rows: list[list[object]] = [["feasible", *(_feasible(r.feasibility) for r in reports)]]
-    headers = ["offered requests", *(f"{_offered_rps(report):.4g}/s" for report in reports)]
+    headers = ["offered requests", *(f"{report.offered_rps:.4g}/s" for report in reports)]
     if not any(report.feasibility.is_feasible for report in reports):
         return build_table(title, headers, rows)
     for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_latency_ms", "queueing_ms"):
@@ -159,7 +164,7 @@ def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
         rows.append([title_of_row, *(getattr(report, name) for report in reports)])
     rows.append(["step time interval", *(_interval(report) for report in reports)])
     rows.append(
-        ["rests on", *(_shares(report.step_time_ratio_by_provenance) for report in reports)]
+        ["rests on", *(describe_shares(report.step_time_ratio_by_provenance) for report in reports)]
     )
     return build_table(title, headers, rows)
 
@@ -187,7 +192,7 @@ def training_table(title: str, report: TrainingReport) -> Table:
         rows.append(
             [f"memory, stage {stage.stage} (GiB)", f"{stage.total_bytes / GIB:.3g} ({share:.0%})"]
         )
-    rows.append(["rests on", _shares(report.step_time_ratio_by_provenance)])
+    rows.append(["rests on", describe_shares(report.step_time_ratio_by_provenance)])
     return build_table(title, ["", "value"], rows)
 
 
@@ -209,23 +214,12 @@ _SERVING_ROWS = (
 )
 
 
-def _offered_rps(report: ServingReport) -> float:
-    arrivals = report.requests.arrival_s
-    span_s = max(arrivals, default=0.0) - min(arrivals, default=0.0)
-    return (len(arrivals) - 1) / span_s if span_s > 0 else 0.0
-
-
 def _feasible(feasibility: Any) -> str:
     return "yes" if feasibility.is_feasible else f"no: {feasibility.reason}"
 
 
 def _interval(report: ServingReport) -> str:
     return f"{report.step_time_low_ratio:.2f} to {report.step_time_high_ratio:.2f} x"
-
-
-def _shares(ratios: Any) -> str:
-    shares = sorted(ratios.items(), key=lambda item: -item[1])
-    return ", ".join(f"{ratio:.0%} {name}" for name, ratio in shares if ratio > 0)
 
 
 def _write_requests(path: Path, columns: RequestColumns) -> None:

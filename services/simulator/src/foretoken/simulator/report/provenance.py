@@ -8,12 +8,6 @@ from foretoken.simulator.report.plots import draw_stacked_rows, format_number
 from foretoken.simulator.report.section import Picture, Section
 
 
-def describe_shares(shares: Mapping[str, float]) -> str:
-    """Return the shares, largest first: "70% interpolated, 30% analytical"."""
-    ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{share:.0%} {name}" for name, share in ordered if share > 0)
-
-
 def describe_interval(low: float, high: float, unit: str) -> str:
     """Return an interval with its unit."""
     return f"{format_number(low)} to {format_number(high)} {unit}".rstrip()

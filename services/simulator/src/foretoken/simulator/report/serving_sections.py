@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.report import ServingReport
+from foretoken.domain.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
 from foretoken.simulator.report.palette import (
     BLUE,
@@ -24,7 +24,6 @@ from foretoken.simulator.report.plots import (
 )
 from foretoken.simulator.report.provenance import (
     configuration_section,
-    describe_shares,
     provenance_picture,
 )
 from foretoken.simulator.report.section import DataTable, Fact, Picture, Section
@@ -40,7 +39,7 @@ _PERCENTILES = (("p50", BLUE), ("p90", ORANGE), ("p99", VERMILION))
 
 def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
     """Return overview, latency, throughput, time and configuration, in order of load."""
-    ordered = sorted(reports, key=offered_rps)
+    ordered = sorted(reports, key=lambda report: report.offered_rps)
     sections = [_overview(ordered)]
     served = [report for report in ordered if report.num_completed > 0]
     if len(served) > 1:
@@ -50,13 +49,6 @@ def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
     if ordered:
         sections.append(configuration_section(ordered[-1].scenario_json))
     return sections
-
-
-def offered_rps(report: ServingReport) -> float:
-    """Return the rate at which requests arrived, in requests/s."""
-    arrivals = report.requests.arrival_s
-    span_s = max(arrivals, default=0.0) - min(arrivals, default=0.0)
-    return (len(arrivals) - 1) / span_s if span_s > 0 else 0.0
 
 
 def _overview(reports: Sequence[ServingReport]) -> Section:
@@ -106,7 +98,7 @@ def _overview(reports: Sequence[ServingReport]) -> Section:
 
 
 def _latency_by_load(reports: Sequence[ServingReport]) -> Section:
-    loads = [offered_rps(report) for report in reports]
+    loads = [report.offered_rps for report in reports]
     panels = [
         Panel(
             title=title,
@@ -140,7 +132,7 @@ def _latency_by_load(reports: Sequence[ServingReport]) -> Section:
 
 
 def _throughput_by_load(reports: Sequence[ServingReport]) -> Section:
-    loads = [offered_rps(report) for report in reports]
+    loads = [report.offered_rps for report in reports]
     requests = Panel(
         title="Requests",
         x_label=_LOAD_LABEL,
@@ -269,7 +261,7 @@ def _numbers(reports: Sequence[ServingReport]) -> Section:
 
 
 def _load_label(report: ServingReport) -> str:
-    return f"{format_number(offered_rps(report))}/s"
+    return f"{format_number(report.offered_rps)}/s"
 
 
 def _pair(first: float, second: float) -> str:

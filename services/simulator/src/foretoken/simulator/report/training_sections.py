@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.report import PipelineSpan, StageMemory, TrainingReport
+from foretoken.domain.report import PipelineSpan, StageMemory, TrainingReport, describe_shares
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.simulator.report.palette import OF_MEMORY, OF_SPAN, color_of_group, label_of_group
 from foretoken.simulator.report.plots import (
@@ -15,7 +15,6 @@ from foretoken.simulator.report.plots import (
 from foretoken.simulator.report.provenance import (
     configuration_section,
     describe_interval,
-    describe_shares,
     provenance_picture,
 )
 from foretoken.simulator.report.section import DataTable, Fact, Picture, Section

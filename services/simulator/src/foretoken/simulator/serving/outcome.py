@@ -8,11 +8,11 @@ import numpy as np
 from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering import lower_forward
-from foretoken.domain.operator import find_operator
 from foretoken.domain.report import ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
 from foretoken.simulator.latency_surfaces import serving_options
+from foretoken.simulator.model_flops import count_model_flops
 from foretoken.simulator.serving.metrics import (
     RequestTimes,
     collect_times,
@@ -23,9 +23,6 @@ from foretoken.simulator.serving.percentile import summarize
 from foretoken.simulator.serving.request import SimRequest
 from foretoken.simulator.serving.step_log import StepColumns
 from foretoken.simulator.step_cost import StepAccount, SurfaceCost
-
-# Operators whose FLOPs are the model's own work; the rest is bandwidth.
-_MODEL_FLOPS_OPERATORS = ("gemm", "moe_experts", "attention_prefill", "attention_decode")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,10 +143,4 @@ def _model_flops(scenario: ServingScenario, times: RequestTimes) -> float:
         decode=DecodeShape(num_seqs=num_decodes, kv_tokens=kv_tokens, kv_tokens_max=kv_tokens),
     )
     options = serving_options(scenario.dtype, scenario.engine.fuses_add_norm)
-    return float(
-        sum(
-            find_operator(node.operator).flops(node.dims, node.dtype.num_bytes) * node.repeat
-            for node in lower_forward(scenario.model, shape, options)
-            if node.operator in _MODEL_FLOPS_OPERATORS
-        )
-    )
+    return count_model_flops(lower_forward(scenario.model, shape, options))

@@ -1,7 +1,7 @@
 """Simulate a serving deployment from its scenario to its report."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from foretoken.domain import schema
@@ -19,8 +19,8 @@ from foretoken.domain.workload import Request
 from foretoken.simulator.latency_surfaces import (
     LatencySurfaces,
     SurfaceSpec,
+    replica_ranks,
     serving_options,
-    stage_ranks,
     surface_spec,
 )
 from foretoken.simulator.serving.batch import Scheduler, StepBudget, StepCost
@@ -94,8 +94,7 @@ def check_engine(engine: EngineSpec) -> None:
         if not is_legal
     ]
     if violations:
-        lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
-        raise InvalidRequestError(lines, violations)
+        raise InvalidRequestError.of_violations(violations)
 
 
 def find_scheduler(name: str) -> Scheduler:
@@ -105,12 +104,10 @@ def find_scheduler(name: str) -> Scheduler:
         UnknownPluginError: there is none; the message names the nearest.
 
     """
-    schedulers: dict[str, Scheduler] = scan_modules(
+    schedulers: Mapping[str, Scheduler] = scan_modules(
         "foretoken.simulator.serving.schedulers", "SCHEDULER"
     )
-    if name not in schedulers:
-        raise UnknownPluginError.named(name, schedulers)
-    return schedulers[name]
+    return UnknownPluginError.look_up(name, schedulers)
 
 
 def judge_feasibility(scenario: ServingScenario) -> tuple[ServingMemory | None, str]:
@@ -130,7 +127,7 @@ def judge_feasibility(scenario: ServingScenario) -> tuple[ServingMemory | None, 
         decode=DecodeShape(num_seqs=seqs, kv_tokens=seqs, kv_tokens_max=1),
     )
     options = serving_options(scenario.dtype, engine.fuses_add_norm)
-    ranks = stage_ranks(scenario)
+    ranks = replica_ranks(scenario)
     try:
         check_layout(ranks[0])
     except InvalidRequestError as err:

@@ -23,9 +23,7 @@ def resolve_requests(spec: WorkloadSpec, seed: int) -> tuple[Request, ...]:
 
     """
     processes = scan_modules("foretoken.simulator.serving.arrivals", "ARRIVAL")
-    if spec.arrival not in processes:
-        raise UnknownPluginError.named(spec.arrival, processes)
-    process: ArrivalProcess = processes[spec.arrival]
+    process: ArrivalProcess = UnknownPluginError.look_up(spec.arrival, processes)
     return tuple(_cut(request, spec.max_tokens_per_request) for request in process(spec, seed))
 
 

@@ -38,10 +38,7 @@ def find_schedule(name: str) -> PipelineSchedule:
         UnknownPluginError: there is none; the message names the nearest.
 
     """
-    schedules = all_schedules()
-    if name not in schedules:
-        raise UnknownPluginError.named(name, schedules)
-    return schedules[name]
+    return UnknownPluginError.look_up(name, all_schedules())
 
 
 def count_in_flight(order: StageOrder) -> int:

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.lowering import check_layout, lower_forward
-from foretoken.domain.operator import find_operator
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.report import Feasibility, PipelineSpan, StageMemory, TrainingReport
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.units import GIB, US_PER_MS, US_PER_S
+from foretoken.simulator.model_flops import count_model_flops
+from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.training.composition import ComposedStep, StepComposition
 from foretoken.simulator.training.memory_timeline import RESERVED_RATIO, measure_stage
 from foretoken.simulator.training.operator_prices import fetch_prices
@@ -27,10 +26,8 @@ from foretoken.simulator.training.stage_operators import (
 )
 from foretoken.simulator.training.zero import ZERO_STAGES
 
-# Operators whose FLOPs are the model's own work; the rest is bandwidth.
-_MODEL_FLOPS_OPERATORS = ("gemm", "attention_prefill", "moe_experts")
-# Backward work over forward work of these, recomputation not counted. Source: Chowdhery et al.,
-# PaLM, 2022, appendix B; unlike there, masked query-key pairs are not counted.
+# Forward and backward work of the model over the forward work, recomputation not counted. Source:
+# Chowdhery et al., PaLM, 2022, appendix B; unlike there, masked query-key pairs are not counted.
 _FORWARD_AND_BACKWARD = 3
 
 
@@ -56,7 +53,7 @@ def simulate_training(
         scenario_json=scenario_json,
     )
     try:
-        ranks = _stage_ranks(scenario)
+        ranks = stage_ranks(scenario.model, scenario.layout, scenario.device, scenario.topology)
         check_layout(ranks[0])
     except InvalidRequestError as err:
         return replace(report, feasibility=Feasibility(is_feasible=False, reason=err.message))
@@ -142,34 +139,12 @@ def _judge_memory(memory: Sequence[StageMemory], device_bytes: float) -> Feasibi
 
 def _model_flops(scenario: TrainingScenario) -> float:
     nodes = lower_forward(scenario.model, micro_batch_shape(scenario), training_options(scenario))
-    forward_flops = sum(
-        find_operator(node.operator).flops(node.dims, node.dtype.num_bytes) * node.repeat
-        for node in nodes
-        if node.operator in _MODEL_FLOPS_OPERATORS
-    )
     num_runs = scenario.global_batch_size // scenario.micro_batch_size
-    return float(forward_flops * _FORWARD_AND_BACKWARD * num_runs)
+    return count_model_flops(nodes) * _FORWARD_AND_BACKWARD * num_runs
 
 
 def _peak_flops_per_s(scenario: TrainingScenario) -> float:
     return find_device(scenario.device).peak_flops(scenario.dtype) * scenario.layout.num_devices
-
-
-def _stage_ranks(scenario: TrainingScenario) -> list[RankContext]:
-    devices_per_node = 1
-    if scenario.topology:
-        devices_per_node = find_topology(scenario.topology).devices_per_node
-    elif scenario.layout.num_devices > 1:
-        devices_per_node = topology_of_device(scenario.device).devices_per_node
-    return [
-        RankContext(
-            model=scenario.model,
-            layout=scenario.layout,
-            devices_per_node=devices_per_node,
-            stage=stage,
-        )
-        for stage in range(scenario.layout.pp)
-    ]
 
 
 def _num_micro_batches(scenario: TrainingScenario) -> int:
@@ -201,8 +176,7 @@ def _check_scenario(scenario: TrainingScenario) -> None:
             FieldViolation("sequence_length", f"{model.name} has {model.max_position} positions")
         )
     if violations:
-        lines = "; ".join(f"{v.field}: {v.description}" for v in violations)
-        raise InvalidRequestError(lines, violations)
+        raise InvalidRequestError.of_violations(violations)
 
 
 def _update(progress: JobProgress | None, ratio: float, message: str) -> None:

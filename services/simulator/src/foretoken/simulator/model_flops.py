@@ -1,0 +1,18 @@
+"""The work a model needs by itself, which its utilisation counts."""
+
+from foretoken.domain.lowering import Nodes
+from foretoken.domain.operator import find_operator
+
+# Operators whose FLOPs are the model's own work; the rest is bandwidth.
+_OPERATORS = ("gemm", "moe_experts", "attention_prefill", "attention_decode")
+
+
+def count_model_flops(nodes: Nodes) -> float:
+    """Return the FLOPs of the operators that are the model's own work."""
+    return float(
+        sum(
+            find_operator(node.operator).flops(node.dims, node.dtype.num_bytes) * node.repeat
+            for node in nodes
+            if node.operator in _OPERATORS
+        )
+    )
