@@ -4,6 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
+# The lake's extensions need another DuckDB than the newest, so it has an environment of its own.
+LAKE_VENV := .venv-lake
+LAKE_STAMP := $(LAKE_VENV)/.setup-stamp
+# Debian keeps the server out of the search path.
+POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell command -v postgres))
 
 # On Linux the package index answers a bare `torch` with the CUDA build, several GB that a machine
 # without a GPU cannot use. A pinned release is satisfied by a CPU wheel wherever pip is pointed at
@@ -23,6 +28,7 @@ DEMO_ARGS ?=
 BUF := proto/node_modules/.bin/buf
 BASE ?= main
 DOCKERFILES := $(wildcard services/*/Dockerfile)
+LAKE_TESTS := $(addprefix tests/,contract/test_contract_catalog_lake.py contract/test_contract_catalog_admin.py unit/catalog/test_catalog_lake.py)
 BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_*.py))
 
 # $(call missing,tool,what was to be checked): a tool that is not here is an error in CI only.
@@ -48,13 +54,29 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -qq --editable '.[all]' --requirement $(VENV)/dev-group.txt
 	@touch $@
 
+.PHONY: setup-lake
+setup-lake: $(LAKE_STAMP) ## make .venv-lake: the catalog as a lake, with the oldest DuckDB we support
+
+$(LAKE_STAMP): pyproject.toml
+	@echo "setting up $(LAKE_VENV); a minute when it is new"
+	test -x $(LAKE_VENV)/bin/python || $(PYTHON) -m venv $(LAKE_VENV)
+	$(LAKE_VENV)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["lake"], sep="\n")' > $(LAKE_VENV)/lake-group.txt
+	$(LAKE_VENV)/bin/python -m pip install -qq --editable '.[lake]' --requirement $(LAKE_VENV)/lake-group.txt
+	@touch $@
+
 .PHONY: demo
 demo: setup ## four services on loopback: profile this CPU, train, simulate, draw a report
 	$(BIN)/foretoken demo $(DEMO_ARGS)
 
 .PHONY: test
-test: setup ## run all tests
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+test: setup ## run all tests; those of the catalog as a lake too where PostgreSQL is installed
+	@status=0; $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_ARGS) || status=$$?; \
+	if test -n "$(POSTGRES)"; then $(MAKE) --no-print-directory test-lake || status=$$?; \
+	else echo "SKIPPED the catalog as a lake: PostgreSQL is not on this machine" >&2; fi; exit $$status
+
+.PHONY: test-lake
+test-lake: setup-lake ## run the catalog's tests as a lake (needs PostgreSQL) and with its DuckDB
+	$(LAKE_VENV)/bin/pytest --numprocesses $(WORKERS) --dist loadfile $(LAKE_TESTS)
 
 .PHONY: check
 check: check-style check-types check-imports check-sizes check-protos check-docker check-manifests ## everything that can be judged without running the services

@@ -1,5 +1,6 @@
 """The manifests render, are valid, and fit the program they start."""
 
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,12 +8,20 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from foretoken.app.cli.main import app
 from foretoken.app.config import AppConfig, load_config
 from foretoken.catalog.config import CatalogConfig
 from foretoken.domain import schema
 
-_VARIANTS = ("base", "overlays/dev", "overlays/gpu-profiler")
+_VARIANTS = (
+    "base",
+    "overlays/dev",
+    "overlays/gpu-profiler",
+    "overlays/lake",
+    "overlays/production",
+)
 _SERVICES = ("catalog", "predictor", "profiler", "simulator")
 # Kinds of operators that a cluster may have; their schemas are not part of Kubernetes.
 _CUSTOM_KINDS = {"PodMonitor"}
@@ -78,9 +87,10 @@ def test_every_endpoint_is_a_service_on_its_port(manifests: list[Manifest]) -> N
 
 def test_every_selector_finds_pods(manifests: list[Manifest]) -> None:
     labels = [
-        m["spec"]["template"]["metadata"]["labels"].items()
-        for m in manifests
-        if "template" in m.get("spec", {})
+        spec["template"]["metadata"]["labels"].items()
+        for spec in (m.get("spec", {}) for m in manifests)
+        for spec in (spec, spec.get("jobTemplate", {}).get("spec", {}))
+        if "template" in spec
     ]
     selectors = {
         f"{m['kind']}/{m['metadata']['name']}": _selector(m)
@@ -96,8 +106,9 @@ def test_every_selector_finds_pods(manifests: list[Manifest]) -> None:
 
 
 def test_no_pod_has_more_rights_than_it_needs(manifests: list[Manifest]) -> None:
-    for service in _SERVICES:
-        pod = _pod_spec(_workload(manifests, service))
+    pods = [_pod_spec(_workload(manifests, service)) for service in _SERVICES]
+    pods += [_pod_spec(m["spec"]["jobTemplate"]) for m in manifests if m["kind"] == "CronJob"]
+    for pod in pods:
         container = pod["containers"][0]
         rights = container["securityContext"]
         assert pod["securityContext"]["runAsNonRoot"]
@@ -148,11 +159,22 @@ def test_dockerfiles_are_clean_and_start_their_service(
     assert "USER 10001:10001" in lines
 
 
+def test_the_backup_is_a_command_that_exists(repository: Path) -> None:
+    path = repository / "deploy" / "k8s" / "components" / "catalog-backup" / "backup.yaml"
+    cron, _ = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    (container,) = _pod_spec(cron["spec"]["jobTemplate"])["containers"]
+    (script,) = container["args"]
+    words = shlex.split(script.partition("\nls ")[0].replace("\\\n", " "))
+    assert words[0] == "foretoken"
+    outcome = CliRunner().invoke(app, [*words[1:], "--help"])
+    assert (0, True) == (outcome.exit_code, "Copy the catalog" in outcome.output)
+
+
 def _configs(manifests: list[Manifest]) -> dict[str, AppConfig]:
     """Load every service's configuration as the service itself would."""
     configs: dict[str, AppConfig] = {}
     for manifest in manifests:
-        if manifest["kind"] == "ConfigMap":
+        if manifest["kind"] == "ConfigMap" and "foretoken.yaml" in manifest["data"]:
             service = str(manifest["metadata"]["name"]).partition("-")[0]
             content = yaml.safe_load(manifest["data"]["foretoken.yaml"])
             configs[service] = load_config(None, {}, content)

@@ -9,10 +9,12 @@ from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import rows_to_table
 
 
-def make_run(run_id: str = "run-1", content_hash: str = "abc") -> Run:
+def make_run(
+    run_id: str = "run-1", content_hash: str = "abc", kind: RunKind = RunKind.IMPORT
+) -> Run:
     return Run(
         run_id=run_id,
-        kind=RunKind.IMPORT,
+        kind=kind,
         tool="contract tests",
         content_hash=content_hash,
         source="nowhere",

@@ -97,11 +97,15 @@ def test_a_lost_receipt_is_asked_for_again(
     _play(AsyncCatalogClient, catalog_options, scene)
 
 
-def test_errors_of_a_recording(catalog: FakeCatalog, catalog_options: ChannelOptions) -> None:
-    catalog.lost = [RunConflictError("other content")]
+@pytest.mark.parametrize("num_batches", [1, 200])
+def test_errors_of_a_recording(
+    num_batches: int, catalog: FakeCatalog, catalog_options: ChannelOptions
+) -> None:
+    """Also of a stream that more is being written to."""
+    catalog.lost = [RunConflictError("other content")] * 3
 
     async def record(client: AsyncCatalogClient) -> None:
-        async for _ in client.record(make_run(), make_batches(1)):
+        async for _ in client.record(make_run(), make_batches(num_batches)):
             pass
 
     async def scene(client: AsyncCatalogClient) -> None:

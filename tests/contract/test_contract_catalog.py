@@ -23,7 +23,6 @@ from foretoken.domain.measurement import (
     Coverage,
     MeasurementBatch,
     MeasurementFilter,
-    Run,
     RunKind,
 )
 from foretoken.domain.ports import CatalogPort
@@ -53,7 +52,9 @@ def test_every_batch_gets_a_receipt(port: CatalogPort) -> None:
     assert list(port.record(make_run(), make_batches(3))) == _receipts(3)
 
 
-def test_a_batch_is_asked_for_after_the_receipt_of_the_one_before(port: CatalogPort) -> None:
+def test_a_batch_of_a_profile_is_asked_for_after_the_receipt_of_the_one_before(
+    port: CatalogPort,
+) -> None:
     """A sender that measures between batches sees its progress, wherever the catalog is."""
     events = []
 
@@ -62,9 +63,24 @@ def test_a_batch_is_asked_for_after_the_receipt_of_the_one_before(port: CatalogP
             events.append(f"batch {batch.batch_index}")
             yield batch
 
-    receipts = port.record(make_run(), send())
+    receipts = port.record(make_run(kind=RunKind.PROFILE), send())
     events.extend(f"receipt {receipt.batch_index}" for receipt in receipts)
     assert events == ["batch 0", "receipt 0", "batch 1", "receipt 1", "batch 2", "receipt 2"]
+
+
+@pytest.mark.parametrize("num_batches", [1, 63, 64, 65, 130])
+def test_an_import_of_any_number_of_batches_is_stored_whole(
+    num_batches: int, port: CatalogPort
+) -> None:
+    """Its batches may travel and be stored in groups; none waits for a group to fill."""
+    assert list(port.record(make_run(), make_batches(num_batches))) == _receipts(num_batches)
+    assert _read(port).num_rows == 4 * num_batches
+
+
+def test_an_import_that_does_not_say_which_batch_is_last_stays_open(port: CatalogPort) -> None:
+    """Every batch still gets its receipt."""
+    assert list(port.record(make_run(), make_batches(3)[:2])) == _receipts(2)
+    assert [summary.completed_at for summary in port.list_runs()] == [""]
 
 
 def test_recording_again_stores_nothing_twice(port: CatalogPort) -> None:
@@ -89,8 +105,7 @@ def test_rows_of_an_import_are_hidden_until_it_is_complete(port: CatalogPort) ->
 
 
 def test_rows_of_a_profile_are_visible_at_once(port: CatalogPort) -> None:
-    run = Run(run_id="run-1", kind=RunKind.PROFILE, tool="contract tests")
-    list(port.record(run, make_batches(3)[:1]))
+    list(port.record(make_run(kind=RunKind.PROFILE), make_batches(3)[:1]))
     assert _read(port).num_rows == 4
 
 
@@ -111,13 +126,14 @@ def test_an_error_of_the_sender_reaches_the_sender(port: CatalogPort) -> None:
     receipts = []
 
     def record() -> None:
-        receipts.extend(port.record(make_run(), send()))
+        receipts.extend(port.record(make_run(kind=RunKind.PROFILE), send()))
 
     with pytest.raises(OSError, match="the source file ended early"):
         record()
     assert receipts == _receipts(1)
     assert [summary.completed_at for summary in port.list_runs()] == [""]
-    assert list(port.record(make_run(), make_batches(3)))[-1] == _receipts(3)[-1]
+    again = list(port.record(make_run(kind=RunKind.PROFILE), make_batches(3)))
+    assert again[-1] == _receipts(3)[-1]
 
 
 def test_rows_of_another_schema_are_refused(port: CatalogPort) -> None:

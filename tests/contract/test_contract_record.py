@@ -14,15 +14,17 @@ from loopback import serve
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from foretoken.catalog import servicer
-from foretoken.client.catalog import CatalogClient, batch_messages, run_message
+from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel import ChannelOptions, Connection
+from foretoken.client.recording import GROUP_BATCHES, batch_messages, run_message
 from foretoken.domain.errors import (
     CatalogBusyError,
     InvalidRequestError,
     RunConflictError,
     ServiceUnavailableError,
 )
-from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter
+from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, RunKind
+from foretoken.wire.arrow import read_table
 
 
 @pytest.fixture
@@ -50,6 +52,34 @@ def test_a_batch_whose_receipt_is_lost_is_sent_again(
     assert [receipt.batch_index for receipt in receipts] == [0, 1, 2]
     assert [receipt.was_duplicate for receipt in receipts] == [True, False, False]
     assert (catalog.num_streams, len(catalog.batches)) == (3, 3)
+
+
+def test_of_a_broken_group_what_has_no_receipt_is_sent_again(
+    catalog: FakeCatalog, client: CatalogClient
+) -> None:
+    """Two groups are under way when the first stream breaks in the middle of the first."""
+    receipts = client.record(make_run(), make_batches(150))
+    catalog.lost = [CatalogBusyError("busy")]
+    found = list(receipts)
+    assert [receipt.batch_index for receipt in found] == list(range(150))
+    assert [receipt.batch_index for receipt in found if receipt.was_duplicate] == [0]
+    assert (catalog.num_streams, len(catalog.batches)) == (2, 150)
+
+
+def test_a_sender_is_read_no_further_ahead_than_two_groups(client: CatalogClient) -> None:
+    """However long the import, so much lies in memory and no more."""
+    num_read = 0
+
+    def send() -> Iterator[MeasurementBatch]:
+        nonlocal num_read
+        for batch in make_batches(500):
+            num_read += 1
+            yield batch
+
+    receipts = client.record(make_run(), send())
+    next(receipts)
+    assert num_read == 2 * GROUP_BATCHES + 1
+    receipts.close()  # type: ignore[attr-defined]
 
 
 def test_a_recording_outlives_the_deadline_of_its_streams(
@@ -90,14 +120,14 @@ def test_a_batch_larger_than_a_message_travels_in_pieces(
     rows = pa.table({"value": np.arange(3_000_000)})
     list(client.record(make_run(), [MeasurementBatch(batch_index=0, rows=rows, is_last=True)]))
     assert catalog.batches["run-1", 0] == rows
-    assert client.read_measurements(MeasurementFilter(run_id="run-1")) == rows
+    assert read_table(client.read_measurements(MeasurementFilter(run_id="run-1"))) == rows
 
 
 def test_a_sender_that_breaks_off_leaves_nothing_open(
     catalog: FakeCatalog, client: CatalogClient
 ) -> None:
     """The catalog must not hold a thread for it, nor take the batches for a whole run."""
-    receipts = client.record(make_run(), make_batches(3))
+    receipts = client.record(make_run(kind=RunKind.PROFILE), make_batches(3))
     next(receipts)
     assert catalog.num_open_streams == 1
     receipts.close()  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
+from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
 from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
 from foretoken.api.types.v1 import (
@@ -43,11 +44,21 @@ MIRRORS: Mapping[type, type[Message]] = {
     Slo: scenario_pb2.Slo,
     TopologySpec: hardware_pb2.TopologySpec,
     measurement.BatchReceipt: measurement_pb2.BatchReceipt,
+    measurement.CheckRequest: catalog_pb2.CreateCheckRequest,
+    measurement.CompactReport: catalog_pb2.CompactReport,
     measurement.Coverage: measurement_pb2.Coverage,
+    measurement.MeasuredSubject: measurement_pb2.MeasuredSubject,
     measurement.MeasurementFilter: measurement_pb2.MeasurementFilter,
+    measurement.PruneReport: catalog_pb2.PruneReport,
+    measurement.PruneRequest: catalog_pb2.PruneRequest,
+    measurement.QualityFinding: measurement_pb2.QualityFinding,
+    measurement.QualityReport: measurement_pb2.QualityReport,
     measurement.Run: measurement_pb2.Run,
     measurement.RunSummary: measurement_pb2.RunSummary,
     measurement.Snapshot: measurement_pb2.Snapshot,
+    measurement.SnapshotChange: measurement_pb2.SnapshotChange,
+    measurement.SnapshotDiff: measurement_pb2.SnapshotDiff,
+    measurement.SqlQuery: catalog_pb2.QuerySqlRequest,
     ports.ModelVersion: predictor_pb2.ModelVersion,
     ports.ProfileRequest: profiler_pb2.CreateProfileRequest,
     ports.TrainRequest: predictor_pb2.CreateTrainingRequest,

@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.dims import columns_to_dims, split_by_operator
-from foretoken.catalog.outliers import deviations_from_lines
+from foretoken.catalog.dims import (
+    columns_to_dims,
+    dims_to_places,
+    map_to_places,
+    places_to_dims,
+    split_by_operator,
+)
+from foretoken.catalog.quality.lines import deviations_from_lines
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, Run, RunKind
 from foretoken.wire.arrow import read_table, rows_to_table
@@ -90,8 +96,8 @@ def test_a_snapshot_does_not_depend_on_the_order_of_rows(
         run = _new_run()
         list(catalog.record(run, _batches(ordered, len(rows))))
         snapshots.append(catalog.describe_snapshot(_rows_of(run)))
-    assert snapshots[0].num_rows == len(rows)
-    assert snapshots[0] == snapshots[1]
+    assert [len(rows)] * 2 == [snapshot.num_rows for snapshot in snapshots]
+    assert snapshots[0].content_hash == snapshots[1].content_hash
 
 
 @given(st.lists(st.permutations([("m", 1), ("n", 2), ("k", 3)]), min_size=1, max_size=9))
@@ -103,6 +109,26 @@ def test_dims_keep_their_values_in_any_order(dims: list[list[tuple[str, int]]]) 
     assert stored.column("dims").combine_chunks().to_pylist() == (
         columns_to_dims(groups[0].columns, len(dims)).to_pylist()
     )
+
+
+_SIZES = st.integers(1, 2**63 - 1)
+_GEMMS = st.fixed_dictionaries({"m": _SIZES, "n": _SIZES, "k": _SIZES})
+_NORMS = st.fixed_dictionaries({"hidden": _SIZES, "num_tokens": _SIZES})
+
+
+@given(st.lists(_GEMMS | _NORMS, min_size=1, max_size=9))
+def test_dims_of_several_operators_keep_their_values_by_place(dims: list[dict[str, int]]) -> None:
+    place = {"phase": "forward", "dtype": "fp16", "device": "a30", "status": "ok"}
+    operators = ["gemm" if "m" in row else "rms_norm" for row in dims]
+    rows = [
+        {**place, "operator": name, "dims": row} for name, row in zip(operators, dims, strict=True)
+    ]
+    stored, groups = split_by_operator(rows_to_table(rows))
+    places = dims_to_places(groups, len(dims))
+    found = places_to_dims(stored.column("operator").combine_chunks(), places)
+    assert stored.column("dims").to_pylist() == found.to_pylist()
+    assert dims == [dict(row) for row in found.to_pylist()]
+    assert places == map_to_places(found)
 
 
 @given(

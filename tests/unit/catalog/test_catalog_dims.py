@@ -4,7 +4,13 @@ import pyarrow as pa
 import pytest
 from catalog_rows import gemms, row, table
 
-from foretoken.catalog.dims import columns_to_dims, split_by_operator
+from foretoken.catalog.dims import (
+    DIM_COLUMNS,
+    columns_to_dims,
+    dims_to_places,
+    places_to_dims,
+    split_by_operator,
+)
 from foretoken.domain.errors import InvalidRequestError, UnknownOperatorError
 
 
@@ -85,3 +91,19 @@ def test_an_unknown_operator_is_said() -> None:
 def test_columns_become_dims_of_every_row() -> None:
     dims = columns_to_dims({"m": [1, 2], "n": 7}, 2)
     assert [[("m", 1), ("n", 7)], [("m", 2), ("n", 7)]] == dims.to_pylist()
+
+
+def test_dims_lie_by_place_and_are_null_beyond_the_operators_last() -> None:
+    norm = row(operator="rms_norm", dims={"num_tokens": 5, "hidden": 6})
+    _, groups = split_by_operator(table(row(1), norm))
+    columns = {name: column.to_pylist() for name, column in dims_to_places(groups, 2).items()}
+    filled = {"d0": [1, 5], "d1": [4096, 6], "d2": [4096, None]}
+    assert {name: filled.get(name, [None, None]) for name in DIM_COLUMNS} == columns
+
+
+def test_dims_come_back_from_their_places() -> None:
+    norm = row(operator="rms_norm", dims={"num_tokens": 5, "hidden": 6})
+    stored, groups = split_by_operator(table(row(1), norm, row(2)))
+    places = dims_to_places(groups, 3)
+    operators = stored.column("operator").combine_chunks()
+    assert stored.column("dims").to_pylist() == places_to_dims(operators, places).to_pylist()

@@ -14,6 +14,7 @@ from foretoken.catalog.importing import (
     all_importers,
     build_plan,
     find_importer,
+    name_model,
 )
 from foretoken.catalog.source_table import SourceFile
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
@@ -73,6 +74,22 @@ def test_other_files_or_parameters_are_another_run(
     plain = _plan(ImportRequest(path=tmp_path)).run
     changed = _plan(ImportRequest(path=tmp_path, **changes), source).run
     assert plain.run_id != changed.run_id
+
+
+def test_how_much_may_be_read_is_no_part_of_the_run(tmp_path: Path) -> None:
+    plain, limited = (
+        _plan(ImportRequest(path=tmp_path, options=options)).run
+        for options in ({}, {"max_bytes": "1000"})
+    )
+    assert plain == limited
+
+
+@pytest.mark.parametrize(
+    ("own_name", "expected"),
+    [("meta-llama/Llama-3.1-8B", "llama-3.1-8b"), ("Org/Nobody-7B", "Org/Nobody-7B")],
+)
+def test_a_model_goes_by_its_preset_where_there_is_one(own_name: str, expected: str) -> None:
+    assert expected == name_model(own_name)
 
 
 def test_what_the_caller_knows_of_the_source_is_kept(tmp_path: Path) -> None:

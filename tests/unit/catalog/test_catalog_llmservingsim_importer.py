@@ -190,6 +190,7 @@ def test_experts_take_their_dims_from_the_model(tmp_path: Path) -> None:
         "hidden": 2048,
         "intermediate": 384,
     } == row["dims"]
+    assert ("qwen3-30b-a3b", None) == (row["model"], row["variant"])
 
 
 def test_experts_of_a_dense_model_are_refused(tmp_path: Path) -> None:
@@ -230,6 +231,14 @@ def test_an_empty_cell_is_a_failed_row(tmp_path: Path) -> None:
             InvalidRequestError,
             "meta.yaml: hf_overrides: vocab_size is 1000, llama-3.1-8b on 1 ranks has 128256",
         ),
+        (
+            {"measurement_iterations": "often"},
+            InvalidRequestError,
+            "meta.yaml: measurement_iterations is 'often', not a count",
+        ),
+        ({"engine_effective": "[1]"}, InvalidRequestError, "hf_overrides is no mapping"),
+        ({"engine_effective": "{hf_overrides: 1}"}, InvalidRequestError, "is no mapping"),
+        ({"gpu": "&a [*a]"}, InvalidRequestError, "meta.yaml: line .*: a YAML alias"),
     ],
 )
 def test_a_meta_file_that_does_not_fit_is_said(

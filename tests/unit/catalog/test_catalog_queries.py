@@ -1,5 +1,6 @@
 """Filters, coverage and snapshots."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,15 @@ from catalog_rows import batches, gemms, row, run, table
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import Coverage, MeasurementFilter, RunKind, Snapshot
-from foretoken.wire.arrow import read_table
+from foretoken.catalog.store import next_moment
+from foretoken.domain.measurement import (
+    Coverage,
+    MeasuredSubject,
+    MeasurementFilter,
+    RunKind,
+    Snapshot,
+)
+from foretoken.wire.arrow import STORED_SCHEMA, read_table
 
 _ALL = MeasurementFilter(include_failed=True, include_flagged=True)
 
@@ -33,19 +41,115 @@ def _sizes(catalog: CatalogService, **selection: str) -> list[int]:
         ({"framework": "vllm 0.1"}, []),
         ({"framework": "sglang"}, [3]),
         ({"framework": ".*"}, []),
+        ({"model": "llama-3.1-8b"}, [1]),
+        ({"model": "llama"}, []),
     ],
 )
 def test_a_filter_selects(
     selection: dict[str, str], expected: list[int], catalog: CatalogService
 ) -> None:
     rows = table(
-        row(1),
+        row(1, model="llama-3.1-8b"),
         row(2, device="a40"),
         row(3, framework="sglang", framework_version=None),
         row(4, framework_version="0.190"),
     )
     list(catalog.record(run(), batches(rows)))
     assert expected == _sizes(catalog, **selection)
+
+
+def test_rows_come_in_the_order_they_were_recorded_over_all_runs(catalog: CatalogService) -> None:
+    first, second = (batches(gemms([m, m + 1]), gemms([m + 4])) for m in (1, 3))
+    for place in (0, 1):
+        list(catalog.record(run("run-1"), [first[place]]))
+        list(catalog.record(run("run-2"), [second[place]]))
+    assert [1, 2, 3, 4, 5, 7] == _sizes(catalog)
+
+
+def test_a_run_among_many_others_is_read_alone(catalog: CatalogService) -> None:
+    """More gaps between the batches of a run than one condition lists."""
+    mine, others = (batches(*[gemms([m])] * 150, is_complete=False) for m in (1, 2))
+    receipts = zip(
+        catalog.record(run("mine"), mine), catalog.record(run("others"), others), strict=True
+    )
+    assert 150 == len(list(receipts))
+    assert [1] * 150 == _sizes(catalog, run_id="mine")
+
+
+def test_a_stream_is_of_one_moment_whatever_is_recorded_meanwhile(
+    catalog: CatalogService,
+) -> None:
+    list(catalog.record(run("run-1"), batches(gemms([1]))))
+    stream = catalog.read_measurements(_ALL)
+    list(catalog.record(run("run-2"), batches(gemms([2]))))
+    assert 1 == read_table(stream).num_rows
+
+
+def test_a_stream_that_is_given_up_holds_nothing(catalog: CatalogService) -> None:
+    list(catalog.record(run("run-1"), batches(gemms([1]), gemms([2]))))
+    stream = catalog.read_measurements(_ALL)
+    del stream
+    gc.collect()
+    assert 0 == catalog._store.num_users
+
+
+def test_dimensions_are_exact_beside_operators_that_have_fewer(catalog: CatalogService) -> None:
+    k = 2**53 + 1
+    normed = row(operator="rms_norm", dims={"num_tokens": 8, "hidden": 16})
+    rows = table(row(dims={"m": 1, "n": 2, "k": k}, latency_us_median=1e12), normed)
+    list(catalog.record(run(), batches(rows)))
+    found = read_table(catalog.read_measurements(MeasurementFilter()))
+    assert [[("m", 1), ("n", 2), ("k", k)], [("num_tokens", 8), ("hidden", 16)]] == (
+        found.column("dims").to_pylist()
+    )
+
+
+def test_nothing_selected_has_the_columns_too(catalog: CatalogService) -> None:
+    list(catalog.record(run(), batches(gemms([1]))))
+    found = read_table(catalog.read_measurements(MeasurementFilter(device="a40")))
+    assert (STORED_SCHEMA, 0) == (found.schema, found.num_rows)
+
+
+def _doubt(catalog: CatalogService, *places: tuple[int, int]) -> None:
+    with catalog._store.transaction() as cursor:
+        number = next_moment(cursor)
+        for place in places:
+            cursor.execute(
+                "INSERT INTO doubt VALUES (?, ?, 'late: doubt', ?, NULL)", [*place, number]
+            )
+
+
+def test_devices_and_models_are_listed_by_name(catalog: CatalogService) -> None:
+    normed = {"operator": "rms_norm", "dims": {"num_tokens": 8, "hidden": 16}}
+    rows = table(
+        row(1, model="b"),
+        row(2, device="a40", model="b"),
+        row(3, device="a40", model="a", **normed),
+        row(4, status="failed", status_reason="x", flags=["mine: a doubt"]),
+    )
+    list(catalog.record(run("run-1"), batches(rows, is_complete=False)))
+    list(catalog.record(run("run-2"), batches(gemms([5], model="b"), is_complete=False)))
+    _doubt(catalog, (1, 0), (1, 3))
+    counts = {"num_failed": 0, "num_flagged": 0}
+    failed = {"num_failed": 1, "num_flagged": 2}
+    doubted = {"num_failed": 0, "num_flagged": 1}
+    assert (
+        MeasuredSubject(name="a30", num_rows=3, num_operators=1, num_runs=2, **failed),
+        MeasuredSubject(name="a40", num_rows=2, num_operators=2, num_runs=1, **counts),
+    ) == catalog.list_devices()
+    assert (
+        MeasuredSubject(name="a", num_rows=1, num_operators=1, num_runs=1, **counts),
+        MeasuredSubject(name="b", num_rows=3, num_operators=1, num_runs=2, **doubted),
+    ) == catalog.list_models()
+
+
+def test_a_run_counts_what_was_doubted_since_it_was_recorded(catalog: CatalogService) -> None:
+    rows = table(row(1), row(2, flags=["mine: a doubt"]), row(3))
+    list(catalog.record(run("run-1"), batches(rows, is_complete=False)))
+    _doubt(catalog, (1, 0), (1, 1))
+    (found,) = catalog.list_runs()
+    (covered,) = catalog.describe_coverage()
+    assert (2, 2) == (found.num_flagged, covered.num_flagged)
 
 
 def test_coverage_counts_by_operator_device_dtype_and_phase(catalog: CatalogService) -> None:

@@ -1,6 +1,7 @@
 """Recording: receipts, retries, conflicts, and what readers see meanwhile."""
 
 import threading
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,12 @@ def test_rows_come_back_as_they_were(catalog: CatalogService) -> None:
     list(catalog.record(run(), batches(table(full, row(8)))))
     found = read_table(catalog.read_measurements(_ALL))
     assert STORED_SCHEMA == found.schema
-    place = {"run_id": "run-1", "batch_index": 0, "row_index": 0}
+    place = {
+        "run_id": "run-1",
+        "batch_index": 0,
+        "row_index": 0,
+        "recorded_at": datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001 - the schema says UTC
+    }
     expected = {**place, **table(full).to_pylist()[0]}
     assert expected == found.to_pylist()[0]
 
@@ -180,7 +186,7 @@ def test_runs_are_listed_newest_first_with_their_counts(catalog: CatalogService)
     list(catalog.record(older, batches(table(row(4096, latency_us_median=2.0), nan))))
     list(catalog.record(run("newer"), batches(gemms([1, 2]), is_complete=False)))
     expected = (
-        RunSummary(run=run("newer"), started_at="2026-01-02T03:05:05Z", num_rows=2),
+        RunSummary(run=run("newer"), started_at="2026-01-02T03:06:05Z", num_rows=2),
         RunSummary(
             run=older,
             started_at="2026-01-02T03:04:05Z",

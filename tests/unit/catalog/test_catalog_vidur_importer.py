@@ -216,14 +216,29 @@ def test_a_bad_cell_names_file_and_line(
         _read(tmp_path)
 
 
-def test_nothing_is_half_imported(catalog: CatalogService, tmp_path: Path) -> None:
-    """One good file and one Git LFS pointer: an error, and an empty catalog."""
+def test_a_file_that_is_kept_by_git_lfs_is_left_out_loudly(tmp_path: Path) -> None:
+    """Upstream's attention.csv are pointers; what is there is imported."""
     _mlp(tmp_path, {**_times("add"), **_MODEL})
     pointer = tmp_path / "compute" / "a30" / "org" / "model" / "attention.csv"
     pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(InvalidRequestError, match=r"attention.csv is a Git LFS pointer"):
+    plan = _read(tmp_path)
+    assert ["residual_add"] == [row["operator"] for row in _rows(plan)]
+    [note] = plan.notes
+    assert note.startswith("compute/a30/org/model/attention.csv: NOT READ: a Git LFS pointer")
+
+
+def test_nothing_is_imported_where_git_lfs_keeps_everything(tmp_path: Path) -> None:
+    path = _mlp(tmp_path, {**_times("add"), **_MODEL})
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(InvalidRequestError, match=r"nothing to import.*run `git lfs pull`"):
         _read(tmp_path)
-    assert () == catalog.list_runs()
+
+
+def test_nothing_is_half_imported(tmp_path: Path) -> None:
+    _mlp(tmp_path, {**_times("add"), **_MODEL})
+    _attention(tmp_path, {**_times("attn_decode", 0.2), **_BATCH, "batch_size": "many"})
+    with pytest.raises(InvalidRequestError, match=r"attention.csv, line 2: batch_size"):
+        _read(tmp_path)
 
 
 def test_a_network_file_of_another_collective_is_refused(tmp_path: Path) -> None:
@@ -246,7 +261,55 @@ def test_folders_are_chosen_by_device_folder_topology_and_model(tmp_path: Path) 
     clean = _read(tmp_path, device="a30", options={"folder": "a30_clean"})
     assert ["compute/a30_clean/org/model/mlp.csv"] == [r["source_file"] for r in _rows(clean)]
     assert 1 == len(_rows(_read(tmp_path, device="a100_sxm_80", model="org/model")))
-    assert any("a30_clean: no device of that name" in note for note in _read(tmp_path).notes)
+
+
+def test_a_device_is_read_from_one_folder(tmp_path: Path) -> None:
+    """Otherwise the same rows would be stored twice."""
+    row = {**_times("add"), **_MODEL}
+    for device in ("a30", "a30_clean", "a100", "a100_sxm_80", "mystery"):
+        _mlp(tmp_path, row, device=device)
+    plan = _read(tmp_path)
+    assert ["compute/a100/org/model/mlp.csv", "compute/a30/org/model/mlp.csv"] == [
+        row["source_file"] for row in _rows(plan)
+    ]
+    notes = dict(note.split(": ", maxsplit=1) for note in plan.notes)
+    assert {"compute/a30_clean", "compute/a100_sxm_80", "compute/mystery"} == set(notes)
+    assert "a version of a30" in notes["compute/a30_clean"]
+    assert "a100 is a100_sxm_80 too" in notes["compute/a100_sxm_80"]
+    assert "no device of that name" in notes["compute/mystery"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "model"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
+        ("llama-3-8b", "llama-3-8b"),
+        ("org/model", "org/model"),
+        (".", None),
+    ],
+)
+def test_rows_name_the_model_of_their_folder(
+    folder: str, model: str | None, tmp_path: Path
+) -> None:
+    """By its preset where there is one; old profiles have no organisation, the oldest no model."""
+    _write(tmp_path / "compute" / "a30" / folder / "mlp.csv", {**_times("add"), **_MODEL})
+    assert [model] == [row["model"] for row in _rows(_read(tmp_path))]
+    if model:
+        assert [model] == [row["model"] for row in _rows(_read(tmp_path, model=model))]
+
+
+def test_a_link_out_of_the_import_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "import"
+    _mlp(tmp_path, {**_times("add"), **_MODEL})
+    (root / "compute").mkdir(parents=True)
+    (root / "compute" / "a30").symlink_to(tmp_path / "compute" / "a30")
+    with pytest.raises(InvalidRequestError, match=r"nothing to import|leads out of"):
+        _read(root)
+    (root / "compute" / "a30").unlink()
+    (root / "compute" / "a30").mkdir()
+    (root / "compute" / "a30" / "mlp.csv").symlink_to("/etc/passwd")
+    with pytest.raises(InvalidRequestError, match=r"mlp.csv: leads out of"):
+        _read(root)
 
 
 @pytest.mark.parametrize(

@@ -37,5 +37,5 @@ def test_every_format_has_its_size_and_half_bytes_add_up() -> None:
         DType.FP8: 1,
         DType.INT8: 1,
     }
-    assert {**sizes, DType.INT4: 0.5} == {dtype: dtype.num_bytes for dtype in DType}
+    assert {**sizes, DType.INT4: 0.5, DType.FP4: 0.5} == {dtype: dtype.num_bytes for dtype in DType}
     assert (12, 1, 2) == (DType.FP32.bytes_of(3), DType.INT4.bytes_of(3), DType.INT4.bytes_of(4))

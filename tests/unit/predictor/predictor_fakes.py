@@ -31,9 +31,14 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class FakeCatalog:
-    """Holds rows of the measurement schema and honours operator and device of a filter."""
+    """Holds rows of the measurement schema and honours operator and device of a filter.
+
+    Snapshots keep their rows; `holders` tells who holds which.
+    """
 
     rows: Rows = field(default_factory=list)
+    snapshots: dict[str, Rows] = field(default_factory=dict)
+    holders: list[tuple[str, str]] = field(default_factory=list)
 
     def record(self, run: Run, batches: Iterable[MeasurementBatch]) -> Iterator[BatchReceipt]:
         """Take nothing: the rows are given."""
@@ -42,7 +47,7 @@ class FakeCatalog:
 
     def read_measurements(self, selection: MeasurementFilter) -> ArrowStream:
         """Return the selected rows."""
-        return rows_to_table([row for row in self.rows if _is_selected(row, selection)])
+        return rows_to_table(self._select(selection))
 
     def describe_coverage(self) -> tuple[Coverage, ...]:
         """Return nothing: the predictor does not ask."""
@@ -54,8 +59,20 @@ class FakeCatalog:
 
     def describe_snapshot(self, selection: MeasurementFilter) -> Snapshot:
         """Return the number of rows as their identity."""
-        num_rows = sum(_is_selected(row, selection) for row in self.rows)
+        num_rows = len(self._select(selection))
         return Snapshot(content_hash=f"rows-{num_rows}", num_rows=num_rows)
+
+    def create_snapshot(self, selection: MeasurementFilter, holder: str = "") -> Snapshot:
+        """Keep the selected rows."""
+        snapshot = self.describe_snapshot(selection)
+        self.snapshots[snapshot.content_hash] = self._select(selection)
+        if holder:
+            self.holders.append((snapshot.content_hash, holder))
+        return snapshot
+
+    def _select(self, selection: MeasurementFilter) -> Rows:
+        rows = self.snapshots[selection.snapshot] if selection.snapshot else self.rows
+        return [row for row in rows if _is_selected(row, selection)]
 
 
 def _is_selected(row: Mapping[str, Any], selection: MeasurementFilter) -> bool:

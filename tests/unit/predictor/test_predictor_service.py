@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from predictor_fakes import (
     GEMM_EFFICIENCY,
+    FakeCatalog,
     Rows,
     all_reduce_rows,
     base_us,
@@ -276,7 +277,7 @@ def test_a_backward_pass_without_rows_is_scaled_from_the_forward_pass(
     assert backward.latency_us[0] == pytest.approx(2.0 * forward.latency_us[0])
     assert backward.high_us[0] / backward.low_us[0] > forward.high_us[0] / forward.low_us[0]
     with pytest.raises(InvalidRequestError, match="no backward pass"):
-        ask(service, MEASURED, phase=Phase.BACKWARD)
+        ask(service, {"num_params": 64}, operator="adam", phase=Phase.BACKWARD)
 
 
 def test_collectives_follow_their_curve_and_the_ring_law(
@@ -353,6 +354,18 @@ def test_the_report_measures_on_rows_left_out(make_predictor: MakePredictor, tra
     assert 0.02 < entry.held_out_mape_ratio < 0.12
     assert entry.held_out_mape_ratio < entry.held_out_p90_ratio
     assert 0.7 < entry.interval_coverage_ratio <= 1.0
+
+
+def test_a_model_holds_the_rows_it_was_trained_on(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """What is recorded while it trains is not in it, and pruning must leave its rows."""
+    service = make_predictor(gemm_rows())
+    report = train(service)
+    catalog = service._catalog
+    assert isinstance(catalog, FakeCatalog)
+    assert [(report.snapshot_hash, f"model {report.model_version}")] == catalog.holders
+    assert gemm_rows() == catalog.snapshots[report.snapshot_hash]
 
 
 def test_training_on_nothing_fails_with_what_to_do(make_predictor: MakePredictor) -> None:

@@ -39,6 +39,15 @@ def test_at_each_point_the_fastest_kernel_counts() -> None:
     assert series.latency_us.tolist() == [10.0, 20.0]
 
 
+def test_only_the_plain_case_is_trained_on() -> None:
+    """Rows of a variant are neither a series of their own nor part of the plain one."""
+    dims = {"m": 8, "n": 64, "k": 64}
+    rows = [row_of("gemm", dims, 10.0), row_of("gemm", dims, 2.0, variant="quant=int4_wo")]
+    rows += [row_of("gemm", {**dims, "m": 9}, 2.0, variant="lane=eager")]
+    (series,) = read_series(FakeCatalog(rows).read_measurements(MeasurementFilter()))
+    assert [10.0] == series.latency_us.tolist()
+
+
 def test_a_device_is_known_by_its_vendor_name_too() -> None:
     rows = gemm_rows(device="NVIDIA A30")
     series = read_series(FakeCatalog(rows).read_measurements(MeasurementFilter()))

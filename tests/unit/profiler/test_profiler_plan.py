@@ -37,15 +37,26 @@ def plan_of(limits: PlanLimits = NO_REPEATS, **request: object) -> ProfilePlan:
     return make_plan(asked, CPU, lambda _: set(), limits)
 
 
-def test_every_operator_of_one_device_has_a_kernel() -> None:
-    expected = {name for name, spec in all_operators().items() if not spec.is_collective}
+def swept_operators() -> set[str]:
+    return {name for name, spec in all_operators().items() if any(True for _ in spec.sweep(True))}
+
+
+def test_every_swept_operator_of_one_device_has_a_kernel() -> None:
+    expected = {name for name in swept_operators() if not find_operator(name).is_collective}
     assert expected == set(all_kernels())
 
 
-def test_whole_quick_plan_covers_every_operator_once_per_point() -> None:
+def test_only_work_of_the_host_has_no_sweep_and_cannot_be_timed() -> None:
+    assert {"host_step"} == set(all_operators()) - swept_operators()
+    assert [] == list(find_operator("host_step").sweep(False))
+    with pytest.raises(InvalidRequestError, match="no kernel runs host_step"):
+        plan_of(operators=("host_step",))
+
+
+def test_whole_quick_plan_covers_every_swept_operator_once_per_point() -> None:
     plan = plan_of()
     calls = (*plan.calls, *plan.collectives)
-    assert {call.operator for call in calls} == set(all_operators())
+    assert {call.operator for call in calls} == swept_operators()
     assert max(Counter(point_of_call(call) for call in calls).values()) == 1
     for call in calls:
         find_operator(call.operator).check_dims(call.dims)

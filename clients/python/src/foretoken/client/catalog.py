@@ -1,6 +1,5 @@
 """The catalog as a remote service."""
 
-import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self
@@ -11,68 +10,69 @@ from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from foretoken.api.types.v1 import measurement_pb2
 from foretoken.client.channel import ChannelOptions, Connection
-from foretoken.client.jobs import MAX_PAGE_SIZE
-from foretoken.domain.errors import CatalogBusyError, ServiceUnavailableError
+from foretoken.client.jobs import MAX_PAGE_SIZE, JobsClient
+from foretoken.client.recording import RunSender
+from foretoken.domain.job import Job
 from foretoken.domain.measurement import (
     BatchReceipt,
+    CheckRequest,
+    CompactReport,
     Coverage,
+    MeasuredSubject,
     MeasurementBatch,
     MeasurementFilter,
+    PruneReport,
+    PruneRequest,
+    QualityReport,
     Run,
     RunSummary,
     Snapshot,
+    SnapshotDiff,
+    SqlQuery,
 )
 from foretoken.wire import codec, ipc
 
 
-class CatalogClient:
-    """Implements `CatalogPort` over a connection."""
+class CatalogClient(JobsClient):
+    """Implements `CatalogAdminPort` over a connection."""
 
     def __init__(self, connection: Connection, sleep: Callable[[float], None] = time.sleep) -> None:
         """Keep the connection, which must be open."""
-        self._connection = connection
-        self._stub = CatalogServiceStub(connection.channel)
-        self._sleep = sleep
+        stub = CatalogServiceStub(connection.channel)
+        super().__init__(connection, stub, sleep)
+        self._stub = stub
 
     @classmethod
     def connect(cls, target: str | ChannelOptions) -> Self:
         """Return a client of the catalog at an address."""
         return cls(Connection.to(target, "catalog"))
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-    def __enter__(self) -> Self:
-        """Return the client."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the connection."""
-        self.close()
-
     def record(self, run: Run, batches: Iterable[MeasurementBatch]) -> Iterator[BatchReceipt]:
         """Store batches of a run, yielding a receipt for each once it is on disk.
 
-        A batch is asked for when the one before has its receipt, in the caller's thread. One
-        whose receipt is lost is sent again over a new stream, which is harmless.
+        A profile's batch is asked for when the one before has its receipt; of an import two groups
+        of batches at most are read ahead. Batches are asked for in the caller's thread. One whose
+        receipt is lost is sent again over a new stream, which is harmless.
         """
-        sender = _RunSender(self._connection, self._stub, run, self._sleep)
+        sender = RunSender(self._connection, self._stub, run, self._sleep)
         try:
-            for batch in batches:
-                yield sender.send(batch)
+            yield from sender.send_all(batches)
         except BaseException:
             sender.abandon()
             raise
         sender.finish()
 
-    def read_measurements(self, selection: MeasurementFilter) -> pa.Table:
-        """Return the selected rows in the Arrow measurement schema."""
-        request = catalog_pb2.ReadMeasurementsRequest(
-            selection=codec.encode(selection, measurement_pb2.MeasurementFilter)
-        )
+    def read_measurements(self, selection: MeasurementFilter) -> pa.RecordBatchReader:
+        """Return the selected rows in the stored schema, as they arrive."""
+        request = catalog_pb2.ReadMeasurementsRequest(selection=encode_filter(selection))
         chunks = self._connection.stream(self._stub.ReadMeasurements, request)
-        return ipc.read_chunks(chunk.arrow_ipc for chunk in chunks)
+        return ipc.open_chunks(chunk.arrow_ipc for chunk in chunks)
+
+    def query_sql(self, query: SqlQuery) -> pa.RecordBatchReader:
+        """Return the result of a read-only SQL query, as it arrives."""
+        request = codec.encode(query, catalog_pb2.QuerySqlRequest)
+        chunks = self._connection.stream(self._stub.QuerySql, request)
+        return ipc.open_chunks(chunk.arrow_ipc for chunk in chunks)
 
     def describe_coverage(self) -> tuple[Coverage, ...]:
         """Return row counts per operator, device, dtype and phase."""
@@ -86,93 +86,87 @@ class CatalogClient:
         pages = self._connection.pages(self._stub.ListRuns, request)
         return tuple(codec.decode(message, RunSummary) for page in pages for message in page.runs)
 
+    def list_devices(self) -> tuple[MeasuredSubject, ...]:
+        """Return the devices that were measured, by name."""
+        request = catalog_pb2.ListDevicesRequest(page_size=MAX_PAGE_SIZE)
+        pages = self._connection.pages(self._stub.ListDevices, request)
+        return tuple(codec.decode(one, MeasuredSubject) for page in pages for one in page.devices)
+
+    def list_models(self) -> tuple[MeasuredSubject, ...]:
+        """Return the models whose layers were measured, by name."""
+        request = catalog_pb2.ListModelsRequest(page_size=MAX_PAGE_SIZE)
+        pages = self._connection.pages(self._stub.ListModels, request)
+        return tuple(codec.decode(one, MeasuredSubject) for page in pages for one in page.models)
+
     def describe_snapshot(self, selection: MeasurementFilter) -> Snapshot:
         """Return the content hash of what the filter selects."""
-        request = catalog_pb2.DescribeSnapshotRequest(
-            selection=codec.encode(selection, measurement_pb2.MeasurementFilter)
+        request = catalog_pb2.DescribeSnapshotRequest(selection=encode_filter(selection))
+        answer = self._connection.call(self._stub.DescribeSnapshot, request)
+        return codec.decode(answer, Snapshot)
+
+    def create_snapshot(self, selection: MeasurementFilter, holder: str = "") -> Snapshot:
+        """Keep what the filter selects now, on behalf of a holder if one is named."""
+        request = catalog_pb2.CreateSnapshotRequest(
+            selection=encode_filter(selection), holder=holder
         )
-        return codec.decode(self._connection.call(self._stub.DescribeSnapshot, request), Snapshot)
+        answer = self._connection.call(self._stub.CreateSnapshot, request)
+        return codec.decode(answer, Snapshot)
+
+    def list_snapshots(self) -> tuple[Snapshot, ...]:
+        """Return the stored snapshots, newest first."""
+        request = catalog_pb2.ListSnapshotsRequest(page_size=MAX_PAGE_SIZE)
+        pages = self._connection.pages(self._stub.ListSnapshots, request)
+        return tuple(codec.decode(one, Snapshot) for page in pages for one in page.snapshots)
+
+    def diff_snapshots(self, before: str, after: str) -> SnapshotDiff:
+        """Return what the rows of two stored snapshots differ in."""
+        request = catalog_pb2.DiffSnapshotsRequest(before=before, after=after)
+        answer = self._connection.call(self._stub.DiffSnapshots, request)
+        return codec.decode(answer, SnapshotDiff)
+
+    def release_snapshot(self, content_hash: str, holder: str) -> Snapshot:
+        """Take a holder from a snapshot; harmless when it does not hold it."""
+        request = catalog_pb2.ReleaseSnapshotRequest(content_hash=content_hash, holder=holder)
+        answer = self._connection.call(self._stub.ReleaseSnapshot, request)
+        return codec.decode(answer, Snapshot)
+
+    def delete_snapshot(self, content_hash: str) -> None:
+        """Forget a snapshot that nothing holds; its rows stay until they are pruned."""
+        request = catalog_pb2.DeleteSnapshotRequest(content_hash=content_hash)
+        self._connection.call(self._stub.DeleteSnapshot, request)
+
+    def create_check(self, request: CheckRequest) -> Job:
+        """Start judging stored rows again, all batches and runs together."""
+        message = codec.encode(request, catalog_pb2.CreateCheckRequest)
+        return codec.decode(self._connection.call(self._stub.CreateCheck, message), Job)
+
+    def get_check_report(self, job_id: str) -> QualityReport:
+        """Return the result of a finished check."""
+        request = catalog_pb2.GetCheckReportRequest(job_id=job_id)
+        answer = self._connection.call(self._stub.GetCheckReport, request)
+        return codec.decode(answer, QualityReport)
+
+    def backup(self) -> Iterator[bytes]:
+        """Yield a copy of the catalog as it is now, in pieces."""
+        request = catalog_pb2.BackupRequest()
+        for chunk in self._connection.stream(self._stub.Backup, request):
+            yield chunk.content
+
+    def prune(self, request: PruneRequest) -> PruneReport:
+        """Delete old runs, but none that a snapshot needs."""
+        message = codec.encode(request, catalog_pb2.PruneRequest)
+        deadline_s = self._connection.options.stream_deadline_s
+        answer = self._connection.call(self._stub.Prune, message, deadline_s)
+        return codec.decode(answer, PruneReport)
+
+    def compact(self) -> CompactReport:
+        """Write the catalog's files anew without the room that deleted rows left."""
+        deadline_s = self._connection.options.stream_deadline_s
+        request = catalog_pb2.CompactRequest()
+        answer = self._connection.call(self._stub.Compact, request, deadline_s)
+        return codec.decode(answer, CompactReport)
 
 
-class _RunSender:
-    """Sends the batches of a run one by one, over as many streams as it takes."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        stub: CatalogServiceStub,
-        run: Run,
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._connection = connection
-        self._stub = stub
-        self._run = run
-        self._sleep = sleep
-        self._num_receipts = 0
-        self._open()
-
-    def send(self, batch: MeasurementBatch) -> BatchReceipt:
-        """Return the receipt of a batch; where it is lost, the batch is sent again."""
-        messages = batch_messages(batch)
-        options = self._connection.options
-        for num_losses in range(options.max_reconnects):
-            try:
-                return self._send_once(messages)
-            except (ServiceUnavailableError, CatalogBusyError):
-                self.abandon()
-                self._sleep(options.reconnect_delay_s * 2.0**num_losses)
-                self._open()
-        return self._send_once(messages)
-
-    def finish(self) -> None:
-        """End the stream in order: the catalog learns that no more comes."""
-        self._requests.put(None)
-        try:
-            for _ in self._receipts:
-                pass
-        except ServiceUnavailableError:
-            # Where every batch has its receipt, only the farewell got lost.
-            if not self._num_receipts:
-                raise
-
-    def abandon(self) -> None:
-        """Break off; a batch without a receipt may be stored or not, and may be sent again."""
-        self._receipts.close()
-        self._requests.put(None)
-
-    def _open(self) -> None:
-        # gRPC takes requests in a thread of its own; None ends that thread.
-        self._requests: queue.SimpleQueue[catalog_pb2.RecordRequest | None] = queue.SimpleQueue()
-        self._requests.put(run_message(self._run))
-        requests = iter(self._requests.get, None)
-        self._receipts = self._connection.exchange(self._stub.Record, requests)
-
-    def _send_once(self, messages: Iterable[catalog_pb2.RecordRequest]) -> BatchReceipt:
-        for message in messages:
-            self._requests.put(message)
-        receipt = next(self._receipts, None)
-        if receipt is None:
-            raise ServiceUnavailableError("the catalog ended the stream early; retry")
-        self._num_receipts += 1
-        return codec.decode(receipt, BatchReceipt)
-
-
-def run_message(run: Run) -> catalog_pb2.RecordRequest:
-    """Return the first message of a stream that records a run."""
-    return catalog_pb2.RecordRequest(run=codec.encode(run, measurement_pb2.Run))
-
-
-def batch_messages(batch: MeasurementBatch) -> list[catalog_pb2.RecordRequest]:
-    """Return the messages of one batch, in pieces."""
-    chunks = list(ipc.write_chunks(batch.rows))
-    return [
-        catalog_pb2.RecordRequest(
-            chunk=measurement_pb2.MeasurementChunk(
-                batch_index=batch.batch_index,
-                arrow_ipc=chunk,
-                end_of_batch=number == len(chunks),
-                last=batch.is_last,
-            )
-        )
-        for number, chunk in enumerate(chunks, start=1)
-    ]
+def encode_filter(selection: MeasurementFilter) -> measurement_pb2.MeasurementFilter:
+    """Return a filter as it travels."""
+    return codec.encode(selection, measurement_pb2.MeasurementFilter)

@@ -23,7 +23,15 @@ _SAFE_METHODS: Mapping[str, tuple[str, ...]] = {
         "ReadMeasurements",
         "DescribeCoverage",
         "ListRuns",
+        "ListDevices",
+        "ListModels",
+        "ListSnapshots",
         "DescribeSnapshot",
+        "CreateSnapshot",
+        "DiffSnapshots",
+        "ReleaseSnapshot",
+        "QuerySql",
+        "GetCheckReport",
     ),
     "foretoken.api.profiler.v1.ProfilerService": ("ListLocalDevices", "GetProfileReport"),
     "foretoken.api.predictor.v1.PredictorService": ("Predict", "GetTrainingReport", "ListModels"),
@@ -138,8 +146,13 @@ class Connection:
         """The open channel."""
         return self._check_open()
 
-    def call(self, method: "grpc.UnaryUnaryMultiCallable[Q, A]", request: Q) -> A:
-        """Return the answer to one request.
+    def call(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Q, A]",
+        request: Q,
+        deadline_s: float | None = None,
+    ) -> A:
+        """Return the answer to one request, by default within the options' deadline.
 
         Raises:
             ForetokenError: the service's error, or `ServiceUnavailableError`.
@@ -147,7 +160,7 @@ class Connection:
         """
         self._check_open()
         try:
-            return method(request, timeout=self.options.deadline_s)
+            return method(request, timeout=deadline_s or self.options.deadline_s)
         except grpc.RpcError as err:
             raise rpc_to_error(err, self._peer) from None
 

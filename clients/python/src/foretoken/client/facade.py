@@ -22,9 +22,18 @@ from foretoken.domain.estimate import (
     Provenance,
 )
 from foretoken.domain.job import Job
-from foretoken.domain.measurement import BatchReceipt, Coverage, MeasurementBatch, Run
+from foretoken.domain.measurement import (
+    ArrowStream,
+    BatchReceipt,
+    CheckRequest,
+    Coverage,
+    MeasurementBatch,
+    QualityReport,
+    Run,
+    SqlQuery,
+)
 from foretoken.domain.ports import (
-    CatalogPort,
+    CatalogAdminPort,
     JobsPort,
     PredictorPort,
     ProfileRequest,
@@ -71,7 +80,7 @@ class Foretoken:
     def __init__(
         self,
         *,
-        catalog: CatalogPort | None = None,
+        catalog: CatalogAdminPort | None = None,
         profiler: ProfilerPort | None = None,
         predictor: PredictorPort | None = None,
         simulator: SimulatorPort | None = None,
@@ -119,7 +128,7 @@ class Foretoken:
         self.close()
 
     @property
-    def catalog(self) -> CatalogPort:
+    def catalog(self) -> CatalogAdminPort:
         """The catalog."""
         return _present(self._catalog, "catalog")
 
@@ -159,6 +168,18 @@ class Foretoken:
             if on_receipt is not None:
                 on_receipt(receipt)
         return tuple(receipts)
+
+    def check(
+        self, request: CheckRequest | None = None, on_progress: OnProgress | None = None
+    ) -> QualityReport:
+        """Judge stored measurements again, flag what cannot be trusted, and return the findings."""
+        job = self.catalog.create_check(request or CheckRequest())
+        wait_for_job(self.catalog, job, on_progress)
+        return self.catalog.get_check_report(job.job_id)
+
+    def sql(self, text: str, max_num_rows: int = 0) -> ArrowStream:
+        """Return the result of a read-only SQL query over the catalog."""
+        return self.catalog.query_sql(SqlQuery(text=text, max_num_rows=max_num_rows))
 
     def coverage(self) -> tuple[Coverage, ...]:
         """Return what the catalog knows."""

@@ -192,6 +192,24 @@ class ServiceUnavailableError(ForetokenError):
     reason = "SERVICE_UNAVAILABLE"
 
 
+class StorageFullError(ForetokenError):
+    """The disk the catalog lies on is full; make room and send again what has no receipt."""
+
+    reason = "STORAGE_FULL"
+
+
+class QueryLimitError(ForetokenError):
+    """A query took more time, memory or rows than it may; narrow it."""
+
+    reason = "QUERY_LIMIT"
+
+
+class SnapshotInUseError(ForetokenError):
+    """The snapshot is held by something that needs its rows, such as a trained model."""
+
+    reason = "SNAPSHOT_IN_USE"
+
+
 class RunConflictError(ForetokenError):
     """A run of that id was recorded with other content."""
 

@@ -17,6 +17,7 @@ class DType(enum.Enum):
     FP8 = 5
     INT8 = 6
     INT4 = 7
+    FP4 = 8
 
     @property
     def num_bytes(self) -> float:
@@ -36,6 +37,7 @@ _DTYPE_BYTES = {
     DType.FP8: 1.0,
     DType.INT8: 1.0,
     DType.INT4: 0.5,
+    DType.FP4: 0.5,
 }
 
 

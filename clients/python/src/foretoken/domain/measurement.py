@@ -43,12 +43,15 @@ class MeasurementBatch:
     """Rows of one run in the Arrow measurement schema (`wire/arrow.py`).
 
     `batch_index` starts at 0 and makes a retry harmless: a batch already stored is acknowledged
-    and not stored again. `is_last` completes the run.
+    and not stored again. `is_last` completes the run. The catalog may store several batches of an
+    import together and acknowledge them then; with `wants_receipt` the sender waits for this one,
+    and nothing more comes before its receipt.
     """
 
     batch_index: int
     rows: ArrowStream
     is_last: bool = False
+    wants_receipt: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +69,8 @@ class BatchReceipt:
 class MeasurementFilter:
     """Choose measurements; an empty field means any.
 
-    Failed and flagged rows are left out unless asked for.
+    Failed and flagged rows are left out unless asked for. With `snapshot` (a content hash, or the
+    beginning of one) the choice is among the rows that snapshot holds, with the flags they had.
     """
 
     operator: str = ""
@@ -76,6 +80,8 @@ class MeasurementFilter:
     run_id: str = ""
     include_failed: bool = False
     include_flagged: bool = False
+    model: str = ""
+    snapshot: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +113,136 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """The identity of what a filter selects now: a hash over its rows' content."""
+    """What a filter selects at one moment, named by a hash over its rows' content.
+
+    A stored snapshot is immutable: its rows stay readable, with the flags they had, whatever is
+    recorded or judged later. `created_at` is ISO 8601 UTC, empty for one that was only described.
+    `holders` are those who need it ("model 1f3a..."); a held snapshot cannot be deleted.
+    """
 
     content_hash: str
     num_rows: int
+    selection: MeasurementFilter = MeasurementFilter()
+    created_at: str = ""
+    holders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotChange:
+    """Rows of one operator and device that one snapshot has and another has not."""
+
+    operator: str
+    device: str
+    topology: str
+    num_added: int
+    num_removed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotDiff:
+    """What turns one snapshot into another; a row whose flags changed is removed and added."""
+
+    before: Snapshot
+    after: Snapshot
+    changes: tuple[SnapshotChange, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSubject:
+    """A device, or a model whose layers were measured, and how much is known of it."""
+
+    name: str
+    num_rows: int
+    num_flagged: int
+    num_failed: int
+    num_operators: int
+    num_runs: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SqlQuery:
+    """A read-only question in SQL. Rows after `max_num_rows` are not sent; 0 means all.
+
+    `timeout_s` is how long it may run; 0 means as long as the catalog allows.
+    """
+
+    text: str
+    max_num_rows: int = 0
+    timeout_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckRequest:
+    """Which rows to judge again; an empty field means any.
+
+    With `is_dry_run` nothing is written: the report says what would be.
+    """
+
+    operator: str = ""
+    device: str = ""
+    run_id: str = ""
+    is_dry_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QualityFinding:
+    """Rows that one test doubts among those measured alike.
+
+    `num_rows` were judged, `num_flagged` of them doubted, `num_new` of these not before.
+    `example` is the explanation of one of them. `source_file` is the file most of them are from.
+    """
+
+    test: str
+    operator: str
+    device: str
+    topology: str
+    phase: str
+    framework: str
+    kernel: str
+    num_rows: int
+    num_flagged: int
+    num_new: int
+    example: str
+    source_file: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QualityReport:
+    """What a check of the catalog found. `num_withdrawn` rows were doubted and are no longer."""
+
+    num_rows: int = 0
+    num_failed: int = 0
+    num_flagged: int = 0
+    num_new: int = 0
+    num_withdrawn: int = 0
+    wall_s: float = 0.0
+    findings: tuple[QualityFinding, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PruneRequest:
+    """Delete runs recorded more than `older_than_days` ago that no snapshot needs."""
+
+    older_than_days: float
+    device: str = ""
+    tool: str = ""
+    is_dry_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PruneReport:
+    """Runs that were deleted, or would be, and those that were old enough but are needed."""
+
+    deleted_run_ids: tuple[str, ...] = ()
+    num_deleted_rows: int = 0
+    kept_run_ids: tuple[str, ...] = ()
+    num_kept_rows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompactReport:
+    """Size of the catalog's files before and after they were written anew."""
+
+    bytes_before: int
+    bytes_after: int
+    wall_s: float

@@ -40,6 +40,7 @@ class OperatorSpec:
     `flops` counts a multiply-add as two; `moved_bytes` is the least traffic with device memory.
     `features` are dimensionless quantities that explain how far a kernel stays from its roofline.
     `sweep(quick)` yields the points worth measuring; `quick` asks for about a dozen small ones.
+    It yields none where rows are only imported; such an operator needs no kernel.
     `backward_work_ratio` is backward over forward work where a backward pass exists (0: none).
     `num_weights` counts the parameters the operator holds; `saved_elements` the values it keeps
     from the forward pass for its backward pass, its output not counted (the next operator's input).

@@ -13,12 +13,20 @@ from foretoken.domain.job import Job
 from foretoken.domain.measurement import (
     ArrowStream,
     BatchReceipt,
+    CheckRequest,
+    CompactReport,
     Coverage,
+    MeasuredSubject,
     MeasurementBatch,
     MeasurementFilter,
+    PruneReport,
+    PruneRequest,
+    QualityReport,
     Run,
     RunSummary,
     Snapshot,
+    SnapshotDiff,
+    SqlQuery,
 )
 from foretoken.domain.report import (
     PredictorTrainingReport,
@@ -62,6 +70,52 @@ class CatalogPort(Protocol):
 
     def describe_snapshot(self, selection: MeasurementFilter) -> Snapshot:
         """Return the content hash of what the filter selects."""
+
+    def create_snapshot(self, selection: MeasurementFilter, holder: str = "") -> Snapshot:
+        """Keep what the filter selects now, on behalf of a holder if one is named.
+
+        The same content is the same snapshot: it gets one more holder.
+        """
+
+
+class CatalogAdminPort(CatalogPort, JobsPort, Protocol):
+    """Everything people and operators do with the catalog, beside what services need."""
+
+    def query_sql(self, query: SqlQuery) -> ArrowStream:
+        """Return the result of a read-only SQL query."""
+
+    def list_devices(self) -> tuple[MeasuredSubject, ...]:
+        """Return the devices that were measured, by name."""
+
+    def list_models(self) -> tuple[MeasuredSubject, ...]:
+        """Return the models whose layers were measured, by name."""
+
+    def list_snapshots(self) -> tuple[Snapshot, ...]:
+        """Return the stored snapshots, newest first."""
+
+    def diff_snapshots(self, before: str, after: str) -> SnapshotDiff:
+        """Return what the rows of two stored snapshots differ in."""
+
+    def release_snapshot(self, content_hash: str, holder: str) -> Snapshot:
+        """Take a holder from a snapshot; harmless when it does not hold it."""
+
+    def delete_snapshot(self, content_hash: str) -> None:
+        """Forget a snapshot that nothing holds; its rows stay until they are pruned."""
+
+    def create_check(self, request: CheckRequest) -> Job:
+        """Start judging stored rows again, all batches and runs together."""
+
+    def get_check_report(self, job_id: str) -> QualityReport:
+        """Return the result of a finished check."""
+
+    def backup(self) -> Iterator[bytes]:
+        """Yield a copy of the catalog as it is now, in pieces; recording goes on meanwhile."""
+
+    def prune(self, request: PruneRequest) -> PruneReport:
+        """Delete old runs, but none that a snapshot needs."""
+
+    def compact(self) -> CompactReport:
+        """Write the catalog's files anew without the room that deleted rows left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,10 @@ from foretoken.domain.measurement import ArrowStream
 # null where its source does not say. `dims` holds the operator's dimensions in their canonical
 # order. `status` is `ok` or `failed` (out of memory, unsupported, not a number); a failed row has a
 # `status_reason` and no times. `flags` are quality doubts, each `name: explanation`; a flagged row
-# is kept and not trained on. `source_row` is the 1-based data row in `source_file`.
+# is kept and not trained on. `source_row` is the 1-based data row in `source_file`. `model` is the
+# architecture whose layer was measured. `variant` says what operator, dims and dtype leave open, as
+# `key=value` pairs sorted by key and joined by `;` (`kv=fp8`, `quant=int4_wo`, `routing=balanced`);
+# null is the plain case, and only that is comparable with measurements of other sources.
 MEASUREMENT_SCHEMA = pa.schema(
     [
         pa.field("operator", pa.string(), nullable=False),
@@ -26,6 +29,8 @@ MEASUREMENT_SCHEMA = pa.schema(
         pa.field("framework", pa.string()),
         pa.field("framework_version", pa.string()),
         pa.field("kernel", pa.string()),
+        pa.field("variant", pa.string()),
+        pa.field("model", pa.string()),
         pa.field("latency_us_median", pa.float64()),
         pa.field("latency_us_mean", pa.float64()),
         pa.field("latency_us_min", pa.float64()),
@@ -45,12 +50,13 @@ MEASUREMENT_SCHEMA = pa.schema(
     ]
 )
 
-# What the catalog adds to every row it returns.
+# What the catalog adds to every row it returns; `recorded_at` is UTC.
 STORED_SCHEMA = pa.schema(
     [
         pa.field("run_id", pa.string(), nullable=False),
         pa.field("batch_index", pa.int64(), nullable=False),
         pa.field("row_index", pa.int64(), nullable=False),
+        pa.field("recorded_at", pa.timestamp("us"), nullable=False),
         *MEASUREMENT_SCHEMA,
     ]
 )
@@ -68,9 +74,16 @@ def rows_to_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.table(columns, schema=MEASUREMENT_SCHEMA)
 
 
+def open_stream(stream: ArrowStream) -> pa.RecordBatchReader:
+    """Return a reader of an Arrow stream; what its source raises passes through."""
+    # Through the C interface an error of the source would arrive as text alone.
+    is_reader = isinstance(stream, pa.RecordBatchReader)
+    return stream if is_reader else pa.RecordBatchReader.from_stream(stream)
+
+
 def read_table(stream: ArrowStream) -> pa.Table:
-    """Read an Arrow stream into memory."""
-    return pa.table(stream)
+    """Read an Arrow stream into memory; what its source raises passes through."""
+    return pa.table(stream) if isinstance(stream, pa.Table) else open_stream(stream).read_all()
 
 
 def check_measurement_table(table: pa.Table) -> pa.Table:
@@ -86,14 +99,21 @@ def check_measurement_table(table: pa.Table) -> pa.Table:
     unknown = sorted(set(table.schema.names) - expected)
     if missing or unknown:
         raise InvalidRequestError(f"measurement rows: missing columns {missing}, unknown {unknown}")
+    columns = [_check_column(table.column(field.name), field) for field in MEASUREMENT_SCHEMA]
+    return pa.table(columns, schema=MEASUREMENT_SCHEMA)
+
+
+def _check_column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if not field.nullable and column.null_count:
+        raise InvalidRequestError.of_field(field.name, "has empty values")
+    if column.type == field.type:
+        return column
     try:
-        checked = table.select(MEASUREMENT_SCHEMA.names).cast(MEASUREMENT_SCHEMA)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError) as err:
-        raise InvalidRequestError(f"measurement rows: {err}") from err
-    for field in MEASUREMENT_SCHEMA:
-        if not field.nullable and checked.column(field.name).null_count:
-            raise InvalidRequestError.of_field(field.name, "has empty values")
-    return checked
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError) as err:
+        raise InvalidRequestError.of_field(
+            field.name, f"expected {field.type}, found {column.type}: {err}"
+        ) from err
 
 
 def dims_to_columns(table: pa.Table, names: Iterable[str]) -> dict[str, npt.NDArray[np.int64]]:

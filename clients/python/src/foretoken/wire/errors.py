@@ -38,6 +38,9 @@ STATUS_BY_ERROR: Mapping[type[ForetokenError], grpc.StatusCode] = {
     errors.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.CatalogBusyError: grpc.StatusCode.UNAVAILABLE,
     errors.ServiceUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.StorageFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.QueryLimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.SnapshotInUseError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RunConflictError: grpc.StatusCode.ABORTED,
     errors.CorruptCatalogError: grpc.StatusCode.DATA_LOSS,
     errors.CancelledJobError: grpc.StatusCode.CANCELLED,
@@ -125,7 +128,14 @@ def _rebuild(status: status_pb2.Status, info: error_details_pb2.ErrorInfo) -> Fo
     return error
 
 
+# What gRPC's asyncio client says when the other side ends a stream that it still writes to; the
+# status itself is lost then.
+_BROKEN_STREAM = "Internal error from Core"
+
+
 def _plain_error(code: grpc.StatusCode, details: str, peer: str) -> ForetokenError:
+    if details == _BROKEN_STREAM:
+        code = grpc.StatusCode.CANCELLED
     cls, explanation = _PLAIN_ERRORS.get(code, (ForetokenError, f"{code.name}; try again"))
     message = f"{peer}: {explanation}"
     return cls(f"{message} ({details})" if details else message)

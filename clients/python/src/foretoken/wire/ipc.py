@@ -1,5 +1,6 @@
 """Arrow IPC bytes: tables to pieces of a stream and back, columns to Arrow and back."""
 
+import io
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurement import ArrowStream
 from foretoken.domain.report import RequestColumns
 from foretoken.domain.schema import field_types
+from foretoken.wire.arrow import open_stream
 
 # Messages of 1 to 4 MiB move fastest; gRPC's limit is raised to 16 MiB on both sides.
 CHUNK_BYTES = 2 * 2**20
@@ -23,7 +25,7 @@ def write_chunks(rows: ArrowStream, chunk_bytes: int = CHUNK_BYTES) -> Iterator[
 
     The stream is read as the pieces are asked for.
     """
-    reader = pa.RecordBatchReader.from_stream(rows)
+    reader = open_stream(rows)
     pending = _Pending()
     with pa.ipc.new_stream(pending, reader.schema) as writer:
         for batch in reader:
@@ -44,6 +46,53 @@ def read_chunks(chunks: Iterable[bytes]) -> pa.Table:
             return reader.read_all()
     except (pa.ArrowInvalid, OSError, EOFError) as err:
         raise InvalidRequestError.of_field("arrow_ipc", f"not an Arrow IPC stream: {err}") from err
+
+
+def open_chunks(chunks: Iterable[bytes]) -> pa.RecordBatchReader:
+    """Return a reader of the IPC stream whose pieces come from `chunks`, read as they are needed.
+
+    Raises:
+        InvalidRequestError: the pieces are not an Arrow IPC stream, or end early; later ones while
+            reading. Whatever `chunks` raises passes through.
+
+    """
+    batches = _read_batches(chunks)
+    schema: pa.Schema = next(batches)
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def _read_batches(chunks: Iterable[bytes]) -> Iterator[Any]:
+    """Yield the schema, then the batches."""
+    try:
+        joined = io.BufferedReader(_Joined(chunks))
+        with pa.ipc.open_stream(pa.PythonFile(joined, mode="r")) as reader:
+            yield reader.schema
+            yield from reader
+    except (pa.ArrowInvalid, OSError, EOFError) as err:
+        raise InvalidRequestError.of_field("arrow_ipc", f"not an Arrow IPC stream: {err}") from err
+
+
+class _Joined(io.RawIOBase):
+    """Pieces of bytes as one file to read from front to back."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        super().__init__()
+        self._chunks = iter(chunks)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = memoryview(chunk)
+        num_bytes = min(len(buffer), len(self._rest))
+        buffer[:num_bytes] = self._rest[:num_bytes]
+        self._rest = self._rest[num_bytes:]
+        return num_bytes
 
 
 def columns_to_ipc(columns: Columns) -> bytes:

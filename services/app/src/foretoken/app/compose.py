@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig
 from foretoken.client.catalog import CatalogClient
@@ -15,7 +16,10 @@ from foretoken.client.profiler import ProfilerClient
 from foretoken.client.simulator import SimulatorClient
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.ports import CatalogPort, PredictorPort, ProfilerPort, SimulatorPort
+from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
+
+if TYPE_CHECKING:
+    from foretoken.catalog.config import CatalogConfig
 
 
 class _Service(Protocol):
@@ -56,17 +60,14 @@ class Composition:
         self._opened.close()
 
     @cached_property
-    def catalog(self) -> CatalogPort:
+    def catalog(self) -> CatalogAdminPort:
         """The catalog."""
         if self._config.endpoints.catalog != EMBEDDED:
             return CatalogClient(self._connect("catalog", self._config.endpoints.catalog))
         with _needing_extra("catalog"):
-            from foretoken.catalog.config import CatalogConfig
             from foretoken.catalog.service import CatalogService
 
-        defaults = {"path": str(self._config.home_path / "catalog.duckdb")}
-        config = _section(CatalogConfig, self._config.catalog, defaults, "catalog")
-        return self._open(CatalogService(config))
+        return self._open(CatalogService(catalog_config(self._config)))
 
     @cached_property
     def predictor(self) -> PredictorPort:
@@ -137,6 +138,42 @@ def _needing_extra(service: str) -> Iterator[None]:
             f"an embedded {service} needs {err.name}: pip install 'foretoken[{service}]',"
             f" or say where one serves: --endpoint {service}=HOST:PORT"
         ) from err
+
+
+def catalog_config(config: AppConfig) -> "CatalogConfig":
+    """Return the configuration of this process's own catalog.
+
+    Raises:
+        InvalidRequestError: the catalog is another process's, or its section is wrong.
+
+    """
+    with _needing_extra("catalog"):
+        from foretoken.catalog.config import CatalogConfig
+
+    if config.endpoints.catalog != EMBEDDED:
+        raise InvalidRequestError.of_field(
+            "endpoints.catalog", f"the catalog is at {config.endpoints.catalog}: do this there"
+        )
+    defaults = {
+        "path": str(config.home_path / "catalog.duckdb"),
+        "state_folder": str(config.home_path / "catalog"),
+    }
+    return _section(CatalogConfig, config.catalog, defaults, "catalog")
+
+
+def restore_catalog(
+    config: AppConfig, backup: Path, *, is_replacing: bool
+) -> tuple[Path, Path | None]:
+    """Make a backup the catalog of this process; return its path and that of the one replaced.
+
+    Raises:
+        as `catalog_config` and `restore_backup`.
+
+    """
+    target = Path(catalog_config(config).path)
+    from foretoken.catalog.backup import restore_backup
+
+    return target, restore_backup(backup, target, is_replacing=is_replacing)
 
 
 def open_embedded(home: str = "") -> Foretoken:

@@ -22,6 +22,22 @@ from foretoken.domain.workload import LengthSpec, WorkloadSpec
 # Shown while a step runs: a context manager that takes job states.
 ProgressDisplay = Callable[[str], AbstractContextManager[Callable[[Job], None]]]
 
+# What the demo's simulations ask for; the profiler knows more than a minute's worth.
+OPERATORS = (
+    "adam",
+    "attention_decode",
+    "attention_prefill",
+    "cross_entropy",
+    "embedding",
+    "gemm",
+    "kv_cache_write",
+    "residual_add",
+    "rms_norm",
+    "rope",
+    "sampler",
+    "silu_mul",
+)
+
 # Offered load as a share of the saturated throughput.
 _LOAD_RATIOS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2)
 # Arrives all at once for any model: the deployment is never idle.
@@ -66,7 +82,8 @@ class DemoOutcome:
 def run_demo(foretoken: Foretoken, show: ProgressDisplay) -> DemoOutcome:
     """Profile the CPU, train, predict one operator, simulate serving and a training step."""
     with show("1/4 profile this CPU") as update:
-        profile = foretoken.profile(ProfileRequest(device="cpu", quick=True), on_progress=update)
+        request = ProfileRequest(device="cpu", operators=OPERATORS, quick=True)
+        profile = foretoken.profile(request, on_progress=update)
     with show("2/4 train latency models") as update:
         training = foretoken.train(TrainRequest(), on_progress=update)
     estimate = foretoken.predict("gemm", device="cpu", dtype=DType.FP32, m=100, n=1408, k=512)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -25,18 +26,18 @@ _log = logging.getLogger(__name__)
 
 
 class RunningServer:
-    """A gRPC server of some services, its health, and the composition behind it."""
+    """A gRPC server of some services, its health, and what to close behind it."""
 
     def __init__(
         self,
         server: grpc.Server,
         health_servicer: health.HealthServicer,
-        composition: Composition,
+        closing: ExitStack,
         port: int,
     ) -> None:
         self._server = server
         self._health = health_servicer
-        self._composition = composition
+        self._closing = closing
         self.port = port
 
     def stop(self, config: ServerConfig) -> None:
@@ -44,7 +45,7 @@ class RunningServer:
         self._health.enter_graceful_shutdown()
         time.sleep(config.drain_s)
         self._server.stop(config.grace_s).wait()
-        self._composition.close()
+        self._closing.close()
 
 
 def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
@@ -71,19 +72,20 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
     )
     health_servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    try:
+    with ExitStack() as undo:
+        undo.callback(composition.close)
         full_names = [_register(name, server, composition) for name in names]
+        if "catalog" in names:
+            undo.callback(_publish_catalog(composition))
         reflection.enable_server_reflection(
             (*full_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
         port = _bind(server, config.server)
-    except BaseException:
-        composition.close()
-        raise
+        closing = undo.pop_all()
     server.start()
     for full_name in (*full_names, ""):
         health_servicer.set(full_name, health_pb2.HealthCheckResponse.SERVING)
-    return RunningServer(server, health_servicer, composition, port)
+    return RunningServer(server, health_servicer, closing, port)
 
 
 def serve_until_stopped(
@@ -146,6 +148,19 @@ def _register(name: str, server: grpc.Server, composition: Composition) -> str:
 
     profiler_servicer.register(server, composition.profiler)
     return profiler_servicer.SERVICE_NAME
+
+
+def _publish_catalog(composition: Composition) -> Callable[[], None]:
+    """Add the metrics of this process's catalog, and return what takes them away."""
+    from foretoken.app.catalog_metrics import CatalogMetrics
+    from foretoken.catalog.service import CatalogService
+
+    catalog = composition.catalog
+    if not isinstance(catalog, CatalogService):
+        return lambda: None
+    metrics = CatalogMetrics(catalog)
+    REGISTRY.register(metrics)
+    return lambda: REGISTRY.unregister(metrics)
 
 
 def _bind(server: grpc.Server, config: ServerConfig) -> int:

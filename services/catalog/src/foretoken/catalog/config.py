@@ -1,8 +1,44 @@
 """Configuration of the catalog service."""
 
+import re
 from dataclasses import dataclass
 
 from foretoken.domain.errors import InvalidRequestError
+
+_PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]*@", re.IGNORECASE)
+_SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LakeConfig:
+    """A catalog that several processes write: metadata in PostgreSQL, rows as Parquet files.
+
+    `data_path` is the place of the Parquet files, `s3://bucket/folder` or a folder all processes
+    share. `postgres` is a connection string (`host=db dbname=foretoken` or a URI); what it leaves
+    out PostgreSQL's own variables say (PGHOST, PGUSER, ...), and the password always comes from
+    PGPASSWORD or PGPASSFILE. The tables lie in the schema `schema_name`. Keys of the object store
+    come from where AWS's tools look for them (AWS_ACCESS_KEY_ID, a profile, the pod's role).
+    `s3_endpoint` is another store than Amazon's (`https://minio:9000`; http is unencrypted).
+    """
+
+    data_path: str
+    postgres: str = ""
+    schema_name: str = "foretoken"
+    s3_endpoint: str = ""
+    s3_region: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what no lake could be opened with."""
+        if not self.data_path:
+            raise InvalidRequestError.of_field("data_path", "name a folder or s3://bucket/folder")
+        if _PASSWORD.search(self.postgres):
+            raise InvalidRequestError.of_field(
+                "postgres", "holds a password, which SQL users could read; set PGPASSWORD instead"
+            )
+        if not _SCHEMA_NAME.fullmatch(self.schema_name):
+            raise InvalidRequestError.of_field(
+                "schema_name", "is lower-case letters, digits and underscores"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -11,13 +47,23 @@ class CatalogConfig:
 
     `path` is the DuckDB file, made when absent. `num_threads` and `memory_limit` ("4GB") bound
     the database; 0 and empty leave them to DuckDB. A batch is one transaction of at most
-    `max_batch_rows`.
+    `max_batch_rows`. Jobs keep their state in `state_folder`; empty means a folder beside the file.
+    With `lake` the tables are there instead, and only the state of jobs is beside `path`.
+
+    A query in SQL may take `sql_timeout_s`, return `sql_max_rows` and put `sql_max_disk_bytes` on
+    disk for what does not fit the memory; `sql_max_running` are answered at a time.
     """
 
     path: str
+    state_folder: str = ""
     num_threads: int = 0
     memory_limit: str = ""
     max_batch_rows: int = 1_000_000
+    lake: LakeConfig | None = None
+    sql_timeout_s: float = 30.0
+    sql_max_rows: int = 1_000_000
+    sql_max_disk_bytes: int = 10 * 2**30
+    sql_max_running: int = 4
 
     def __post_init__(self) -> None:
         """Check what no database could be opened with."""
@@ -27,3 +73,6 @@ class CatalogConfig:
             raise InvalidRequestError.of_field("num_threads", "must not be negative")
         if self.max_batch_rows < 1:
             raise InvalidRequestError.of_field("max_batch_rows", "must be at least 1")
+        for name in ("sql_timeout_s", "sql_max_rows", "sql_max_disk_bytes", "sql_max_running"):
+            if not getattr(self, name) > 0:
+                raise InvalidRequestError.of_field(name, "must be positive")

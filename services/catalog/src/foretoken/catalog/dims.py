@@ -37,6 +37,62 @@ def columns_to_dims(columns: Mapping[str, Any], num_rows: int) -> pa.MapArray:
     return pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(values.reshape(-1)))
 
 
+# The table has this many columns for dimensions, `d0`, `d1`, ...
+MAX_DIMS = 12
+DIM_COLUMNS = tuple(f"d{place}" for place in range(MAX_DIMS))
+
+
+def dims_to_places(groups: Sequence[OperatorRows], num_rows: int) -> dict[str, pa.Array]:
+    """Return the dimensions of rows as columns by place, null beyond the operator's last."""
+    columns = {}
+    for place, name in enumerate(DIM_COLUMNS):
+        values = np.zeros(num_rows, dtype=np.int64)
+        is_null = np.ones(num_rows, dtype=bool)
+        for group in groups:
+            if place < len(group.spec.dims):
+                values[group.indices] = group.columns[group.spec.dim_names[place]]
+                is_null[group.indices] = False
+        columns[name] = pa.array(values, mask=is_null)
+    return columns
+
+
+def places_to_dims(operators: pa.Array, columns: Mapping[str, pa.Array]) -> pa.MapArray:
+    """Return the `dims` column of rows of these operators from their columns by place."""
+    coded = operators.dictionary_encode()
+    codes = coded.indices.to_numpy(zero_copy_only=False)
+    names = [find_operator(name).dim_names for name in coded.dictionary.to_pylist()]
+    widths = np.array([len(found) for found in names], dtype=np.int64)[codes]
+    offsets = np.concatenate([[0], np.cumsum(widths)])
+    items = np.empty(int(offsets[-1]), dtype=np.int64)
+    keys = np.empty(int(offsets[-1]), dtype=np.int32)
+    known = sorted({name for found in names for name in found})
+    for code, found in enumerate(names):
+        rows = np.flatnonzero(codes == code)
+        for place, name in enumerate(found):
+            # Other operators' rows may be null here, and a number with nulls is read as a float.
+            values = columns[DIM_COLUMNS[place]].fill_null(0).to_numpy(zero_copy_only=False)
+            items[offsets[rows] + place] = values[rows]
+            keys[offsets[rows] + place] = known.index(name)
+    named = pa.DictionaryArray.from_arrays(pa.array(keys), pa.array(known, pa.string()))
+    return pa.MapArray.from_arrays(
+        pa.array(offsets.astype(np.int32)), named.cast(pa.string()), pa.array(items)
+    )
+
+
+def map_to_places(dims: pa.MapArray) -> dict[str, pa.Array]:
+    """Return dimensions in canonical order as columns by place, null beyond a row's last."""
+    offsets = dims.offsets.to_numpy().astype(np.int64)
+    items = dims.items.to_numpy(zero_copy_only=False)
+    firsts, widths = offsets[:-1], np.diff(offsets)
+    columns = {}
+    for place, name in enumerate(DIM_COLUMNS):
+        has_place = widths > place
+        values = np.zeros(len(dims), dtype=np.int64)
+        values[has_place] = items[firsts[has_place] + place]
+        columns[name] = pa.array(values, mask=~has_place)
+    return columns
+
+
 def split_by_operator(table: pa.Table) -> tuple[pa.Table, tuple[OperatorRows, ...]]:
     """Check the dimensions of every row; return the table with them in canonical order.
 

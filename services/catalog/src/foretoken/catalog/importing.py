@@ -13,16 +13,25 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from foretoken.catalog.source_table import SourceFile
-from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
+from foretoken.catalog.source_file import DEFAULT_MAX_BYTES, SourceFile, limit_reading
+from foretoken.domain.errors import (
+    FieldViolation,
+    InvalidRequestError,
+    UnknownModelError,
+    UnknownPluginError,
+)
 from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.models.architecture import find_model
 from foretoken.domain.plugins import scan_modules
 
 # Options every importer takes: what the files themselves cannot say.
 _SHARED_OPTIONS = {
     "source": "where the files come from, kept with the run",
     "licence": "the licence of the files, kept with the run",
+    "max_bytes": f"the most to read and unpack of them all, {DEFAULT_MAX_BYTES} unless said",
 }
+# How an import is carried out, which does not change what it brings.
+_SILENT_OPTIONS = frozenset({"max_bytes"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +84,13 @@ class Importer:
         ]
         if not request.path.exists():
             violations.append(FieldViolation("path", f"{request.path} does not exist"))
+        max_bytes = request.options.get("max_bytes", str(DEFAULT_MAX_BYTES))
+        if not (max_bytes.isascii() and max_bytes.isdigit()):
+            violations.append(FieldViolation("options.max_bytes", f"{max_bytes!r} is no count"))
         if violations:
             raise InvalidRequestError.of_violations(violations, f"import {self.name}")
-        return self.load(request)
+        with limit_reading(int(max_bytes)):
+            return self.load(request)
 
 
 class ImportNotes:
@@ -96,6 +109,14 @@ class ImportNotes:
             f"{places[0]}{f' and {len(places) - 1} more' if len(places) > 1 else ''}: {text}"
             for text, places in self._places.items()
         )
+
+
+def name_model(own_name: str) -> str:
+    """Return what rows call a model: its preset's name where there is one, else the source's."""
+    try:
+        return find_model(own_name).name
+    except UnknownModelError:
+        return own_name
 
 
 @cache
@@ -168,6 +189,10 @@ def _hash_of(tool: str, request: ImportRequest, sources: Sequence[SourceFile]) -
         "device": request.device,
         "topology": request.topology,
         "model": request.model,
-        "options": dict(sorted(request.options.items())),
+        "options": {
+            name: value
+            for name, value in sorted(request.options.items())
+            if name not in _SILENT_OPTIONS
+        },
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

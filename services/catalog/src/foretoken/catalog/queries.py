@@ -1,158 +1,161 @@
-"""Everything readers ask of the catalog's tables."""
+"""Everything readers ask of the catalog's tables, but snapshots."""
 
-import hashlib
 from collections.abc import Iterator
-from datetime import datetime
+from typing import Any
 
-import duckdb
 import pyarrow as pa
 
+from foretoken.catalog.dims import DIM_COLUMNS, places_to_dims
+from foretoken.catalog.scan import locate_batches, scan_rows
+from foretoken.catalog.selections import VisibleBatches, find_visible_batches
+from foretoken.catalog.snapshot_table import format_time
+from foretoken.catalog.snapshots import pin_filter
 from foretoken.catalog.store import Store
 from foretoken.domain.measurement import (
     Coverage,
+    MeasuredSubject,
     MeasurementFilter,
     Run,
     RunKind,
     RunSummary,
-    Snapshot,
 )
-from foretoken.wire.arrow import MEASUREMENT_SCHEMA, STORED_SCHEMA
+from foretoken.wire.arrow import STORED_SCHEMA
 
-# Where a row came from is no part of what it says.
-_ORIGIN = ("source_file", "source_hash", "source_row")
-_CONTENT = tuple(name for name in MEASUREMENT_SCHEMA.names if name not in _ORIGIN)
+# What every row brings itself.
+_OWN = ("row_index", "flags")
+_OF_BATCH = ("run_id", "batch_index", "recorded_at")
+_SCANNED = tuple(
+    name
+    for field in STORED_SCHEMA.names
+    if field not in (*_OWN, *_OF_BATCH)
+    for name in (DIM_COLUMNS if field == "dims" else (field,))
+)
 
 
 def read_measurements(store: Store, selection: MeasurementFilter) -> pa.RecordBatchReader:
     """Return the selected rows in the stored schema, read from the file as they are taken.
 
-    The reader sees the catalog as it is now, whatever is recorded while it runs.
+    They come in the order they were recorded. The reader sees the catalog as it is now, whatever
+    is recorded while it runs.
+
+    Raises:
+        UnknownDatasetError: there is no such snapshot.
+        InvalidRequestError: the snapshot is not named clearly, or holds nothing of the kind.
+
     """
-    condition, values = _condition_of(selection)
-    columns = ", ".join(STORED_SCHEMA.names)
-    query = (
-        f"SELECT {columns} FROM readable_measurement WHERE {condition} "  # noqa: S608 - values are bound
-        "ORDER BY run_id, batch_index, row_index"
-    )
-    batches = _stream(store, query, values)
-    first = next(batches, None)  # starts the query, so that its errors come from this call
+    pieces = _stream(store, selection)
+    first = next(pieces, None)  # starts the query, so that its errors come from this call
     head = () if first is None else (first,)
-    return pa.RecordBatchReader.from_batches(STORED_SCHEMA, _chained(head, batches))
+    return pa.RecordBatchReader.from_batches(STORED_SCHEMA, _chained(head, pieces))
 
 
 def describe_coverage(store: Store) -> tuple[Coverage, ...]:
     """Return row counts per operator, device, topology, dtype and phase."""
     query = """
-        SELECT operator, device, coalesce(topology, ''), dtype, phase, count(*),
-            count(*) FILTER (len(flags) > 0), count(*) FILTER (status = 'failed'),
-            list_sort(list_distinct(list(nullif(concat_ws(' ', framework, framework_version), ''))))
-        FROM readable_measurement GROUP BY ALL ORDER BY ALL
-    """
-    with store.cursor() as cursor:
-        rows = cursor.execute(query).fetchall()
-    return tuple(
-        Coverage(
-            operator=operator,
-            device=device,
-            topology=topology,
-            dtype=dtype,
-            phase=phase,
-            num_rows=num_rows,
-            num_flagged=num_flagged,
-            num_failed=num_failed,
-            frameworks=tuple(frameworks),
+        SELECT operator, device, topology, dtype, phase, sum(num_rows)::BIGINT AS num_rows,
+            sum(num_flagged)::BIGINT AS num_flagged, sum(num_failed)::BIGINT AS num_failed,
+            list_sort(list_distinct(list(framework))) AS frameworks
+        FROM (
+            SELECT operator, device, coalesce(topology, '') AS topology, dtype, phase,
+                nullif(concat_ws(' ', framework, framework_version), '') AS framework,
+                count(*) AS num_rows, count(*) FILTER (len(flags) > 0) AS num_flagged,
+                count(*) FILTER (status = 'failed') AS num_failed
+            FROM readable_measurement
+            GROUP BY operator, device, topology, dtype, phase, framework, framework_version
         )
-        for (
-            operator,
-            device,
-            topology,
-            dtype,
-            phase,
-            num_rows,
-            num_flagged,
-            num_failed,
-            frameworks,
-        ) in rows
+        GROUP BY ALL ORDER BY ALL
+    """
+    return tuple(
+        Coverage(**{**row, "frameworks": tuple(row["frameworks"])})
+        for row in _fetch_dicts(store, query)
     )
+
+
+def list_devices(store: Store) -> tuple[MeasuredSubject, ...]:
+    """Return the devices that were measured, by name."""
+    return _list_subjects(store, "device")
+
+
+def list_models(store: Store) -> tuple[MeasuredSubject, ...]:
+    """Return the models whose layers were measured, by name."""
+    return _list_subjects(store, "model")
 
 
 def list_runs(store: Store) -> tuple[RunSummary, ...]:
-    """Return all runs, newest first."""
+    """Return all runs, newest first; rows doubted since they were recorded count as flagged."""
     query = """
-        SELECT run_id, kind, tool, content_hash, source, licence, environment, started_at,
-            completed_at, num_rows, num_flagged, num_failed
-        FROM run_state ORDER BY started_at DESC, run_id
+        SELECT run_state.*, num_flagged + coalesce(doubted.num_rows, 0) AS num_doubted
+        FROM run_state LEFT JOIN (
+            SELECT batch.run_id, count(*) AS num_rows
+            FROM (SELECT DISTINCT batch_number, row_index FROM doubt WHERE until IS NULL)
+            JOIN measurement USING (batch_number, row_index)
+            JOIN batch USING (batch_number)
+            WHERE coalesce(len(measurement.flags), 0) = 0
+            GROUP BY batch.run_id
+        ) AS doubted USING (run_id)
+        ORDER BY started_at DESC, run_id
     """
-    with store.cursor() as cursor:
-        rows = cursor.execute(query).fetchall()
     return tuple(
         RunSummary(
             run=Run(
-                run_id=row[0],
-                kind=RunKind[row[1].upper()],
-                tool=row[2],
-                content_hash=row[3],
-                source=row[4],
-                licence=row[5],
-                environment=row[6],
+                run_id=row["run_id"],
+                kind=RunKind[row["kind"].upper()],
+                tool=row["tool"],
+                content_hash=row["content_hash"],
+                source=row["source"],
+                licence=row["licence"],
+                environment=row["environment"],
             ),
-            started_at=_iso(row[7]),
-            completed_at=_iso(row[8]),
-            num_rows=row[9],
-            num_flagged=row[10],
-            num_failed=row[11],
+            started_at=format_time(row["started_at"]),
+            completed_at=format_time(row["completed_at"]),
+            num_rows=row["num_rows"],
+            num_flagged=row["num_doubted"],
+            num_failed=row["num_failed"],
         )
-        for row in rows
+        for row in _fetch_dicts(store, query)
     )
 
 
-def describe_snapshot(store: Store, selection: MeasurementFilter) -> Snapshot:
-    """Return the hash of the selected rows' content.
-
-    Every row is hashed by itself and the hashes are added, so neither the order of rows nor the
-    run, time or file they came by matters, and a repeated row counts twice.
-    """
-    condition, values = _condition_of(selection)
-    # An unprintable separator and null mark: no text of a row contains them.
-    fields = " || chr(31) || ".join(f"coalesce({name}::VARCHAR, chr(30))" for name in _CONTENT)
+def _list_subjects(store: Store, column: str) -> tuple[MeasuredSubject, ...]:
     query = f"""
-        SELECT count(*), sum(md5_number_lower(content)), sum(md5_number_upper(content))
-        FROM (SELECT {fields} AS content FROM readable_measurement WHERE {condition})
-    """  # noqa: S608 - values are bound
+        SELECT name, sum(num_rows)::BIGINT AS num_rows, sum(num_flagged)::BIGINT AS num_flagged,
+            sum(num_failed)::BIGINT AS num_failed, count(DISTINCT operator) AS num_operators,
+            count(DISTINCT run_id) AS num_runs
+        FROM (
+            SELECT {column} AS name, operator, run_id, count(*) AS num_rows,
+                count(*) FILTER (len(flags) > 0) AS num_flagged,
+                count(*) FILTER (status = 'failed') AS num_failed
+            FROM readable_measurement WHERE {column} IS NOT NULL GROUP BY ALL
+        )
+        GROUP BY name ORDER BY name
+    """  # noqa: S608 - a column of our own
+    return tuple(MeasuredSubject(**row) for row in _fetch_dicts(store, query))
+
+
+def _fetch_dicts(store: Store, query: str) -> list[dict[str, Any]]:
     with store.cursor() as cursor:
-        row = cursor.execute(query, values).fetchone()
-    num_rows, low, high = row or (0, None, None)
-    text = f"{num_rows} {low or 0} {high or 0}"
-    return Snapshot(content_hash=hashlib.sha256(text.encode()).hexdigest(), num_rows=num_rows)
+        found = cursor.execute(query)
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
-def _condition_of(selection: MeasurementFilter) -> tuple[str, list[str]]:
-    """Return the SQL condition of a filter and the values of its placeholders."""
-    terms, values = ["true"], []
-    for name in ("operator", "device", "topology", "run_id"):
-        if value := getattr(selection, name):
-            terms.append(f"{name} = ?")
-            values.append(value)
-    if selection.framework:
-        # "vllm" and "vllm 0.19" both find vllm 0.19.0; "vllm 0.1" does not.
-        terms.append("regexp_matches(concat_ws(' ', framework, framework_version), ?)")
-        values.append(f"^{_quoted(selection.framework)}([ .]|$)")
-    if not selection.include_failed:
-        terms.append("status = 'ok'")
-    if not selection.include_flagged:
-        terms.append("coalesce(len(flags), 0) = 0")
-    return " AND ".join(terms), values
-
-
-def _quoted(text: str) -> str:
-    return "".join(f"\\{char}" if not char.isalnum() and char != " " else char for char in text)
-
-
-def _stream(store: Store, query: str, values: list[str]) -> Iterator[pa.RecordBatch]:
+def _stream(store: Store, selection: MeasurementFilter) -> Iterator[pa.RecordBatch]:
     with store.cursor() as cursor:
-        relation: duckdb.DuckDBPyRelation = cursor.sql(query, params=values)
-        for batch in pa.RecordBatchReader.from_stream(relation):
-            yield batch.cast(STORED_SCHEMA)
+        cursor.begin()
+        pinned = pin_filter(cursor, selection)
+        batches = find_visible_batches(cursor, pinned)
+        for rows in scan_rows(cursor, pinned, _SCANNED, batches):
+            yield _to_stored(rows, batches)
+
+
+def _to_stored(rows: pa.RecordBatch, batches: VisibleBatches) -> pa.RecordBatch:
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns["dims"] = places_to_dims(columns["operator"], columns)
+    of_batch = batches.table.take(locate_batches(rows, batches))
+    for name in _OF_BATCH:
+        columns[name] = of_batch.column(name).combine_chunks()
+    arrays = [columns[field.name].cast(field.type) for field in STORED_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=STORED_SCHEMA)
 
 
 def _chained(
@@ -160,7 +163,3 @@ def _chained(
 ) -> Iterator[pa.RecordBatch]:
     yield from head
     yield from rest
-
-
-def _iso(moment: datetime | None) -> str:
-    return "" if moment is None else moment.isoformat(timespec="seconds") + "Z"

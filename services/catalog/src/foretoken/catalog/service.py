@@ -1,42 +1,70 @@
 """The catalog: records measurements and hands them out again."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-
-from foretoken.catalog import queries
+from foretoken.catalog import queries, snapshots, upkeep
+from foretoken.catalog.backup import stream_backup
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.dims import split_by_operator
-from foretoken.catalog.quality import judge
-from foretoken.catalog.store import CheckedBatch, Store
-from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.catalog.ingest import Ingest
+from foretoken.catalog.reviews import review
+from foretoken.catalog.snapshot_diff import diff_snapshots
+from foretoken.catalog.sql import SqlDesk, SqlLimits, SqlStatistics
+from foretoken.catalog.store import Store
+from foretoken.catalog.tally import IngestStatistics
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.job import Job
+from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
 from foretoken.domain.measurement import (
     ArrowStream,
     BatchReceipt,
+    CheckRequest,
+    CompactReport,
     Coverage,
+    MeasuredSubject,
     MeasurementBatch,
     MeasurementFilter,
+    PruneReport,
+    PruneRequest,
+    QualityReport,
     Run,
     RunSummary,
     Snapshot,
+    SnapshotDiff,
+    SqlQuery,
 )
-from foretoken.wire.arrow import check_measurement_table, read_table
+from foretoken.domain.operator import find_operator
+
+_CHECK = "check"
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class CatalogService:
-    """Implements `CatalogPort` on one DuckDB file. Safe to use from several threads."""
+class CatalogService(RunsJobs):
+    """Implements `CatalogAdminPort` on one DuckDB file. Safe to use from several threads."""
 
     def __init__(self, config: CatalogConfig, clock: Callable[[], datetime] = _now) -> None:
         """Keep the configuration; `clock` gives the time in UTC."""
+        folder = Path(config.state_folder or f"{config.path}.state").expanduser()
+        super().__init__(JobRunner(folder / "jobs"))
         self._config = config
         self._clock = clock
         self._store = Store(config)
+        self._ingest = Ingest(self._store, clock, config.max_batch_rows)
+        self._sql = SqlDesk(
+            self._store,
+            SqlLimits(
+                max_rows=config.sql_max_rows,
+                timeout_s=config.sql_timeout_s,
+                max_spill_bytes=config.sql_max_disk_bytes,
+                max_running=config.sql_max_running,
+            ),
+        )
 
     def open(self) -> None:
         """Open the file, or make it.
@@ -48,29 +76,43 @@ class CatalogService:
 
         """
         self._store.open()
+        self._jobs.open()
 
     def close(self) -> None:
-        """Close the file; what was acknowledged is in it."""
+        """Cancel what runs and close the file; what was acknowledged is in it."""
+        self._jobs.close()
         self._store.close()
 
     def record(self, run: Run, batches: Iterable[MeasurementBatch]) -> Iterator[BatchReceipt]:
         """Store batches of a run, yielding a receipt for each once it is on disk.
+
+        Of an import several batches may be read and stored before the first has its receipt.
 
         Raises:
             RunConflictError: a run of this id has other content.
             InvalidRequestError: a batch is not in the measurement schema, or a row of it is not
                 a measurement; the batches before it stay.
             UnknownOperatorError, UnknownDeviceError, UnknownTopologyError: a row names one.
+            StorageFullError: the disk is full; what has a receipt is there, the rest can be sent
+                again once there is room.
 
         """
         if not run.run_id:
             raise InvalidRequestError.of_field("run_id", "must not be empty")
-        self._store.check_run(run)
-        for batch in batches:
-            yield self._record_batch(run, batch)
+        yield from self._ingest.record(run, batches)
+
+    def statistics(self) -> IngestStatistics:
+        """Return what was recorded since the catalog was opened."""
+        return self._ingest.statistics()
 
     def read_measurements(self, selection: MeasurementFilter) -> ArrowStream:
-        """Return the selected rows, in the order they were recorded within their runs."""
+        """Return the selected rows, in the order they were recorded.
+
+        Raises:
+            UnknownDatasetError: there is no such snapshot.
+            InvalidRequestError: the snapshot is not named clearly, or holds nothing of the kind.
+
+        """
         stream: ArrowStream = queries.read_measurements(self._store, selection)
         return stream
 
@@ -82,37 +124,134 @@ class CatalogService:
         """Return all runs, newest first."""
         return queries.list_runs(self._store)
 
+    def list_devices(self) -> tuple[MeasuredSubject, ...]:
+        """Return the devices that were measured, by name."""
+        return queries.list_devices(self._store)
+
+    def list_models(self) -> tuple[MeasuredSubject, ...]:
+        """Return the models whose layers were measured, by name."""
+        return queries.list_models(self._store)
+
     def describe_snapshot(self, selection: MeasurementFilter) -> Snapshot:
-        """Return the content hash of what the filter selects."""
-        return queries.describe_snapshot(self._store, selection)
+        """Return the content hash of what the filter selects, and what is stored under it.
 
-    def _record_batch(self, run: Run, batch: MeasurementBatch) -> BatchReceipt:
-        stored = self._store.find_receipt(run.run_id, batch.batch_index)
-        if stored is not None:
-            return stored
-        if batch.batch_index < 0:
-            raise InvalidRequestError.of_field("batch_index", "must not be negative")
-        try:
-            checked = self._check(batch)
-        except ForetokenError as err:
-            err.message = f"batch {batch.batch_index}: {err.message}"
-            err.args = (err.message,)
-            raise
-        return self._store.insert(run, checked, self._clock())
+        Raises:
+            UnknownDatasetError, InvalidRequestError: as `read_measurements`.
 
-    def _check(self, batch: MeasurementBatch) -> CheckedBatch:
-        table = check_measurement_table(read_table(batch.rows))
-        if table.num_rows > self._config.max_batch_rows:
-            raise InvalidRequestError.of_field(
-                "rows", f"{table.num_rows} are more than {self._config.max_batch_rows}; split them"
-            )
-        table, groups = split_by_operator(table)
-        judged = judge(table, groups)
-        numbers = pa.array(np.arange(table.num_rows, dtype=np.int64))
-        return CheckedBatch(
-            batch_index=batch.batch_index,
-            rows=judged.table.add_column(0, "row_index", numbers),
-            num_flagged=judged.num_flagged,
-            num_failed=judged.num_failed,
-            is_last=batch.is_last,
+        """
+        return snapshots.describe_snapshot(self._store, selection)
+
+    def create_snapshot(self, selection: MeasurementFilter, holder: str = "") -> Snapshot:
+        """Keep what the filter selects now, on behalf of a holder if one is named.
+
+        Raises:
+            UnknownDatasetError, InvalidRequestError: as `read_measurements`.
+
+        """
+        return snapshots.create_snapshot(self._store, selection, holder, self._clock())
+
+    def list_snapshots(self) -> tuple[Snapshot, ...]:
+        """Return the stored snapshots, newest first."""
+        return snapshots.list_snapshots(self._store)
+
+    def diff_snapshots(self, before: str, after: str) -> SnapshotDiff:
+        """Return what the rows of two stored snapshots differ in.
+
+        Raises:
+            UnknownDatasetError, InvalidRequestError: as `read_measurements`.
+
+        """
+        return diff_snapshots(self._store, before, after)
+
+    def release_snapshot(self, content_hash: str, holder: str) -> Snapshot:
+        """Take a holder from a snapshot; harmless when it does not hold it.
+
+        Raises:
+            UnknownDatasetError, InvalidRequestError: as `read_measurements`.
+
+        """
+        return snapshots.release_snapshot(self._store, content_hash, holder)
+
+    def delete_snapshot(self, content_hash: str) -> None:
+        """Forget a snapshot; its rows stay.
+
+        Raises:
+            SnapshotInUseError: something holds it.
+            UnknownDatasetError, InvalidRequestError: as `read_measurements`.
+
+        """
+        snapshots.delete_snapshot(self._store, content_hash)
+
+    def create_check(self, request: CheckRequest) -> Job:
+        """Start judging stored rows again, all batches and runs together.
+
+        Raises:
+            UnknownOperatorError, UnknownDeviceError: no file of that name.
+
+        """
+        checked = replace(
+            request,
+            operator=find_operator(request.operator).name if request.operator else "",
+            device=find_device(request.device).name if request.device else "",
         )
+        return self._jobs.create(_CHECK, lambda progress: self._check(checked, progress))
+
+    def get_check_report(self, job_id: str) -> QualityReport:
+        """Return the result of a finished check."""
+        return self._jobs.result(job_id, QualityReport)
+
+    def query_sql(self, query: SqlQuery) -> ArrowStream:
+        """Return the result of a read-only SQL query, computed as it is read.
+
+        Raises:
+            InvalidRequestError: it is not one query of the public views.
+            QueryLimitError: it takes more time, memory or rows than it may; also while it is read.
+            QueueFullError: too many are being answered.
+
+        """
+        stream: ArrowStream = self._sql.ask(query)
+        return stream
+
+    def sql_statistics(self) -> SqlStatistics:
+        """Return what was asked in SQL since the service was made."""
+        return self._sql.statistics()
+
+    @property
+    def num_readers(self) -> int:
+        """How many reads and writes use the database at the moment."""
+        return self._store.num_users
+
+    def size_bytes(self) -> int:
+        """Return the storage the catalog takes, in bytes."""
+        return self._store.size_bytes()
+
+    def backup(self) -> Iterator[bytes]:
+        """Yield a copy of the catalog as it is now, in pieces; recording goes on meanwhile.
+
+        Raises:
+            StorageFullError: there is no room beside the catalog for a copy.
+
+        """
+        return stream_backup(self._store)
+
+    def prune(self, request: PruneRequest) -> PruneReport:
+        """Delete old runs, but none that a snapshot needs.
+
+        Raises:
+            InvalidRequestError: the age is not a number of days from 0 to 36,500.
+
+        """
+        return upkeep.prune(self._store, request, self._clock())
+
+    def compact(self) -> CompactReport:
+        """Write the catalog's files anew without the room that deleted rows left.
+
+        Raises:
+            CatalogBusyError: it was being read all the time; all is as before.
+            StorageFullError: there is no room beside the catalog for the new file.
+
+        """
+        return upkeep.compact(self._store)
+
+    def _check(self, request: CheckRequest, progress: JobProgress) -> QualityReport:
+        return review(self._store, request, self._clock(), progress.update)

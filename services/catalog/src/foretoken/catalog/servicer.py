@@ -1,16 +1,25 @@
 """The catalog over gRPC: proto messages to the port and back."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
-from foretoken.api.types.v1 import measurement_pb2
+from foretoken.api.types.v1 import job_pb2, measurement_pb2
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, Run
-from foretoken.domain.ports import CatalogPort
+from foretoken.domain.measurement import (
+    ArrowStream,
+    CheckRequest,
+    MeasurementBatch,
+    MeasurementFilter,
+    PruneRequest,
+    Run,
+    SqlQuery,
+)
+from foretoken.domain.ports import CatalogAdminPort
 from foretoken.wire import codec, ipc
-from foretoken.wire.serving import register_service, take_page
+from foretoken.wire.serving import JobRpcs, register_service, take_page
 
 SERVICE = catalog_pb2.DESCRIPTOR.services_by_name["CatalogService"]
 SERVICE_NAME: str = SERVICE.full_name
@@ -19,11 +28,12 @@ SERVICE_NAME: str = SERVICE.full_name
 MAX_BATCH_BYTES = 512 * 2**20
 
 
-class CatalogServicer:
+class CatalogServicer(JobRpcs):
     """Answers the catalog's rpcs."""
 
-    def __init__(self, port: CatalogPort) -> None:
+    def __init__(self, port: CatalogAdminPort) -> None:
         """Keep the port."""
+        super().__init__(port)
         self._port = port
 
     def record(
@@ -42,8 +52,13 @@ class CatalogServicer:
     ) -> Iterator[measurement_pb2.ArrowChunk]:
         """Stream the selected rows."""
         selection = codec.decode(request.selection, MeasurementFilter)
-        for chunk in ipc.write_chunks(self._port.read_measurements(selection)):
-            yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
+        return _stream(self._port.read_measurements(selection))
+
+    def query_sql(
+        self, request: catalog_pb2.QuerySqlRequest, _context: grpc.ServicerContext
+    ) -> Iterator[measurement_pb2.ArrowChunk]:
+        """Stream the result of a read-only query."""
+        return _stream(self._port.query_sql(codec.decode(request, SqlQuery)))
 
     def describe_coverage(
         self, _request: catalog_pb2.DescribeCoverageRequest, _context: grpc.ServicerContext
@@ -68,6 +83,26 @@ class CatalogServicer:
         runs = [codec.encode(summary, measurement_pb2.RunSummary) for summary in page]
         return catalog_pb2.ListRunsResponse(runs=runs, next_page_token=token)
 
+    def list_devices(
+        self, request: catalog_pb2.ListDevicesRequest, _context: grpc.ServicerContext
+    ) -> catalog_pb2.ListDevicesResponse:
+        """Return a page of devices, by name."""
+        page, token = take_page(
+            self._port.list_devices(), lambda one: one.name, request.page_size, request.page_token
+        )
+        devices = [codec.encode(one, measurement_pb2.MeasuredSubject) for one in page]
+        return catalog_pb2.ListDevicesResponse(devices=devices, next_page_token=token)
+
+    def list_models(
+        self, request: catalog_pb2.ListModelsRequest, _context: grpc.ServicerContext
+    ) -> catalog_pb2.ListModelsResponse:
+        """Return a page of models, by name."""
+        page, token = take_page(
+            self._port.list_models(), lambda one: one.name, request.page_size, request.page_token
+        )
+        models = [codec.encode(one, measurement_pb2.MeasuredSubject) for one in page]
+        return catalog_pb2.ListModelsResponse(models=models, next_page_token=token)
+
     def describe_snapshot(
         self, request: catalog_pb2.DescribeSnapshotRequest, _context: grpc.ServicerContext
     ) -> measurement_pb2.Snapshot:
@@ -75,10 +110,91 @@ class CatalogServicer:
         selection = codec.decode(request.selection, MeasurementFilter)
         return codec.encode(self._port.describe_snapshot(selection), measurement_pb2.Snapshot)
 
+    def create_snapshot(
+        self, request: catalog_pb2.CreateSnapshotRequest, _context: grpc.ServicerContext
+    ) -> measurement_pb2.Snapshot:
+        """Keep what a filter selects now."""
+        selection = codec.decode(request.selection, MeasurementFilter)
+        snapshot = self._port.create_snapshot(selection, request.holder)
+        return codec.encode(snapshot, measurement_pb2.Snapshot)
 
-def register(server: grpc.Server, port: CatalogPort) -> None:
+    def list_snapshots(
+        self, request: catalog_pb2.ListSnapshotsRequest, _context: grpc.ServicerContext
+    ) -> catalog_pb2.ListSnapshotsResponse:
+        """Return a page of stored snapshots, newest first."""
+        page, token = take_page(
+            self._port.list_snapshots(),
+            lambda snapshot: snapshot.content_hash,
+            request.page_size,
+            request.page_token,
+        )
+        snapshots = [codec.encode(snapshot, measurement_pb2.Snapshot) for snapshot in page]
+        return catalog_pb2.ListSnapshotsResponse(snapshots=snapshots, next_page_token=token)
+
+    def diff_snapshots(
+        self, request: catalog_pb2.DiffSnapshotsRequest, _context: grpc.ServicerContext
+    ) -> measurement_pb2.SnapshotDiff:
+        """Return what two snapshots differ in."""
+        diff = self._port.diff_snapshots(request.before, request.after)
+        return codec.encode(diff, measurement_pb2.SnapshotDiff)
+
+    def release_snapshot(
+        self, request: catalog_pb2.ReleaseSnapshotRequest, _context: grpc.ServicerContext
+    ) -> measurement_pb2.Snapshot:
+        """Take a holder from a snapshot."""
+        snapshot = self._port.release_snapshot(request.content_hash, request.holder)
+        return codec.encode(snapshot, measurement_pb2.Snapshot)
+
+    def delete_snapshot(
+        self, request: catalog_pb2.DeleteSnapshotRequest, _context: grpc.ServicerContext
+    ) -> catalog_pb2.DeleteSnapshotResponse:
+        """Forget a snapshot that nothing holds."""
+        self._port.delete_snapshot(request.content_hash)
+        return catalog_pb2.DeleteSnapshotResponse()
+
+    def create_check(
+        self, request: catalog_pb2.CreateCheckRequest, _context: grpc.ServicerContext
+    ) -> Any:
+        """Start a check of stored rows."""
+        job = self._port.create_check(codec.decode(request, CheckRequest))
+        return codec.encode(job, job_pb2.Job)
+
+    def get_check_report(
+        self, request: catalog_pb2.GetCheckReportRequest, _context: grpc.ServicerContext
+    ) -> measurement_pb2.QualityReport:
+        """Return the result of a finished check."""
+        report = self._port.get_check_report(request.job_id)
+        return codec.encode(report, measurement_pb2.QualityReport)
+
+    def backup(
+        self, _request: catalog_pb2.BackupRequest, _context: grpc.ServicerContext
+    ) -> Iterator[catalog_pb2.BackupChunk]:
+        """Stream a copy of the catalog."""
+        for piece in self._port.backup():
+            yield catalog_pb2.BackupChunk(content=piece)
+
+    def prune(
+        self, request: catalog_pb2.PruneRequest, _context: grpc.ServicerContext
+    ) -> catalog_pb2.PruneReport:
+        """Delete old runs that no snapshot needs."""
+        report = self._port.prune(codec.decode(request, PruneRequest))
+        return codec.encode(report, catalog_pb2.PruneReport)
+
+    def compact(
+        self, _request: catalog_pb2.CompactRequest, _context: grpc.ServicerContext
+    ) -> catalog_pb2.CompactReport:
+        """Write the catalog's files anew."""
+        return codec.encode(self._port.compact(), catalog_pb2.CompactReport)
+
+
+def register(server: grpc.Server, port: CatalogAdminPort) -> None:
     """Let a server answer for this catalog."""
     register_service(server, SERVICE, CatalogServicer(port))
+
+
+def _stream(rows: ArrowStream) -> Iterator[measurement_pb2.ArrowChunk]:
+    for chunk in ipc.write_chunks(rows):
+        yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
 
 
 def _join_chunks(requests: Iterator[catalog_pb2.RecordRequest]) -> Iterator[MeasurementBatch]:
@@ -96,6 +212,9 @@ def _join_chunks(requests: Iterator[catalog_pb2.RecordRequest]) -> Iterator[Meas
         pieces.append(chunk.arrow_ipc)
         if chunk.end_of_batch:
             yield MeasurementBatch(
-                batch_index=chunk.batch_index, rows=ipc.read_chunks(pieces), is_last=chunk.last
+                batch_index=chunk.batch_index,
+                rows=ipc.read_chunks(pieces),
+                is_last=chunk.last,
+                wants_receipt=chunk.receipt_wanted,
             )
             pieces, num_bytes = [], 0

@@ -1,8 +1,7 @@
-"""Read other tools' CSV files strictly: every fault names the file and, where it can, the line."""
+"""Read other tools' tables strictly: every fault names the file and, where it can, the line."""
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,59 +9,54 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv
+from pyarrow import csv, parquet
 
 from foretoken.catalog.dims import columns_to_dims
+from foretoken.catalog.source_content import check_utf8
+from foretoken.catalog.source_file import SourceFile, current_budget, read_source_file, refuse
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.operator import find_operator
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
-_LFS_POINTER = b"version https://git-lfs"
+__all__ = [
+    "Floats",
+    "RowFacts",
+    "SourceFile",
+    "SourceTable",
+    "build_rows",
+    "parse_csv",
+    "parse_parquet",
+    "read_source_file",
+]
+
 _EMPTY_CELLS = ["", "nan", "NaN", "NAN", "NA", "N/A", "null", "None"]
 # Larger floats are not exact as integers.
 _WHOLE_MAX = 2.0**53
 # The header is line 1.
 _FIRST_LINE = 2
+# Real lines have some kB, real tables some dozen columns, real names some dozen characters.
+_LINE_MAX_BYTES = 1 << 20
+_COLUMNS_MAX = 2_000
+_TEXT_MAX = 1_000
+# How much of a bad cell an error shows.
+_SHOWN = 60
+_CELL_BYTES = 8
 
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A file as it was read: its path relative to the import, and the SHA-256 of its bytes."""
-
-    name: str
-    content_hash: str
-    content: bytes
-
-
-def read_source_file(path: Path, root: Path) -> SourceFile:
-    """Read a file that lies under `root`.
-
-    Raises:
-        InvalidRequestError: it cannot be read, or is a Git LFS pointer instead of the data.
-
-    """
-    name = path.relative_to(root).as_posix() if path != root else path.name
-    try:
-        content = path.read_bytes()
-    except OSError as err:
-        raise InvalidRequestError.of_field("path", f"{path}: {err.strerror}") from err
-    if content.startswith(_LFS_POINTER):
-        raise InvalidRequestError.of_field(
-            "path",
-            f"{path} is a Git LFS pointer, not the data; run `git lfs pull` where it is from",
-        )
-    return SourceFile(name, hashlib.sha256(content).hexdigest(), content)
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A CSV file in memory."""
+    """A table in memory; its source keeps name and hash, not the bytes.
+
+    `has_lines`: its rows are the lines of a file after a header.
+    """
 
     source: SourceFile
     path: Path
     table: pa.Table
+    has_lines: bool = True
 
     @property
     def num_rows(self) -> int:
@@ -83,12 +77,9 @@ class SourceTable:
         cells = self._column(column)
         try:
             floats = cells.cast(pa.float64())
-        except pa.ArrowInvalid as err:
-            texts = cells.to_pylist()
-            row = next(
-                i for i, text in enumerate(texts) if text is not None and not _is_number(text)
-            )
-            raise self.fault(row, f"{column}: {texts[row]!r} is not a number") from err
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
+            self._check_cells(column, cells.to_pylist(), _is_number, "not a number")
+            raise self.fault(0, f"{column}: not numbers but {cells.type}") from err
         return np.asarray(pc.fill_null(floats, np.nan).to_numpy(), dtype=np.float64)
 
     def integers(self, column: str) -> npt.NDArray[np.int64]:
@@ -107,8 +98,16 @@ class SourceTable:
         return numbers.astype(np.int64)
 
     def texts(self, column: str) -> npt.NDArray[np.str_]:
-        """Return a column as text, empty cells as the empty string."""
-        return np.array([str(cell or "") for cell in self._column(column).to_pylist()], dtype=str)
+        """Return a column as text, empty cells as the empty string.
+
+        Raises:
+            InvalidRequestError: the column is missing or a cell is too long.
+
+        """
+        words = self._words(column)
+        # An array of text gives every cell the room of the longest.
+        self._check_cells(column, words, lambda word: len(word) <= _TEXT_MAX, "too long")
+        return np.array(words, dtype=str)
 
     def flags(self, column: str) -> npt.NDArray[np.bool_]:
         """Return a column of true and false (or 1 and 0).
@@ -117,16 +116,26 @@ class SourceTable:
             InvalidRequestError: the column is missing or a cell is something else.
 
         """
-        words = self._column(column).to_pylist()
-        for row, word in enumerate(words):
-            if str(word).lower() not in _BOOLEANS:
-                raise self.fault(row, f"{column}: {word!r} is neither true nor false")
-        return np.array([_BOOLEANS[str(word).lower()] for word in words], dtype=bool)
+        words = [word.lower() for word in self._words(column)]
+        self._check_cells(column, words, _BOOLEANS.__contains__, "neither true nor false")
+        return np.array([_BOOLEANS[word] for word in words], dtype=bool)
 
     def fault(self, row: int, description: str) -> InvalidRequestError:
         """Return the error for a row, counted from 0."""
-        line = f"{self.path}, line {row + _FIRST_LINE}"
-        return InvalidRequestError.of_field("path", f"{line}: {description}")
+        place = f"line {row + _FIRST_LINE}" if self.has_lines else f"row {row + 1}"
+        return InvalidRequestError.of_field("path", f"{self.path}, {place}: {description}")
+
+    def _check_cells(
+        self, column: str, cells: Sequence[Any], is_legal: Callable[[Any], bool], fault: str
+    ) -> None:
+        for row, cell in enumerate(cells):
+            if not is_legal(cell):
+                shown = repr(cell[:_SHOWN] if isinstance(cell, str) else cell)
+                raise self.fault(row, f"{column}: {shown} is {fault}")
+
+    def _words(self, column: str) -> list[str]:
+        cells = self._column(column).to_pylist()
+        return ["" if cell is None else str(cell) for cell in cells]
 
     def _column(self, name: str) -> pa.ChunkedArray:
         if not self.has(name):
@@ -134,34 +143,88 @@ class SourceTable:
         return self.table.column(name)
 
 
-_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
-
-
 def parse_csv(source: SourceFile, path: Path, required: Sequence[str] = ()) -> SourceTable:
     """Return the table in a CSV file.
 
     Raises:
-        InvalidRequestError: it is not a CSV file, has no rows or names a column twice, or lacks a
-            required one.
+        InvalidRequestError: it is not a CSV file in UTF-8, has an endless line, too many columns or
+            no rows, names a column twice, or lacks a required one.
 
     """
+    check_utf8(source, path)
+    _check_lines(source, path)
     options = csv.ConvertOptions(null_values=_EMPTY_CELLS, strings_can_be_null=True)
     try:
         table = csv.read_csv(pa.BufferReader(source.content), convert_options=options)
-    except (pa.ArrowInvalid, UnicodeDecodeError) as err:
+    except pa.ArrowInvalid as err:
         raise InvalidRequestError.of_field("path", f"{path}: not a CSV file: {err}") from err
-    names = table.schema.names
+    return _check_table(SourceTable(source, path, table), required)
+
+
+def parse_parquet(source: SourceFile, path: Path, required: Sequence[str] = ()) -> SourceTable:
+    """Return the table in a Parquet file.
+
+    Raises:
+        InvalidRequestError: it is not a Parquet file, unpacks to more than the import may read, has
+            too many columns, nested columns or no rows, names a column twice, or lacks a required
+            one.
+
+    """
+    try:
+        file = parquet.ParquetFile(pa.BufferReader(source.content))
+        _check_parquet(file, path)
+        # A column of few distinct values stays as small as it is in the file.
+        texts = [f.name for f in file.schema_arrow if _is_text(f.type)]
+        file = parquet.ParquetFile(pa.BufferReader(source.content), read_dictionary=texts)
+        table = file.read(use_threads=False)
+    except (pa.ArrowException, OSError, ValueError) as err:
+        refuse(path, f"not a Parquet file: {err}")
+    return _check_table(SourceTable(source, path, table, has_lines=False), required)
+
+
+def _check_lines(source: SourceFile, path: Path) -> None:
+    content, start = source.content, 0
+    while len(content) - start > _LINE_MAX_BYTES:
+        end = content.rfind(b"\n", start, start + _LINE_MAX_BYTES)
+        if end < 0:
+            line = content.count(b"\n", 0, start) + 1
+            refuse(path, f"line {line}: longer than {_LINE_MAX_BYTES} bytes")
+        start = end + 1
+    end = content.find(b"\n")
+    num_columns = content.count(b",", 0, end if end >= 0 else len(content)) + 1
+    if num_columns > _COLUMNS_MAX:
+        refuse(path, f"{num_columns} columns, more than {_COLUMNS_MAX}")
+
+
+def _check_parquet(file: parquet.ParquetFile, path: Path) -> None:
+    """Refuse by its footer a file that claims more than the import may read."""
+    about = file.metadata
+    if about.num_columns > _COLUMNS_MAX:
+        refuse(path, f"{about.num_columns} columns, more than {_COLUMNS_MAX}")
+    for name, kind in zip(file.schema_arrow.names, file.schema_arrow.types, strict=True):
+        if pa.types.is_nested(kind):
+            refuse(path, f"column {name!r} is nested ({kind}), which is not read")
+    groups = [about.row_group(index) for index in range(about.num_row_groups)]
+    packed = sum(group.total_byte_size for group in groups)
+    current_budget().spend(max(packed, about.num_rows * about.num_columns * _CELL_BYTES), path)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _check_table(found: SourceTable, required: Sequence[str]) -> SourceTable:
+    """Return the table without the bytes it was read from."""
+    names = found.table.schema.names
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise InvalidRequestError.of_field("path", f"{path}: columns twice: {', '.join(repeated)}")
-    if not table.num_rows:
-        raise InvalidRequestError.of_field(
-            "path", f"{path}: has no rows; was it cut short? Remove it, or fetch it again"
-        )
+        refuse(found.path, f"columns twice: {', '.join(repeated)}")
+    if not found.num_rows:
+        refuse(found.path, "has no rows; was it cut short? Remove it, or fetch it again")
     missing = [name for name in required if name not in names]
     if missing:
-        raise InvalidRequestError.of_field("path", f"{path}: missing columns {', '.join(missing)}")
-    return SourceTable(source, path, table)
+        refuse(found.path, f"missing columns {', '.join(missing)}")
+    return replace(found, source=replace(found.source, content=b""))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,10 +234,13 @@ class RowFacts:
     operator: str
     dtype: str
     device: str
+    phase: str = "forward"
     topology: str | None = None
     framework: str | None = None
     framework_version: str | None = None
     kernel: str | None = None
+    variant: str | None = None
+    model: str | None = None
     num_samples: int | None = None
     flag: str = ""
 
@@ -203,15 +269,17 @@ def build_rows(
         name: pa.array(np.repeat(getattr(facts, name), num_rows).tolist(), pa.string())
         for name in (
             "operator",
+            "phase",
             "dtype",
             "device",
             "topology",
             "framework",
             "framework_version",
             "kernel",
+            "variant",
+            "model",
         )
     }
-    columns["phase"] = ["forward"] * num_rows
     columns["dims"] = columns_to_dims(dims, num_rows)
     for statistic, values in latency_us.items():
         columns[f"latency_us_{statistic}"] = pa.array(values, mask=~np.isfinite(values))
@@ -247,9 +315,11 @@ def _check_dims(
             )
 
 
-def _is_number(text: object) -> bool:
+def _is_number(cell: object) -> bool:
+    if cell is None:
+        return True
     try:
-        float(str(text))
+        float(str(cell))
     except ValueError:
         return False
     return True

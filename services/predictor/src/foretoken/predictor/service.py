@@ -89,8 +89,9 @@ class PredictorService(RunsJobs):
         started_s = time.process_time()
         selection = MeasurementFilter(device=request.device, operator=request.operator)
         progress.update(0.0, "reading the catalog")
-        snapshot = self._catalog.describe_snapshot(selection)
-        found = read_series(self._catalog.read_measurements(selection))
+        snapshot = self._catalog.create_snapshot(selection)
+        kept_rows = MeasurementFilter(snapshot=snapshot.content_hash)
+        found = read_series(self._catalog.read_measurements(kept_rows))
         if not found:
             raise InvalidRequestError(
                 "the catalog has no rows to train on; profile a device or import measurements"
@@ -111,6 +112,8 @@ class PredictorService(RunsJobs):
             transfers=train_transfers(list(own_models(series)), self._config, request.seed),
         )
         self._store.save(models)
+        # What a model was trained on must not be pruned.
+        self._catalog.create_snapshot(kept_rows, f"model {models.version}")
         self._store.activate(models.version)
         self._use(self._store.load(models.version))
         _log.info("trained: version=%s rows=%d", models.version, models.num_rows)

@@ -94,8 +94,10 @@ class Series:
 def read_series(stream: ArrowStream) -> tuple[Series, ...]:
     """Return every series of the rows that can be trained on, in the order of their keys.
 
-    Rows that failed or are flagged are left out, those of an operator, device or topology without
-    a file, and at each point those of all kernels but the fastest, which an engine would choose.
+    Rows that failed or are flagged are left out, those of a variant (another number format of
+    weights or cache, another routing, launched in another way: none is like the plain case), those
+    of an operator, device or topology without a file, and at each point those of all kernels but
+    the fastest, which an engine would choose.
     Where several frameworks measured the same circumstances, one more series with an empty
     framework unites them.
     """
@@ -166,6 +168,7 @@ def _keep_usable(table: pa.Table) -> pa.Table:
         pc.and_(pc.equal(table["status"], "ok"), pc.equal(num_flags, 0)),
         pc.and_(pc.is_finite(latency), pc.greater(latency, 0.0)),
     )
+    is_usable = pc.and_(is_usable, pc.is_null(table["variant"]))
     version = pc.coalesce(table["framework_version"], pa.scalar(""))
     framework = pc.coalesce(table["framework"], pa.scalar(""))
     named = pc.utf8_trim_whitespace(pc.binary_join_element_wise(framework, version, " "))

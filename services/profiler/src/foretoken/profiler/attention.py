@@ -33,7 +33,7 @@ def attention_inputs(
     key_shape = (num_seqs, dims["num_kv_heads"], kv_len, dims["head_dim"])
     query = tensors.random(num_seqs, dims["num_heads"], q_len, dims["head_dim"])
     key, value = tensors.random(*key_shape), tensors.random(*key_shape)
-    return query, key, value, _mask(q_len, kv_len, tensors.device)
+    return query, key, value, causal_mask(q_len, kv_len, tensors.device)
 
 
 def attend(
@@ -53,8 +53,8 @@ def attend(
     )
 
 
-def _mask(q_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
-    """Return which keys each query sees, where torch's own causal flag does not say it."""
+def causal_mask(q_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
+    """Return which keys each query sees; empty where torch's own causal flag says it."""
     if q_len in (1, kv_len):
         return torch.empty(0, dtype=torch.bool, device=device)
     allowed = torch.ones(q_len, kv_len, dtype=torch.bool, device=device)

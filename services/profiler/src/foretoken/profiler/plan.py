@@ -98,6 +98,7 @@ def make_plan(
     The order is random, from the request's seed: neighbours in a sweep then do not share a
     moment's noise. A share of the calls comes twice, at different moments. A pod's part is taken
     before covered points are left out, so that pods that start later still get their own.
+    An operator without a sweep is only imported: none of it is planned.
 
     Raises:
         UnknownOperatorError: the request names an operator that does not exist.

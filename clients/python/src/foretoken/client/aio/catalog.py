@@ -1,38 +1,40 @@
 """The catalog as a remote service, for asyncio."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Self
 
 import pyarrow as pa
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
-from foretoken.api.types.v1 import measurement_pb2
 from foretoken.client.aio.channel import AsyncConnection
-from foretoken.client.catalog import batch_messages, run_message
+from foretoken.client.aio.jobs import AsyncJobsClient
+from foretoken.client.aio.recording import AsyncRunSender, Batches
+from foretoken.client.catalog import encode_filter
 from foretoken.client.channel import ChannelOptions
 from foretoken.client.jobs import MAX_PAGE_SIZE
-from foretoken.domain.errors import CatalogBusyError, ServiceUnavailableError
+from foretoken.domain.job import Job
 from foretoken.domain.measurement import (
     BatchReceipt,
+    CheckRequest,
+    CompactReport,
     Coverage,
-    MeasurementBatch,
+    MeasuredSubject,
     MeasurementFilter,
+    PruneReport,
+    PruneRequest,
+    QualityReport,
     Run,
     RunSummary,
     Snapshot,
+    SnapshotDiff,
+    SqlQuery,
 )
 from foretoken.wire import codec, ipc
 
-if TYPE_CHECKING:
-    # The stub files alone know this class.
-    from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceAsyncStub
 
-Batches = Iterable[MeasurementBatch] | AsyncIterable[MeasurementBatch]
-
-
-class AsyncCatalogClient:
+class AsyncCatalogClient(AsyncJobsClient):
     """`CatalogClient`, awaited."""
 
     def __init__(
@@ -41,48 +43,40 @@ class AsyncCatalogClient:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Keep the connection, which must be open."""
-        self._connection = connection
-        self._stub = CatalogServiceStub(connection.channel)
-        self._sleep = sleep
+        stub = CatalogServiceStub(connection.channel)
+        super().__init__(connection, stub, sleep)
+        self._stub = stub
 
     @classmethod
     def connect(cls, target: str | ChannelOptions) -> Self:
         """Return a client of the catalog at an address."""
         return cls(AsyncConnection.to(target, "catalog"))
 
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._connection.close()
-
-    async def __aenter__(self) -> Self:
-        """Return the client."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close the connection."""
-        await self.close()
-
     async def record(self, run: Run, batches: Batches) -> AsyncIterator[BatchReceipt]:
         """Store batches of a run, yielding a receipt for each once it is on disk.
 
-        A batch whose receipt is lost is sent again over a new stream, which is harmless.
+        See `CatalogClient.record`.
         """
-        sender = _RunSender(self._connection, self._stub, run, self._sleep)
+        sender = AsyncRunSender(self._connection, self._stub, run, self._sleep)
         try:
-            async for batch in _iterate(batches):
-                yield await sender.send(batch)
+            async for receipt in sender.send_all(batches):
+                yield receipt
         except BaseException:
             await sender.abandon()
             raise
         await sender.finish()
 
     async def read_measurements(self, selection: MeasurementFilter) -> pa.Table:
-        """Return the selected rows in the Arrow measurement schema."""
-        request = catalog_pb2.ReadMeasurementsRequest(
-            selection=codec.encode(selection, measurement_pb2.MeasurementFilter)
-        )
-        stream = self._connection.stream(self._stub.ReadMeasurements, request)
-        return ipc.read_chunks([chunk.arrow_ipc async for chunk in stream])
+        """Return the selected rows in the stored schema."""
+        request = catalog_pb2.ReadMeasurementsRequest(selection=encode_filter(selection))
+        chunks = self._connection.stream(self._stub.ReadMeasurements, request)
+        return ipc.read_chunks([chunk.arrow_ipc async for chunk in chunks])
+
+    async def query_sql(self, query: SqlQuery) -> pa.Table:
+        """Return the result of a read-only SQL query."""
+        request = codec.encode(query, catalog_pb2.QuerySqlRequest)
+        chunks = self._connection.stream(self._stub.QuerySql, request)
+        return ipc.read_chunks([chunk.arrow_ipc async for chunk in chunks])
 
     async def describe_coverage(self) -> tuple[Coverage, ...]:
         """Return row counts per operator, device, dtype and phase."""
@@ -98,87 +92,89 @@ class AsyncCatalogClient:
             [codec.decode(message, RunSummary) async for page in pages for message in page.runs]
         )
 
+    async def list_devices(self) -> tuple[MeasuredSubject, ...]:
+        """Return the devices that were measured, by name."""
+        request = catalog_pb2.ListDevicesRequest(page_size=MAX_PAGE_SIZE)
+        pages = self._connection.pages(self._stub.ListDevices, request)
+        return tuple(
+            [codec.decode(one, MeasuredSubject) async for page in pages for one in page.devices]
+        )
+
+    async def list_models(self) -> tuple[MeasuredSubject, ...]:
+        """Return the models whose layers were measured, by name."""
+        request = catalog_pb2.ListModelsRequest(page_size=MAX_PAGE_SIZE)
+        pages = self._connection.pages(self._stub.ListModels, request)
+        return tuple(
+            [codec.decode(one, MeasuredSubject) async for page in pages for one in page.models]
+        )
+
     async def describe_snapshot(self, selection: MeasurementFilter) -> Snapshot:
         """Return the content hash of what the filter selects."""
-        request = catalog_pb2.DescribeSnapshotRequest(
-            selection=codec.encode(selection, measurement_pb2.MeasurementFilter)
-        )
+        request = catalog_pb2.DescribeSnapshotRequest(selection=encode_filter(selection))
         answer = await self._connection.call(self._stub.DescribeSnapshot, request)
         return codec.decode(answer, Snapshot)
 
+    async def create_snapshot(self, selection: MeasurementFilter, holder: str = "") -> Snapshot:
+        """Keep what the filter selects now, on behalf of a holder if one is named."""
+        request = catalog_pb2.CreateSnapshotRequest(
+            selection=encode_filter(selection), holder=holder
+        )
+        answer = await self._connection.call(self._stub.CreateSnapshot, request)
+        return codec.decode(answer, Snapshot)
 
-class _RunSender:
-    """Sends the batches of a run one by one, over as many streams as it takes."""
+    async def list_snapshots(self) -> tuple[Snapshot, ...]:
+        """Return the stored snapshots, newest first."""
+        request = catalog_pb2.ListSnapshotsRequest(page_size=MAX_PAGE_SIZE)
+        pages = self._connection.pages(self._stub.ListSnapshots, request)
+        return tuple(
+            [codec.decode(one, Snapshot) async for page in pages for one in page.snapshots]
+        )
 
-    def __init__(
-        self,
-        connection: AsyncConnection,
-        stub: "CatalogServiceAsyncStub",
-        run: Run,
-        sleep: Callable[[float], Awaitable[None]],
-    ) -> None:
-        self._connection = connection
-        self._stub = stub
-        self._run = run
-        self._sleep = sleep
-        self._num_receipts = 0
-        self._open()
+    async def diff_snapshots(self, before: str, after: str) -> SnapshotDiff:
+        """Return what the rows of two stored snapshots differ in."""
+        request = catalog_pb2.DiffSnapshotsRequest(before=before, after=after)
+        answer = await self._connection.call(self._stub.DiffSnapshots, request)
+        return codec.decode(answer, SnapshotDiff)
 
-    async def send(self, batch: MeasurementBatch) -> BatchReceipt:
-        """Return the receipt of a batch; where it is lost, the batch is sent again."""
-        messages = batch_messages(batch)
-        options = self._connection.options
-        for num_losses in range(options.max_reconnects):
-            try:
-                return await self._send_once(messages)
-            except (ServiceUnavailableError, CatalogBusyError):
-                await self.abandon()
-                await self._sleep(options.reconnect_delay_s * 2.0**num_losses)
-                self._open()
-        return await self._send_once(messages)
+    async def release_snapshot(self, content_hash: str, holder: str) -> Snapshot:
+        """Take a holder from a snapshot; harmless when it does not hold it."""
+        request = catalog_pb2.ReleaseSnapshotRequest(content_hash=content_hash, holder=holder)
+        answer = await self._connection.call(self._stub.ReleaseSnapshot, request)
+        return codec.decode(answer, Snapshot)
 
-    async def finish(self) -> None:
-        """End the stream in order: the catalog learns that no more comes."""
-        self._requests.put_nowait(None)
-        try:
-            async for _ in self._receipts:
-                pass
-        except ServiceUnavailableError:
-            # Where every batch has its receipt, only the farewell got lost.
-            if not self._num_receipts:
-                raise
+    async def delete_snapshot(self, content_hash: str) -> None:
+        """Forget a snapshot that nothing holds; its rows stay until they are pruned."""
+        request = catalog_pb2.DeleteSnapshotRequest(content_hash=content_hash)
+        await self._connection.call(self._stub.DeleteSnapshot, request)
 
-    async def abandon(self) -> None:
-        """Break off; a batch without a receipt may be stored or not, and may be sent again."""
-        await self._receipts.aclose()
-        self._requests.put_nowait(None)
+    async def create_check(self, request: CheckRequest) -> Job:
+        """Start judging stored rows again, all batches and runs together."""
+        message = codec.encode(request, catalog_pb2.CreateCheckRequest)
+        answer = await self._connection.call(self._stub.CreateCheck, message)
+        return codec.decode(answer, Job)
 
-    def _open(self) -> None:
-        self._requests: asyncio.Queue[catalog_pb2.RecordRequest | None] = asyncio.Queue()
-        self._requests.put_nowait(run_message(self._run))
-        self._receipts = self._connection.exchange(self._stub.Record, _drain(self._requests))
+    async def get_check_report(self, job_id: str) -> QualityReport:
+        """Return the result of a finished check."""
+        request = catalog_pb2.GetCheckReportRequest(job_id=job_id)
+        answer = await self._connection.call(self._stub.GetCheckReport, request)
+        return codec.decode(answer, QualityReport)
 
-    async def _send_once(self, messages: Iterable[catalog_pb2.RecordRequest]) -> BatchReceipt:
-        for message in messages:
-            self._requests.put_nowait(message)
-        receipt = await anext(self._receipts, None)
-        if receipt is None:
-            raise ServiceUnavailableError("the catalog ended the stream early; retry")
-        self._num_receipts += 1
-        return codec.decode(receipt, BatchReceipt)
+    async def backup(self) -> AsyncIterator[bytes]:
+        """Yield a copy of the catalog as it is now, in pieces."""
+        request = catalog_pb2.BackupRequest()
+        async for chunk in self._connection.stream(self._stub.Backup, request):
+            yield chunk.content
 
+    async def prune(self, request: PruneRequest) -> PruneReport:
+        """Delete old runs, but none that a snapshot needs."""
+        message = codec.encode(request, catalog_pb2.PruneRequest)
+        deadline_s = self._connection.options.stream_deadline_s
+        answer = await self._connection.call(self._stub.Prune, message, deadline_s)
+        return codec.decode(answer, PruneReport)
 
-async def _drain(
-    requests: "asyncio.Queue[catalog_pb2.RecordRequest | None]",
-) -> AsyncIterator[catalog_pb2.RecordRequest]:
-    while (request := await requests.get()) is not None:
-        yield request
-
-
-async def _iterate(batches: Batches) -> AsyncIterator[MeasurementBatch]:
-    if isinstance(batches, AsyncIterable):
-        async for batch in batches:
-            yield batch
-    else:
-        for batch in batches:
-            yield batch
+    async def compact(self) -> CompactReport:
+        """Write the catalog's files anew without the room that deleted rows left."""
+        deadline_s = self._connection.options.stream_deadline_s
+        request = catalog_pb2.CompactRequest()
+        answer = await self._connection.call(self._stub.Compact, request, deadline_s)
+        return codec.decode(answer, CompactReport)

@@ -61,8 +61,13 @@ class AsyncConnection:
         """The open channel."""
         return self._check_open()
 
-    async def call(self, method: "grpc.aio.UnaryUnaryMultiCallable[Q, A]", request: Q) -> A:
-        """Return the answer to one request.
+    async def call(
+        self,
+        method: "grpc.aio.UnaryUnaryMultiCallable[Q, A]",
+        request: Q,
+        deadline_s: float | None = None,
+    ) -> A:
+        """Return the answer to one request, by default within the options' deadline.
 
         Raises:
             ForetokenError: the service's error, or `ServiceUnavailableError`.
@@ -70,7 +75,7 @@ class AsyncConnection:
         """
         self._check_open()
         try:
-            return await method(request, timeout=self.options.deadline_s)
+            return await method(request, timeout=deadline_s or self.options.deadline_s)
         except grpc.aio.AioRpcError as err:
             raise rpc_to_error(err, self._peer) from None
 

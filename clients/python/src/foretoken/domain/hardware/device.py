@@ -47,6 +47,7 @@ class DeviceSpec:
 
 # The formats a device may compute in instead, nearest first.
 _WIDER: Mapping[DType, tuple[DType, ...]] = {
+    DType.FP4: (DType.FP4, DType.FP8, DType.BF16, DType.FP16, DType.FP32),
     DType.INT4: (DType.INT4, DType.BF16, DType.FP16, DType.FP32),
     DType.INT8: (DType.INT8, DType.BF16, DType.FP16, DType.FP32),
     DType.FP8: (DType.FP8, DType.BF16, DType.FP16, DType.FP32),

@@ -72,8 +72,9 @@ SPEC = OperatorSpec(
         "m_alignment": lambda d, _: d["m"] % 16,
     },
     sweep=_sweep,
-    # dgrad and wgrad are GEMMs of their own; lowering emits them as forward calls.
-    backward_work_ratio=0.0,
+    # dgrad and wgrad together, as sources that time a whole backward pass have them. Each is a GEMM
+    # of its own, and lowering emits it as a forward call.
+    backward_work_ratio=2.0,
     num_weights=lambda d: d["n"] * d["k"],
     saved_elements=lambda d: d["m"] * d["k"],
 )

@@ -1,14 +1,36 @@
-"""`foretoken catalog`: bring measurements in, and see what is there."""
+"""`foretoken catalog`: bring measurements in and out, and see what is there."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from foretoken.app.cli.state import note, open_composition, parse_assignments, state_of
-from foretoken.catalog.importing import ImportRequest, all_importers, find_importer
+from foretoken.app.cli import catalog_snapshots, catalog_upkeep
+from foretoken.app.cli.catalog_snapshots import Where, selection_of
+from foretoken.app.cli.state import (
+    CliState,
+    note,
+    open_composition,
+    parse_assignments,
+    show_progress,
+    state_of,
+)
+from foretoken.catalog.exporting import ExportRequest, all_exporters, find_exporter
+from foretoken.catalog.importing import ImportPlan, ImportRequest, all_importers, find_importer
+from foretoken.domain.measurement import MeasuredSubject
+from foretoken.domain.ports import CatalogPort
 
-app = typer.Typer(help="Bring measurements in, and see what is there.", no_args_is_help=True)
+app = typer.Typer(
+    help="Bring measurements in and out, and see what is there.", no_args_is_help=True
+)
+app.add_typer(catalog_snapshots.app, name="snapshots")
+app.command("sql")(catalog_upkeep.sql)
+app.command("check")(catalog_upkeep.check)
+app.command("backup")(catalog_upkeep.backup)
+app.command("restore")(catalog_upkeep.restore)
+app.command("prune")(catalog_upkeep.prune)
+app.command("compact")(catalog_upkeep.compact)
 
 
 @app.command("import")
@@ -23,7 +45,11 @@ def import_measurements(
     ] = "",
     topology: Annotated[str, typer.Option(help="Topology of collective measurements.")] = "",
     option: Annotated[
-        list[str] | None, typer.Option(help="An option of the format: NAME=VALUE. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="NAME=VALUE: `model` (only this one, or what the files do not say), `source`,"
+            " `licence`, or an option of the format. Repeatable."
+        ),
     ] = None,
 ) -> None:
     """Import another tool's measurements.
@@ -35,38 +61,95 @@ def import_measurements(
     """
     state = state_of(context)
     with open_composition(state) as services:
+        options = dict(parse_assignments(option or []))
         request = ImportRequest(
             path=path,
             device=device,
             topology=topology,
-            options=parse_assignments(option or []),
+            model=options.pop("model", ""),
+            options=options,
         )
         note(f"reading {path}")
         plan = find_importer(source_format).read(request)
-        receipts = list(services.catalog.record(plan.run, plan.batches))
         for line in plan.notes:
             note(f"note: {line}")
-        num_rows = sum(receipt.num_rows for receipt in receipts)
-        num_flagged = sum(receipt.num_flagged for receipt in receipts)
-        was_there = all(receipt.was_duplicate for receipt in receipts)
+        was_there = _record(services.catalog, plan)
+        summary = next(
+            found for found in services.catalog.list_runs() if found.run.run_id == plan.run.run_id
+        )
         state.print_rows(
             f"Imported {source_format}",
-            ("run", "rows", "flagged", "already there"),
-            [(plan.run.run_id, num_rows, num_flagged, "yes" if was_there else "no")],
+            ("run", "rows", "flagged", "failed", "already there"),
+            [
+                (
+                    plan.run.run_id,
+                    summary.num_rows,
+                    summary.num_flagged,
+                    summary.num_failed,
+                    "yes" if was_there else "no",
+                )
+            ],
+        )
+
+
+@app.command("export")
+def export_measurements(
+    context: typer.Context,
+    target_format: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="For whom: see `catalog formats`.")
+    ],
+    path: Annotated[Path, typer.Argument(help="Folder to write, empty or not there yet.")],
+    where: Where = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the format: NAME=VALUE. Repeatable.")
+    ] = None,
+) -> None:
+    """Write measurements as another tool's files, or as a Parquet dataset.
+
+    Example: `foretoken catalog export parquet measurements --where device=a30`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        exporter = find_exporter(target_format)
+        selection = exporter.narrow(selection_of(where))
+        request = ExportRequest(
+            path=path,
+            selection=selection,
+            runs=[found.run for found in services.catalog.list_runs()],
+            options=parse_assignments(option or []),
+        )
+        rows = services.catalog.read_measurements(selection)
+        report = exporter.write(rows, request)
+        for line in report.notes:
+            note(f"note: {line}")
+        state.print_rows(
+            f"Exported {target_format}",
+            ("folder", "rows", "files"),
+            [(str(path), report.num_rows, len(report.files))],
         )
 
 
 @app.command()
 def formats(context: typer.Context) -> None:
-    """List the formats that can be imported."""
-    rows = [(name, importer.summary) for name, importer in all_importers().items()]
-    state_of(context).print_rows("Formats", ("format", "what it reads"), rows)
+    """List the formats that can be imported and exported."""
+    importers, exporters = all_importers(), all_exporters()
+    rows = [
+        (
+            name,
+            "yes" if name in importers else "no",
+            "yes" if name in exporters else "no",
+            (importers.get(name) or exporters[name]).summary,
+        )
+        for name in sorted({*importers, *exporters})
+    ]
+    state_of(context).print_rows("Formats", ("format", "import", "export", "what"), rows)
 
 
 @app.command()
 def coverage(
     context: typer.Context,
     device: Annotated[str, typer.Option(help="Only this device.")] = "",
+    operator: Annotated[str, typer.Option(help="Only this operator.")] = "",
 ) -> None:
     """Show how many measurements there are per operator and device."""
     state = state_of(context)
@@ -84,7 +167,7 @@ def coverage(
                 ", ".join(entry.frameworks) or "-",
             )
             for entry in services.catalog.describe_coverage()
-            if device in ("", entry.device)
+            if device in ("", entry.device) and operator in ("", entry.operator)
         ]
     columns = (
         "device",
@@ -120,3 +203,46 @@ def runs(context: typer.Context) -> None:
         ]
     columns = ("run", "tool", "kind", "started", "rows", "flagged", "failed", "state")
     state.print_rows("Runs", columns, rows)
+
+
+@app.command()
+def devices(context: typer.Context) -> None:
+    """List the devices that were measured."""
+    state = state_of(context)
+    with open_composition(state) as services:
+        _print_subjects(state, "device", services.catalog.list_devices())
+
+
+@app.command()
+def models(context: typer.Context) -> None:
+    """List the models whose layers were measured."""
+    state = state_of(context)
+    with open_composition(state) as services:
+        _print_subjects(state, "model", services.catalog.list_models())
+
+
+def _record(catalog: CatalogPort, plan: ImportPlan) -> bool:
+    """Record a plan with a progress bar, and return whether all of it was there before."""
+    num_rows, was_there = 0, True
+    with show_progress(f"storing {plan.num_rows:,} rows") as update:
+        for receipt in catalog.record(plan.run, plan.batches):
+            num_rows += receipt.num_rows
+            was_there &= receipt.was_duplicate
+            update.set(num_rows / plan.num_rows, f"{num_rows:,} rows")
+    return was_there
+
+
+def _print_subjects(state: CliState, kind: str, subjects: Sequence[MeasuredSubject]) -> None:
+    rows = [
+        (
+            subject.name,
+            subject.num_rows,
+            subject.num_flagged,
+            subject.num_failed,
+            subject.num_operators,
+            subject.num_runs,
+        )
+        for subject in subjects
+    ]
+    columns = (kind, "rows", "flagged", "failed", "operators", "runs")
+    state.print_rows(f"Measured {kind}s", columns, rows)

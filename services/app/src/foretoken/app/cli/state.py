@@ -176,7 +176,7 @@ def parse_assignments(words: Sequence[str]) -> Mapping[str, str]:
     """Return `name=value` words as a mapping.
 
     Raises:
-        typer.BadParameter: a word without `=`.
+        typer.BadParameter: a word without `=`, or a name that is there twice.
 
     """
     pairs: dict[str, str] = {}
@@ -184,5 +184,7 @@ def parse_assignments(words: Sequence[str]) -> Mapping[str, str]:
         name, separator, value = word.partition("=")
         if not separator or not name:
             raise typer.BadParameter(f"expected NAME=VALUE, found {word!r}")
+        if name in pairs:
+            raise typer.BadParameter(f"{name} is given twice: {pairs[name]!r} and {value!r}")
         pairs[name] = value
     return pairs

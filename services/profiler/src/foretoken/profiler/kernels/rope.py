@@ -17,7 +17,8 @@ def _make_inputs(dims: Mapping[str, int], tensors: TensorFactory) -> Inputs:
     )
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return `x` with its last dimension rotated; `cos` and `sin` broadcast to it."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -25,7 +26,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 def _run(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _rotate(query, cos, sin), _rotate(key, cos, sin)
+    return rotate_halves(query, cos, sin), rotate_halves(key, cos, sin)
 
 
 KERNEL = Kernel(

@@ -193,3 +193,528 @@ class DescribeSnapshotRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeSnapshotRequest: _TypeAlias = DescribeSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class CreateSnapshotRequest(_message.Message):
+    """Keep what a filter selects."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SELECTION_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """Who needs it ("model 1f3a..."). Empty: nobody; it may be deleted at any time."""
+    @_builtins.property
+    def selection(self) -> _measurement_pb2.MeasurementFilter:
+        """Which measurements. Not set: all that neither failed nor are flagged."""
+
+    def __init__(
+        self,
+        *,
+        selection: _measurement_pb2.MeasurementFilter | None = ...,
+        holder: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selection", b"selection"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "selection", b"selection"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateSnapshotRequest: _TypeAlias = CreateSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class ListSnapshotsRequest(_message.Message):
+    """Ask for stored snapshots."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Most in one answer, up to 1000. 0: 100."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before. Empty: the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSnapshotsRequest: _TypeAlias = ListSnapshotsRequest  # noqa: Y015
+
+@_typing.final
+class ListSnapshotsResponse(_message.Message):
+    """A page of stored snapshots."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Ask with it for the next page. Empty: this is the last."""
+    @_builtins.property
+    def snapshots(self) -> _containers.RepeatedCompositeFieldContainer[_measurement_pb2.Snapshot]:
+        """In order. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        snapshots: _abc.Iterable[_measurement_pb2.Snapshot] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "snapshots", b"snapshots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSnapshotsResponse: _TypeAlias = ListSnapshotsResponse  # noqa: Y015
+
+@_typing.final
+class DiffSnapshotsRequest(_message.Message):
+    """Ask what two snapshots differ in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    before: _builtins.str
+    """Content hash of the earlier one, or its beginning. Empty: an error."""
+    after: _builtins.str
+    """Content hash of the later one, or its beginning. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        before: _builtins.str = ...,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiffSnapshotsRequest: _TypeAlias = DiffSnapshotsRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseSnapshotRequest(_message.Message):
+    """Take a holder from a snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_HASH_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    content_hash: _builtins.str
+    """Content hash, or its beginning. Empty: an error."""
+    holder: _builtins.str
+    """Who needs it no longer. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        content_hash: _builtins.str = ...,
+        holder: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_hash", b"content_hash", "holder", b"holder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseSnapshotRequest: _TypeAlias = ReleaseSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class DeleteSnapshotRequest(_message.Message):
+    """Forget a snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_HASH_FIELD_NUMBER: _builtins.int
+    content_hash: _builtins.str
+    """Content hash, or its beginning. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        content_hash: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_hash", b"content_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteSnapshotRequest: _TypeAlias = DeleteSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class DeleteSnapshotResponse(_message.Message):
+    """The snapshot is forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteSnapshotResponse: _TypeAlias = DeleteSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class ListDevicesRequest(_message.Message):
+    """Ask for the devices that were measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Most in one answer, up to 1000. 0: 100."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before. Empty: the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDevicesRequest: _TypeAlias = ListDevicesRequest  # noqa: Y015
+
+@_typing.final
+class ListDevicesResponse(_message.Message):
+    """A page of the devices that were measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Ask with it for the next page. Empty: this is the last."""
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[_measurement_pb2.MeasuredSubject]:
+        """In order. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        devices: _abc.Iterable[_measurement_pb2.MeasuredSubject] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDevicesResponse: _TypeAlias = ListDevicesResponse  # noqa: Y015
+
+@_typing.final
+class ListModelsRequest(_message.Message):
+    """Ask for the models whose layers were measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Most in one answer, up to 1000. 0: 100."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before. Empty: the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
+
+@_typing.final
+class ListModelsResponse(_message.Message):
+    """A page of the models whose layers were measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Ask with it for the next page. Empty: this is the last."""
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[_measurement_pb2.MeasuredSubject]:
+        """In order. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[_measurement_pb2.MeasuredSubject] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class QuerySqlRequest(_message.Message):
+    """A read-only question."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    MAX_ROW_COUNT_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """One SELECT statement. Empty: an error."""
+    max_row_count: _builtins.int
+    """Rows after these are not sent. 0: all."""
+    timeout_s: _builtins.float
+    """How long it may run, in s. 0: as long as the catalog allows."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        max_row_count: _builtins.int = ...,
+        timeout_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_row_count", b"max_row_count", "text", b"text", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuerySqlRequest: _TypeAlias = QuerySqlRequest  # noqa: Y015
+
+@_typing.final
+class CreateCheckRequest(_message.Message):
+    """Which rows to judge again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    operator: _builtins.str
+    """Name of the operator. Empty: any."""
+    device: _builtins.str
+    """Name of the device. Empty: any."""
+    run_id: _builtins.str
+    """The run. Empty: any."""
+    dry_run: _builtins.bool
+    """Nothing is written. False: flags are."""
+    def __init__(
+        self,
+        *,
+        operator: _builtins.str = ...,
+        device: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "dry_run", b"dry_run", "operator", b"operator", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateCheckRequest: _TypeAlias = CreateCheckRequest  # noqa: Y015
+
+@_typing.final
+class GetCheckReportRequest(_message.Message):
+    """Ask for the result of a check."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCheckReportRequest: _TypeAlias = GetCheckReportRequest  # noqa: Y015
+
+@_typing.final
+class BackupRequest(_message.Message):
+    """Ask for a copy of the catalog."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupRequest: _TypeAlias = BackupRequest  # noqa: Y015
+
+@_typing.final
+class BackupChunk(_message.Message):
+    """A piece of the copy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    content: _builtins.bytes
+    """Up to 2 MiB; the pieces joined are the file. Empty: nothing."""
+    def __init__(
+        self,
+        *,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupChunk: _TypeAlias = BackupChunk  # noqa: Y015
+
+@_typing.final
+class PruneRequest(_message.Message):
+    """Which runs to delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OLDER_THAN_DAYS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    TOOL_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    older_than_days: _builtins.float
+    """Age in days from which on runs are deleted. 0: all."""
+    device: _builtins.str
+    """Only runs that measured nothing but this device. Empty: any."""
+    tool: _builtins.str
+    """Only runs of this program. Empty: any."""
+    dry_run: _builtins.bool
+    """Nothing is deleted. False: runs are."""
+    def __init__(
+        self,
+        *,
+        older_than_days: _builtins.float = ...,
+        device: _builtins.str = ...,
+        tool: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "dry_run", b"dry_run", "older_than_days", b"older_than_days", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PruneRequest: _TypeAlias = PruneRequest  # noqa: Y015
+
+@_typing.final
+class PruneReport(_message.Message):
+    """Runs that were deleted, or would be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_RUN_IDS_FIELD_NUMBER: _builtins.int
+    DELETED_ROW_COUNT_FIELD_NUMBER: _builtins.int
+    KEPT_RUN_IDS_FIELD_NUMBER: _builtins.int
+    KEPT_ROW_COUNT_FIELD_NUMBER: _builtins.int
+    deleted_row_count: _builtins.int
+    """Their rows. 0: none."""
+    kept_row_count: _builtins.int
+    """Their rows. 0: none."""
+    @_builtins.property
+    def deleted_run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their ids. Empty: none."""
+
+    @_builtins.property
+    def kept_run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Runs old enough that a snapshot needs. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        deleted_run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        deleted_row_count: _builtins.int = ...,
+        kept_run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        kept_row_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_row_count", b"deleted_row_count", "deleted_run_ids", b"deleted_run_ids", "kept_row_count", b"kept_row_count", "kept_run_ids", b"kept_run_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PruneReport: _TypeAlias = PruneReport  # noqa: Y015
+
+@_typing.final
+class CompactRequest(_message.Message):
+    """Ask for compaction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompactRequest: _TypeAlias = CompactRequest  # noqa: Y015
+
+@_typing.final
+class CompactReport(_message.Message):
+    """Size of the catalog's files before and after."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_BEFORE_FIELD_NUMBER: _builtins.int
+    BYTES_AFTER_FIELD_NUMBER: _builtins.int
+    WALL_S_FIELD_NUMBER: _builtins.int
+    bytes_before: _builtins.int
+    """Bytes before. 0: it was empty."""
+    bytes_after: _builtins.int
+    """Bytes after. 0: it is empty."""
+    wall_s: _builtins.float
+    """Time it took in s. 0: nothing was done."""
+    def __init__(
+        self,
+        *,
+        bytes_before: _builtins.int = ...,
+        bytes_after: _builtins.int = ...,
+        wall_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_after", b"bytes_after", "bytes_before", b"bytes_before", "wall_s", b"wall_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompactReport: _TypeAlias = CompactReport  # noqa: Y015

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2
+from foretoken.api.types.v1 import job_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_job__pb2
 from foretoken.api.types.v1 import measurement_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
@@ -61,6 +62,91 @@ class CatalogServiceStub(object):
                 request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DescribeSnapshotRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.Snapshot.FromString,
                 _registered_method=True)
+        self.CreateSnapshot = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/CreateSnapshot',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CreateSnapshotRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.Snapshot.FromString,
+                _registered_method=True)
+        self.ListSnapshots = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/ListSnapshots',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListSnapshotsRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListSnapshotsResponse.FromString,
+                _registered_method=True)
+        self.DiffSnapshots = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/DiffSnapshots',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DiffSnapshotsRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.SnapshotDiff.FromString,
+                _registered_method=True)
+        self.ReleaseSnapshot = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/ReleaseSnapshot',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ReleaseSnapshotRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.Snapshot.FromString,
+                _registered_method=True)
+        self.DeleteSnapshot = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/DeleteSnapshot',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotResponse.FromString,
+                _registered_method=True)
+        self.ListDevices = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/ListDevices',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListDevicesRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListDevicesResponse.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/ListModels',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.QuerySql = channel.unary_stream(
+                '/foretoken.api.catalog.v1.CatalogService/QuerySql',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.QuerySqlRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
+                _registered_method=True)
+        self.CreateCheck = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/CreateCheck',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CreateCheckRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+                _registered_method=True)
+        self.GetCheckReport = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/GetCheckReport',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.GetCheckReportRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.QualityReport.FromString,
+                _registered_method=True)
+        self.Backup = channel.unary_stream(
+                '/foretoken.api.catalog.v1.CatalogService/Backup',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.BackupRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.BackupChunk.FromString,
+                _registered_method=True)
+        self.Prune = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/Prune',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.PruneRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.PruneReport.FromString,
+                _registered_method=True)
+        self.Compact = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/Compact',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CompactRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CompactReport.FromString,
+                _registered_method=True)
+        self.GetJob = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/GetJob',
+                request_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.GetJobRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+                _registered_method=True)
+        self.ListJobs = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/ListJobs',
+                request_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.ListJobsResponse.FromString,
+                _registered_method=True)
+        self.WatchJob = channel.unary_stream(
+                '/foretoken.api.catalog.v1.CatalogService/WatchJob',
+                request_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.WatchJobRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+                _registered_method=True)
+        self.CancelJob = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/CancelJob',
+                request_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.CancelJobRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+                _registered_method=True)
 
 
 class CatalogServiceServicer(object):
@@ -104,6 +190,125 @@ class CatalogServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateSnapshot(self, request, context):
+        """Keep what a filter selects now. The same content is the same snapshot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSnapshots(self, request, context):
+        """Return the stored snapshots, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DiffSnapshots(self, request, context):
+        """Return what the rows of two stored snapshots differ in.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseSnapshot(self, request, context):
+        """Take a holder from a snapshot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSnapshot(self, request, context):
+        """Forget a snapshot that nothing holds. Its rows stay until they are pruned.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDevices(self, request, context):
+        """Return the devices that were measured, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Return the models whose layers were measured, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def QuerySql(self, request, context):
+        """Stream the result of a read-only SQL query as one Arrow IPC stream, in pieces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateCheck(self, request, context):
+        """Start judging stored rows again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCheckReport(self, request, context):
+        """Return the result of a finished check.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Backup(self, request, context):
+        """Stream a copy of the catalog as it is now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prune(self, request, context):
+        """Delete old runs that no snapshot needs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compact(self, request, context):
+        """Write the catalog's files anew without the room that deleted rows left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetJob(self, request, context):
+        """Return a job now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListJobs(self, request, context):
+        """Return the jobs of this service, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchJob(self, request, context):
+        """Stream a job now and at its changes until it is final; changes in quick succession may be one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelJob(self, request, context):
+        """Ask a job to stop; a final one is left as it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CatalogServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +336,91 @@ def add_CatalogServiceServicer_to_server(servicer, server):
                     servicer.DescribeSnapshot,
                     request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DescribeSnapshotRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.Snapshot.SerializeToString,
+            ),
+            'CreateSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSnapshot,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CreateSnapshotRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.Snapshot.SerializeToString,
+            ),
+            'ListSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSnapshots,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListSnapshotsRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListSnapshotsResponse.SerializeToString,
+            ),
+            'DiffSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiffSnapshots,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DiffSnapshotsRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.SnapshotDiff.SerializeToString,
+            ),
+            'ReleaseSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseSnapshot,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ReleaseSnapshotRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.Snapshot.SerializeToString,
+            ),
+            'DeleteSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSnapshot,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotResponse.SerializeToString,
+            ),
+            'ListDevices': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDevices,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListDevicesRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListDevicesResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListModelsRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'QuerySql': grpc.unary_stream_rpc_method_handler(
+                    servicer.QuerySql,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.QuerySqlRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.SerializeToString,
+            ),
+            'CreateCheck': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateCheck,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CreateCheckRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
+            ),
+            'GetCheckReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCheckReport,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.GetCheckReportRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.QualityReport.SerializeToString,
+            ),
+            'Backup': grpc.unary_stream_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.BackupRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.BackupChunk.SerializeToString,
+            ),
+            'Prune': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prune,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.PruneRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.PruneReport.SerializeToString,
+            ),
+            'Compact': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compact,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CompactRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CompactReport.SerializeToString,
+            ),
+            'GetJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJob,
+                    request_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.GetJobRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
+            ),
+            'ListJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.ListJobsRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.ListJobsResponse.SerializeToString,
+            ),
+            'WatchJob': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchJob,
+                    request_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.WatchJobRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
+            ),
+            'CancelJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelJob,
+                    request_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.CancelJobRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +559,465 @@ class CatalogService(object):
             '/foretoken.api.catalog.v1.CatalogService/DescribeSnapshot',
             foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DescribeSnapshotRequest.SerializeToString,
             foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.Snapshot.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/CreateSnapshot',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CreateSnapshotRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.Snapshot.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/ListSnapshots',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListSnapshotsRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListSnapshotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiffSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/DiffSnapshots',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DiffSnapshotsRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.SnapshotDiff.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/ReleaseSnapshot',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ReleaseSnapshotRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.Snapshot.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/DeleteSnapshot',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDevices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/ListDevices',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListDevicesRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListDevicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/ListModels',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListModelsRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QuerySql(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/QuerySql',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.QuerySqlRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateCheck(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/CreateCheck',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CreateCheckRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCheckReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/GetCheckReport',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.GetCheckReportRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.QualityReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/Backup',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.BackupRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.BackupChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/Prune',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.PruneRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.PruneReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/Compact',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CompactRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CompactReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/GetJob',
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.GetJobRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/ListJobs',
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.ListJobsRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.ListJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/WatchJob',
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.WatchJobRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/CancelJob',
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.CancelJobRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from foretoken.api.catalog.v1 import catalog_service_pb2 as _catalog_service_pb2
+from foretoken.api.types.v1 import job_pb2 as _job_pb2
 from foretoken.api.types.v1 import measurement_pb2 as _measurement_pb2
 from grpc import aio as _aio
 import abc as _abc_1
@@ -47,6 +48,40 @@ class CatalogServiceStub:
     """Return the runs, newest first."""
     DescribeSnapshot: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.DescribeSnapshotRequest, _measurement_pb2.Snapshot]
     """Return the content hash of what a filter selects now."""
+    CreateSnapshot: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.CreateSnapshotRequest, _measurement_pb2.Snapshot]
+    """Keep what a filter selects now. The same content is the same snapshot."""
+    ListSnapshots: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListSnapshotsRequest, _catalog_service_pb2.ListSnapshotsResponse]
+    """Return the stored snapshots, newest first."""
+    DiffSnapshots: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.DiffSnapshotsRequest, _measurement_pb2.SnapshotDiff]
+    """Return what the rows of two stored snapshots differ in."""
+    ReleaseSnapshot: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ReleaseSnapshotRequest, _measurement_pb2.Snapshot]
+    """Take a holder from a snapshot."""
+    DeleteSnapshot: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteSnapshotRequest, _catalog_service_pb2.DeleteSnapshotResponse]
+    """Forget a snapshot that nothing holds. Its rows stay until they are pruned."""
+    ListDevices: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListDevicesRequest, _catalog_service_pb2.ListDevicesResponse]
+    """Return the devices that were measured, by name."""
+    ListModels: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListModelsRequest, _catalog_service_pb2.ListModelsResponse]
+    """Return the models whose layers were measured, by name."""
+    QuerySql: _grpc.UnaryStreamMultiCallable[_catalog_service_pb2.QuerySqlRequest, _measurement_pb2.ArrowChunk]
+    """Stream the result of a read-only SQL query as one Arrow IPC stream, in pieces."""
+    CreateCheck: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.CreateCheckRequest, _job_pb2.Job]
+    """Start judging stored rows again."""
+    GetCheckReport: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.GetCheckReportRequest, _measurement_pb2.QualityReport]
+    """Return the result of a finished check."""
+    Backup: _grpc.UnaryStreamMultiCallable[_catalog_service_pb2.BackupRequest, _catalog_service_pb2.BackupChunk]
+    """Stream a copy of the catalog as it is now."""
+    Prune: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.PruneRequest, _catalog_service_pb2.PruneReport]
+    """Delete old runs that no snapshot needs."""
+    Compact: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.CompactRequest, _catalog_service_pb2.CompactReport]
+    """Write the catalog's files anew without the room that deleted rows left."""
+    GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]
+    """Return a job now."""
+    ListJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]
+    """Return the jobs of this service, newest first."""
+    WatchJob: _grpc.UnaryStreamMultiCallable[_job_pb2.WatchJobRequest, _job_pb2.Job]
+    """Stream a job now and at its changes until it is final; changes in quick succession may be one."""
+    CancelJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.CancelJobRequest, _job_pb2.Job]
+    """Ask a job to stop; a final one is left as it is."""
 
 @_typing.type_check_only
 class CatalogServiceAsyncStub(CatalogServiceStub):
@@ -66,6 +101,40 @@ class CatalogServiceAsyncStub(CatalogServiceStub):
     """Return the runs, newest first."""
     DescribeSnapshot: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.DescribeSnapshotRequest, _measurement_pb2.Snapshot]  # type: ignore[assignment]
     """Return the content hash of what a filter selects now."""
+    CreateSnapshot: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.CreateSnapshotRequest, _measurement_pb2.Snapshot]  # type: ignore[assignment]
+    """Keep what a filter selects now. The same content is the same snapshot."""
+    ListSnapshots: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListSnapshotsRequest, _catalog_service_pb2.ListSnapshotsResponse]  # type: ignore[assignment]
+    """Return the stored snapshots, newest first."""
+    DiffSnapshots: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.DiffSnapshotsRequest, _measurement_pb2.SnapshotDiff]  # type: ignore[assignment]
+    """Return what the rows of two stored snapshots differ in."""
+    ReleaseSnapshot: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ReleaseSnapshotRequest, _measurement_pb2.Snapshot]  # type: ignore[assignment]
+    """Take a holder from a snapshot."""
+    DeleteSnapshot: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteSnapshotRequest, _catalog_service_pb2.DeleteSnapshotResponse]  # type: ignore[assignment]
+    """Forget a snapshot that nothing holds. Its rows stay until they are pruned."""
+    ListDevices: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListDevicesRequest, _catalog_service_pb2.ListDevicesResponse]  # type: ignore[assignment]
+    """Return the devices that were measured, by name."""
+    ListModels: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListModelsRequest, _catalog_service_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """Return the models whose layers were measured, by name."""
+    QuerySql: _aio.UnaryStreamMultiCallable[_catalog_service_pb2.QuerySqlRequest, _measurement_pb2.ArrowChunk]  # type: ignore[assignment]
+    """Stream the result of a read-only SQL query as one Arrow IPC stream, in pieces."""
+    CreateCheck: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.CreateCheckRequest, _job_pb2.Job]  # type: ignore[assignment]
+    """Start judging stored rows again."""
+    GetCheckReport: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.GetCheckReportRequest, _measurement_pb2.QualityReport]  # type: ignore[assignment]
+    """Return the result of a finished check."""
+    Backup: _aio.UnaryStreamMultiCallable[_catalog_service_pb2.BackupRequest, _catalog_service_pb2.BackupChunk]  # type: ignore[assignment]
+    """Stream a copy of the catalog as it is now."""
+    Prune: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.PruneRequest, _catalog_service_pb2.PruneReport]  # type: ignore[assignment]
+    """Delete old runs that no snapshot needs."""
+    Compact: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.CompactRequest, _catalog_service_pb2.CompactReport]  # type: ignore[assignment]
+    """Write the catalog's files anew without the room that deleted rows left."""
+    GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]  # type: ignore[assignment]
+    """Return a job now."""
+    ListJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]  # type: ignore[assignment]
+    """Return the jobs of this service, newest first."""
+    WatchJob: _aio.UnaryStreamMultiCallable[_job_pb2.WatchJobRequest, _job_pb2.Job]  # type: ignore[assignment]
+    """Stream a job now and at its changes until it is final; changes in quick succession may be one."""
+    CancelJob: _aio.UnaryUnaryMultiCallable[_job_pb2.CancelJobRequest, _job_pb2.Job]  # type: ignore[assignment]
+    """Ask a job to stop; a final one is left as it is."""
 
 class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
     """The store of all measurements."""
@@ -112,5 +181,141 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_measurement_pb2.Snapshot, _abc.Awaitable[_measurement_pb2.Snapshot]]:
         """Return the content hash of what a filter selects now."""
+
+    @_abc_1.abstractmethod
+    def CreateSnapshot(
+        self,
+        request: _catalog_service_pb2.CreateSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_measurement_pb2.Snapshot, _abc.Awaitable[_measurement_pb2.Snapshot]]:
+        """Keep what a filter selects now. The same content is the same snapshot."""
+
+    @_abc_1.abstractmethod
+    def ListSnapshots(
+        self,
+        request: _catalog_service_pb2.ListSnapshotsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.ListSnapshotsResponse, _abc.Awaitable[_catalog_service_pb2.ListSnapshotsResponse]]:
+        """Return the stored snapshots, newest first."""
+
+    @_abc_1.abstractmethod
+    def DiffSnapshots(
+        self,
+        request: _catalog_service_pb2.DiffSnapshotsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_measurement_pb2.SnapshotDiff, _abc.Awaitable[_measurement_pb2.SnapshotDiff]]:
+        """Return what the rows of two stored snapshots differ in."""
+
+    @_abc_1.abstractmethod
+    def ReleaseSnapshot(
+        self,
+        request: _catalog_service_pb2.ReleaseSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_measurement_pb2.Snapshot, _abc.Awaitable[_measurement_pb2.Snapshot]]:
+        """Take a holder from a snapshot."""
+
+    @_abc_1.abstractmethod
+    def DeleteSnapshot(
+        self,
+        request: _catalog_service_pb2.DeleteSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.DeleteSnapshotResponse, _abc.Awaitable[_catalog_service_pb2.DeleteSnapshotResponse]]:
+        """Forget a snapshot that nothing holds. Its rows stay until they are pruned."""
+
+    @_abc_1.abstractmethod
+    def ListDevices(
+        self,
+        request: _catalog_service_pb2.ListDevicesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.ListDevicesResponse, _abc.Awaitable[_catalog_service_pb2.ListDevicesResponse]]:
+        """Return the devices that were measured, by name."""
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _catalog_service_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.ListModelsResponse, _abc.Awaitable[_catalog_service_pb2.ListModelsResponse]]:
+        """Return the models whose layers were measured, by name."""
+
+    @_abc_1.abstractmethod
+    def QuerySql(
+        self,
+        request: _catalog_service_pb2.QuerySqlRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_measurement_pb2.ArrowChunk], _abc.AsyncIterator[_measurement_pb2.ArrowChunk]]:
+        """Stream the result of a read-only SQL query as one Arrow IPC stream, in pieces."""
+
+    @_abc_1.abstractmethod
+    def CreateCheck(
+        self,
+        request: _catalog_service_pb2.CreateCheckRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
+        """Start judging stored rows again."""
+
+    @_abc_1.abstractmethod
+    def GetCheckReport(
+        self,
+        request: _catalog_service_pb2.GetCheckReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_measurement_pb2.QualityReport, _abc.Awaitable[_measurement_pb2.QualityReport]]:
+        """Return the result of a finished check."""
+
+    @_abc_1.abstractmethod
+    def Backup(
+        self,
+        request: _catalog_service_pb2.BackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_catalog_service_pb2.BackupChunk], _abc.AsyncIterator[_catalog_service_pb2.BackupChunk]]:
+        """Stream a copy of the catalog as it is now."""
+
+    @_abc_1.abstractmethod
+    def Prune(
+        self,
+        request: _catalog_service_pb2.PruneRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.PruneReport, _abc.Awaitable[_catalog_service_pb2.PruneReport]]:
+        """Delete old runs that no snapshot needs."""
+
+    @_abc_1.abstractmethod
+    def Compact(
+        self,
+        request: _catalog_service_pb2.CompactRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.CompactReport, _abc.Awaitable[_catalog_service_pb2.CompactReport]]:
+        """Write the catalog's files anew without the room that deleted rows left."""
+
+    @_abc_1.abstractmethod
+    def GetJob(
+        self,
+        request: _job_pb2.GetJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
+        """Return a job now."""
+
+    @_abc_1.abstractmethod
+    def ListJobs(
+        self,
+        request: _job_pb2.ListJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.ListJobsResponse, _abc.Awaitable[_job_pb2.ListJobsResponse]]:
+        """Return the jobs of this service, newest first."""
+
+    @_abc_1.abstractmethod
+    def WatchJob(
+        self,
+        request: _job_pb2.WatchJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_job_pb2.Job], _abc.AsyncIterator[_job_pb2.Job]]:
+        """Stream a job now and at its changes until it is final; changes in quick succession may be one."""
+
+    @_abc_1.abstractmethod
+    def CancelJob(
+        self,
+        request: _job_pb2.CancelJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
+        """Ask a job to stop; a final one is left as it is."""
 
 def add_CatalogServiceServicer_to_server(servicer: CatalogServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

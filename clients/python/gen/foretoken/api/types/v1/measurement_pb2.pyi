@@ -121,6 +121,7 @@ class MeasurementChunk(_message.Message):
     ARROW_IPC_FIELD_NUMBER: _builtins.int
     END_OF_BATCH_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    RECEIPT_WANTED_FIELD_NUMBER: _builtins.int
     batch_index: _builtins.int
     """Which batch of the run, from 0; a batch that is stored already is not stored again."""
     arrow_ipc: _builtins.bytes
@@ -129,6 +130,8 @@ class MeasurementChunk(_message.Message):
     """This piece is the last of its batch. False: more follow."""
     last: _builtins.bool
     """This batch is the last of its run. False: more follow."""
+    receipt_wanted: _builtins.bool
+    """The sender waits for this batch's receipt. False: it may be stored together with the next."""
     def __init__(
         self,
         *,
@@ -136,10 +139,11 @@ class MeasurementChunk(_message.Message):
         arrow_ipc: _builtins.bytes = ...,
         end_of_batch: _builtins.bool = ...,
         last: _builtins.bool = ...,
+        receipt_wanted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "batch_index", b"batch_index", "end_of_batch", b"end_of_batch", "last", b"last"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "batch_index", b"batch_index", "end_of_batch", b"end_of_batch", "last", b"last", "receipt_wanted", b"receipt_wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -196,6 +200,8 @@ class MeasurementFilter(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     INCLUDE_FAILED_FIELD_NUMBER: _builtins.int
     INCLUDE_FLAGGED_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
     operator: _builtins.str
     """Name of the operator. Empty: any."""
     device: _builtins.str
@@ -210,6 +216,12 @@ class MeasurementFilter(_message.Message):
     """Failed cases too. False: only those that have a time."""
     include_flagged: _builtins.bool
     """Doubtful rows too. False: only those without a flag."""
+    model: _builtins.str
+    """Name of the model whose layers were measured. Empty: any."""
+    snapshot: _builtins.str
+    """Content hash of a stored snapshot, or the beginning of one: only its rows. Empty: what is
+    there now.
+    """
     def __init__(
         self,
         *,
@@ -220,10 +232,12 @@ class MeasurementFilter(_message.Message):
         run_id: _builtins.str = ...,
         include_failed: _builtins.bool = ...,
         include_flagged: _builtins.bool = ...,
+        model: _builtins.str = ...,
+        snapshot: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "framework", b"framework", "include_failed", b"include_failed", "include_flagged", b"include_flagged", "operator", b"operator", "run_id", b"run_id", "topology", b"topology"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "framework", b"framework", "include_failed", b"include_failed", "include_flagged", b"include_flagged", "model", b"model", "operator", b"operator", "run_id", b"run_id", "snapshot", b"snapshot", "topology", b"topology"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,26 +367,272 @@ Global___Coverage: _TypeAlias = Coverage  # noqa: Y015
 
 @_typing.final
 class Snapshot(_message.Message):
-    """The identity of what a filter selects now."""
+    """What a filter selects at one moment; a stored one is immutable."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTENT_HASH_FIELD_NUMBER: _builtins.int
     ROW_COUNT_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
     content_hash: _builtins.str
     """Hash over the content of its rows. Never empty."""
     row_count: _builtins.int
     """Rows it selects. 0: none."""
+    created_at: _builtins.str
+    """ISO 8601 UTC. Empty: it was described and not stored."""
+    @_builtins.property
+    def selection(self) -> Global___MeasurementFilter:
+        """The filter. Not set: all that neither failed nor are flagged."""
+
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Who needs it. Empty: nobody; it may be deleted."""
+
     def __init__(
         self,
         *,
         content_hash: _builtins.str = ...,
         row_count: _builtins.int = ...,
+        selection: Global___MeasurementFilter | None = ...,
+        created_at: _builtins.str = ...,
+        holders: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_hash", b"content_hash", "row_count", b"row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_hash", b"content_hash", "created_at", b"created_at", "holders", b"holders", "row_count", b"row_count", "selection", b"selection"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
+
+@_typing.final
+class SnapshotChange(_message.Message):
+    """Rows of one operator and device that one snapshot has and another has not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
+    ADDED_COUNT_FIELD_NUMBER: _builtins.int
+    REMOVED_COUNT_FIELD_NUMBER: _builtins.int
+    operator: _builtins.str
+    """Name of the operator. Never empty."""
+    device: _builtins.str
+    """Name of the device. Never empty."""
+    topology: _builtins.str
+    """Name of the topology. Empty: not a collective."""
+    added_count: _builtins.int
+    """Rows only in the later snapshot. 0: none."""
+    removed_count: _builtins.int
+    """Rows only in the earlier snapshot. 0: none."""
+    def __init__(
+        self,
+        *,
+        operator: _builtins.str = ...,
+        device: _builtins.str = ...,
+        topology: _builtins.str = ...,
+        added_count: _builtins.int = ...,
+        removed_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_count", b"added_count", "device", b"device", "operator", b"operator", "removed_count", b"removed_count", "topology", b"topology"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotChange: _TypeAlias = SnapshotChange  # noqa: Y015
+
+@_typing.final
+class SnapshotDiff(_message.Message):
+    """What turns one snapshot into another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def before(self) -> Global___Snapshot:
+        """The earlier one. Never unset."""
+
+    @_builtins.property
+    def after(self) -> Global___Snapshot:
+        """The later one. Never unset."""
+
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotChange]:
+        """Where they differ. Empty: nowhere."""
+
+    def __init__(
+        self,
+        *,
+        before: Global___Snapshot | None = ...,
+        after: Global___Snapshot | None = ...,
+        changes: _abc.Iterable[Global___SnapshotChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "changes", b"changes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotDiff: _TypeAlias = SnapshotDiff  # noqa: Y015
+
+@_typing.final
+class MeasuredSubject(_message.Message):
+    """A device or a model, and how much is known of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    FLAGGED_COUNT_FIELD_NUMBER: _builtins.int
+    FAILED_COUNT_FIELD_NUMBER: _builtins.int
+    OPERATOR_COUNT_FIELD_NUMBER: _builtins.int
+    RUN_COUNT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name. Never empty."""
+    row_count: _builtins.int
+    """Rows. 0: none."""
+    flagged_count: _builtins.int
+    """Rows with a quality doubt. 0: none."""
+    failed_count: _builtins.int
+    """Rows of failed cases. 0: none."""
+    operator_count: _builtins.int
+    """Operators that were measured. 0: none."""
+    run_count: _builtins.int
+    """Runs that brought the rows. 0: none."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        row_count: _builtins.int = ...,
+        flagged_count: _builtins.int = ...,
+        failed_count: _builtins.int = ...,
+        operator_count: _builtins.int = ...,
+        run_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_count", b"failed_count", "flagged_count", b"flagged_count", "name", b"name", "operator_count", b"operator_count", "row_count", b"row_count", "run_count", b"run_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredSubject: _TypeAlias = MeasuredSubject  # noqa: Y015
+
+@_typing.final
+class QualityFinding(_message.Message):
+    """Rows that one test doubts among those measured alike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEST_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    FRAMEWORK_FIELD_NUMBER: _builtins.int
+    KERNEL_FIELD_NUMBER: _builtins.int
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    FLAGGED_COUNT_FIELD_NUMBER: _builtins.int
+    NEW_COUNT_FIELD_NUMBER: _builtins.int
+    EXAMPLE_FIELD_NUMBER: _builtins.int
+    SOURCE_FILE_FIELD_NUMBER: _builtins.int
+    test: _builtins.str
+    """Name of the test. Never empty."""
+    operator: _builtins.str
+    """Name of the operator. Never empty."""
+    device: _builtins.str
+    """Name of the device. Never empty."""
+    topology: _builtins.str
+    """Name of the topology. Empty: not a collective."""
+    phase: _builtins.str
+    """Pass of the computation in lower case. Never empty."""
+    framework: _builtins.str
+    """Software stack. Empty: not known."""
+    kernel: _builtins.str
+    """The kernel. Empty: not known."""
+    row_count: _builtins.int
+    """Rows that were judged. 0: none."""
+    flagged_count: _builtins.int
+    """Rows of these that are doubted. 0: none."""
+    new_count: _builtins.int
+    """Rows of these that were not doubted before. 0: none."""
+    example: _builtins.str
+    """Explanation of one of them. Never empty."""
+    source_file: _builtins.str
+    """File that most of them are from. Empty: not from a file."""
+    def __init__(
+        self,
+        *,
+        test: _builtins.str = ...,
+        operator: _builtins.str = ...,
+        device: _builtins.str = ...,
+        topology: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        framework: _builtins.str = ...,
+        kernel: _builtins.str = ...,
+        row_count: _builtins.int = ...,
+        flagged_count: _builtins.int = ...,
+        new_count: _builtins.int = ...,
+        example: _builtins.str = ...,
+        source_file: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "example", b"example", "flagged_count", b"flagged_count", "framework", b"framework", "kernel", b"kernel", "new_count", b"new_count", "operator", b"operator", "phase", b"phase", "row_count", b"row_count", "source_file", b"source_file", "test", b"test", "topology", b"topology"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QualityFinding: _TypeAlias = QualityFinding  # noqa: Y015
+
+@_typing.final
+class QualityReport(_message.Message):
+    """What a check of the catalog found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    FAILED_COUNT_FIELD_NUMBER: _builtins.int
+    FLAGGED_COUNT_FIELD_NUMBER: _builtins.int
+    NEW_COUNT_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_COUNT_FIELD_NUMBER: _builtins.int
+    WALL_S_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    row_count: _builtins.int
+    """Rows that were looked at. 0: none."""
+    failed_count: _builtins.int
+    """Rows of failed cases. 0: none."""
+    flagged_count: _builtins.int
+    """Rows with a doubt. 0: none."""
+    new_count: _builtins.int
+    """Rows with a doubt that had none before. 0: none."""
+    withdrawn_count: _builtins.int
+    """Rows that had a doubt and have none now. 0: none."""
+    wall_s: _builtins.float
+    """Time it took in s. 0: nothing was done."""
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___QualityFinding]:
+        """By test and by what was measured alike. Empty: no doubts."""
+
+    def __init__(
+        self,
+        *,
+        row_count: _builtins.int = ...,
+        failed_count: _builtins.int = ...,
+        flagged_count: _builtins.int = ...,
+        new_count: _builtins.int = ...,
+        withdrawn_count: _builtins.int = ...,
+        wall_s: _builtins.float = ...,
+        findings: _abc.Iterable[Global___QualityFinding] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_count", b"failed_count", "findings", b"findings", "flagged_count", b"flagged_count", "new_count", b"new_count", "row_count", b"row_count", "wall_s", b"wall_s", "withdrawn_count", b"withdrawn_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QualityReport: _TypeAlias = QualityReport  # noqa: Y015

@@ -41,6 +41,8 @@ class _DtypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dtype.ValueType
     """8-bit integer, 1 byte."""
     DTYPE_INT4: _Dtype.ValueType  # 7
     """4-bit integer, half a byte."""
+    DTYPE_FP4: _Dtype.ValueType  # 8
+    """4-bit floating point, half a byte."""
 
 class Dtype(_Dtype, metaclass=_DtypeEnumTypeWrapper):
     """Number format of an operator's inputs."""
@@ -61,6 +63,8 @@ DTYPE_INT8: Dtype.ValueType  # 6
 """8-bit integer, 1 byte."""
 DTYPE_INT4: Dtype.ValueType  # 7
 """4-bit integer, half a byte."""
+DTYPE_FP4: Dtype.ValueType  # 8
+"""4-bit floating point, half a byte."""
 Global___Dtype: _TypeAlias = Dtype  # noqa: Y015
 
 class _Phase:

@@ -67,6 +67,7 @@ class Degree:
             framework=self.variant.framework,
             framework_version=self.variant.framework_version,
             kernel=kernel,
+            model=self.variant.model.name,
             num_samples=self.variant.num_iterations,
             flag=flag,
         )

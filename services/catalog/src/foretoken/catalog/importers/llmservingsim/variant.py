@@ -1,19 +1,21 @@
 """One profiled model on one device: where its files lie and what its `meta.yaml` says."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foretoken.catalog.importing import ImportRequest
-from foretoken.catalog.source_table import SourceFile, read_source_file
+from foretoken.catalog.source_content import parse_source_yaml
+from foretoken.catalog.source_file import SourceFile, read_source_file, refuse
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError, UnknownModelError
 from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.plugins import parse_yaml
 
 _FRAMEWORK = "vllm"
+_DEGREE = re.compile(r"tp([1-9]\d{0,4})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +92,7 @@ def _read_variants(paths: list[Path], request: ImportRequest) -> Iterator[Varian
 
 def _read_variant(path: Path, root: Path) -> Variant:
     source = read_source_file(path, root)
-    meta = parse_yaml(source.content.decode(errors="replace"), str(path))
+    meta = parse_source_yaml(source, path)
     hardware, gpu, name = (_text(meta, key, path) for key in ("hardware", "gpu", "model"))
     try:
         device, model = find_device(gpu).name, find_model(name)
@@ -99,7 +101,7 @@ def _read_variant(path: Path, root: Path) -> Variant:
     dtype = path.parent.name
     if dtype.upper() not in DType.__members__:
         raise InvalidRequestError.of_field("path", f"{path.parent}: {dtype!r} is no number format")
-    degrees = tuple(sorted(int(folder.name[2:]) for folder in path.parent.glob("tp[0-9]*")))
+    degrees = _list_degrees(path.parent)
     _check_overrides(meta, model, max(degrees, default=1), path)
     return Variant(
         root=root,
@@ -111,7 +113,7 @@ def _read_variant(path: Path, root: Path) -> Variant:
         dtype=dtype.lower(),
         framework=_FRAMEWORK,
         framework_version=_text(meta, f"{_FRAMEWORK}_version", path),
-        num_iterations=int(_text(meta, "measurement_iterations", path)),
+        num_iterations=_read_count(meta, "measurement_iterations", path),
         degrees=degrees,
         environment={"gpu": gpu, "cuda": str(meta.get("cuda_version", ""))},
     )
@@ -119,15 +121,30 @@ def _read_variant(path: Path, root: Path) -> Variant:
 
 def _text(meta: Mapping[str, Any], key: str, path: Path) -> str:
     if key not in meta:
-        raise InvalidRequestError.of_field("path", f"{path}: {key} is missing")
+        refuse(path, f"{key} is missing")
     return str(meta[key])
+
+
+def _read_count(meta: Mapping[str, Any], key: str, path: Path) -> int:
+    value = meta.get(key)
+    if not isinstance(value, int) or value < 1:
+        refuse(path, f"{key} is {value!r}, not a count")
+    return value
+
+
+def _list_degrees(folder: Path) -> tuple[int, ...]:
+    names = [match for child in folder.iterdir() if (match := _DEGREE.fullmatch(child.name))]
+    return tuple(sorted(int(match[1]) for match in names))
 
 
 def _check_overrides(
     meta: Mapping[str, Any], model: ModelArchitecture, tp: int, path: Path
 ) -> None:
     """Check the sizes the profiler gave vLLM: they are those of one rank of the last degree."""
-    overrides = meta.get("engine_effective", {}).get("hf_overrides", {})
+    engine = meta.get("engine_effective", {})
+    overrides = engine.get("hf_overrides", {}) if isinstance(engine, Mapping) else None
+    if not isinstance(overrides, Mapping):
+        refuse(path, "engine_effective.hf_overrides is no mapping")
     rank = RankDims.of(model, tp)
     expected = {
         "num_attention_heads": rank.num_heads,

@@ -2,124 +2,105 @@
 
 `compute/<device>/<org>/<model>/{mlp,attention}.csv` hold times in ms of one layer in fp16, with the
 model's dimensions in every row; `network/<topology>/{all_reduce,send_recv}.csv` hold collectives,
-sizes in bytes. Source: the profiling output of https://github.com/microsoft/vidur.
+sizes in bytes; `cpu_overhead/<topology>/<org>/<model>/cpu_overhead.csv` holds times of the host.
+Source: the profiling output of https://github.com/microsoft/vidur.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
-from foretoken.catalog.importers.vidur.tables import read_attention, read_mlp, read_network
+from foretoken.catalog.importers.vidur.collective_file import read_collective
+from foretoken.catalog.importers.vidur.folders import (
+    ModelFolder,
+    find_compute_folders,
+    find_host_folders,
+    find_network_files,
+    is_host_file,
+    list_model_folders,
+    select_model,
+)
+from foretoken.catalog.importers.vidur.host_file import HostFile, read_host
+from foretoken.catalog.importers.vidur.layer_file import LayerFile, read_attention, read_mlp
 from foretoken.catalog.importing import (
     Importer,
     ImportNotes,
     ImportPlan,
     ImportRequest,
     build_plan,
+    name_model,
 )
+from foretoken.catalog.source_file import SourceFile, is_lfs_pointer, open_source_file
 from foretoken.catalog.source_table import SourceTable
-from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError, UnknownModelError
-from foretoken.domain.hardware.device import all_devices, find_device
-from foretoken.domain.hardware.topology import all_topologies, find_topology
 
-# Vidur's short names of the products its authors profiled.
-_DEVICE_OF_FOLDER = {"a100": "a100_sxm_80", "h100": "h100_sxm"}
-_COLLECTIVES = ("all_reduce", "send_recv")
+_LAYER_READERS = {"mlp": read_mlp, "attention": read_attention}
 
 
 def _load(request: ImportRequest) -> ImportPlan:
-    notes = ImportNotes()
-    folders = _compute_folders(request, notes)
-    tables: list[tuple[SourceTable, pa.Table]] = []
-    for folder, device in folders:
-        for path in _model_files(folder, request.model):
-            if path.name == "mlp.csv":
-                tables.append(read_mlp(path, request.path, device, notes))
-            elif path.name == "attention.csv":
-                tables.append(read_attention(path, request.path, device, notes))
-            else:
-                notes.add(path.relative_to(request.path).as_posix(), "not a file of this format")
+    reading = _Reading(request)
+    folders = find_compute_folders(request, reading.notes)
     devices = {device for _, device in folders}
-    for path, topology in _network_files(request, devices, notes):
-        tables.append(read_network(path, request.path, topology))
+    models = [found for place in folders for found in list_model_folders(*place)]
+    models += find_host_folders(request, devices, reading.notes)
+    for found in select_model(models, request.model) if request.model else models:
+        reading.read_model_folder(found)
+    for path, topology in find_network_files(request, devices, reading.notes):
+        if source := reading.open(path):
+            reading.tables.append(read_collective(source, path, topology))
     return build_plan(
         "vidur",
         request,
-        [origin.source for origin, _ in tables],
-        [rows for _, rows in tables],
-        notes=notes,
+        [origin.source for origin, _ in reading.tables],
+        [rows for _, rows in reading.tables],
+        notes=reading.notes,
     )
 
 
-def _compute_folders(request: ImportRequest, notes: ImportNotes) -> list[tuple[Path, str]]:
-    """Return the folders to read and their devices."""
-    parent = request.path / "compute"
-    if not parent.is_dir():
-        raise InvalidRequestError.of_field("path", f"{request.path} has no folder compute/")
-    wanted = _resolve_device(request.device) if request.device else ""
-    folders = {path.name: path for path in sorted(parent.iterdir()) if path.is_dir()}
-    if name := request.options.get("folder", ""):
-        if name not in folders:
-            raise InvalidRequestError.of_field(
-                "options.folder", f"{parent} has {', '.join(folders)}, not {name}"
+class _Reading:
+    """What was read so far, and what was not."""
+
+    def __init__(self, request: ImportRequest) -> None:
+        self.notes = ImportNotes()
+        self.tables: list[tuple[SourceTable, pa.Table]] = []
+        self._root = request.path
+        self._model = name_model(request.model) if request.model else ""
+
+    def open(self, path: Path) -> SourceFile | None:
+        """Read a file; None, with a remark, if Git LFS keeps the data elsewhere."""
+        source = open_source_file(path, self._root)
+        if is_lfs_pointer(source):
+            self.notes.add(
+                source.name,
+                "NOT READ: a Git LFS pointer, not the data; run `git lfs pull` where it is from,"
+                " then import again",
             )
-        return [(folders[name], wanted or _resolve_device(name))]
-    found = []
-    for name, path in folders.items():
-        try:
-            device = _resolve_device(name)
-        except UnknownDeviceError:
-            notes.add(
-                f"compute/{name}",
-                f"no device of that name: import it with --device DEVICE --option folder={name}",
-            )
-            continue
-        if wanted in ("", device):
-            found.append((path, device))
-    if not found:
-        raise InvalidRequestError.of_field(
-            "device", f"{parent} has {', '.join(folders) or 'nothing'}, none is {wanted or 'known'}"
+            return None
+        return source
+
+    def read_model_folder(self, found: ModelFolder) -> None:
+        """Read all files of a model."""
+        for path in sorted(found.folder.glob("*.csv")):
+            is_layer = path.stem in _LAYER_READERS and found.topology is None
+            if not (is_layer or is_host_file(path)):
+                name = path.relative_to(self._root).as_posix()
+                self.notes.add(name, "not a file of this format")
+            elif source := self.open(path):
+                self.tables.append(self._read(source, path, found, is_layer=is_layer))
+
+    def _read(
+        self, source: SourceFile, path: Path, found: ModelFolder, *, is_layer: bool
+    ) -> tuple[SourceTable, pa.Table]:
+        if is_layer:
+            file = LayerFile(source=source, path=path, device=found.device, model=found.model)
+            return _LAYER_READERS[path.stem](file, self.notes)
+        host_file = HostFile(
+            source=source,
+            path=path,
+            device=found.device,
+            topology=found.topology,
+            model=found.model,
         )
-    return found
-
-
-def _resolve_device(name: str) -> str:
-    if name in all_devices():
-        return name
-    return find_device(_DEVICE_OF_FOLDER.get(name, name)).name
-
-
-def _model_files(folder: Path, model: str) -> list[Path]:
-    paths = sorted(folder.rglob("*.csv"))
-    if not model:
-        return paths
-    names = {path: path.parent.relative_to(folder).as_posix() for path in paths}
-    found = [p for p in paths if model.lower() in (names[p].lower(), p.parent.name.lower())]
-    if not found:
-        raise UnknownModelError.named(model, set(names.values()))
-    return found
-
-
-def _network_files(
-    request: ImportRequest, devices: set[str], notes: ImportNotes
-) -> Iterator[tuple[Path, str]]:
-    parent = request.path / "network"
-    if request.topology and not (parent / request.topology).is_dir():
-        raise InvalidRequestError.of_field("topology", f"{parent} has no {request.topology}/")
-    for folder in sorted(parent.iterdir()) if parent.is_dir() else ():
-        if request.topology not in ("", folder.name):
-            continue
-        if folder.name not in all_topologies() and not request.topology:
-            notes.add(f"network/{folder.name}", "no topology of that name")
-            continue
-        if find_topology(folder.name).device not in devices:
-            continue
-        for path in sorted(folder.glob("*.csv")):
-            if path.stem in _COLLECTIVES:
-                yield path, folder.name
-            else:
-                notes.add(f"network/{folder.name}/{path.name}", "not a collective known here")
+        return read_host(host_file, self._model, self.notes)
 
 
 IMPORTER = Importer(

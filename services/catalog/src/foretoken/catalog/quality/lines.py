@@ -1,8 +1,9 @@
-"""Find rows that do not fit their neighbours: the same point measured apart, or off its line."""
+"""Points of an operator's space, and the lines through them along which latency is smooth."""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from foretoken.catalog.dims import Columns, Indices, group_rows
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+Value = TypeVar("Value", bound=np.generic)
 
 # Dimensions that may grow together along a line: a longer prompt has more queries, more context
 # and more of their pairs.
@@ -22,6 +24,8 @@ _SIDE_MIN = 2
 _LINE_MIN = _SIDE + 1
 # What lies beyond the end of a line is a guess, so a point there must be this much further off.
 _END_MARGIN = 3.0
+# With fewer open points than this part, it pays to look for the lines they are on.
+_FEW_RATIO = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +34,40 @@ class Points:
 
     rows: Indices
     latency_us: Floats
+    num_repeats: Indices
     point_of_row: Indices
 
     def columns_of(self, columns: Columns) -> Columns:
         """Return the dimensions of the points."""
         return {name: column[self.rows] for name, column in columns.items()}
 
+    def of_rows(self, values: npt.NDArray[Value]) -> npt.NDArray[Value]:
+        """Return for every row the value of its point."""
+        of_rows: npt.NDArray[Value] = values[self.point_of_row]
+        return of_rows
+
 
 def merge_duplicates(columns: Columns, latency_us: Floats) -> Points:
     """Return the distinct points of rows, which need not be sorted."""
-    order, starts = group_rows(tuple(columns.values()))
-    stops = np.append(starts[1:], len(order))
-    medians = latency_us[order[starts]].copy()
-    for point in np.flatnonzero(stops - starts > 1):
-        medians[point] = np.median(latency_us[order[starts[point] : stops[point]]])
+    order, _ = group_rows((*columns.values(), latency_us))
+    # Latency sorts within a point: a point starts where a dimension changes.
+    is_start = np.zeros(len(order), dtype=bool)
+    is_start[:1] = True
+    for column in columns.values():
+        ordered = column[order]
+        is_start[1:] |= ordered[1:] != ordered[:-1]
+    starts = np.flatnonzero(is_start)
+    counts = np.diff(np.append(starts, len(order)))
+    ranked = latency_us[order]
+    medians = (ranked[starts + (counts - 1) // 2] + ranked[starts + counts // 2]) / 2
     point_of_row = np.empty(len(order), dtype=np.int64)
-    point_of_row[order] = np.repeat(np.arange(len(starts)), stops - starts)
-    return Points(order[starts], medians, point_of_row)
+    point_of_row[order] = np.repeat(np.arange(len(starts)), counts)
+    return Points(order[starts], medians, counts, point_of_row)
 
 
-def deviations_from_lines(columns: Columns, latency_us: Floats, expected_us: Floats) -> Floats:
+def deviations_from_lines(
+    columns: Columns, latency_us: Floats, expected_us: Floats, *, limit: float = 1.0
+) -> Floats:
     """Return each point's latency over that of its neighbours, 1 where it has too few.
 
     A line holds points that differ in one dimension, or in a few that grow together. Along it,
@@ -57,7 +75,8 @@ def deviations_from_lines(columns: Columns, latency_us: Floats, expected_us: Flo
     point is off its line as far as it is off the nearer of its two sides, the median of each and
     the next point on each: two neighbours that agree are a regime of the kernel, not a slip. It
     is off altogether as far as it is off the line it fits best. Beyond the end of a line the
-    deviation counts `_END_MARGIN` times less.
+    deviation counts `_END_MARGIN` times less. A point that is off by less than the factor `limit`
+    along one line is not looked at along others.
     """
     level = np.log(latency_us) - np.log(expected_us)
     nearest = np.full(len(level), np.inf)
@@ -65,8 +84,9 @@ def deviations_from_lines(columns: Columns, latency_us: Floats, expected_us: Flo
     varying = [rank for rank in ranks if rank.any()]
     for num_moving in range(1, _MOVING_MAX + 1):
         for moving in itertools.combinations(range(len(varying)), num_moving):
+            is_open = np.abs(nearest) > np.log(limit)
             fixed = [rank for number, rank in enumerate(varying) if number not in moving]
-            order, line = _find_lines(fixed, [varying[number] for number in moving])
+            order, line = _find_lines(fixed, [varying[number] for number in moving], is_open)
             if len(order):
                 deviation = _deviations_along(level[order], line)
                 better = np.abs(deviation) < np.abs(nearest[order])  # never for NaN
@@ -76,31 +96,46 @@ def deviations_from_lines(columns: Columns, latency_us: Floats, expected_us: Flo
     return ratios
 
 
-def _find_lines(fixed: Sequence[Indices], moving: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """Return the points that lie on lines long enough, line by line, and each one's line.
+def _find_lines(
+    fixed: Sequence[Indices], moving: Sequence[Indices], is_open: Mask
+) -> tuple[Indices, Indices]:
+    """Return the points on lines long enough that hold an open one, and each one's line.
 
     A line is the points equal in all fixed columns, where all moving ones grow from each to the
-    next.
+    next; it comes in that order.
     """
-    code = np.zeros(len(moving[0]), dtype=np.int64)
-    for rank in (*fixed, moving[0]):
-        size = int(rank.max()) + 1
-        if int(code.max() + 1) * size >= np.iinfo(np.int64).max:
-            code = np.unique(code, return_inverse=True)[1]
-        code = code * size + rank
-    order = np.argsort(code, kind="stable")
-    group = code[order] // size
+    if not is_open.any():
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    places = np.arange(len(is_open))
+    group = combine_codes(fixed, len(is_open))
+    if is_open.mean() < _FEW_RATIO:
+        places = np.flatnonzero(np.isin(group, np.unique(group[is_open])))
+        group = group[places]
+    first = moving[0][places]
+    order = np.argsort(combine_codes([group, first], len(places)), kind="stable")
+    places, group = places[order], group[order]
     is_start = np.ones(len(order), dtype=bool)
     is_start[1:] = group[1:] != group[:-1]
     line = np.cumsum(is_start) - 1
     grows = np.ones(len(order), dtype=bool)
     for rank in moving:
-        grows[1:] &= np.diff(rank[order]) > 0
+        grows[1:] &= np.diff(rank[places]) > 0
     starts = np.flatnonzero(is_start)
     is_line = np.logical_and.reduceat(grows | is_start, starts)
     is_line &= np.diff(np.append(starts, len(order))) >= _LINE_MIN
     kept = is_line[line]
-    return order[kept], line[kept]
+    return places[kept], line[kept]
+
+
+def combine_codes(columns: Sequence[Indices], num_rows: int) -> Indices:
+    """Return one code per row that orders and tells apart rows like all columns together."""
+    code = np.zeros(num_rows, dtype=np.int64)
+    for column in columns:
+        size = int(column.max()) + 1
+        if (int(code.max()) + 1) * size >= np.iinfo(np.int64).max:
+            code = np.unique(code, return_inverse=True)[1]
+        code = code * size + column
+    return code
 
 
 def _deviations_along(level: Floats, line: Indices) -> Floats:

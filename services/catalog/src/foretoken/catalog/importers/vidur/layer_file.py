@@ -1,6 +1,6 @@
-"""The three kinds of Vidur's CSV files, as rows of the catalog."""
+"""The CSV files of a model's layer, as rows of the catalog."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from foretoken.catalog.importing import ImportNotes
-from foretoken.catalog.source_table import (
-    Floats,
-    RowFacts,
-    SourceTable,
-    build_rows,
-    parse_csv,
-    read_source_file,
-)
-from foretoken.domain.errors import UnknownModelError
-from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.models.architecture import find_model
+from foretoken.catalog.source_file import SourceFile
+from foretoken.catalog.source_table import Floats, RowFacts, SourceTable, build_rows, parse_csv
+from foretoken.domain.models.architecture import all_models
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.units import US_PER_MS
+from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
 _STATISTICS = ("min", "max", "mean", "median", "std")
 _MLP_COLUMNS = (
@@ -46,12 +39,32 @@ _ATTENTION_COLUMNS = (
     "is_prefill",
     "attention_backend",
 )
-_NETWORK_COLUMNS = ("num_workers", "size", "collective", "devices_per_node")
 # Reshapes that launch no kernel: always 0.
 _FREE_OPS = frozenset({"attn_input_reshape", "attn_output_reshape"})
 
 Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerFile:
+    """A file of one model on one device; `model` is a preset's name or the source's own."""
+
+    source: SourceFile
+    path: Path
+    device: str
+    model: str | None = None
+
+    def facts(self, operator: str, kernel: str | None = None) -> RowFacts:
+        """Return what its rows of an operator have in common."""
+        return RowFacts(
+            operator=operator,
+            dtype="fp16",
+            device=self.device,
+            framework="vllm",
+            kernel=kernel,
+            model=self.model,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +132,23 @@ _MLP_OPS: Mapping[str, tuple[str, Callable[[_Mlp], Mapping[str, Any]]]] = {
 }
 
 
-def read_mlp(
-    path: Path, root: Path, device: str, notes: ImportNotes
-) -> tuple[SourceTable, pa.Table]:
+def read_mlp(file: LayerFile, notes: ImportNotes) -> tuple[SourceTable, pa.Table]:
     """Read an mlp.csv: all operators of a layer but attention, by token count and degree.
 
     Raises:
         InvalidRequestError: the file lacks a column, or a cell cannot be used.
 
     """
-    origin = parse_csv(read_source_file(path, root), path, _MLP_COLUMNS)
+    origin = parse_csv(file.source, file.path, _MLP_COLUMNS)
     tp = origin.integers("num_tensor_parallel_workers")
     is_gated = origin.flags("use_gated_mlp")
     mlp = _Mlp(
         rank=_read_rank(origin, "n_head"),
         tokens=origin.integers("num_tokens"),
-        intermediate=_split(origin, "n_expanded_embd", tp),
-        vocab=_split(origin, "vocab_size", tp),
+        intermediate=split_column(origin, "n_expanded_embd", tp),
+        vocab=split_column(origin, "vocab_size", tp),
         is_gated=is_gated,
-        norm=_norm_of(path, bool(is_gated.all())),
+        norm=_norm_of(file.model, bool(is_gated.all())),
     )
     named = {
         "norm": {mlp.norm: np.ones(origin.num_rows, dtype=bool)},
@@ -151,21 +162,18 @@ def read_mlp(
             continue
         kind, dims_of = _MLP_OPS[op]
         for operator, mask in named.get(kind, {kind: everywhere}).items():
-            facts = RowFacts(operator=operator, dtype="fp16", device=device, framework="vllm")
-            pieces.append(_rows_of_op(origin, op, facts, dims_of(mlp), mask))
-    return origin, pa.concat_tables(pieces)
+            pieces.append(rows_of_op(origin, op, file.facts(operator), dims_of(mlp), mask))
+    return origin, join_rows(pieces)
 
 
-def read_attention(
-    path: Path, root: Path, device: str, notes: ImportNotes
-) -> tuple[SourceTable, pa.Table]:
+def read_attention(file: LayerFile, notes: ImportNotes) -> tuple[SourceTable, pa.Table]:
     """Read an attention.csv: every row is a prefill or a decode; the other's time in it is 0.
 
     Raises:
         InvalidRequestError: the file lacks a column, or a cell cannot be used.
 
     """
-    origin = parse_csv(read_source_file(path, root), path, _ATTENTION_COLUMNS)
+    origin = parse_csv(file.source, file.path, _ATTENTION_COLUMNS)
     rank = _read_rank(origin, "n_q_head")
     is_prefill = origin.flags("is_prefill")
     num_seqs, chunk = origin.integers("batch_size"), origin.integers("prefill_chunk_size")
@@ -193,46 +201,11 @@ def read_attention(
         operator, dims, mask = ops[op]
         queries = {} if operator == "kv_cache_write" else {"num_heads": rank.num_heads}
         for backend in np.unique(backends[mask]):
-            facts = RowFacts(
-                operator=operator,
-                dtype="fp16",
-                device=device,
-                framework="vllm",
-                kernel=str(backend).rsplit(".", maxsplit=1)[-1].lower() or None,
-            )
+            kernel = str(backend).rsplit(".", maxsplit=1)[-1].lower() or None
+            facts = file.facts(operator, kernel)
             of_backend = mask & (backends == backend)
-            pieces.append(_rows_of_op(origin, op, facts, {**dims, **queries, **heads}, of_backend))
-    return origin, pa.concat_tables(pieces)
-
-
-def read_network(path: Path, root: Path, topology: str) -> tuple[SourceTable, pa.Table]:
-    """Read the CSV file of a collective, named like it.
-
-    Raises:
-        InvalidRequestError: the file lacks a column, or a cell cannot be used.
-
-    """
-    operator = path.stem
-    origin = parse_csv(read_source_file(path, root), path, _NETWORK_COLUMNS)
-    per_node = origin.integers("devices_per_node")
-    dims = {
-        "message_bytes": origin.integers("size"),
-        "devices_per_node": per_node,
-        "num_nodes": _split(origin, "num_workers", per_node),
-    }
-    facts = RowFacts(
-        operator=operator,
-        dtype="fp16",
-        device=find_topology(topology).device,
-        topology=topology,
-        framework="vllm",
-    )
-    mask = origin.texts("collective") == operator
-    if not mask.all():
-        raise origin.fault(
-            int(np.argmin(mask)), f"collective: not {operator}, as the file is named"
-        )
-    return origin, _rows_of_op(origin, operator, facts, dims, mask)
+            pieces.append(rows_of_op(origin, op, facts, {**dims, **queries, **heads}, of_backend))
+    return origin, join_rows(pieces)
 
 
 def _read_rank(origin: SourceTable, heads_column: str) -> _Rank:
@@ -241,14 +214,20 @@ def _read_rank(origin: SourceTable, heads_column: str) -> _Rank:
     num_kv_heads = origin.integers("n_kv_head")
     return _Rank(
         hidden=hidden,
-        num_heads=_split(origin, heads_column, tp),
+        num_heads=split_column(origin, heads_column, tp),
         # Fewer key-value heads than ranks: each rank holds a copy of one.
         num_kv_heads=np.maximum(num_kv_heads // tp, 1),
-        head_dim=_split(origin, "n_embd", origin.integers(heads_column)),
+        head_dim=split_column(origin, "n_embd", origin.integers(heads_column)),
     )
 
 
-def _split(origin: SourceTable, column: str, parts: Integers) -> Integers:
+def split_column(origin: SourceTable, column: str, parts: Integers) -> Integers:
+    """Return a column divided by another.
+
+    Raises:
+        InvalidRequestError: a cell does not divide; names the line.
+
+    """
     whole = origin.integers(column)
     is_even = (parts > 0) & (whole % np.maximum(parts, 1) == 0)
     if not is_even.all():
@@ -257,12 +236,10 @@ def _split(origin: SourceTable, column: str, parts: Integers) -> Integers:
     return whole // parts
 
 
-def _norm_of(path: Path, is_gated: bool) -> str:
+def _norm_of(model: str | None, is_gated: bool) -> str:
     """Return the model's norm: by its preset, else the one that models with such an MLP use."""
-    try:
-        return find_model(f"{path.parent.parent.name}/{path.parent.name}").norm
-    except UnknownModelError:
-        return "rms_norm" if is_gated else "layer_norm"
+    preset = all_models().get(model or "")
+    return preset.norm if preset else "rms_norm" if is_gated else "layer_norm"
 
 
 def _profiled_ops(origin: SourceTable) -> list[str]:
@@ -271,9 +248,15 @@ def _profiled_ops(origin: SourceTable) -> list[str]:
     return list(dict.fromkeys(stats))
 
 
-def _rows_of_op(
+def rows_of_op(
     origin: SourceTable, op: str, facts: RowFacts, dims: Mapping[str, Any], mask: Mask
 ) -> pa.Table:
+    """Return the rows under a mask with the times that the file has for an op.
+
+    Raises:
+        InvalidRequestError: a statistic of the op is missing, or a cell is no number.
+
+    """
     rows = np.flatnonzero(mask)
     latency_us: dict[str, Floats] = {
         statistic: origin.numbers(f"time_stats.{op}.{statistic}")[rows] * US_PER_MS
@@ -281,3 +264,8 @@ def _rows_of_op(
     }
     taken = {name: np.broadcast_to(value, len(mask))[rows] for name, value in dims.items()}
     return build_rows(facts, origin, rows, taken, latency_us)
+
+
+def join_rows(pieces: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of all pieces in one table, which may be empty."""
+    return pa.concat_tables(pieces) if pieces else MEASUREMENT_SCHEMA.empty_table()

@@ -1,0 +1,63 @@
+"""Attention of one new token per sequence over a sliding window of its cached context."""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.units import Quantity, ceil_divide
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    return 4 * d["visible_tokens"] * d["num_heads"] * d["head_dim"]
+
+
+def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+    queries = 2 * d["num_seqs"] * d["num_heads"]
+    keys = 2 * d["visible_tokens"] * d["num_kv_heads"]
+    return (queries + keys) * d["head_dim"] * element_bytes
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    heads = ((8, 4, 64),) if quick else ((32, 8, 128), (8, 1, 64))
+    for num_heads, num_kv_heads, head_dim in heads:
+        for window in pick(quick, (128,), (128, 1024, 8192)):
+            for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
+                for kv_len in pick(quick, (32, 256, 1024), powers_of_two(64, 32768)):
+                    yield {
+                        "num_seqs": num_seqs,
+                        "kv_tokens": num_seqs * kv_len,
+                        "kv_tokens_max": kv_len,
+                        "visible_tokens": num_seqs * min(kv_len, window),
+                        "window": window,
+                        "num_heads": num_heads,
+                        "num_kv_heads": num_kv_heads,
+                        "head_dim": head_dim,
+                    }
+
+
+SPEC = OperatorSpec(
+    name="attention_decode_window",
+    summary="softmax(qK^T)V of one query per sequence over a sliding window",
+    dims=(
+        Dim("num_seqs", "sequences in the batch"),
+        Dim("kv_tokens", "context, summed over sequences, inside the window or not"),
+        Dim("kv_tokens_max", "context of the longest sequence"),
+        Dim("visible_tokens", "context inside the window, summed over sequences"),
+        Dim("window", "tokens a query sees, itself included"),
+        Dim("num_heads", "query heads"),
+        Dim("num_kv_heads", "key and value heads"),
+        Dim("head_dim", "features of a head"),
+    ),
+    flops=_flops,
+    moved_bytes=_moved_bytes,
+    features={
+        "blocks_per_sm": lambda d, num_sms: d["num_seqs"] * d["num_kv_heads"] / num_sms,
+        "visible_len_mean": lambda d, _: d["visible_tokens"] / d["num_seqs"],
+        "visible_ratio": lambda d, _: d["visible_tokens"] / d["kv_tokens"],
+        "kv_block_fill": lambda d, _: (
+            d["kv_tokens_max"] / (ceil_divide(d["kv_tokens_max"], 64) * 64)
+        ),
+        "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
+    },
+    sweep=_sweep,
+)

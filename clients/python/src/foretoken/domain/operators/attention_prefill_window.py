@@ -1,0 +1,82 @@
+"""Causal attention of new tokens over a sliding window of their context."""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.units import Quantity, ceil_divide
+
+
+def window_prefill_dims(
+    num_seqs: Quantity, q_len: Quantity, window: Quantity
+) -> dict[str, Quantity]:
+    """Return the batch dims of equal sequences of `q_len` tokens, nothing of them cached.
+
+    Token i sees min(i, window) tokens, itself included.
+    """
+    in_window = _smaller(q_len, window)
+    pairs = in_window * (in_window + 1) // 2 + (q_len - in_window) * window
+    return {
+        "num_seqs": num_seqs,
+        "q_tokens": num_seqs * q_len,
+        "kv_tokens": num_seqs * q_len,
+        "score_pairs": num_seqs * pairs,
+        "window": window,
+    }
+
+
+def _smaller(first: Quantity, second: Quantity) -> Quantity:
+    """Return the smaller of two counts, elementwise for columns."""
+    return (first + second - abs(first - second)) // 2
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    return 4 * d["score_pairs"] * d["num_heads"] * d["head_dim"]
+
+
+def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+    queries = 2 * d["q_tokens"] * d["num_heads"]
+    keys = 2 * d["kv_tokens"] * d["num_kv_heads"]
+    return (queries + keys) * d["head_dim"] * element_bytes
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    heads = ((8, 4, 64),) if quick else ((32, 8, 128), (8, 1, 64))
+    for num_heads, num_kv_heads, head_dim in heads:
+        for window in pick(quick, (128,), (128, 1024, 8192)):
+            for num_seqs in (1, 4):
+                for q_len in pick(quick, (16, 128, 256), powers_of_two(16, 16384)):
+                    yield {
+                        **window_prefill_dims(num_seqs, q_len, window),
+                        "num_heads": num_heads,
+                        "num_kv_heads": num_kv_heads,
+                        "head_dim": head_dim,
+                    }
+
+
+SPEC = OperatorSpec(
+    name="attention_prefill_window",
+    summary="softmax(QK^T)V of new tokens, causal, over a sliding window",
+    dims=(
+        Dim("num_seqs", "sequences in the batch"),
+        Dim("q_tokens", "new tokens, summed over sequences"),
+        Dim("kv_tokens", "context that any new token sees, summed over sequences"),
+        Dim("score_pairs", "query-key pairs that neither mask nor window removes"),
+        Dim("window", "tokens a query sees, itself included"),
+        Dim("num_heads", "query heads"),
+        Dim("num_kv_heads", "key and value heads"),
+        Dim("head_dim", "features of a head"),
+    ),
+    flops=_flops,
+    moved_bytes=_moved_bytes,
+    features={
+        "q_block_waves": lambda d, num_sms: (
+            ceil_divide(d["q_tokens"], 128) * d["num_heads"] / num_sms
+        ),
+        "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
+        "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
+        "window_fill": lambda d, _: d["score_pairs"] / (d["q_tokens"] * d["window"]),
+        "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
+    },
+    sweep=_sweep,
+)

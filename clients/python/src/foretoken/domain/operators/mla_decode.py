@@ -1,0 +1,64 @@
+"""Multi-head latent attention of one new token per sequence, on the latent cache as it is.
+
+The attention alone, in the latent space: what takes the queries there and the values back are
+operators of their own, or part of `mla_decode_module`. Source: DeepSeek-V2, section 2.1, 2024.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.units import Quantity, ceil_divide
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    per_token = 2 * d["kv_lora_rank"] + d["qk_rope_head_dim"]
+    return 2 * d["kv_tokens"] * d["num_heads"] * per_token
+
+
+def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+    queries = d["num_seqs"] * d["num_heads"] * (2 * d["kv_lora_rank"] + d["qk_rope_head_dim"])
+    # One latent vector is key and value of every head.
+    cache = d["kv_tokens"] * (d["kv_lora_rank"] + d["qk_rope_head_dim"])
+    return (queries + cache) * element_bytes
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for num_heads in pick(quick, (8,), (16, 128)):
+        for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
+            for kv_len in pick(quick, (32, 256, 1024), powers_of_two(64, 32768)):
+                yield {
+                    "num_seqs": num_seqs,
+                    "kv_tokens": num_seqs * kv_len,
+                    "kv_tokens_max": kv_len,
+                    "num_heads": num_heads,
+                    "kv_lora_rank": 64 if quick else 512,
+                    "qk_rope_head_dim": 16 if quick else 64,
+                }
+
+
+SPEC = OperatorSpec(
+    name="mla_decode",
+    summary="softmax(qC^T)C of one query per sequence over the latent cache C",
+    dims=(
+        Dim("num_seqs", "sequences in the batch"),
+        Dim("kv_tokens", "context, summed over sequences"),
+        Dim("kv_tokens_max", "context of the longest sequence"),
+        Dim("num_heads", "heads on this device"),
+        Dim("kv_lora_rank", "features of the latent vector"),
+        Dim("qk_rope_head_dim", "features of a key with position, shared by the heads"),
+    ),
+    flops=_flops,
+    moved_bytes=_moved_bytes,
+    features={
+        "blocks_per_sm": lambda d, num_sms: (
+            d["num_seqs"] * ceil_divide(d["num_heads"], 64) / num_sms
+        ),
+        "kv_len_mean": lambda d, _: d["kv_tokens"] / d["num_seqs"],
+        "raggedness": lambda d, _: d["kv_tokens_max"] * d["num_seqs"] / d["kv_tokens"],
+        "kv_block_fill": lambda d, _: (
+            d["kv_tokens_max"] / (ceil_divide(d["kv_tokens_max"], 64) * 64)
+        ),
+    },
+    sweep=_sweep,
+)

@@ -1,0 +1,57 @@
+"""The whole latent attention block for one new token per sequence, projections included."""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.mla_module import (
+    FULL_WIDTHS,
+    MODULE_DIMS,
+    QUICK_WIDTHS,
+    module_bytes,
+    token_weights,
+    unpacking_weights,
+)
+from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.units import Quantity, ceil_divide
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    latent_dim = 2 * d["kv_lora_rank"] + d["qk_rope_head_dim"]
+    attention = d["kv_tokens"] * d["num_heads"] * latent_dim
+    # Queries go to the latent space and values come back by the weights that unpack the cache.
+    projections = d["num_seqs"] * (token_weights(d) + unpacking_weights(d))
+    return 2 * (attention + projections)
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for num_heads in pick(quick, (8,), (16, 128)):
+        for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
+            for kv_len in pick(quick, (32, 256, 1024), powers_of_two(64, 32768)):
+                yield {
+                    "num_seqs": num_seqs,
+                    "kv_tokens": num_seqs * kv_len,
+                    "kv_tokens_max": kv_len,
+                    "num_heads": num_heads,
+                    **(QUICK_WIDTHS if quick else FULL_WIDTHS),
+                }
+
+
+SPEC = OperatorSpec(
+    name="mla_decode_module",
+    summary="latent attention block of one token per sequence, from hidden state to hidden state",
+    dims=(
+        Dim("num_seqs", "sequences in the batch"),
+        Dim("kv_tokens", "context, summed over sequences"),
+        Dim("kv_tokens_max", "context of the longest sequence"),
+        *MODULE_DIMS,
+    ),
+    flops=_flops,
+    moved_bytes=lambda d, element_bytes: module_bytes(d, d["num_seqs"], element_bytes),
+    features={
+        "row_block_waves": lambda d, num_sms: ceil_divide(d["num_seqs"], 64) / num_sms,
+        "kv_len_mean": lambda d, _: d["kv_tokens"] / d["num_seqs"],
+        "raggedness": lambda d, _: d["kv_tokens_max"] * d["num_seqs"] / d["kv_tokens"],
+    },
+    sweep=_sweep,
+    num_weights=lambda d: token_weights(d) + unpacking_weights(d),
+)

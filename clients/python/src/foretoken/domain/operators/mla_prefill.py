@@ -1,0 +1,70 @@
+"""Multi-head latent attention of new tokens, on keys and values unpacked for every head.
+
+The attention alone: the projections around it are operators of their own, or part of
+`mla_prefill_module`. Source: DeepSeek-V2, section 2.1, 2024.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.units import Quantity, ceil_divide
+
+
+def _key_dim(d: Dims) -> Quantity:
+    return d["qk_nope_head_dim"] + d["qk_rope_head_dim"]
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    return 2 * d["score_pairs"] * d["num_heads"] * (_key_dim(d) + d["v_head_dim"])
+
+
+def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+    queries = d["q_tokens"] * d["num_heads"] * (_key_dim(d) + d["v_head_dim"])
+    # All heads share the part of the key that carries the position.
+    keys = d["kv_tokens"] * (
+        d["num_heads"] * (d["qk_nope_head_dim"] + d["v_head_dim"]) + d["qk_rope_head_dim"]
+    )
+    return (queries + keys) * element_bytes
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for num_heads in pick(quick, (8,), (16, 128)):
+        for num_seqs in (1, 4):
+            for q_len in pick(quick, (16, 128), powers_of_two(16, 16384)):
+                for context_len in pick(quick, (0, 128), (0, *powers_of_two(256, 16384))):
+                    yield {
+                        **prefill_dims(num_seqs, q_len, context_len),
+                        "num_heads": num_heads,
+                        "qk_nope_head_dim": 32 if quick else 128,
+                        "qk_rope_head_dim": 16 if quick else 64,
+                        "v_head_dim": 32 if quick else 128,
+                    }
+
+
+SPEC = OperatorSpec(
+    name="mla_prefill",
+    summary="softmax(QK^T)V of new tokens, causal, latent keys and values unpacked",
+    dims=(
+        Dim("num_seqs", "sequences in the batch"),
+        Dim("q_tokens", "new tokens, summed over sequences"),
+        Dim("kv_tokens", "context after this step, summed over sequences"),
+        Dim("score_pairs", "query-key pairs not masked: sum of q * context + q * (q + 1) / 2"),
+        Dim("num_heads", "heads on this device"),
+        Dim("qk_nope_head_dim", "features of a head's key without position"),
+        Dim("qk_rope_head_dim", "features of a key with position, shared by the heads"),
+        Dim("v_head_dim", "features of a head's value"),
+    ),
+    flops=_flops,
+    moved_bytes=_moved_bytes,
+    features={
+        "q_block_waves": lambda d, num_sms: (
+            ceil_divide(d["q_tokens"], 128) * d["num_heads"] / num_sms
+        ),
+        "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
+        "context_ratio": lambda d, _: d["kv_tokens"] / d["q_tokens"],
+        "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
+    },
+    sweep=_sweep,
+)

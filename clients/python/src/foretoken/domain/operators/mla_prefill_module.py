@@ -1,0 +1,56 @@
+"""The whole latent attention block for new tokens: projections, attention, output projection."""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.mla_module import (
+    FULL_WIDTHS,
+    MODULE_DIMS,
+    QUICK_WIDTHS,
+    module_bytes,
+    token_weights,
+    unpacking_weights,
+)
+from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.units import Quantity, ceil_divide
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    head_dim = d["qk_nope_head_dim"] + d["qk_rope_head_dim"] + d["v_head_dim"]
+    attention = d["score_pairs"] * d["num_heads"] * head_dim
+    projections = d["q_tokens"] * token_weights(d) + d["kv_tokens"] * unpacking_weights(d)
+    return 2 * (attention + projections)
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for num_heads in pick(quick, (8,), (16, 128)):
+        for num_seqs in (1, 4):
+            for q_len in pick(quick, (16, 64, 256), powers_of_two(16, 16384)):
+                yield {
+                    **prefill_dims(num_seqs, q_len, 0),
+                    "num_heads": num_heads,
+                    **(QUICK_WIDTHS if quick else FULL_WIDTHS),
+                }
+
+
+SPEC = OperatorSpec(
+    name="mla_prefill_module",
+    summary="latent attention block of new tokens, from hidden state to hidden state",
+    dims=(
+        Dim("num_seqs", "sequences in the batch"),
+        Dim("q_tokens", "new tokens, summed over sequences"),
+        Dim("kv_tokens", "context after this step, summed over sequences"),
+        Dim("score_pairs", "query-key pairs not masked: sum of q * context + q * (q + 1) / 2"),
+        *MODULE_DIMS,
+    ),
+    flops=_flops,
+    moved_bytes=lambda d, element_bytes: module_bytes(d, d["q_tokens"], element_bytes),
+    features={
+        "row_block_waves": lambda d, num_sms: ceil_divide(d["q_tokens"], 128) / num_sms,
+        "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
+        "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
+    },
+    sweep=_sweep,
+    num_weights=lambda d: token_weights(d) + unpacking_weights(d),
+)

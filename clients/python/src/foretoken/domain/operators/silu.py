@@ -1,0 +1,12 @@
+"""Activation of gated MLPs alone, where the product with the other half runs apart."""
+
+from foretoken.domain.operator import Dim
+from foretoken.domain.row_operator import QuickSweep, RowWork, row_operator
+
+SPEC = row_operator(
+    "silu",
+    "y = x * sigmoid(x)",
+    width=Dim("intermediate", "features"),
+    work=RowWork(num_flops=4, num_moved=2, num_saved=1, backward_work_ratio=1.5),
+    quick_sweep=QuickSweep(num_tokens=(1, 32, 1024), widths=(704, 1408)),
+)

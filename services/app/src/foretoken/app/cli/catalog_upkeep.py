@@ -1,0 +1,240 @@
+"""`foretoken catalog sql`, `check`, `backup` and their kind: look closer, and keep it healthy."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+from pyarrow import csv, parquet
+
+from foretoken.app.cli.state import (
+    build_table,
+    check_output_path,
+    fail,
+    note,
+    open_composition,
+    show_progress,
+    state_of,
+)
+from foretoken.app.compose import restore_catalog
+from foretoken.catalog.quality_page import write_quality_page
+from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.measurement import (
+    CheckRequest,
+    MeasurementFilter,
+    PruneRequest,
+    QualityReport,
+    SqlQuery,
+)
+from foretoken.domain.ports import CatalogPort
+from foretoken.wire.arrow import read_table
+
+_MIB = 2**20
+
+
+def sql(
+    context: typer.Context,
+    query: Annotated[str, typer.Argument(help="One SELECT statement; `-` reads it from stdin.")],
+    max_rows: Annotated[int, typer.Option(min=1, help="Show at most this many rows.")] = 100,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds it may run; 0: as long as the catalog allows.")
+    ] = 0.0,
+    save: Annotated[
+        Path | None, typer.Option(help="Write all rows to this .parquet or .csv file instead.")
+    ] = None,
+) -> None:
+    """Ask the catalog in SQL. Nothing can be changed, and no file or network be reached.
+
+    There is a view for every operator, named `op_gemm` and so on, whose dimensions are columns, and
+    one for all operators together, `measurements`.
+
+    Example: `foretoken catalog sql "SELECT device, count(*) FROM op_gemm GROUP BY device"`
+    """
+    state = state_of(context)
+    text = typer.get_text_stream("stdin").read() if query == "-" else query
+    if save is not None and save.suffix not in _WRITERS:
+        raise typer.BadParameter(f"--save writes {' or '.join(_WRITERS)} files")
+    target = check_output_path(save)
+    # One more than is shown tells whether there are more.
+    limit = 0 if target else max_rows + 1
+    with open_composition(state) as services:
+        question = SqlQuery(text=text, max_num_rows=limit, timeout_s=timeout)
+        table = read_table(services.catalog.query_sql(question))
+        if target is not None:
+            _WRITERS[target.suffix](table, str(target))
+            note(f"{table.num_rows:,} rows in {target}")
+            return
+        rows = [[_plain(cell) for cell in row.values()] for row in table.to_pylist()[:max_rows]]
+        state.print_rows(f"{len(rows):,} rows", table.schema.names, rows)
+        if table.num_rows > max_rows:
+            note("there are more rows; --max-rows shows them, --save writes all of them")
+
+
+def check(
+    context: typer.Context,
+    device: Annotated[str, typer.Option(help="Only this device's measurements.")] = "",
+    operator: Annotated[str, typer.Option(help="Only this operator.")] = "",
+    run: Annotated[str, typer.Option(help="Only what this run brought.")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report only; change no flags.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page with pictures to this HTML file.")
+    ] = None,
+) -> None:
+    """Judge stored measurements again, all runs together, and flag what cannot be trusted.
+
+    Flagged rows are kept, with the reason, and are not trained on. A doubt that no longer holds is
+    withdrawn. Snapshots keep the flags they had.
+    """
+    state = state_of(context)
+    target = check_output_path(report)
+    request = CheckRequest(device=device, operator=operator, run_id=run, is_dry_run=dry_run)
+    with open_composition(state) as services:
+        with show_progress("check") as update:
+            found = services.foretoken("catalog").check(request, on_progress=update)
+        if target is not None:
+            _write_page(services.catalog, request, found, target)
+            note(f"report: {target}")
+        rows = [
+            (
+                finding.test,
+                finding.device,
+                finding.operator,
+                finding.phase,
+                finding.kernel or finding.framework or "-",
+                finding.num_rows,
+                finding.num_flagged,
+                finding.num_new,
+                finding.example,
+            )
+            for finding in found.findings
+        ]
+        columns = (
+            "test",
+            "device",
+            "operator",
+            "phase",
+            "kernel",
+            "rows",
+            "flagged",
+            "new",
+            "example",
+        )
+        title = (
+            f"{found.num_rows:,} rows judged in {found.wall_s:.1f} s: {found.num_flagged:,} flagged"
+            f" ({found.num_new:,} new, {found.num_withdrawn:,} withdrawn),"
+            f" {found.num_failed:,} failed"
+        )
+        state.print_object(found, lambda: build_table(title, columns, rows))
+
+
+def backup(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(help="File to write.")],
+) -> None:
+    """Copy the catalog to a file while it goes on recording.
+
+    Example: `foretoken catalog backup catalog-$(date +%F).duckdb`
+    """
+    target = check_output_path(path)
+    if target is None or target.exists():
+        raise typer.BadParameter(f"{path} exists; name a new file")
+    partial = target.with_name(target.name + ".partial")
+    num_bytes = 0
+    with open_composition(state_of(context)) as services, show_progress("backup") as update:
+        try:
+            with partial.open("xb") as file:
+                for piece in services.catalog.backup():
+                    num_bytes += file.write(piece)
+                    update.set(0.0, f"{num_bytes / _MIB:,.0f} MiB")
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(target)
+        except FileExistsError as err:
+            raise InvalidRequestError.of_field("path", f"{partial} is in the way") from err
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    note(f"{num_bytes / _MIB:,.1f} MiB in {target}")
+
+
+def restore(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(help="File that `catalog backup` wrote.")],
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Put it in place of the present catalog, which is kept."),
+    ] = False,
+) -> None:
+    """Make a backup the catalog of this configuration. No process may have that open."""
+    state = state_of(context)
+    try:
+        target, kept = restore_catalog(state.config, path, is_replacing=replace)
+    except ForetokenError as err:
+        fail(err)
+        return
+    if kept is not None:
+        note(f"the catalog that was there is now {kept}")
+    note(f"restored {target}")
+
+
+def prune(
+    context: typer.Context,
+    older_than: Annotated[
+        float, typer.Option(min=0, metavar="DAYS", help="Only runs recorded longer ago.")
+    ],
+    device: Annotated[
+        str, typer.Option(help="Only runs that measured nothing but this device.")
+    ] = "",
+    tool: Annotated[str, typer.Option(help="Only runs of this program: `vidur`.")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go; delete nothing.")
+    ] = False,
+) -> None:
+    """Delete old runs, but none that a snapshot, and so a trained model, needs."""
+    state = state_of(context)
+    request = PruneRequest(older_than_days=older_than, device=device, tool=tool, is_dry_run=dry_run)
+    with open_composition(state) as services:
+        found = services.catalog.prune(request)
+    rows = [
+        *((run_id, "would go" if dry_run else "deleted") for run_id in found.deleted_run_ids),
+        *((run_id, "kept: a snapshot needs it") for run_id in found.kept_run_ids),
+    ]
+    title = f"{found.num_deleted_rows:,} rows {'would go' if dry_run else 'deleted'}"
+    state.print_object(found, lambda: build_table(title, ("run", "what"), rows))
+
+
+def compact(context: typer.Context) -> None:
+    """Give room that deleted rows left back to the disk."""
+    state = state_of(context)
+    with open_composition(state) as services:
+        found = services.catalog.compact()
+    row = (found.bytes_before / _MIB, found.bytes_after / _MIB, found.wall_s)
+    columns = ("before (MiB)", "after (MiB)", "seconds")
+    state.print_object(found, lambda: build_table("Compacted", columns, [row]))
+
+
+def _write_page(
+    catalog: CatalogPort, request: CheckRequest, found: QualityReport, path: Path
+) -> None:
+    selection = MeasurementFilter(
+        device=request.device,
+        operator=request.operator,
+        run_id=request.run_id,
+        include_flagged=True,
+    )
+    write_quality_page(found, catalog.read_measurements(selection), path)
+
+
+def _write_csv(table: pa.Table, path: str) -> None:
+    csv.write_csv(table, path)
+
+
+_WRITERS = {".parquet": parquet.write_table, ".csv": _write_csv}
+
+
+def _plain(cell: Any) -> object:
+    """Return a cell as JSON has it; text for what JSON has not."""
+    return cell if cell is None or isinstance(cell, str | int | float | bool) else str(cell)

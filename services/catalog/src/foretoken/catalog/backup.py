@@ -1,0 +1,161 @@
+"""Backups: a copy of the catalog as a stream of bytes, and a catalog from such a copy."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+
+from foretoken.catalog.config import CatalogConfig
+from foretoken.catalog.copying import copy_catalog
+from foretoken.catalog.extension import quote
+from foretoken.catalog.storage_error import translate
+from foretoken.catalog.store import Store
+from foretoken.domain.errors import (
+    CatalogBusyError,
+    CorruptCatalogError,
+    ForetokenError,
+    InvalidRequestError,
+)
+
+_PIECE_BYTES = 2 * 2**20
+# Rows that a batch does not have, or that have no batch.
+_TORN_BATCHES = """
+    SELECT count(*) FROM (
+        SELECT batch_number, count(*) AS num_rows FROM measurement GROUP BY batch_number
+    ) AS stored
+    FULL JOIN batch USING (batch_number)
+    WHERE coalesce(stored.num_rows, 0) IS DISTINCT FROM batch.num_rows
+"""
+# Reads every block, and with it the checksum of every block.
+_READ_ALL = "SELECT bit_xor(hash(measurement)) FROM measurement"
+
+
+def stream_backup(store: Store) -> Iterator[bytes]:
+    """Yield a copy of the catalog in pieces of 2 MiB.
+
+    It holds what was acknowledged before the first piece is asked for. Recording goes on.
+
+    Raises:
+        StorageFullError: there is no room beside the catalog for a copy.
+
+    """
+    path = copy_catalog(store)
+    with path.open("rb") as file:
+        path.unlink()  # what is open stays readable; nothing is left behind, whatever happens
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
+
+
+def restore_backup(source: Path, target: Path, *, is_replacing: bool = False) -> Path | None:
+    """Make a backup the catalog at `target`, brought up to this program's schema.
+
+    The catalog that is there is kept, with `.old` after its name, if `is_replacing`; returns where.
+
+    Raises:
+        InvalidRequestError: there is a catalog already, or no backup.
+        CatalogBusyError: a process has the catalog open.
+        CorruptCatalogError: the backup is damaged, no catalog, or of a newer Foretoken.
+
+    """
+    source, target = source.absolute(), target.absolute()
+    kept = _find_place_of_old(target, is_replacing=is_replacing)
+    fresh = target.with_name(target.name + ".restoring")
+    with contextlib.ExitStack() as undo:
+        undo.callback(_delete, fresh)
+        _copy_file(source, fresh)
+        _check(fresh, source)
+        if kept is not None:
+            _move_away(target, kept)
+        fresh.replace(target)
+        undo.pop_all()
+    _sync(target.parent)
+    return kept
+
+
+def _find_place_of_old(target: Path, *, is_replacing: bool) -> Path | None:
+    """Return where to keep the catalog that is there, if one is; check that nobody uses it."""
+    if not target.exists():
+        return None
+    if not is_replacing:
+        raise InvalidRequestError.of_field("path", f"{target} exists; replace it or name another")
+    kept = target.with_name(target.name + ".old")
+    if kept.exists():
+        raise InvalidRequestError.of_field("path", f"{kept} is in the way; move it elsewhere")
+    try:
+        with _attached(target):
+            pass
+    except CatalogBusyError:
+        raise
+    except ForetokenError:
+        pass  # a damaged one is what a backup is for
+    return kept
+
+
+def _copy_file(source: Path, fresh: Path) -> None:
+    if source.with_name(source.name + ".wal").exists():
+        raise InvalidRequestError.of_field(
+            "path", f"{source} has a log beside it: a catalog in use or crashed, and no backup"
+        )
+    try:
+        fresh.parent.mkdir(parents=True, exist_ok=True)
+        _delete(fresh)
+        shutil.copyfile(source, fresh)
+        _sync(fresh)
+    except OSError as err:
+        raise InvalidRequestError.of_field("path", f"{err.filename}: {err.strerror}") from err
+
+
+def _check(fresh: Path, source: Path) -> None:
+    """Check that the copy is a whole catalog, and bring its schema up to date."""
+    try:
+        with _attached(fresh) as connection:
+            connection.execute("SELECT version FROM backup.schema_version").fetchall()
+        store = Store(CatalogConfig(path=str(fresh)))
+        store.open()
+        try:
+            with store.cursor() as cursor:
+                ((num_torn,),) = cursor.execute(_TORN_BATCHES).fetchall()
+                cursor.execute(_READ_ALL).fetchall()
+        finally:
+            store.close()
+    except ForetokenError as err:
+        raise CorruptCatalogError(f"{source} cannot be restored: {err.message}") from err
+    if num_torn:
+        raise CorruptCatalogError(f"{source} cannot be restored: {num_torn} batches are not whole")
+
+
+@contextlib.contextmanager
+def _attached(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a file for reading, as `backup`, apart from all else."""
+    with duckdb.connect(":memory:") as connection:
+        try:
+            connection.execute(f"ATTACH {quote(str(path))} AS backup (READ_ONLY)")
+            yield connection
+        except duckdb.Error as err:
+            raise translate(err, str(path)) from err
+
+
+def _move_away(target: Path, kept: Path) -> None:
+    """Give the catalog that is there another name, its log too."""
+    log = target.with_name(target.name + ".wal")
+    # Both names for a moment: at no time is there no catalog.
+    kept.hardlink_to(target)
+    if log.exists():
+        log.replace(kept.with_name(kept.name + ".wal"))
+
+
+def _delete(path: Path) -> None:
+    for file in (path, path.with_name(path.name + ".wal")):
+        file.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

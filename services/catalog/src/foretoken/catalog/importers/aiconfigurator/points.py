@@ -1,0 +1,126 @@
+"""Rows of the catalog from columns, built a batch at a time when they are asked for."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from foretoken.catalog.dims import columns_to_dims
+from foretoken.catalog.importers.aiconfigurator.perf_table import (
+    Circumstances,
+    Described,
+    Integers,
+    PerfTable,
+)
+from foretoken.catalog.source_table import Floats
+from foretoken.domain.operator import find_operator
+from foretoken.wire.arrow import MEASUREMENT_SCHEMA
+
+_BATCH_ROWS = 200_000
+_NO_TIME = "the source has no time for this row"
+_TEXTS = tuple(field for field in Circumstances.__dataclass_fields__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Points:
+    """Rows of one file that measured one operator; every column has a value per row of these."""
+
+    operator: str
+    table: PerfTable
+    described: Described
+    dims: Mapping[str, Integers]
+    latency_us: Floats
+    power_w: Floats | None = None
+
+    def batches(self) -> Iterator["PointBatch"]:
+        """Yield the rows in the file's order."""
+        for start in range(0, len(self.described.rows), _BATCH_ROWS):
+            yield PointBatch(self, slice(start, start + _BATCH_ROWS))
+
+
+def make_points(
+    operator: str, table: PerfTable, described: Described, dims: Mapping[str, Any]
+) -> Points:
+    """Return the described rows of a file; `dims` have a value per row of the file, or one for all.
+
+    Raises:
+        InvalidRequestError: a dimension is smaller than the operator's least, or a time negative;
+            names the row.
+
+    """
+    rows = described.rows
+    columns = {}
+    for dim in find_operator(operator).dims:
+        of_file = np.broadcast_to(np.asarray(dims[dim.name], dtype=np.int64), table.origin.num_rows)
+        columns[dim.name] = of_file[rows]
+        is_small = columns[dim.name] < dim.minimum
+        if is_small.any():
+            place = int(np.argmax(is_small))
+            raise table.origin.fault(
+                int(rows[place]),
+                f"{operator}: {dim.name} is {columns[dim.name][place]}, below {dim.minimum}",
+            )
+    power_w = table.power_w
+    return Points(
+        operator=operator,
+        table=table,
+        described=described,
+        dims=columns,
+        latency_us=table.latency_us[rows],
+        power_w=None if power_w is None else power_w[rows],
+    )
+
+
+class PointBatch:
+    """Some of the rows, as an Arrow stream; the wide table exists only while it is read."""
+
+    def __init__(self, points: Points, span: slice) -> None:
+        self._points = points
+        self._span = span
+        self.num_rows = len(points.described.rows[span])
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return an ArrowArrayStream capsule of rows in the measurement schema."""
+        return self.to_table().__arrow_c_stream__(requested_schema)
+
+    def to_table(self) -> pa.Table:
+        """Return the rows in the measurement schema."""
+        points, span, num_rows = self._points, self._span, self.num_rows
+        described = points.described
+        columns: dict[str, Any] = {
+            name: _expand([getattr(found, name) for found in described.circumstances], codes)
+            for name, codes in ((name, described.codes[span]) for name in _TEXTS)
+        }
+        latency_us = points.latency_us[span]
+        has_time = np.isfinite(latency_us)
+        same = np.zeros(num_rows, dtype=np.int64)
+        source = points.table.origin.source
+        columns |= {
+            "operator": _expand([points.operator], same),
+            "phase": _expand(["forward"], same),
+            "dims": columns_to_dims(
+                {name: column[span] for name, column in points.dims.items()}, num_rows
+            ),
+            "latency_us_median": pa.array(latency_us, mask=~has_time),
+            "status": _expand(["failed", "ok"], has_time),
+            "status_reason": _expand([_NO_TIME, None], has_time),
+            "source_file": _expand([source.name], same),
+            "source_hash": _expand([source.content_hash], same),
+            "source_row": pa.array(described.rows[span] + 1),
+        }
+        if points.power_w is not None:
+            power_w = points.power_w[span]
+            columns["power_w"] = pa.array(power_w, mask=~np.isfinite(power_w))
+        arrays = [
+            columns.get(field.name, pa.nulls(num_rows, field.type)).cast(field.type)
+            for field in MEASUREMENT_SCHEMA
+        ]
+        return pa.table(arrays, schema=MEASUREMENT_SCHEMA)
+
+
+def _expand(words: list[str | None], codes: Any) -> pa.Array:
+    """Return the words that codes stand for."""
+    indices = pa.array(np.asarray(codes, dtype=np.int64))
+    return pa.array(words, pa.string()).take(indices)

@@ -1,0 +1,171 @@
+"""What each of AIConfigurator's tables measured, as operators of the catalog."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from foretoken.catalog.importers.aiconfigurator.attention_tables import (
+    read_decode,
+    read_mla_decode,
+    read_mla_decode_module,
+    read_mla_prefill,
+    read_mla_prefill_module,
+    read_prefill,
+)
+from foretoken.catalog.importers.aiconfigurator.formats import (
+    CELL_DTYPES,
+    COLLECTIVES,
+    split_scheme,
+)
+from foretoken.catalog.importers.aiconfigurator.moe_table import read_moe
+from foretoken.catalog.importers.aiconfigurator.perf_table import (
+    Circumstances,
+    Described,
+    Integers,
+    PerfTable,
+    topology_of,
+)
+from foretoken.catalog.importers.aiconfigurator.points import Points, make_points
+from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.units import ceil_divide
+from foretoken.domain.variant import format_variant
+
+_LANES = ("eager", "graph")
+
+
+@dataclass(frozen=True, slots=True)
+class TableReader:
+    """Columns a table must have beside the common ones, and how its rows are read."""
+
+    required: tuple[str, ...]
+    read: Callable[[PerfTable], Iterator[Points]]
+
+
+def _describe_gemm(said: Mapping[str, str]) -> Circumstances | str:
+    scheme = split_scheme(said["gemm_dtype"])
+    if scheme is None:
+        return f"gemm_dtype {said['gemm_dtype']!r} is unknown here"
+    dtype, quant = scheme
+    return Circumstances(
+        dtype=dtype.name.lower(),
+        device=said["device"],
+        framework=said["framework"].lower(),
+        framework_version=said["version"],
+        kernel=said["kernel_source"],
+        variant=format_variant({"quant": quant}),
+    )
+
+
+def _read_gemm(table: PerfTable) -> Iterator[Points]:
+    dims = {name: table.integers(name) for name in ("m", "n", "k")}
+    yield make_points("gemm", table, table.describe(("gemm_dtype",), _describe_gemm), dims)
+
+
+def _describe_nccl(said: Mapping[str, str]) -> Circumstances | str:
+    # The version is NCCL's, whatever engine's container it was timed in.
+    return _describe_collective({**said, "framework": "nccl"}, said["nccl_dtype"])
+
+
+def _describe_all_reduce(said: Mapping[str, str]) -> Circumstances | str:
+    return _describe_collective(said, said["allreduce_dtype"])
+
+
+def _describe_collective(said: Mapping[str, str], cell: str) -> Circumstances | str:
+    if cell not in CELL_DTYPES or said["op_name"] not in COLLECTIVES:
+        return f"{said['op_name']} in {cell!r} is unknown here"
+    # `vllm_eager` and `vLLM_custom_eager`: launched one by one, or from a CUDA graph.
+    words = (said["backend"], said["implementation"], said["kernel_source"])
+    lanes = [lane for lane in _LANES if any(word.endswith(f"_{lane}") for word in words)]
+    return Circumstances(
+        dtype=CELL_DTYPES[cell].name.lower(),
+        device=said["device"],
+        topology=topology_of(said),
+        framework=said["framework"].lower(),
+        framework_version=said["version"],
+        kernel=said["kernel_source"],
+        variant=format_variant({"lane": lanes[0] if lanes else ""}),
+    )
+
+
+def _collective_reader(
+    dtype_column: str, describe: Callable[[Mapping[str, str]], Circumstances | str]
+) -> TableReader:
+    def read(table: PerfTable) -> Iterator[Points]:
+        described = table.describe((dtype_column, "backend", "implementation"), describe)
+        cells, cell_names = table.coded(dtype_column)
+        sizes = [CELL_DTYPES[name].num_bytes if name in CELL_DTYPES else 1 for name in cell_names]
+        element_bytes = np.array(sizes, dtype=np.int64)[cells]
+        dims = {
+            "message_bytes": table.integers("message_size") * element_bytes,
+            **_group_dims(table, described),
+        }
+        codes, names = table.coded("op_name")
+        for code, name in enumerate(names):
+            if name in COLLECTIVES:
+                rows = described.where(codes == code)
+                yield make_points(COLLECTIVES[name], table, rows, dims)
+
+    return TableReader((dtype_column, "num_gpus", "message_size"), read)
+
+
+def _group_dims(table: PerfTable, described: Described) -> dict[str, Integers]:
+    """Return where the ranks are: as many as a node holds on each node.
+
+    Raises:
+        InvalidRequestError: the ranks do not fill their nodes evenly; names the row.
+
+    """
+    num_ranks = table.integers("num_gpus")
+    node_sizes = [
+        find_topology(found.topology or "").devices_per_node for found in described.circumstances
+    ]
+    per_node = np.ones(table.origin.num_rows, dtype=np.int64)
+    per_node[described.rows] = np.array(node_sizes, dtype=np.int64)[described.codes]
+    num_nodes = np.maximum(ceil_divide(num_ranks, per_node), 1)
+    is_uneven = num_ranks[described.rows] % num_nodes[described.rows] != 0
+    if is_uneven.any():
+        row = int(described.rows[np.argmax(is_uneven)])
+        raise table.origin.fault(
+            row, f"num_gpus: {num_ranks[row]} on nodes of {per_node[row]} do not fill them evenly"
+        )
+    return {"devices_per_node": num_ranks // num_nodes, "num_nodes": num_nodes}
+
+
+_BATCH = ("batch_size", "isl")
+_HEADS = ("num_heads", "num_key_value_heads", "head_dim")
+READERS: Mapping[str, TableReader] = MappingProxyType(
+    {
+        "gemm_perf": TableReader(("gemm_dtype", "m", "n", "k"), _read_gemm),
+        "context_attention_perf": TableReader(("attn_dtype", *_BATCH, *_HEADS), read_prefill),
+        "generation_attention_perf": TableReader(
+            ("attn_dtype", *_BATCH, "step", *_HEADS), read_decode
+        ),
+        "context_mla_perf": TableReader(("mla_dtype", *_BATCH), read_mla_prefill),
+        "generation_mla_perf": TableReader(("mla_dtype", *_BATCH, "step"), read_mla_decode),
+        "mla_context_module_perf": TableReader(
+            ("model", "mla_dtype", "gemm_type", "num_heads", *_BATCH), read_mla_prefill_module
+        ),
+        "mla_generation_module_perf": TableReader(
+            ("model", "mla_dtype", "gemm_type", "num_heads", *_BATCH, "step"),
+            read_mla_decode_module,
+        ),
+        "moe_perf": TableReader(
+            (
+                "moe_dtype",
+                "num_tokens",
+                "hidden_size",
+                "inter_size",
+                "topk",
+                "num_experts",
+                "moe_tp_size",
+                "moe_ep_size",
+                "distribution",
+            ),
+            read_moe,
+        ),
+        "nccl_perf": _collective_reader("nccl_dtype", _describe_nccl),
+        "custom_allreduce_perf": _collective_reader("allreduce_dtype", _describe_all_reduce),
+    }
+)

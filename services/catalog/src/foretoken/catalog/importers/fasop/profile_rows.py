@@ -1,0 +1,169 @@
+"""Rows from a profile: who ran it, and the rows of one column."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from foretoken.catalog.importers.fasop.columns import Column, RankShape
+from foretoken.catalog.importing import ImportRequest
+from foretoken.catalog.source_file import SourceFile, refuse
+from foretoken.catalog.source_table import Floats, RowFacts, SourceTable, build_rows
+from foretoken.domain.errors import (
+    FieldViolation,
+    InvalidRequestError,
+    UnknownDeviceError,
+    UnknownModelError,
+)
+from foretoken.domain.estimate import DType
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.units import US_PER_MS
+from foretoken.domain.variant import format_variant
+
+# FASOP's names of the models and products it knows. Source: `fasop/config.py`.
+PRESETS: Mapping[str, str] = {
+    "gpt2XL": "gpt2-xl",
+    "llama": "llama-3.2-1b",
+    "llama1b": "llama-3.2-1b",
+    "llama3b": "llama-3.2-3b",
+    "llama70b": "llama-3.3-70b",
+}
+DEVICES: Mapping[str, str] = {"A40": "a40", "A100": "a100_sxm_40"}
+# The profiling script makes the model in the format PyTorch makes models in.
+_DEFAULT_DTYPE = DType.FP32
+_COUNT = re.compile(r"[1-9][0-9]{0,6}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assumptions:
+    """What no file says and the request must: tokens of a sequence, number format.
+
+    `device` and `model` narrow the files that name theirs, and stand in where one does not.
+    """
+
+    seq_len: int
+    dtype: DType
+    device: str
+    model: str
+
+    @classmethod
+    def of(cls, request: ImportRequest) -> "Assumptions":
+        """Return what a request says.
+
+        Raises:
+            InvalidRequestError: `seq_len` is missing or no count, or `dtype` is no format.
+            UnknownDeviceError, UnknownModelError: there is no file for it.
+
+        """
+        seq_len = request.options.get("seq_len", "")
+        dtype = request.options.get("dtype", _DEFAULT_DTYPE.name).upper()
+        violations = []
+        if not _COUNT.fullmatch(seq_len):
+            violations.append(
+                FieldViolation(
+                    "options.seq_len", "no file says how many tokens a sequence had; give seq_len=N"
+                )
+            )
+        if dtype not in DType.__members__:
+            violations.append(FieldViolation("options.dtype", f"{dtype!r} is no number format"))
+        if violations:
+            raise InvalidRequestError.of_violations(violations, "import fasop")
+        return cls(
+            seq_len=int(seq_len),
+            dtype=DType[dtype],
+            device=find_device(request.device).name if request.device else "",
+            model=find_model(request.model).name if request.model else "",
+        )
+
+    def resolve_device(self, gpu: str, path: Path) -> str:
+        """Return the device of a file by FASOP's name for it (empty: it has none).
+
+        Raises:
+            InvalidRequestError: neither the file nor the request says it.
+            UnknownDeviceError: there is no file for it.
+
+        """
+        try:
+            return find_device(DEVICES.get(gpu, gpu)).name
+        except UnknownDeviceError as err:
+            if self.device:
+                return self.device
+            if not gpu:
+                refuse(path, "does not say which device it is of; give --device")
+            raise UnknownDeviceError(f"{path}: {err.message}", **err.details) from err
+
+    def resolve_model(self, name: str, path: Path) -> ModelArchitecture:
+        """Return the model of a file by FASOP's name for it.
+
+        Raises:
+            UnknownModelError: there is no preset for it.
+
+        """
+        try:
+            return find_model(PRESETS.get(name, name))
+        except UnknownModelError as err:
+            if self.model:
+                return find_model(self.model)
+            raise UnknownModelError(f"{path}: {err.message}", **err.details) from err
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """A file by what it says of itself."""
+
+    path: Path
+    source: SourceFile
+    device: str
+    model: ModelArchitecture
+    tp: int
+    assumed: Assumptions
+
+    def __post_init__(self) -> None:
+        """Check that the ranks have equal shares."""
+        model = self.model
+        whole = (model.num_heads, model.num_kv_heads, model.intermediate)
+        if self.tp < 1 or any(size % self.tp for size in whole):
+            refuse(self.path, f"{model.name} does not split evenly over {self.tp} ranks")
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is of the device and model asked for."""
+        assumed = self.assumed
+        return assumed.device in ("", self.device) and assumed.model in ("", self.model.name)
+
+    def rows_of(
+        self,
+        column: Column,
+        micro_batches: npt.NDArray[np.int64],
+        times_ms: Mapping[str, Floats],
+        rows: npt.NDArray[np.int64],
+        *,
+        num_samples: int | None = None,
+    ) -> pa.Table:
+        """Return the rows of a column: times by statistic, a value per micro batch size.
+
+        `rows` are the places of these values in the file, counted from 0.
+        """
+        shape = RankShape(self.model, self.tp, micro_batches * self.assumed.seq_len)
+        says = {"seq_len": str(self.assumed.seq_len), "tp": str(self.tp)}
+        facts = RowFacts(
+            operator=column.operator,
+            dtype=self.assumed.dtype.name.lower(),
+            device=self.device,
+            framework="pytorch",
+            kernel=column.kernel,
+            # What runs beside the operator depends on more than its dims.
+            variant=format_variant(says) if column.holds else None,
+            model=self.model.name,
+            num_samples=num_samples,
+            flag=column.flag,
+        )
+        source = replace(self.source, content=b"")
+        origin = SourceTable(source, self.path, pa.table({}), has_lines=False)
+        times_us = {statistic: values * US_PER_MS for statistic, values in times_ms.items()}
+        return build_rows(facts, origin, rows, column.dims(shape), times_us)

@@ -1,0 +1,94 @@
+"""Recording: streams of batches in, receipts out once they are on disk."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+
+from foretoken.catalog.batch_writer import Outcome, find_receipts
+from foretoken.catalog.dataset import DATASET_TOOL
+from foretoken.catalog.group_commit import GroupCommit
+from foretoken.catalog.intake import Arrival, GroupReader, check_arrivals
+from foretoken.catalog.reviews import review_run
+from foretoken.catalog.store import Store
+from foretoken.catalog.tally import IngestStatistics, Tally
+from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run
+
+_log = logging.getLogger(__name__)
+
+
+class Ingest:
+    """Records the batches of runs. Safe to use from several threads, one per stream."""
+
+    def __init__(self, store: Store, clock: Callable[[], datetime], max_batch_rows: int) -> None:
+        """Keep the store; `clock` gives the time in UTC."""
+        self._store = store
+        self._clock = clock
+        self._max_batch_rows = max_batch_rows
+        self._commits = GroupCommit(store, clock)
+        self._tally = Tally()
+
+    def statistics(self) -> IngestStatistics:
+        """Return what was recorded up to now."""
+        return self._tally.read()
+
+    def record(self, run: Run, batches: Iterable[MeasurementBatch]) -> Iterator[BatchReceipt]:
+        """Store batches of a run, yielding a receipt for each once it is on disk.
+
+        Of an import up to a group of batches is read before the first of them has its receipt.
+
+        Raises:
+            as `CatalogService.record`, after the receipts of the batches before.
+
+        """
+        known = find_receipts(self._store, run)
+        for arrivals in GroupReader(run, batches):
+            start_s = time.perf_counter()
+            outcome = self._store_group(run, arrivals, known)
+            self._count(arrivals, outcome, time.perf_counter() - start_s)
+            # The rows of a dataset were judged where they are from, beside all known there.
+            if outcome.completes_run and run.tool != DATASET_TOOL:
+                self._review(run)
+            yield from outcome.receipts
+            if outcome.error is not None:
+                raise outcome.error
+
+    def _store_group(
+        self, run: Run, arrivals: Sequence[Arrival], known: dict[int, BatchReceipt]
+    ) -> Outcome:
+        """Return what became of a group; what is `known` to be there is not checked again."""
+        new = [arrival for arrival in arrivals if arrival.batch.batch_index not in known]
+        outcome = Outcome()
+        if new:
+            checked, error = check_arrivals(new, self._max_batch_rows)
+            if checked is not None:
+                outcome = self._commits.commit(run, checked)
+            outcome.error = outcome.error or error
+        stored = iter(outcome.receipts)
+        receipts = []
+        for arrival in arrivals:
+            receipt = known.get(arrival.batch.batch_index) or next(stored, None)
+            if receipt is None:
+                break
+            receipts.append(receipt)
+        outcome.receipts = receipts
+        return outcome
+
+    def _review(self, run: Run) -> None:
+        """Judge a complete run as a whole; its rows are safe whatever comes of it."""
+        try:
+            review_run(self._store, run.run_id, self._clock())
+        except Exception:  # noqa: BLE001 - the rows are stored, whatever a test made of them
+            _log.exception("the review failed; check the catalog again run_id=%s", run.run_id)
+
+    def _count(self, arrivals: Sequence[Arrival], outcome: Outcome, wall_s: float) -> None:
+        is_new = [not receipt.was_duplicate for receipt in outcome.receipts]
+        rows = [arrival.rows for arrival, new in zip(arrivals, is_new, strict=False) if new]
+        part = IngestStatistics(
+            num_rows=sum(table.num_rows for table in rows),
+            num_bytes=sum(table.nbytes for table in rows),
+            num_batches=len(rows),
+            num_duplicates=len(is_new) - len(rows),
+            ingest_s=wall_s,
+        )
+        self._tally.add(part, outcome.error)

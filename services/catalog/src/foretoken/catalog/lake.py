@@ -1,0 +1,217 @@
+"""The catalog as a DuckLake: metadata in PostgreSQL, rows as Parquet files, several writers.
+
+DuckLake has no unique keys, so two writers could store one batch twice or give one number to two.
+Two things in PostgreSQL keep them apart. A lock lets one process write at a time; it only saves
+work that would be in vain, and may be lost with its connection. What counts is the primary key of
+DuckLake's own table of snapshots: a transaction commits as the successor of the snapshot it read,
+so of two that read the same only one can. DuckLake would by default put the other on top of the
+first; it is told not to, and the caller starts over with what is there now.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from foretoken.catalog.config import LakeConfig
+from foretoken.catalog.extension import load_extension, quote
+from foretoken.catalog.writer_lock import WriterLock
+from foretoken.domain.errors import (
+    CatalogBusyError,
+    CorruptCatalogError,
+    ForetokenError,
+    InvalidRequestError,
+)
+
+# PostgreSQL's scanner first: DuckLake would look for it by itself.
+_EXTENSIONS = ("postgres_scanner", "ducklake")
+_S3_EXTENSIONS = ("httpfs", "aws")
+# Fewer rows than this lie in PostgreSQL until the next compaction: the receipts and reviews of a
+# commit, which would be a Parquet file each. A thousand rows are slower there than in a file.
+_MAX_INLINE_ROWS = 100
+# Files that nothing refers to any more stay this long for readers that began before.
+_READER_GRACE = "INTERVAL 1 HOUR"
+# Files nobody ever referred to, of writers that died. A live one takes far less for its own.
+_ORPHAN_GRACE = "INTERVAL 1 DAY"
+
+# What messages say (in lower case), and what that means for the caller.
+_MEANINGS: tuple[tuple[tuple[str, ...], type[ForetokenError], str], ...] = (
+    (
+        ("maximum retry count", "lock timeout"),
+        CatalogBusyError,
+        "is being written by other processes; send again what has no receipt",
+    ),
+    (
+        ("fatal:  database", "fatal:  role", "password authentication", "no pg_hba.conf entry"),
+        InvalidRequestError,
+        "is refused by PostgreSQL; look at lake.postgres and the PG* variables",
+    ),
+    (
+        ("connect to postgres", "connection to server", "server closed", "terminating connection"),
+        CatalogBusyError,
+        "cannot reach PostgreSQL; try again when it runs",
+    ),
+    (
+        ("data_path parameter",),
+        InvalidRequestError,
+        "has its rows elsewhere; look at lake.data_path and lake.schema_name",
+    ),
+    (
+        ("nosuchbucket", "accessdenied", "invalidaccesskeyid", "http code 403", "secret valid"),
+        InvalidRequestError,
+        "cannot use its bucket; look at lake.data_path and the AWS_* variables",
+    ),
+    (
+        ("http code 404", "no such file", "no files found"),
+        CorruptCatalogError,
+        "lacks a file of rows; restore the bucket or folder from a backup",
+    ),
+    (
+        ("http error", "http code", "could not establish connection", "could not connect"),
+        CatalogBusyError,
+        "cannot reach its object store; try again when it runs",
+    ),
+)
+# A failed commit says first what failed and last why; between them it quotes all it was to write.
+_MAX_END_CHARS = 250
+
+
+class LakeAttachment:
+    """A DuckLake that several processes have open at once."""
+
+    def __init__(self, config: LakeConfig) -> None:
+        """Keep the configuration."""
+        self._config = config
+        self._lock = WriterLock(config.postgres, f"foretoken catalog {config.schema_name}")
+
+    @property
+    def name(self) -> str:
+        """Where the rows lie."""
+        return self._config.data_path
+
+    @property
+    def supports_primary_keys(self) -> bool:
+        """DuckLake knows no keys."""
+        return False
+
+    @property
+    def is_shared(self) -> bool:
+        """Several processes write it."""
+        return True
+
+    def is_new(self) -> bool:
+        """Return true: a schema of PostgreSQL without tables is as good as none."""
+        return True
+
+    @property
+    def reachable_folders(self) -> tuple[str, ...]:
+        """Where the rows lie."""
+        return (self._config.data_path,)
+
+    def configure(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Load what DuckDB needs to reach PostgreSQL and the bucket or folder.
+
+        Raises:
+            InvalidRequestError: this DuckDB lacks an extension, or the folder cannot be made.
+
+        """
+        config = self._config
+        is_remote = config.data_path.startswith("s3://")
+        for name in (*_EXTENSIONS, *(_S3_EXTENSIONS if is_remote else ())):
+            load_extension(connection, name)
+        if is_remote:
+            _name_object_store(connection, config)
+        else:
+            _make_folder(config.data_path)
+        connection.execute("SET GLOBAL ducklake_max_retry_count = 0")
+
+    def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Attach the lake as the database `store`, made when absent."""
+        config = self._config
+        connection.execute(
+            f"ATTACH {quote('ducklake:postgres:' + config.postgres)} AS store ("
+            f"DATA_PATH {quote(config.data_path)}, METADATA_SCHEMA {quote(config.schema_name)}, "
+            f"DATA_INLINING_ROW_LIMIT {_MAX_INLINE_ROWS})"
+        )
+
+    def close(self) -> None:
+        """Let go of PostgreSQL."""
+        self._lock.close()
+
+    def exclusive(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes from writing until the end."""
+        return self._lock.hold()
+
+    def explain(self, error: duckdb.Error) -> ForetokenError | None:
+        """Return what an error says of PostgreSQL, the bucket or other writers, if it does."""
+        text = str(error)
+        if len(text) > 2 * _MAX_END_CHARS:
+            text = f"{text[:_MAX_END_CHARS]} ... {text[-_MAX_END_CHARS:]}"
+        for phrases, kind, meaning in _MEANINGS:
+            if any(phrase in text.lower() for phrase in phrases):
+                return kind(f"the catalog {self.name} {meaning}: {text}")
+        return None
+
+    def size_bytes(self) -> int:
+        """Return the size of the Parquet files that readers may need, in bytes."""
+        sizes = " UNION ALL ".join(
+            f'SELECT file_size_bytes FROM "{self._config.schema_name}".{table}'  # noqa: S608 - a checked name
+            for table in ("ducklake_data_file", "ducklake_delete_file")
+        )
+        total = "coalesce(sum(file_size_bytes), 0)::BIGINT"
+        return int(self._lock.ask(f"SELECT {total} FROM ({sizes}) AS files"))  # noqa: S608
+
+    def compact(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Merge small files, write what lies in PostgreSQL into files, delete what nobody needs.
+
+        Others may write between one merged file and the next.
+        """
+        expired = f"older_than => now() - {_READER_GRACE}"
+        orphaned = f"older_than => now() - {_ORPHAN_GRACE}"
+        with self.exclusive():
+            _call(connection, "ducklake_flush_inlined_data('store')")
+        with self.exclusive():
+            _call(connection, "ducklake_rewrite_data_files('store', 'measurement')")
+        num_merged = 1
+        while num_merged:
+            with self.exclusive():
+                num_merged = _call(
+                    connection, "ducklake_merge_adjacent_files('store', max_compacted_files => 1)"
+                )
+        with self.exclusive():
+            _call(connection, f"ducklake_expire_snapshots('store', {expired})")
+            _call(connection, f"ducklake_cleanup_old_files('store', {expired})")
+            _call(connection, f"ducklake_delete_orphaned_files('store', {orphaned})")
+
+
+def _name_object_store(connection: duckdb.DuckDBPyConnection, config: LakeConfig) -> None:
+    """Say where the object store is; DuckDB finds the keys as AWS's tools do."""
+    options = ["TYPE s3", "PROVIDER credential_chain", "REFRESH auto"]
+    if config.s3_region:
+        options.append(f"REGION {quote(config.s3_region)}")
+    if config.s3_endpoint:
+        scheme, _, host = config.s3_endpoint.rpartition("://")
+        options.append(f"ENDPOINT {quote(host)}")
+        options.append(f"USE_SSL {'false' if scheme == 'http' else 'true'}")
+        options.append("URL_STYLE 'path'")
+    connection.execute(f"CREATE OR REPLACE SECRET catalog_lake ({', '.join(options)})")
+    # The extension copies the keys into settings too, where SQL could read them.
+    for name in ("s3_access_key_id", "s3_secret_access_key", "s3_session_token"):
+        connection.execute(f"SET GLOBAL {name} = ''")
+
+
+def _make_folder(path: str) -> None:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise InvalidRequestError.of_field("lake.data_path", f"{path}: {err.strerror}") from err
+
+
+def _call(connection: duckdb.DuckDBPyConnection, function: str) -> int:
+    """Call a function that changes the lake; return how many rows it returned.
+
+    A query that only counts the rows would not run it.
+    """
+    rows: Any = connection.execute(f"CALL {function}").to_arrow_table()
+    return int(rows.num_rows)

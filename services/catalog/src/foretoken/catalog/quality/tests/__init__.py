@@ -1,0 +1,1 @@
+"""Tests of stored rows against each other: one file each."""

@@ -1,0 +1,164 @@
+"""Write a quality report as one HTML page: no scripts, nothing fetched, light and dark."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from foretoken.catalog.quality.coded import code_columns
+from foretoken.catalog.quality.doubt import all_tests
+from foretoken.catalog.quality.ingest import INGEST_TESTS
+from foretoken.catalog.quality.stored_rows import bound_rows
+from foretoken.domain.measurement import ArrowStream, QualityFinding, QualityReport
+from foretoken.domain.operator import find_operator
+from foretoken.wire.arrow import dims_to_columns
+
+if TYPE_CHECKING:
+    from foretoken.catalog.quality_plots import Cloud
+
+# Groups that get a picture, and points in one; more say nothing more.
+_PICTURES_MAX = 12
+_POINTS_MAX = 4000
+_SUBJECT = ("operator", "device", "topology", "phase", "framework", "kernel")
+_NEEDED = (*_SUBJECT, "dims", "dtype", "variant", "status", "flags", "latency_us_median")
+_OTHER_TESTS = "said by the importer or the sender of the rows"
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    title: str
+    caption: str
+    svg: str
+
+
+def write_quality_page(report: QualityReport, rows: ArrowStream, path: Path) -> None:
+    """Write what a check found, with pictures of the groups with most rows in doubt.
+
+    `rows` are those that were judged, flagged ones included, in the stored schema; of them only
+    the pictured groups stay in memory.
+
+    Raises:
+        OSError: the file cannot be written.
+
+    """
+    # The command line imports this module in processes that have neither package.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("foretoken.catalog"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The figures are our own SVG; all other text is escaped.
+    environment.filters["as_svg"] = Markup
+    page = environment.get_template("quality_page.html.j2").render(
+        report=report, tests=_describe_tests(report), pictures=_draw(report, rows)
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _describe_tests(report: QualityReport) -> Mapping[str, str]:
+    """Return what every test with a finding looks for, those with most rows first."""
+    known = {**INGEST_TESTS, **{test.name: test.summary for test in all_tests()}}
+    found: dict[str, int] = defaultdict(int)
+    for finding in report.findings:
+        found[finding.test] += finding.num_flagged
+    ordered = sorted(found, key=lambda test: (-found[test], test))
+    return {test: known.get(test, _OTHER_TESTS) for test in ordered}
+
+
+def _draw(report: QualityReport, rows: ArrowStream) -> list[_Picture]:
+    if not report.findings:
+        return []
+    from foretoken.catalog.quality_plots import color_tests, draw_overview, draw_scatter
+
+    colors = color_tests(list(_describe_tests(report)))
+    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for finding in report.findings:
+        counts[finding.device][finding.test] += finding.num_flagged
+    caption = "Rows in doubt by device and test; a row that two tests doubt counts for both."
+    pictures = [_Picture("Overview", caption, draw_overview(counts, colors))]
+    for place, (subject, found) in enumerate(_collect(report.findings, rows)):
+        sound, doubted = _split(found)
+        if doubted:
+            svg = draw_scatter(f"group{place}", sound, doubted, colors)
+            pictures.append(_Picture(_title_of(subject), _caption_of(report, subject), svg))
+    return pictures
+
+
+def _subject_of(finding: QualityFinding) -> tuple[str, ...]:
+    return tuple(getattr(finding, name) for name in _SUBJECT)
+
+
+def _title_of(subject: Sequence[str]) -> str:
+    operator, device, topology, phase, framework, kernel = subject
+    pieces = (f"{operator} {phase} on {device}", topology, framework, kernel)
+    return " · ".join(filter(None, pieces))
+
+
+def _caption_of(report: QualityReport, subject: tuple[str, ...]) -> str:
+    said = [f for f in report.findings if _subject_of(f) == subject]
+    return "; ".join(f"{f.num_flagged:,} of {f.num_rows:,}: {f.test}, {f.example}" for f in said)
+
+
+def _collect(
+    findings: Sequence[QualityFinding], rows: ArrowStream
+) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
+    """Yield the subjects with most rows in doubt and their successful rows."""
+    subjects = list(dict.fromkeys(_subject_of(finding) for finding in findings))[:_PICTURES_MAX]
+    pieces: dict[tuple[str, ...], list[pa.RecordBatch]] = {subject: [] for subject in subjects}
+    for batch in pa.RecordBatchReader.from_stream(rows):
+        needed = batch.select(_NEEDED)
+        is_ok = pc.equal(needed.column("status"), "ok")
+        for subject, found in pieces.items():
+            mask = is_ok
+            for name, value in zip(_SUBJECT, subject, strict=True):
+                mask = pc.and_(mask, pc.equal(pc.fill_null(needed.column(name), ""), value))
+            if pc.any(mask).as_py():
+                found.append(needed.filter(mask))
+    for subject, found in pieces.items():
+        if found:
+            yield subject, pa.Table.from_batches(found)
+
+
+def _split(rows: pa.Table) -> "tuple[Cloud, dict[str, Cloud]]":
+    """Return the points without doubt, and those in doubt by the first test that flagged them."""
+    from foretoken.catalog.quality_plots import Cloud
+
+    spec = find_operator(rows.column("operator")[0].as_py())
+    coded = code_columns(rows, ("topology", "dtype", "phase", "variant"))
+    dims = dims_to_columns(rows, spec.dim_names)
+    least_us, _ = bound_rows(spec, rows.column("device")[0].as_py(), dims, coded)
+    latency_us = rows.column("latency_us_median").to_numpy()
+    first = pc.list_element(_filled(rows.column("flags")), 0)
+    names = pc.list_element(pc.split_pattern(first, ":", max_splits=1), 0)
+    tests = np.asarray(names.to_numpy(zero_copy_only=False), dtype=object)
+    is_drawn = (least_us > 0) & (latency_us > 0)
+    clouds = {}
+    for test in ("", *sorted(set(tests.tolist()) - {""})):
+        places = _thin(np.flatnonzero((tests == test) & is_drawn))
+        clouds[test] = Cloud(least_us=least_us[places], latency_us=latency_us[places])
+    sound = clouds.pop("")
+    return sound, {test: cloud for test, cloud in clouds.items() if len(cloud.least_us)}
+
+
+def _filled(flags: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return flags with an empty one where there are none."""
+    has_some = pc.greater(pc.fill_null(pc.list_value_length(flags), 0), 0)
+    return pc.if_else(has_some, flags, pa.scalar([""], flags.type))
+
+
+def _thin(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return at most so many places as a picture needs, evenly spread."""
+    if len(places) <= _POINTS_MAX:
+        return places
+    return places[np.linspace(0, len(places) - 1, _POINTS_MAX).astype(np.int64)]

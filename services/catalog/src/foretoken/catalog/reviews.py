@@ -1,0 +1,128 @@
+"""Judge stored rows against each other, all batches and runs together.
+
+Rows never change: a review writes what it doubts beside them, from its own moment on, and ends
+earlier doubts that no longer hold. Snapshots keep the doubts of their moment.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from foretoken.catalog.quality.doubt import Judges, all_tests
+from foretoken.catalog.quality.phase_ratio import phase_ratio
+from foretoken.catalog.quality.stored_rows import StoredRows
+from foretoken.catalog.review_rows import (
+    ReviewGroup,
+    devices_with_backward,
+    find_groups,
+    load_rows,
+)
+from foretoken.catalog.review_verdict import FOUND_SCHEMA, describe, register_verdict, write_doubts
+from foretoken.catalog.store import Store
+from foretoken.domain.measurement import CheckRequest, QualityReport
+from foretoken.domain.operator import find_operator
+
+# Told how far the work is, from 0 to 1, and what is being judged.
+Listener = Callable[[float, str], None]
+
+
+def review_run(store: Store, run_id: str, now: datetime) -> QualityReport:
+    """Judge a run that is complete, and the rows of other runs beside it."""
+    return review(store, CheckRequest(run_id=run_id), now, includes_others=True)
+
+
+def review(
+    store: Store,
+    request: CheckRequest,
+    now: datetime,
+    listener: Listener = lambda _ratio, _message: None,
+    *,
+    includes_others: bool = False,
+) -> QualityReport:
+    """Judge the selected rows against all rows of the same operators and devices.
+
+    With `includes_others` those are judged too. An error that the listener raises ends the review
+    before anything is written. A dry run writes nothing and reports the same.
+    """
+    start_s = time.perf_counter()
+    judged_run = "" if includes_others else request.run_id
+    with store.cursor() as cursor:
+        groups = find_groups(cursor, request)
+        found = _judge_groups(cursor, groups, judged_run, listener)
+    listener(1.0, "writing")
+    with store.transaction() as cursor:
+        register_verdict(cursor, groups, found, judged_run)
+        report = describe(cursor)
+        if not request.is_dry_run:
+            write_doubts(cursor, request, report.num_rows, now)
+    return replace(report, wall_s=time.perf_counter() - start_s)
+
+
+def _judge_groups(
+    cursor: duckdb.DuckDBPyConnection,
+    groups: Sequence[ReviewGroup],
+    judged_run: str,
+    listener: Listener,
+) -> pa.Table:
+    """Return the doubts about all groups, read one after the other."""
+    pieces = [FOUND_SCHEMA.empty_table()]
+    peers: dict[str, Mapping[str, float]] = {}
+    num_done, num_rows = 0, max(sum(group.num_rows for group in groups), 1)
+    for group in groups:
+        listener(num_done / num_rows, f"{group.operator} on {group.device}")
+        if group.operator not in peers:
+            peers[group.operator] = _phase_ratios(cursor, group.operator)
+        loaded = load_rows(cursor, group, peers[group.operator])
+        flags = find_doubts(loaded.rows)
+        is_judged = loaded.is_of_run(judged_run)
+        doubted = np.array([place for place in flags if is_judged[place]], dtype=np.int64)
+        counts = [len(flags[place]) for place in doubted.tolist()]
+        rows = np.repeat(doubted, counts)
+        pieces.append(
+            pa.table(
+                {
+                    "batch_number": loaded.batch_numbers[rows],
+                    "row_index": loaded.row_indices[rows],
+                    "flag": [flag for place in doubted.tolist() for flag in flags[place]],
+                },
+                schema=FOUND_SCHEMA,
+            )
+        )
+        num_done += group.num_rows
+    return pa.concat_tables(pieces)
+
+
+def find_doubts(rows: StoredRows) -> dict[int, list[str]]:
+    """Return the flags of rows in doubt, by their place, ascending.
+
+    Rows of tables in doubt are no neighbours of others. Impossible rows have their flag already.
+    """
+    flags: dict[int, list[str]] = {}
+    judged = np.arange(len(rows))
+    for kind in Judges:
+        subject = rows.take(judged)
+        for test in all_tests():
+            if test.judges is kind and len(subject):
+                for doubts in test.find(subject):
+                    for index, place in enumerate(judged[doubts.places].tolist()):
+                        flag = f"{test.name}: {doubts.explain(index)}"
+                        flags.setdefault(place, []).append(flag)
+        is_sound = ~rows.is_impossible
+        is_sound[list(flags)] = False
+        judged = np.flatnonzero(is_sound)
+    return {place: flags[place] for place in sorted(flags) if not rows.is_impossible[place]}
+
+
+def _phase_ratios(cursor: duckdb.DuckDBPyConnection, operator: str) -> Mapping[str, float]:
+    """Return by device how much longer the backward pass takes, where both were measured."""
+    if not find_operator(operator).backward_work_ratio:
+        return {}
+    devices = devices_with_backward(cursor, operator)
+    loaded = {d: load_rows(cursor, ReviewGroup(operator, d, 0), {}).rows for d in devices}
+    ratios = {device: phase_ratio(rows) for device, rows in loaded.items()}
+    return {device: ratio for device, ratio in ratios.items() if ratio is not None}

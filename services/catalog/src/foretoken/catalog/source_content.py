@@ -1,0 +1,182 @@
+"""Take text, YAML, JSON, ZIP archives and NumPy arrays out of files that strangers made.
+
+Nothing here runs code from a file, writes to disk, or spends memory that the file only claims to
+need.
+"""
+
+import codecs
+import json
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from foretoken.catalog.source_file import SourceFile, current_budget, refuse
+from foretoken.domain.plugins import parse_yaml
+
+# PyYAML reads about 0.2 MB/s; side files of profiles are a few kB.
+_YAML_MAX_BYTES = 512 << 10
+_JSON_MAX_BYTES = 64 << 20
+# Deeper than any side file, and well within the interpreter's own limit.
+_DEPTH_MAX = 64
+_DECODE_STEP = 1 << 20
+_ZIP_MEMBERS_MAX = 10_000
+_ZIP_ENTRY = b"PK\x01\x02"
+# Deflate compresses no further than this. Source: the technical details of zlib.net.
+_DEFLATE_RATIO_MAX = 1032
+_ZIP_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+_ZIP_ENCRYPTED = 0x1
+_NPY_VERSIONS = {(1, 0): np.lib.format.read_array_header_1_0}
+_NPY_VERSIONS[2, 0] = np.lib.format.read_array_header_2_0
+
+
+def decode_text(source: SourceFile, path: Path) -> str:
+    """Return the text of a file in UTF-8.
+
+    Raises:
+        InvalidRequestError: it is in something else; names the line.
+
+    """
+    check_utf8(source, path)
+    return source.content.decode("utf-8-sig")
+
+
+def check_utf8(source: SourceFile, path: Path) -> None:
+    """Check that a file is text in UTF-8 without decoding all of it at once.
+
+    Raises:
+        InvalidRequestError: it is not; names the line.
+
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    content = memoryview(source.content)
+    for start in range(0, len(content), _DECODE_STEP):
+        end = start + _DECODE_STEP
+        try:
+            decoder.decode(content[start:end], final=end >= len(content))
+        except UnicodeDecodeError as err:
+            line = source.content.count(b"\n", 0, start + err.start) + 1
+            refuse(path, f"line {line}: not UTF-8 text")
+
+
+def parse_source_yaml(source: SourceFile, path: Path) -> Mapping[str, Any]:
+    """Return the mapping in a YAML file.
+
+    Raises:
+        InvalidRequestError: it is no YAML mapping, too large or too deep, or uses aliases, by
+            which a small file stands for an immense one.
+
+    """
+    if len(source.content) > _YAML_MAX_BYTES:
+        refuse(path, f"more than {_YAML_MAX_BYTES} bytes, too much for a YAML file")
+    text = decode_text(source, path)
+    try:
+        _check_yaml_events(text, path)
+        return parse_yaml(text, str(path))
+    except (yaml.YAMLError, ValueError) as err:  # a number or date no machine can hold
+        refuse(path, f"not valid YAML: {err}")
+
+
+def _check_yaml_events(text: str, path: Path) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 0
+        if isinstance(event, yaml.AliasEvent):
+            refuse(path, f"line {line}: a YAML alias, which is not read; write the value again")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEPTH_MAX:
+            refuse(path, f"line {line}: nested deeper than {_DEPTH_MAX}")
+
+
+def parse_source_json(source: SourceFile, path: Path) -> Any:
+    """Return the value in a JSON file.
+
+    Raises:
+        InvalidRequestError: it is no JSON, too large or too deep.
+
+    """
+    if len(source.content) > _JSON_MAX_BYTES:
+        refuse(path, f"more than {_JSON_MAX_BYTES} bytes, too much for a JSON file")
+    try:
+        return json.loads(decode_text(source, path))
+    except RecursionError:
+        refuse(path, "JSON nested too deep")
+    except ValueError as err:
+        refuse(path, f"not valid JSON: {err}")
+
+
+def read_zip_members(source: SourceFile, path: Path) -> Mapping[str, bytes]:
+    """Return the content of every file in a ZIP archive, by name; nothing is written to disk.
+
+    Raises:
+        InvalidRequestError: it is no ZIP file, is damaged or encrypted, has too many members or one
+            twice, a member's name leads out of a folder, or they unpack to more than the import may
+            read.
+
+    """
+    # Every entry of the archive's directory starts so; counted before the directory is loaded.
+    if source.content.count(_ZIP_ENTRY) > _ZIP_MEMBERS_MAX:
+        refuse(path, f"more than {_ZIP_MEMBERS_MAX} members")
+    try:
+        with zipfile.ZipFile(BytesIO(source.content)) as archive:
+            members = [info for info in archive.infolist() if not info.filename.endswith("/")]
+            _check_members(members, path)
+            return {info.filename: archive.read(info) for info in members}
+    # zlib, struct and the decoding of names have errors of their own.
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError) as err:
+        refuse(path, f"not a ZIP file that can be read: {err}")
+    except (zlib.error, struct.error) as err:
+        refuse(path, f"a damaged ZIP file: {err}")
+
+
+def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
+    names = [info.filename for info in members]
+    if len(set(names)) < len(names):
+        refuse(path, "a member is there twice")
+    for info in members:
+        parts = info.filename.replace("\\", "/").split("/")
+        if ".." in parts or parts[0] == "" or ":" in parts[0]:
+            refuse(path, f"the member {info.filename!r} has no name, or leads out of the archive")
+        if info.flag_bits & _ZIP_ENCRYPTED or info.compress_type not in _ZIP_METHODS:
+            refuse(path, f"the member {info.filename!r} is encrypted, or packed in a rare way")
+        if info.file_size > _DEFLATE_RATIO_MAX * max(info.compress_size, 1):
+            refuse(path, f"the member {info.filename!r} claims more bytes than it can unpack to")
+    # An archive may let many members share the same bytes: what counts is what they unpack to.
+    current_budget().spend(sum(info.file_size for info in members), path)
+
+
+def parse_npy(content: bytes, path: Path) -> npt.NDArray[Any]:
+    """Return the array in the content of an `.npy` file (a member of an `.npz`, too).
+
+    Raises:
+        InvalidRequestError: it is none, holds Python objects, or has another size than it claims.
+
+    """
+    stream = BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in _NPY_VERSIONS:
+            refuse(path, f"an .npy file of the unknown version {version}")
+        shape, is_fortran, dtype = _NPY_VERSIONS[version](stream)
+    # numpy evaluates the header as a Python literal, which may fail in any of its stages.
+    except (ValueError, TypeError, SyntaxError, RecursionError, tokenize.TokenError) as err:
+        refuse(path, f"not an .npy file: {err}")
+    if dtype.hasobject:
+        refuse(path, "holds Python objects, which are not read")
+    if (
+        min(shape, default=0) < 0
+        or math.prod(shape) * dtype.itemsize != len(content) - stream.tell()
+    ):
+        refuse(path, f"claims {shape} of {dtype}, which is not the size of its data")
+    array = np.frombuffer(content, dtype, offset=stream.tell())
+    return array.reshape(shape, order="F" if is_fortran else "C")

@@ -1,0 +1,152 @@
+"""What cannot be used of AIConfigurator's tables is named or noted, never half read."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiconfigurator_tables import (
+    ATTENTION,
+    GEMM,
+    MLA_MODULE,
+    MOE,
+    NCCL,
+    plan_rows,
+    read_plan,
+    write_table,
+)
+
+from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "message"),
+    [
+        ("gemm_perf", {**GEMM, "latency": -0.5}, r"latency: -0\.5 ms is negative"),
+        ("gemm_perf", {**GEMM, "m": "many"}, "m: 'many' is not a number"),
+        ("gemm_perf", {**GEMM, "m": 0.5}, r"m: 0\.5 is not a whole number"),
+        ("gemm_perf", {**GEMM, "m": None}, "m: nan is not a whole number"),
+        ("gemm_perf", {**GEMM, "m": 0}, "gemm: m is 0, below 1"),
+        ("gemm_perf", {**GEMM, "latency": "fast"}, "latency: 'fast' is not a number"),
+        ("moe_perf", {**MOE, "moe_ep_size": 3}, "128 experts on 3 ranks"),
+        ("moe_perf", {**MOE, "moe_tp_size": 5}, "inter_size 768 on 5 ranks"),
+        ("moe_perf", {**MOE, "topk": 256}, "topk is 256 of 128 experts"),
+        ("nccl_perf", {**NCCL, "num_gpus": 17}, "17 on nodes of 8 do not fill them evenly"),
+    ],
+)
+def test_an_impossible_row_is_named(
+    tmp_path: Path, table: str, row: Mapping[str, Any], message: str
+) -> None:
+    path = write_table(tmp_path / f"{table}.parquet", row)
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        read_plan(tmp_path)
+    assert path.name in str(caught.value)
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    row = {name: value for name, value in GEMM.items() if name != "k"}
+    write_table(tmp_path / "gemm_perf.parquet", row)
+    with pytest.raises(InvalidRequestError, match=r"gemm_perf\.parquet: missing columns k"):
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 4, 100])
+def test_a_file_cut_short_is_named(tmp_path: Path, num_bytes: int) -> None:
+    path = write_table(tmp_path / "gemm_perf.parquet", GEMM)
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(InvalidRequestError, match=r"gemm_perf\.parquet: not a Parquet file"):
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize("latency", [math.nan, None, math.inf])
+def test_a_row_without_time_is_a_failed_row(tmp_path: Path, latency: float | None) -> None:
+    write_table(tmp_path / "gemm_perf.parquet", GEMM, {**GEMM, "latency": latency})
+    expected = [("ok", 500.0, None), ("failed", None, "the source has no time for this row")]
+    assert expected == [
+        (row["status"], row["latency_us_median"], row["status_reason"])
+        for row in plan_rows(read_plan(tmp_path))
+    ]
+
+
+def test_an_unknown_device_says_how_to_add_it(tmp_path: Path) -> None:
+    write_table(tmp_path / "gemm_perf.parquet", {**GEMM, "device": "NVIDIA H2000"})
+    with pytest.raises(UnknownDeviceError, match=r"NVIDIA H2000.*add a file for it to domain"):
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "note"),
+    [
+        ("gemm_perf", {**GEMM, "gemm_dtype": "awq"}, "gemm_dtype 'awq' is unknown here"),
+        ("moe_perf", {**MOE, "distribution": "eplb"}, "distribution 'eplb' is unknown here"),
+        ("moe_perf", {**MOE, "moe_dtype": "w1a1"}, "moe_dtype 'w1a1' is unknown here"),
+        ("nccl_perf", {**NCCL, "op_name": "gather"}, "gather in 'half' is unknown here"),
+        (
+            "context_attention_perf",
+            {**ATTENTION, "beam_width": 4},
+            "beam_width 4: beams share their context, no operator has that",
+        ),
+        ("context_attention_perf", {**ATTENTION, "attn_dtype": "fp6"}, "attention in 'fp6'"),
+        (
+            "context_attention_perf",
+            {**ATTENTION, "window_size": 4, "step": 8},
+            "a window over cached tokens",
+        ),
+        ("mla_context_module_perf", {**MLA_MODULE, "model": "a/b"}, "a/b"),
+        ("mla_context_module_perf", {**MLA_MODULE, "model": "llama-3-8b"}, "no latent attention"),
+    ],
+)
+def test_rows_of_unknown_kinds_are_noted(
+    tmp_path: Path, table: str, row: Mapping[str, Any], note: str
+) -> None:
+    """Rows beside them are read."""
+    write_table(tmp_path / f"{table}.parquet", row)
+    write_table(tmp_path / "rest" / "gemm_perf.parquet", GEMM)
+    plan = read_plan(tmp_path)
+    assert 1 == plan.num_rows
+    (found,) = plan.notes
+    assert found.startswith(f"{table}.parquet: 1 rows are not read: ")
+    assert note in found
+
+
+def test_tables_without_an_operator_are_noted(tmp_path: Path) -> None:
+    write_table(tmp_path / "gemm_perf.parquet", GEMM)
+    write_table(tmp_path / "mamba2_perf.parquet", GEMM)
+    plan = read_plan(tmp_path)
+    assert 1 == plan.num_rows
+    assert ("mamba2_perf.parquet: mamba2_perf: no operator here is what it measured",) == plan.notes
+
+
+def test_a_folder_with_nothing_to_read_says_so(tmp_path: Path) -> None:
+    (tmp_path / "SHARED_LAYER_REUSE.txt").write_text("0.24.0\n")
+    with pytest.raises(InvalidRequestError, match="no rows of their own"):
+        read_plan(tmp_path)
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """A table or a folder elsewhere is not read by way of a link."""
+    outside = write_table(tmp_path / "outside" / "gemm_perf.parquet", GEMM)
+    for target in (outside, outside.parent):
+        root = tmp_path / f"inside_{target.name}"
+        root.mkdir()
+        (root / "gemm_perf.parquet").symlink_to(target)
+        with pytest.raises(InvalidRequestError, match="leads out of"):
+            read_plan(root)
+
+
+def test_a_link_inside_the_folder_gives_no_rows_twice(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "0.24.0" / "gemm_perf.parquet", GEMM)
+    (tmp_path / "0.25.0").symlink_to(path.parent)
+    (tmp_path / "gemm_perf.parquet").symlink_to(path)
+    plan = read_plan(tmp_path)
+    assert 1 == plan.num_rows
+    assert ("0.25.0 and 1 more: a link, read where it leads",) == plan.notes
+
+
+def test_a_table_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
+    """By its footer, before it is unpacked."""
+    path = write_table(tmp_path / "gemm_perf.parquet", *[GEMM] * 10_000)
+    options = {"max_bytes": str(path.stat().st_size + 10_000)}
+    with pytest.raises(InvalidRequestError, match="one import may read"):
+        read_plan(tmp_path, options=options)

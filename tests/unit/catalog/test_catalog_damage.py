@@ -1,0 +1,126 @@
+"""A damaged or unreadable file: the error says what it is and what to do; nothing is changed."""
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from catalog_rows import batches, gemms, run
+
+from foretoken.catalog.config import CatalogConfig
+from foretoken.catalog.service import CatalogService
+from foretoken.domain.errors import CorruptCatalogError, ForetokenError, InvalidRequestError
+from foretoken.domain.measurement import MeasurementFilter
+from foretoken.wire.arrow import read_table
+
+_HEADER_BYTES = 3 * 4096
+_NOBODY = 65534
+
+
+@pytest.fixture
+def crashed(catalog: CatalogService, tmp_path: Path) -> Path:
+    """The files of a catalog as a crash leaves them: rows in the file, more in its log."""
+    list(catalog.record(run("merged"), batches(gemms(range(1, 8000)))))
+    catalog.close()
+    catalog.open()
+    list(catalog.record(run("logged"), batches(gemms(range(1, 900)), gemms(range(1, 900)))))
+    folder = tmp_path / "crashed"
+    folder.mkdir()
+    for name in ("catalog.duckdb", "catalog.duckdb.wal"):
+        shutil.copy(tmp_path / name, folder)
+    return folder / "catalog.duckdb"
+
+
+def _error_of_use(path: Path) -> ForetokenError:
+    service = CatalogService(CatalogConfig(path=str(path), num_threads=1))
+
+    def use() -> None:
+        service.open()
+        read_table(service.read_measurements(MeasurementFilter(include_flagged=True)))
+
+    with pytest.raises(ForetokenError) as caught:
+        use()
+    service.close()
+    return caught.value
+
+
+def _scribble(file: Path, start: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[start : start + 64] = random.Random(start).randbytes(64)  # noqa: S311 - damage
+    file.write_bytes(content)
+
+
+def _truncate(file: Path, keep: float) -> None:
+    os.truncate(file, int(file.stat().st_size * keep))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: _scribble(file, 0),
+        lambda file: _scribble(file, 4096),
+        lambda file: _scribble(file, _HEADER_BYTES + 100),
+        lambda file: _truncate(file, 0.3),
+        lambda file: _truncate(file, 0.9),
+    ],
+    ids=["first header", "second header", "middle", "a third left", "end lost"],
+)
+def test_a_damaged_file_is_to_be_restored(damage: Callable[[Path], None], crashed: Path) -> None:
+    damage(crashed)
+    error = _error_of_use(crashed)
+    assert isinstance(error, CorruptCatalogError)
+    assert "restore it from a backup" in error.message
+
+
+def test_a_damaged_log_says_how_to_do_without_it(crashed: Path) -> None:
+    log = crashed.with_name("catalog.duckdb.wal")
+    _scribble(log, log.stat().st_size // 3)
+    error = _error_of_use(crashed)
+    assert isinstance(error, CorruptCatalogError)
+    assert "move the .wal file" in error.message
+    log.unlink()
+    service = CatalogService(CatalogConfig(path=str(crashed), num_threads=1))
+    service.open()
+    assert ["merged"] == [summary.run.run_id for summary in service.list_runs()]
+    service.close()
+
+
+def test_a_log_cut_short_is_what_a_crash_leaves(crashed: Path) -> None:
+    """The commit at its torn end was never acknowledged; those before it are there, whole."""
+    _truncate(crashed.with_name("catalog.duckdb.wal"), 0.99)
+    service = CatalogService(CatalogConfig(path=str(crashed), num_threads=1))
+    service.open()
+    found = {summary.run.run_id: summary.num_rows for summary in service.list_runs()}
+    service.close()
+    assert 7999 == found["merged"]
+    assert found.get("logged", 0) in {0, 899}
+
+
+@pytest.fixture
+def locked_folder() -> Iterator[Path]:
+    """A folder for all to read, while this process is nobody in particular."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        is_root = os.geteuid() == 0
+        (folder / "catalog.duckdb").write_bytes(b"")
+        (folder / "catalog.duckdb").chmod(0o444)
+        folder.chmod(0o555)
+        if is_root:
+            os.seteuid(_NOBODY)
+        try:
+            yield folder
+        finally:
+            if is_root:
+                os.seteuid(0)
+            folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["catalog.duckdb", "other.duckdb", "deeper/catalog.duckdb"])
+def test_a_file_that_cannot_be_written_is_said(name: str, locked_folder: Path) -> None:
+    error = _error_of_use(locked_folder / name)
+    assert isinstance(error, InvalidRequestError)
+    assert "ermission denied" in error.message

@@ -1,0 +1,85 @@
+"""The page shows what a check found, stands alone, and trusts no text."""
+
+import re
+from pathlib import Path
+
+from catalog_rows import batches, run, table
+from quality_rows import EVERYTHING, check, residual_adds
+
+from foretoken.catalog.quality_page import write_quality_page
+from foretoken.catalog.service import CatalogService
+from foretoken.domain.measurement import QualityReport, RunKind
+
+
+def _write(catalog: CatalogService, path: Path) -> str:
+    write_quality_page(check(catalog), catalog.read_measurements(EVERYTHING), path)
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_page_has_numbers_reasons_and_a_picture(
+    catalog: CatalogService, tmp_path: Path
+) -> None:
+    rows = residual_adds(slip=10_000, kernel="<script>alert(1)</script>", source_file="a&b.csv")
+    list(catalog.record(run(kind=RunKind.IMPORT), batches(table(*rows))))
+    page = _write(catalog, tmp_path / "page.html")
+    assert "<dt>rows judged</dt><dd>20</dd>" in page
+    assert "<dt>in doubt</dt><dd>1</dd>" in page
+    assert "residual_add forward on a30 · vllm" in page
+    assert "1 of 20: local_outlier, 2 times what its neighbours suggest" in page
+    assert "more than 1.5 times off its neighbours along every dimension" in page
+    assert 2 == page.count("<svg ")
+    assert "no doubt (19)" in page
+    assert "local_outlier (1)" in page
+
+
+def test_text_of_files_is_escaped_and_nothing_is_fetched(
+    catalog: CatalogService, tmp_path: Path
+) -> None:
+    rows = residual_adds(slip=10_000, kernel="<script>alert(1)</script>", source_file="a&b.csv")
+    list(catalog.record(run(kind=RunKind.IMPORT), batches(table(*rows))))
+    page = _write(catalog, tmp_path / "page.html")
+    assert "<script" not in page
+    assert "a&amp;b.csv" in page
+    fetched = re.findall(r'(?:src|href)="([^"#]+)"', page)
+    assert [] == [link for link in fetched if not link.startswith("data:")]
+
+
+def test_flags_of_others_may_say_anything(catalog: CatalogService, tmp_path: Path) -> None:
+    """A sender's own flag is no formula and no markup."""
+    rows = residual_adds()
+    rows[3]["flags"] = ["$x^{<b>$: odd"]
+    list(catalog.record(run(kind=RunKind.IMPORT), batches(table(*rows))))
+    page = _write(catalog, tmp_path / "page.html")
+    assert "$x^{&lt;b&gt;$" in page
+    assert "<b>" not in page
+
+
+def test_ids_are_unique_so_that_figures_do_not_mix(catalog: CatalogService, tmp_path: Path) -> None:
+    rows = [*residual_adds(slip=10_000), *residual_adds(slip=5000, kernel="other")]
+    list(catalog.record(run(kind=RunKind.IMPORT), batches(table(*rows))))
+    ids = re.findall(r'\bid="([^"]+)"', _write(catalog, tmp_path / "page.html"))
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_clean_catalog_has_a_page_too(catalog: CatalogService, tmp_path: Path) -> None:
+    list(catalog.record(run(kind=RunKind.IMPORT), batches(table(*residual_adds()))))
+    page = _write(catalog, tmp_path / "page.html")
+    assert "No row is in doubt." in page
+    assert "<svg" not in page
+
+
+def test_rows_of_a_group_may_be_gone(catalog: CatalogService, tmp_path: Path) -> None:
+    """They were deleted between the check and the page: the table says what there was."""
+    list(catalog.record(run(kind=RunKind.IMPORT), batches(table(*residual_adds(slip=10_000)))))
+    report = check(catalog)
+    with catalog._store.transaction() as cursor:
+        cursor.execute("DELETE FROM measurement")
+    path = tmp_path / "page.html"
+    write_quality_page(report, catalog.read_measurements(EVERYTHING), path)
+    assert 1 == path.read_text(encoding="utf-8").count("<svg ")
+
+
+def test_an_empty_report_needs_no_rows(catalog: CatalogService, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_quality_page(QualityReport(), catalog.read_measurements(EVERYTHING), path)
+    assert "No row is in doubt." in path.read_text(encoding="utf-8")

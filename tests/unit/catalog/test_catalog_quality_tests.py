@@ -1,0 +1,228 @@
+"""Each test finds the defect it is for, and lets the sound data beside it be."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from catalog_rows import row, table
+
+from foretoken.catalog.dims import split_by_operator
+from foretoken.catalog.quality.coded import Coded, code_columns
+from foretoken.catalog.quality.doubt import all_tests
+from foretoken.catalog.quality.stored_rows import ALIKE, StoredRows, bound_rows
+from foretoken.catalog.reviews import find_doubts
+
+_RNG_SEED = 7
+
+
+def _stored(rows: Iterable[dict[str, Any]], *, run_id: str = "run-1", **fields: Any) -> StoredRows:
+    """Return rows of one operator and device as a review reads them."""
+    found = table(*rows)
+    found, (group,) = split_by_operator(found)
+    coded = code_columns(found, (*ALIKE, "source_file"))
+    coded["run_id"] = Coded(np.zeros(len(found), dtype=np.int32), (run_id,))
+    device = found.column("device")[0].as_py()
+    work_us, floor_us = bound_rows(group.spec, device, group.columns, coded)
+    flags = found.column("flags").to_pylist()
+    return StoredRows(
+        spec=group.spec,
+        device=device,
+        columns=group.columns,
+        coded=coded,
+        latency_us=found.column("latency_us_median").to_numpy(),
+        work_us=work_us,
+        floor_us=floor_us,
+        is_impossible=np.array([bool(given) for given in flags]),
+        peer_ratios=fields.get("peer_ratios", {}),
+    )
+
+
+def _names(rows: StoredRows) -> dict[str, int]:
+    """Return how many rows each test doubts."""
+    found = find_doubts(rows)
+    return Counter(flag.split(":")[0] for flags in found.values() for flag in flags)
+
+
+def _norm(num_tokens: int, **changes: Any) -> dict[str, Any]:
+    """Return a layer norm at half the A30's bandwidth; 6.6 us are the launch."""
+    dims = {"num_tokens": num_tokens, "hidden": 4096}
+    ratio = 2.0 if changes.get("phase") == "backward" else 1.0
+    time_us = 6.6 + ratio * num_tokens * 4096 * 2 * 2 / 933e3 * 2
+    return row(operator="layer_norm", dims=dims, **{"latency_us_median": time_us, **changes})
+
+
+def _norms(**changes: Any) -> list[dict[str, Any]]:
+    return [_norm(1000 * step, **changes) for step in range(1, 65)]
+
+
+def _gather(message_bytes: int, **changes: Any) -> dict[str, Any]:
+    dims = {"message_bytes": message_bytes, "devices_per_node": 8, "num_nodes": 1}
+    time_us = 20 + message_bytes * 7 / 8 / 200e3
+    named = {"operator": "all_gather", "device": "a100_sxm_80", "topology": "a100_dgx"}
+    return row(**{**named, "dims": dims, "latency_us_median": time_us, **changes})
+
+
+def test_every_test_has_a_name_of_its_own() -> None:
+    names = [test.name for test in all_tests()]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_sound_rows_are_not_doubted() -> None:
+    rows = [*_norms(), *_norms(phase="backward"), *_norms(kernel="other")]
+    assert {} == _names(_stored(rows, peer_ratios={"a100_sxm_80": 2.0}))
+
+
+def test_a_row_off_its_line_is_doubted_and_its_neighbours_are_not() -> None:
+    rows = _norms()
+    rows[20]["latency_us_median"] *= 2
+    assert {20: ["local_outlier: 2 times what its neighbours suggest"]} == find_doubts(
+        _stored(rows)
+    )
+
+
+def test_rows_of_another_kernel_are_another_line() -> None:
+    rows = _norms()
+    rows[20] |= {"kernel": "b", "latency_us_median": rows[20]["latency_us_median"] * 2}
+    assert {} == _names(_stored(rows))
+
+
+def test_of_repeats_those_far_from_the_median_are_doubted() -> None:
+    rows = [_norm(5000, latency_us_median=time) for time in (300.0, 301.0, 390.0)]
+    assert [2] == list(find_doubts(_stored(rows)))
+
+
+def test_many_repeats_have_a_spread_of_their_own() -> None:
+    """A cloud 20 % wide is noise; what lies outside it is not."""
+    times = [300.0, 315.0, 330.0, 345.0, 360.0, 600.0]
+    rows = [_norm(5000, latency_us_median=time) for time in times]
+    assert [5] == list(find_doubts(_stored(rows)))
+
+
+def test_differences_below_the_timer_resolution_are_none() -> None:
+    """1 us against 2 us in a table of whole microseconds."""
+    rows = [_norm(1, latency_us_median=time) for time in (7.0, 8.0, 7.0)]
+    assert {} == _names(_stored(rows))
+
+
+def test_impossible_rows_are_no_neighbours_and_not_doubted_twice() -> None:
+    rows = _norms()
+    rows[20] |= {"flags": ["faster_than_physics: 1 us"], "latency_us_median": 1.0}
+    assert {} == find_doubts(_stored(rows))
+
+
+def test_what_is_left_of_an_impossible_table_is_doubted() -> None:
+    rows = _norms()
+    for found in rows[:32]:
+        found["flags"] = ["faster_than_physics: 1 us"]
+    assert {"impossible_table": 32} == _names(_stored([*rows, *_norms(kernel="other")]))
+
+
+def test_times_that_ignore_the_work_are_doubted() -> None:
+    """A call that returns before the kernel ends takes as long for any size."""
+    rng = np.random.default_rng(_RNG_SEED)
+    rows = [{**found, "latency_us_median": rng.uniform(900, 1100)} for found in _norms()]
+    names = _names(_stored([*rows, *_norms(source_file="sound.csv", kernel="other")]))
+    assert {"ignores_work": 64} == names
+
+
+def test_a_launch_bound_table_need_not_rise() -> None:
+    rng = np.random.default_rng(_RNG_SEED)
+    rows = [_norm(step, latency_us_median=rng.uniform(7.0, 7.5)) for step in range(1, 65)]
+    assert {} == _names(_stored(rows))
+
+
+def test_a_backward_pass_without_a_kernel_is_doubted() -> None:
+    """By the forward pass it takes less than half of what another device needs."""
+    backward = _norms(phase="backward")
+    for found in backward:
+        found["latency_us_median"] *= 0.6
+    rows = [*_norms(), *backward]
+    assert {} == _names(_stored(rows, peer_ratios={"a30": 1.2, "a100_sxm_80": 1.9}))
+    found = find_doubts(_stored(rows, peer_ratios={"a30": 1.2, "a100_sxm_80": 3.2}))
+    assert list(range(64, 128)) == list(found)
+    assert ["backward_too_fast: takes 1.2 times the forward pass; 3.2 times on a100_sxm_80"] == (
+        found[64]
+    )
+
+
+def test_a_backward_pass_far_below_its_work_is_doubted_without_another_device() -> None:
+    backward = _norms(phase="backward")
+    for found in backward:
+        found["latency_us_median"] *= 0.2
+    assert {"backward_too_fast": 64} == _names(_stored([*_norms(), *backward]))
+
+
+def test_a_line_that_jumps_between_close_sizes_is_doubted() -> None:
+    rng = np.random.default_rng(_RNG_SEED)
+    sizes = [2**28 + step * 2**20 for step in range(200)]
+    smooth = [_gather(size) for size in sizes]
+    wild = [_gather(size, kernel="other") for size in sizes]
+    for found in wild:
+        found["latency_us_median"] *= rng.choice([1.0, 2.0, 4.0, 8.0])
+    doubts = find_doubts(_stored([*smooth, *wild]))
+    assert list(range(200, 400)) == list(doubts)
+    assert all(flags[0].startswith("erratic: along message_bytes") for flags in doubts.values())
+
+
+def test_a_saw_is_not_erratic() -> None:
+    """A kernel that likes even sizes."""
+    rows = [_gather(2**28 + step * 2**20) for step in range(200)]
+    for found in rows[::2]:
+        found["latency_us_median"] *= 1.5
+    assert {} == _names(_stored(rows))
+
+
+def _linear(file: str, ratios: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return GEMMs of widths 1024 to 8192 whose n is a multiple of k."""
+    found = []
+    for width in range(1024, 9216, 1024):
+        for ratio in ratios:
+            for m in (512, 1024, 2048, 4096):
+                dims = {"m": m, "n": ratio * width, "k": width}
+                time_us = 10 + 2 * m * ratio * width**2 / 100e6
+                found.append(row(dims=dims, source_file=file, latency_us_median=time_us))
+    return found
+
+
+def test_a_table_sampled_along_one_direction_is_doubted() -> None:
+    rows = [*_linear("1.csv", (1, 2, 3)), *_linear("2.csv", (1,)), *_linear("3.csv", (1, 2, 4))]
+    doubts = find_doubts(_stored(rows))
+    assert list(range(96, 128)) == list(doubts)
+    assert [
+        "locked_dimensions: n is always 1 times k, unlike in the other tables of this run"
+    ] == doubts[96]
+
+
+def test_one_direction_only_is_no_doubt_where_all_tables_are_alike() -> None:
+    rows = [*_linear("1.csv", (1,)), *_linear("2.csv", (2,)), *_linear("3.csv", (3,))]
+    assert {} == _names(_stored(rows))
+
+
+@pytest.mark.parametrize(("factor", "num_doubted"), [(3.0, 64), (1000.0, 64), (1.2, 0), (2.5, 0)])
+def test_a_table_some_whole_number_too_slow_is_doubted(factor: float, num_doubted: int) -> None:
+    """Sums over three iterations; milliseconds for microseconds."""
+    scaled = _norms(source_file="sums.csv")
+    for found in scaled:
+        found["latency_us_median"] *= factor
+    others = [_norm(1000 * step + 10, source_file="means.csv") for step in range(1, 65)]
+    doubts = find_doubts(_stored([*scaled, *others]))
+    flagged = [place for place, flags in doubts.items() if flags[0].startswith("scaled_table")]
+    assert list(range(num_doubted)) == flagged
+
+
+@pytest.mark.parametrize(("factor", "num_doubted"), [(1000.0, 64), (3.0, 0), (0.9, 0)])
+def test_a_table_far_off_other_software_is_doubted(factor: float, num_doubted: int) -> None:
+    """Nanoseconds for microseconds, where no table of the same software can tell."""
+    far = _norms(framework="pytorch", dtype="bf16")
+    for found in far:
+        found["latency_us_median"] *= factor
+    assert num_doubted == _names(_stored([*far, *_norms()])).get("off_other_sources", 0)
+
+
+def test_another_variant_is_no_reference() -> None:
+    far = _norms(framework="pytorch", variant="lane=eager")
+    for found in far:
+        found["latency_us_median"] *= 10
+    assert {} == _names(_stored([*far, *_norms()]))
