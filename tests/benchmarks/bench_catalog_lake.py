@@ -27,10 +27,10 @@ from bench_catalog_ingest import count_rows, import_rows_per_s, make_batches
 from lake_servers import find_missing, serve_postgres, serve_s3
 
 from foretoken.catalog.config import CatalogConfig, LakeConfig
-from foretoken.catalog.extension import load_extension
-from foretoken.catalog.intake import Arrival, check_arrivals
-from foretoken.catalog.lake import LakeAttachment
+from foretoken.catalog.recording.intake import Arrival, check_arrivals
 from foretoken.catalog.service import CatalogService
+from foretoken.catalog.storage.extension import load_extension
+from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.domain.measurement import RunKind
 
 # Rows of a batch: batches.

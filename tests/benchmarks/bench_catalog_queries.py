@@ -23,7 +23,7 @@ from foretoken.catalog.dims import columns_to_dims
 from foretoken.catalog.exporting import ExportRequest, find_exporter
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
-from foretoken.catalog.store import next_moment
+from foretoken.catalog.storage.store import next_moment
 from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, Run, RunKind, SqlQuery
 from foretoken.domain.operator import find_operator
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA, read_table

@@ -21,8 +21,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.attachment import FileAttachment
 from foretoken.catalog.dims import DIM_COLUMNS, columns_to_dims
+from foretoken.catalog.storage.attachment import FileAttachment
 from foretoken.domain.operator import find_operator
 
 BATCH_ROWS = 100_000

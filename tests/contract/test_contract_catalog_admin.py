@@ -8,9 +8,9 @@ from contract_reach import Reach
 from contract_rows import make_batches, make_rows, make_run
 
 from foretoken.catalog import servicer
-from foretoken.catalog.backup import restore_backup
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
+from foretoken.catalog.upkeep.backup import restore_backup
 from foretoken.client.catalog import CatalogClient
 from foretoken.domain.errors import (
     InvalidRequestError,

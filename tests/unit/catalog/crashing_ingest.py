@@ -18,7 +18,7 @@ from itertools import count, islice
 from catalog_rows import gemms, run
 
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.intake import Arrival, check_arrivals
+from foretoken.catalog.recording.intake import Arrival, check_arrivals
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.measurement import MeasurementBatch, RunKind
 

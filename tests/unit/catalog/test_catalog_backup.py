@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from catalog_rows import batches, gemms, run
 
-from foretoken.catalog.backup import restore_backup
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
+from foretoken.catalog.upkeep.backup import restore_backup
 from foretoken.domain.errors import (
     CatalogBusyError,
     CorruptCatalogError,

@@ -25,10 +25,10 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from catalog_rows import gemms, run
-from foretoken.catalog.attachment import FileAttachment
+from foretoken.catalog.storage.attachment import FileAttachment
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.ingest import Ingest
-from foretoken.catalog.store import Store
+from foretoken.catalog.recording.ingest import Ingest
+from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import StorageFullError
 from foretoken.domain.measurement import MeasurementBatch
 

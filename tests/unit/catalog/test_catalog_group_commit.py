@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from catalog_rows import batches, gemms, row, run, table
 
-from foretoken.catalog.batch_writer import BatchWriter, Memory, Outcome
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.group_commit import GroupCommit
-from foretoken.catalog.intake import (
+from foretoken.catalog.recording.batch_writer import BatchWriter, Memory, Outcome
+from foretoken.catalog.recording.group_commit import GroupCommit
+from foretoken.catalog.recording.intake import (
     GROUP_BATCHES,
     GROUP_ROWS,
     Arrival,
@@ -23,9 +23,9 @@ from foretoken.catalog.intake import (
     GroupReader,
     check_arrivals,
 )
+from foretoken.catalog.recording.tally import IngestStatistics
 from foretoken.catalog.service import CatalogService
-from foretoken.catalog.store import Store
-from foretoken.catalog.tally import IngestStatistics
+from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import InvalidRequestError, RunConflictError, UnknownDeviceError
 from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
 

@@ -15,14 +15,14 @@ import pytest
 from pyarrow import parquet
 
 from foretoken.catalog.importing import ImportRequest, find_importer
-from foretoken.catalog.source_content import (
+from foretoken.catalog.sources.content import (
     parse_npy,
     parse_source_json,
     parse_source_yaml,
     read_zip_members,
 )
-from foretoken.catalog.source_file import SourceFile, limit_reading, read_source_file
-from foretoken.catalog.source_table import parse_csv, parse_parquet
+from foretoken.catalog.sources.file import SourceFile, limit_reading, read_source_file
+from foretoken.catalog.sources.table import parse_csv, parse_parquet
 from foretoken.domain.errors import InvalidRequestError
 
 _MIB = 1 << 20

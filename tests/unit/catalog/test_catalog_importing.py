@@ -16,7 +16,7 @@ from foretoken.catalog.importing import (
     find_importer,
     name_model,
 )
-from foretoken.catalog.source_table import SourceFile
+from foretoken.catalog.sources.table import SourceFile
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 
 _FILE = SourceFile("a.csv", "abc", b"")

@@ -17,8 +17,8 @@ from catalog_rows import batches, gemms, run
 from lake_servers import Postgres, find_missing, serve_postgres, serve_s3
 
 from foretoken.catalog.config import CatalogConfig, LakeConfig
-from foretoken.catalog.lake import LakeAttachment
 from foretoken.catalog.service import CatalogService
+from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.domain.errors import CatalogBusyError, CorruptCatalogError, InvalidRequestError
 from foretoken.domain.measurement import MeasurementFilter
 from foretoken.wire.arrow import read_table

@@ -6,8 +6,8 @@ import duckdb
 import pytest
 
 from foretoken.catalog.config import CatalogConfig, LakeConfig
-from foretoken.catalog.extension import load_extension
-from foretoken.catalog.lake import LakeAttachment
+from foretoken.catalog.storage.extension import load_extension
+from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.domain import schema
 from foretoken.domain.errors import CatalogBusyError, CorruptCatalogError, InvalidRequestError
 

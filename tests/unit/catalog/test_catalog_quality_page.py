@@ -6,7 +6,7 @@ from pathlib import Path
 from catalog_rows import batches, run, table
 from quality_rows import EVERYTHING, check, residual_adds
 
-from foretoken.catalog.quality_page import write_quality_page
+from foretoken.catalog.quality.page import write_quality_page
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.measurement import QualityReport, RunKind
 

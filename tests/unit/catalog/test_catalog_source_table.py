@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretoken.catalog.source_table import (
+from foretoken.catalog.sources.table import (
     RowFacts,
     SourceTable,
     build_rows,

@@ -10,8 +10,8 @@ import pytest
 from catalog_rows import batches, gemms, row, run, table
 
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.public_views import describe_views
 from foretoken.catalog.service import CatalogService
+from foretoken.catalog.storage.public_views import describe_views
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurement import MeasurementFilter, RunKind, SqlQuery
 from foretoken.wire.arrow import read_table

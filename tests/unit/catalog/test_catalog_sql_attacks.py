@@ -11,7 +11,7 @@ from catalog_rows import batches, gemms, run
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.catalog.sql_policy import (
+from foretoken.catalog.sql.policy import (
     _AMPLIFIERS,
     _HARMLESS,
     _REVEALERS,

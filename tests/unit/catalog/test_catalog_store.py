@@ -11,8 +11,8 @@ from catalog_rows import batches, gemms, run
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.dims import MAX_DIMS
-from foretoken.catalog.schema import check_operators
 from foretoken.catalog.service import CatalogService
+from foretoken.catalog.storage.schema import check_operators
 from foretoken.domain.errors import (
     CatalogBusyError,
     CorruptCatalogError,

@@ -171,7 +171,7 @@ def restore_catalog(
 
     """
     target = Path(catalog_config(config).path)
-    from foretoken.catalog.backup import restore_backup
+    from foretoken.catalog.upkeep.backup import restore_backup
 
     return target, restore_backup(backup, target, is_replacing=is_replacing)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from foretoken.catalog.source_file import DEFAULT_MAX_BYTES, SourceFile, limit_reading
+from foretoken.catalog.sources.file import DEFAULT_MAX_BYTES, SourceFile, limit_reading
 from foretoken.domain.errors import (
     FieldViolation,
     InvalidRequestError,

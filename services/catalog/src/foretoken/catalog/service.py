@@ -5,15 +5,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from foretoken.catalog import queries, snapshots, upkeep
-from foretoken.catalog.backup import stream_backup
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.ingest import Ingest
-from foretoken.catalog.reviews import review
-from foretoken.catalog.snapshot_diff import diff_snapshots
-from foretoken.catalog.sql import SqlDesk, SqlLimits, SqlStatistics
-from foretoken.catalog.store import Store
-from foretoken.catalog.tally import IngestStatistics
+from foretoken.catalog.quality.reviews import review
+from foretoken.catalog.reading import queries, snapshots
+from foretoken.catalog.reading.snapshot_diff import diff_snapshots
+from foretoken.catalog.recording.ingest import Ingest
+from foretoken.catalog.recording.tally import IngestStatistics
+from foretoken.catalog.sql.desk import SqlDesk, SqlLimits, SqlStatistics
+from foretoken.catalog.storage.store import Store
+from foretoken.catalog.upkeep import retention
+from foretoken.catalog.upkeep.backup import stream_backup
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
@@ -241,7 +242,7 @@ class CatalogService(RunsJobs):
             InvalidRequestError: the age is not a number of days from 0 to 36,500.
 
         """
-        return upkeep.prune(self._store, request, self._clock())
+        return retention.prune(self._store, request, self._clock())
 
     def compact(self) -> CompactReport:
         """Write the catalog's files anew without the room that deleted rows left.
@@ -251,7 +252,7 @@ class CatalogService(RunsJobs):
             StorageFullError: there is no room beside the catalog for the new file.
 
         """
-        return upkeep.compact(self._store)
+        return retention.compact(self._store)
 
     def _check(self, request: CheckRequest, progress: JobProgress) -> QualityReport:
         return review(self._store, request, self._clock(), progress.update)

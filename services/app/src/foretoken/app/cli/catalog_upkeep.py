@@ -18,7 +18,7 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.app.compose import restore_catalog
-from foretoken.catalog.quality_page import write_quality_page
+from foretoken.catalog.quality.page import write_quality_page
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.measurement import (
     CheckRequest,

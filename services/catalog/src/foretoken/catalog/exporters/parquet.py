@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from foretoken.catalog.content import ContentHash
 from foretoken.catalog.dataset import (
     DATASET_VERSION,
     MANIFEST_NAME,
@@ -27,6 +26,7 @@ from foretoken.catalog.dataset import (
 )
 from foretoken.catalog.dims import DIM_COLUMNS, map_to_places
 from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest
+from foretoken.catalog.reading.content import ContentHash
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
 from foretoken.domain.measurement import Run, RunKind

@@ -15,7 +15,7 @@ import numpy as np
 
 from foretoken.catalog.importers.fasop.columns import COLUMNS
 from foretoken.catalog.importers.fasop.profile_rows import DEVICES, PRESETS
-from foretoken.catalog.source_table import Floats
+from foretoken.catalog.sources.table import Floats
 
 # A model's last name counts: the first ones are short for it.
 _MODEL_NAMES = {preset: name for name, preset in PRESETS.items()}

@@ -16,7 +16,7 @@ from foretoken.catalog.importing import (
     ImportRequest,
     build_plan,
 )
-from foretoken.catalog.source_file import SourceFile
+from foretoken.catalog.sources.file import SourceFile
 
 
 def _load(request: ImportRequest) -> ImportPlan:

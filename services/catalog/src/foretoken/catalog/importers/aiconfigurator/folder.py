@@ -13,8 +13,8 @@ from typing import Any
 
 from foretoken.catalog.importers.aiconfigurator.tables import READERS
 from foretoken.catalog.importing import ImportNotes, ImportRequest
-from foretoken.catalog.source_content import parse_source_yaml
-from foretoken.catalog.source_file import read_source_file, refuse
+from foretoken.catalog.sources.content import parse_source_yaml
+from foretoken.catalog.sources.file import read_source_file, refuse
 
 _SUFFIXES = (".parquet", ".csv", ".txt")
 _TABLE_END = "_perf"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from foretoken.catalog.importing import ImportNotes, ImportRequest, name_model
-from foretoken.catalog.source_table import (
+from foretoken.catalog.sources.table import (
     Floats,
     SourceTable,
     parse_csv,

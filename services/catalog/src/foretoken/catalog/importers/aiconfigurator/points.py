@@ -14,7 +14,7 @@ from foretoken.catalog.importers.aiconfigurator.perf_table import (
     Integers,
     PerfTable,
 )
-from foretoken.catalog.source_table import Floats
+from foretoken.catalog.sources.table import Floats
 from foretoken.domain.operator import find_operator
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 

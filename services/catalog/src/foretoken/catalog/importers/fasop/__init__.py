@@ -20,8 +20,8 @@ from foretoken.catalog.importing import (
     ImportRequest,
     build_plan,
 )
-from foretoken.catalog.source_content import parse_source_json
-from foretoken.catalog.source_file import SourceFile, read_source_file
+from foretoken.catalog.sources.content import parse_source_json
+from foretoken.catalog.sources.file import SourceFile, read_source_file
 
 # A legacy profile may name another model at its end than the one FASOP is told.
 _TABLE = re.compile(r"(?P<model>[^_]+)_(?P<gpu>[^_]+)_(?P<tp>[1-9]\d{0,3})(?:_(?P<other>[^_]+))?")

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from foretoken.catalog.importers.fasop.columns import COLUMNS, Column
 from foretoken.catalog.importers.fasop.profile_rows import Profile
-from foretoken.catalog.source_file import refuse
+from foretoken.catalog.sources.file import refuse
 from foretoken.domain.models.architecture import ModelArchitecture
 
 _MODULE = re.compile(r"model_layers_\d+_(\w+)")

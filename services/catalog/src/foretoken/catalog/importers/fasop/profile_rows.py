@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from foretoken.catalog.importers.fasop.columns import Column, RankShape
 from foretoken.catalog.importing import ImportRequest
-from foretoken.catalog.source_file import SourceFile, refuse
-from foretoken.catalog.source_table import Floats, RowFacts, SourceTable, build_rows
+from foretoken.catalog.sources.file import SourceFile, refuse
+from foretoken.catalog.sources.table import Floats, RowFacts, SourceTable, build_rows
 from foretoken.domain.errors import (
     FieldViolation,
     InvalidRequestError,

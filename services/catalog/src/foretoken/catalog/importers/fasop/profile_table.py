@@ -14,9 +14,9 @@ from foretoken.catalog.importers.fasop.columns import (
     LEGACY_LAYER,
 )
 from foretoken.catalog.importers.fasop.profile_rows import Profile
-from foretoken.catalog.source_content import parse_npy, read_zip_members
-from foretoken.catalog.source_file import refuse
-from foretoken.catalog.source_table import Floats
+from foretoken.catalog.sources.content import parse_npy, read_zip_members
+from foretoken.catalog.sources.file import refuse
+from foretoken.catalog.sources.table import Floats
 
 _MEMBER = "data.npy"
 # FASOP profiles micro batches up to 128 samples.

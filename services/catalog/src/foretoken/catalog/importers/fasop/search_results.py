@@ -3,8 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
-from foretoken.catalog.source_file import SourceFile
-from foretoken.catalog.source_table import SourceTable, parse_csv
+from foretoken.catalog.sources.file import SourceFile
+from foretoken.catalog.sources.table import SourceTable, parse_csv
 
 _PLAN_COLUMNS = ("mbs", "tp", "dp", "pp", "step_time(s)", "is_oom")
 _SWEEP_COLUMNS = ("micro_batch_size", "tp", "pp", "dp", "status", "elapsed_sec")

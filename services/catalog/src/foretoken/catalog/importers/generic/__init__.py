@@ -19,8 +19,8 @@ from foretoken.catalog.importing import (
     build_plan,
     name_model,
 )
-from foretoken.catalog.source_file import read_source_file
-from foretoken.catalog.source_table import (
+from foretoken.catalog.sources.file import read_source_file
+from foretoken.catalog.sources.table import (
     RowFacts,
     SourceTable,
     build_rows,

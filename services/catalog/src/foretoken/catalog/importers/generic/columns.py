@@ -15,7 +15,7 @@ from foretoken.catalog.importers.generic.mapping import (
     TextRule,
     Unit,
 )
-from foretoken.catalog.source_table import Floats, SourceTable
+from foretoken.catalog.sources.table import Floats, SourceTable
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretoken.catalog.source_content import parse_source_yaml
-from foretoken.catalog.source_file import SourceFile
+from foretoken.catalog.sources.content import parse_source_yaml
+from foretoken.catalog.sources.file import SourceFile
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 

@@ -23,7 +23,7 @@ from foretoken.catalog.importing import (
     ImportRequest,
     build_plan,
 )
-from foretoken.catalog.source_table import SourceTable
+from foretoken.catalog.sources.table import SourceTable
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.topology import TopologySpec, find_topology
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.catalog.source_table import SourceTable
+from foretoken.catalog.sources.table import SourceTable
 from foretoken.domain.units import ceil_divide
 
 Integers = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from foretoken.catalog.importers.gpumodeling.operators import (
     Shape,
 )
 from foretoken.catalog.importing import ImportNotes, ImportRequest
-from foretoken.catalog.source_table import (
+from foretoken.catalog.sources.table import (
     Floats,
     RowFacts,
     SourceTable,

@@ -22,8 +22,8 @@ from foretoken.catalog.importing import (
     ImportRequest,
     build_plan,
 )
-from foretoken.catalog.source_file import SourceFile, read_source_file
-from foretoken.catalog.source_table import Floats, RowFacts, SourceTable, build_rows
+from foretoken.catalog.sources.file import SourceFile, read_source_file
+from foretoken.catalog.sources.table import Floats, RowFacts, SourceTable, build_rows
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology

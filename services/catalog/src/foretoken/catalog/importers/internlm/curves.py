@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.catalog.importers.internlm.symbolic_pickle import Call, Global, read_pickle
-from foretoken.catalog.source_content import read_zip_members
-from foretoken.catalog.source_file import SourceFile, refuse
+from foretoken.catalog.sources.content import read_zip_members
+from foretoken.catalog.sources.file import SourceFile, refuse
 
 Floats = npt.NDArray[np.float64]
 

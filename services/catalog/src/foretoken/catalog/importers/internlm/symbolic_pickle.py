@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretoken.catalog.source_file import refuse
+from foretoken.catalog.sources.file import refuse
 
 # A million opcodes are read in about two seconds; profiles have some ten thousand.
 _OPCODES_MAX = 1_000_000

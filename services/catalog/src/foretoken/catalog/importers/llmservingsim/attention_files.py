@@ -12,7 +12,7 @@ from foretoken.catalog.importers.llmservingsim.degree import (
     join_rows,
     take_rows,
 )
-from foretoken.catalog.source_table import Floats, SourceTable
+from foretoken.catalog.sources.table import Floats, SourceTable
 from foretoken.domain.operators.attention_prefill import prefill_dims
 
 _GRID_COLUMNS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from foretoken.catalog.importers.llmservingsim.degree import Rows, join_rows
 from foretoken.catalog.importing import ImportNotes, ImportRequest
-from foretoken.catalog.source_table import (
+from foretoken.catalog.sources.table import (
     RowFacts,
     SourceTable,
     build_rows,

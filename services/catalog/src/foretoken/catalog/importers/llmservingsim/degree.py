@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from foretoken.catalog.importers.llmservingsim.variant import RankDims, Variant
 from foretoken.catalog.importing import ImportNotes
-from foretoken.catalog.source_table import (
+from foretoken.catalog.sources.table import (
     Floats,
     RowFacts,
     SourceTable,

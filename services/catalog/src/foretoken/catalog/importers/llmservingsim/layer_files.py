@@ -9,7 +9,7 @@ from foretoken.catalog.importers.llmservingsim.degree import Degree, Rows, join_
 from foretoken.catalog.importers.llmservingsim.layers import LAYERS
 from foretoken.catalog.importers.llmservingsim.variant import Variant
 from foretoken.catalog.importing import ImportNotes
-from foretoken.catalog.source_table import Floats, SourceTable
+from foretoken.catalog.sources.table import Floats, SourceTable
 from foretoken.domain.errors import InvalidRequestError
 
 # Files by layer name, and their column that counts tokens or sequences.

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.catalog.importing import ImportRequest
-from foretoken.catalog.source_content import parse_source_yaml
-from foretoken.catalog.source_file import SourceFile, read_source_file, refuse
+from foretoken.catalog.sources.content import parse_source_yaml
+from foretoken.catalog.sources.file import SourceFile, read_source_file, refuse
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError, UnknownModelError
 from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device

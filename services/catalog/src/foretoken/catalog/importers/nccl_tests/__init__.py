@@ -19,7 +19,7 @@ from foretoken.catalog.importing import (
     ImportRequest,
     build_plan,
 )
-from foretoken.catalog.source_file import SourceFile, read_source_file
+from foretoken.catalog.sources.file import SourceFile, read_source_file
 from foretoken.domain.errors import InvalidRequestError
 
 _ENDINGS = frozenset({"", ".log", ".out", ".stdout", ".txt"})

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from foretoken.catalog.source_content import decode_text
-from foretoken.catalog.source_file import SourceFile
+from foretoken.catalog.sources.content import decode_text
+from foretoken.catalog.sources.file import SourceFile
 from foretoken.domain.errors import InvalidRequestError
 
 # What launchers put before each line: Open MPI's tags, and the rank of `srun -l`.

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foretoken.catalog.content import ContentHash
 from foretoken.catalog.dataset import (
     DATASET_TOOL,
     DATASET_VERSION,
@@ -33,8 +32,9 @@ from foretoken.catalog.importing import (
     ImportRequest,
     build_plan,
 )
-from foretoken.catalog.source_content import parse_source_json
-from foretoken.catalog.source_file import SourceFile, limit_reading, read_source_file, refuse
+from foretoken.catalog.reading.content import ContentHash
+from foretoken.catalog.sources.content import parse_source_json
+from foretoken.catalog.sources.file import SourceFile, limit_reading, read_source_file, refuse
 from foretoken.domain import schema
 from foretoken.domain.measurement import Run
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA

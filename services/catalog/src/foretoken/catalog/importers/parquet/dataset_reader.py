@@ -15,7 +15,7 @@ from foretoken.catalog.dataset import (
     parse_part_path,
 )
 from foretoken.catalog.dims import DIM_COLUMNS
-from foretoken.catalog.source_file import current_budget, read_source_file, refuse
+from foretoken.catalog.sources.file import current_budget, read_source_file, refuse
 from foretoken.domain.operator import find_operator
 
 _GROUP_ROWS_MAX = 1_000_000

@@ -30,8 +30,8 @@ from foretoken.catalog.importing import (
     build_plan,
     name_model,
 )
-from foretoken.catalog.source_file import SourceFile, is_lfs_pointer, open_source_file
-from foretoken.catalog.source_table import SourceTable
+from foretoken.catalog.sources.file import SourceFile, is_lfs_pointer, open_source_file
+from foretoken.catalog.sources.table import SourceTable
 
 _LAYER_READERS = {"mlp": read_mlp, "attention": read_attention}
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from foretoken.catalog.importers.vidur.folders import is_model
 from foretoken.catalog.importers.vidur.layer_file import join_rows
 from foretoken.catalog.importing import ImportNotes, name_model
-from foretoken.catalog.source_file import SourceFile
-from foretoken.catalog.source_table import Floats, RowFacts, SourceTable, build_rows, parse_csv
+from foretoken.catalog.sources.file import SourceFile
+from foretoken.catalog.sources.table import Floats, RowFacts, SourceTable, build_rows, parse_csv
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.units import US_PER_MS
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from foretoken.catalog.importing import ImportNotes
-from foretoken.catalog.source_file import SourceFile
-from foretoken.catalog.source_table import Floats, RowFacts, SourceTable, build_rows, parse_csv
+from foretoken.catalog.sources.file import SourceFile
+from foretoken.catalog.sources.table import Floats, RowFacts, SourceTable, build_rows, parse_csv
 from foretoken.domain.models.architecture import all_models
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.units import US_PER_MS

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import duckdb
 
-from foretoken.catalog.attachment import attach_file
-from foretoken.catalog.storage_error import translate
-from foretoken.catalog.store import COPY_PREFIX, Store
+from foretoken.catalog.storage.attachment import attach_file
+from foretoken.catalog.storage.error import translate
+from foretoken.catalog.storage.store import COPY_PREFIX, Store
 from foretoken.domain.errors import InvalidRequestError
 
 

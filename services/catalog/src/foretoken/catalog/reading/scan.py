@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from foretoken.catalog.content import CONTENT_COLUMNS
-from foretoken.catalog.selections import (
+from foretoken.catalog.reading.content import CONTENT_COLUMNS
+from foretoken.catalog.reading.selections import (
     PinnedFilter,
     VisibleBatches,
     find_row_condition,

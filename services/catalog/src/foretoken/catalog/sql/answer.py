@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import duckdb
 import pyarrow as pa
 
-from foretoken.catalog.lockdown import limit_cursor_memory
-from foretoken.catalog.sql_policy import check_query
-from foretoken.catalog.storage_error import translate
-from foretoken.catalog.store import Store
+from foretoken.catalog.sql.policy import check_query
+from foretoken.catalog.storage.error import translate
+from foretoken.catalog.storage.lockdown import limit_cursor_memory
+from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import ForetokenError, InvalidRequestError, QueryLimitError
 
 _BATCH_ROWS = 10_000

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
 from foretoken.catalog.dims import columns_to_dims
-from foretoken.catalog.source_content import check_utf8
-from foretoken.catalog.source_file import SourceFile, current_budget, read_source_file, refuse
+from foretoken.catalog.sources.content import check_utf8
+from foretoken.catalog.sources.file import SourceFile, current_budget, read_source_file, refuse
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.operator import find_operator
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA

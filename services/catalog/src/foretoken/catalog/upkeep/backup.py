@@ -9,10 +9,10 @@ from pathlib import Path
 import duckdb
 
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.copying import copy_catalog
-from foretoken.catalog.extension import quote
-from foretoken.catalog.storage_error import translate
-from foretoken.catalog.store import Store
+from foretoken.catalog.storage.error import translate
+from foretoken.catalog.storage.extension import quote
+from foretoken.catalog.storage.store import Store
+from foretoken.catalog.upkeep.copying import copy_catalog
 from foretoken.domain.errors import (
     CatalogBusyError,
     CorruptCatalogError,

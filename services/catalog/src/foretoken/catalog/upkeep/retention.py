@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 
 import duckdb
 
-from foretoken.catalog.attachment import FileAttachment
-from foretoken.catalog.copying import copy_catalog
-from foretoken.catalog.lake import LakeAttachment
-from foretoken.catalog.snapshots import runs_needed_by_snapshots
-from foretoken.catalog.store import Store, next_moment
+from foretoken.catalog.reading.snapshots import runs_needed_by_snapshots
+from foretoken.catalog.storage.attachment import FileAttachment
+from foretoken.catalog.storage.lake import LakeAttachment
+from foretoken.catalog.storage.store import Store, next_moment
+from foretoken.catalog.upkeep.copying import copy_catalog
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurement import CompactReport, PruneReport, PruneRequest
 

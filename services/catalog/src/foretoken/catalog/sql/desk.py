@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from foretoken.catalog.public_views import describe_views
-from foretoken.catalog.sql_answer import Answer, AnswerLimits
-from foretoken.catalog.store import Store
+from foretoken.catalog.sql.answer import Answer, AnswerLimits
+from foretoken.catalog.storage.public_views import describe_views
+from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import InvalidRequestError, QueryLimitError, QueueFullError
 from foretoken.domain.measurement import SqlQuery
 

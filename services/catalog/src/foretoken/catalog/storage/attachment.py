@@ -8,7 +8,7 @@ from typing import Protocol
 
 import duckdb
 
-from foretoken.catalog.extension import quote
+from foretoken.catalog.storage.extension import quote
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 
 # Files that DuckDB 1.5 can read too. Row groups of half the usual size: a group commit fills one,

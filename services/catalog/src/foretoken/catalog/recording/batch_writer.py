@@ -9,8 +9,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.intake import CheckedBatch, CheckedGroup
-from foretoken.catalog.store import Store, next_moment
+from foretoken.catalog.recording.intake import CheckedBatch, CheckedGroup
+from foretoken.catalog.storage.store import Store, next_moment
 from foretoken.domain.errors import ForetokenError, RunConflictError
 from foretoken.domain.measurement import BatchReceipt, Run
 

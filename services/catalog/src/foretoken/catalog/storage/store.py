@@ -7,15 +7,15 @@ from pathlib import Path
 
 import duckdb
 
-from foretoken.catalog.attachment import Attachment, FileAttachment
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.extension import quote
-from foretoken.catalog.lake import LakeAttachment
-from foretoken.catalog.lockdown import lock_down
-from foretoken.catalog.public_views import create_public_views
-from foretoken.catalog.schema import check_operators, migrate
-from foretoken.catalog.storage_error import is_invalidated, translate
-from foretoken.catalog.usage import Usage
+from foretoken.catalog.storage.attachment import Attachment, FileAttachment
+from foretoken.catalog.storage.error import is_invalidated, translate
+from foretoken.catalog.storage.extension import quote
+from foretoken.catalog.storage.lake import LakeAttachment
+from foretoken.catalog.storage.lockdown import lock_down
+from foretoken.catalog.storage.public_views import create_public_views
+from foretoken.catalog.storage.schema import check_operators, migrate
+from foretoken.catalog.storage.usage import Usage
 from foretoken.domain.errors import CatalogBusyError
 from foretoken.domain.operator import all_operators
 

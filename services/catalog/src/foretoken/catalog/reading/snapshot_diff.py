@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from foretoken.catalog.content import hash_rows
-from foretoken.catalog.scan import scan_content
-from foretoken.catalog.selections import PinnedFilter, VisibleBatches, find_visible_batches
-from foretoken.catalog.snapshot_table import find_snapshot
-from foretoken.catalog.store import Store
+from foretoken.catalog.reading.content import hash_rows
+from foretoken.catalog.reading.scan import scan_content
+from foretoken.catalog.reading.selections import PinnedFilter, VisibleBatches, find_visible_batches
+from foretoken.catalog.reading.snapshot_table import find_snapshot
+from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurement import SnapshotChange, SnapshotDiff
 
 _PLACE = ("operator", "device", "topology")

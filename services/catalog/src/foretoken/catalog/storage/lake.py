@@ -15,8 +15,8 @@ from typing import Any
 import duckdb
 
 from foretoken.catalog.config import LakeConfig
-from foretoken.catalog.extension import load_extension, quote
-from foretoken.catalog.writer_lock import WriterLock
+from foretoken.catalog.storage.extension import load_extension, quote
+from foretoken.catalog.storage.writer_lock import WriterLock
 from foretoken.domain.errors import (
     CatalogBusyError,
     CorruptCatalogError,

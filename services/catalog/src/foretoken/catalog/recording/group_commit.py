@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from foretoken.catalog.batch_writer import BatchWriter, Memory, Outcome
-from foretoken.catalog.intake import GROUP_ROWS, CheckedGroup
-from foretoken.catalog.store import Store
+from foretoken.catalog.recording.batch_writer import BatchWriter, Memory, Outcome
+from foretoken.catalog.recording.intake import GROUP_ROWS, CheckedGroup
+from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import CatalogBusyError, ForetokenError
 from foretoken.domain.measurement import Run
 

@@ -15,15 +15,20 @@ import pyarrow as pa
 
 from foretoken.catalog.quality.doubt import Judges, all_tests
 from foretoken.catalog.quality.phase_ratio import phase_ratio
-from foretoken.catalog.quality.stored_rows import StoredRows
-from foretoken.catalog.review_rows import (
+from foretoken.catalog.quality.review_rows import (
     ReviewGroup,
     devices_with_backward,
     find_groups,
     load_rows,
 )
-from foretoken.catalog.review_verdict import FOUND_SCHEMA, describe, register_verdict, write_doubts
-from foretoken.catalog.store import Store
+from foretoken.catalog.quality.review_verdict import (
+    FOUND_SCHEMA,
+    describe,
+    register_verdict,
+    write_doubts,
+)
+from foretoken.catalog.quality.stored_rows import StoredRows
+from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurement import CheckRequest, QualityReport
 from foretoken.domain.operator import find_operator
 

@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 
-from foretoken.catalog.batch_writer import Outcome, find_receipts
 from foretoken.catalog.dataset import DATASET_TOOL
-from foretoken.catalog.group_commit import GroupCommit
-from foretoken.catalog.intake import Arrival, GroupReader, check_arrivals
-from foretoken.catalog.reviews import review_run
-from foretoken.catalog.store import Store
-from foretoken.catalog.tally import IngestStatistics, Tally
+from foretoken.catalog.quality.reviews import review_run
+from foretoken.catalog.recording.batch_writer import Outcome, find_receipts
+from foretoken.catalog.recording.group_commit import GroupCommit
+from foretoken.catalog.recording.intake import Arrival, GroupReader, check_arrivals
+from foretoken.catalog.recording.tally import IngestStatistics, Tally
+from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from foretoken.catalog.source_file import SourceFile, current_budget, refuse
+from foretoken.catalog.sources.file import SourceFile, current_budget, refuse
 from foretoken.domain.plugins import parse_yaml
 
 # PyYAML reads about 0.2 MB/s; side files of profiles are a few kB.

@@ -6,8 +6,8 @@ from importlib.resources import files
 
 import duckdb
 
-from foretoken.catalog.attachment import Attachment
 from foretoken.catalog.dims import MAX_DIMS
+from foretoken.catalog.storage.attachment import Attachment
 from foretoken.domain.errors import CorruptCatalogError, InvalidRequestError
 from foretoken.domain.operator import OperatorSpec
 

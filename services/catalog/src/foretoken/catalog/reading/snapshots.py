@@ -11,16 +11,16 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.catalog.content import ContentHash
-from foretoken.catalog.scan import scan_content
-from foretoken.catalog.selections import (
+from foretoken.catalog.reading.content import ContentHash
+from foretoken.catalog.reading.scan import scan_content
+from foretoken.catalog.reading.selections import (
     PinnedFilter,
     VisibleBatches,
     find_row_condition,
     find_visible_batches,
     narrow_filter,
 )
-from foretoken.catalog.snapshot_table import (
+from foretoken.catalog.reading.snapshot_table import (
     SHORT_NAME_CHARS,
     fetch_by_content,
     fetch_snapshots,
@@ -28,7 +28,7 @@ from foretoken.catalog.snapshot_table import (
     insert_holder,
     insert_snapshot,
 )
-from foretoken.catalog.store import Store, next_moment
+from foretoken.catalog.storage.store import Store, next_moment
 from foretoken.domain.errors import SnapshotInUseError
 from foretoken.domain.measurement import MeasurementFilter, Snapshot
 

@@ -1,0 +1,1 @@
+"""Rows, lists and snapshots out."""

@@ -1,0 +1,1 @@
+"""Other tools' files, read strictly and within bounds."""
