@@ -24,6 +24,7 @@ export OMP_WAIT_POLICY := passive
 WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+ACCURACY_ARGS ?=
 # buf in the version proto/package-lock.json pins.
 BUF := proto/node_modules/.bin/buf
 BASE ?= main
@@ -128,6 +129,10 @@ docs-check: setup ## run the code blocks of README and docs, follow their links
 .PHONY: bench
 bench: setup ## run the benchmarks; they print ratios and judge nothing
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+.PHONY: bench-accuracy
+bench-accuracy: setup ## the predictor's errors by operator and split, beside its peers (minutes)
+	@PYTHONPATH=tests/benchmarks $(BIN)/python -m accuracy $(ACCURACY_ARGS)
 
 .PHONY: proto
 proto: setup ## make the committed stubs anew from proto/

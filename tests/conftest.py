@@ -3,6 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
 
 _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,6 +10,8 @@ import pytest
 from contract_reach import Reach
 from loopback import serve
 
+from foretoken.catalog.config import CatalogConfig
+from foretoken.catalog.service import CatalogService
 from foretoken.client.channel import ChannelOptions
 
 
@@ -27,3 +30,12 @@ def reach(request: pytest.FixtureRequest) -> Iterator[Reach]:
             return stack.enter_context(connect(options))
 
         yield reach
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[CatalogService]:
+    """An empty catalog, for the services that need one."""
+    service = CatalogService(CatalogConfig(path=str(tmp_path / "catalog.duckdb"), num_threads=1))
+    service.open()
+    yield service
+    service.close()

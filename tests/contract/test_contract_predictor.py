@@ -8,7 +8,6 @@ import pytest
 from contract_reach import Reach
 from contract_rows import make_rows, make_run
 
-from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.client.facade import Foretoken
 from foretoken.client.predictor import PredictorClient
@@ -26,14 +25,6 @@ from foretoken.domain.ports import PredictorPort, TrainRequest
 from foretoken.predictor import servicer
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[CatalogService]:
-    catalog = CatalogService(CatalogConfig(path=str(tmp_path / "c.duckdb"), num_threads=1))
-    catalog.open()
-    yield catalog
-    catalog.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 from contract_reach import Reach
 
-from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.client.facade import Foretoken
 from foretoken.client.profiler import ProfilerClient
@@ -27,14 +26,6 @@ from foretoken.profiler.service import ProfilerService
 # Not good timings, but timings.
 _TIMER = TimerSpec(min_samples=3, warm_up_s_min=0.0, warm_up_s_max=0.001, case_s_max=0.005)
 _REQUEST = ProfileRequest(device="cpu", operators=("residual_add",), quick=True)
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[CatalogService]:
-    catalog = CatalogService(CatalogConfig(path=str(tmp_path / "c.duckdb"), num_threads=1))
-    catalog.open()
-    yield catalog
-    catalog.close()
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ _ROWS = st.lists(
     min_size=1,
     max_size=12,
 )
-_SLOW = settings(max_examples=15, deadline=None)
+_SLOW = settings(max_examples=15)
 
 
 @pytest.fixture(scope="module")

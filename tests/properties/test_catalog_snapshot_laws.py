@@ -31,7 +31,7 @@ from foretoken.wire.arrow import read_table, rows_to_table
 _NUMBERS = itertools.count()
 _NOW = datetime(2026, 1, 2, tzinfo=UTC)
 _DEVICES = ("a30", "a40")
-_SETTINGS = settings(max_examples=20, deadline=None)
+_SETTINGS = settings(max_examples=20)
 
 _EVERYTHING = MeasurementFilter(include_failed=True, include_flagged=True)
 _FILTERS = st.sampled_from(

@@ -21,7 +21,7 @@ from foretoken.wire import codec, columns, ipc
 
 
 @pytest.mark.parametrize("cls", MIRRORS, ids=lambda cls: cls.__name__)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_dataclass_survives_the_wire(cls: type, data: st.DataObject) -> None:
     value = data.draw(values_of(cls))
@@ -68,7 +68,7 @@ _QUERIES = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(query=_QUERIES)
 def test_a_query_survives_the_wire(query: LatencyQuery) -> None:
     sent = columns.encode_query(query).SerializeToString()
@@ -90,7 +90,7 @@ def _answer(query: LatencyQuery) -> LatencyReply:
     return LatencyReply(model_version="v", tables=tuple(tables))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(query=_QUERIES)
 def test_a_reply_survives_the_wire(query: LatencyQuery) -> None:
     reply = _answer(query)
@@ -99,7 +99,7 @@ def test_a_reply_survives_the_wire(query: LatencyQuery) -> None:
     assert _plain_reply(reply) == _plain_reply(arrived)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(query=_QUERIES, max_values=st.integers(4, 3_000))
 def test_splitting_a_query_changes_no_answer(query: LatencyQuery, max_values: int) -> None:
     """Each part is small enough, and the joined answers are those to the whole query."""
@@ -111,7 +111,7 @@ def test_splitting_a_query_changes_no_answer(query: LatencyQuery, max_values: in
     assert _plain_reply(_answer(query)) == _plain_reply(joined)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     times=st.lists(st.tuples(FLOATS, FLOATS, FLOATS, FLOATS, INT64, INT64, INT64), max_size=20),
     chunk_bytes=st.integers(1, 3_000),

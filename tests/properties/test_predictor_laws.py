@@ -28,7 +28,7 @@ _GEMM = SeriesKey("gemm", "a30", "", "fp16", "forward", "vllm")
 _ALL_REDUCE = SeriesKey("all_reduce", "a100_sxm_80", "a100_dgx", "", "forward", "vllm")
 
 # The first example pays for training.
-laws = settings(deadline=None, max_examples=50)
+laws = settings(max_examples=50)
 
 gemm_calls = st.lists(
     st.tuples(st.integers(1, 2**17), st.integers(1, 2**17), st.integers(1, 2**17)),
@@ -137,7 +137,7 @@ def test_only_measured_points_are_called_measured() -> None:
     assert (others.provenance != Provenance.MEASURED.value).all()
 
 
-@settings(deadline=None, max_examples=3)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 1000))
 def test_same_seed_and_rows_same_version_and_bytes(
     seed: int, tmp_path_factory: pytest.TempPathFactory

@@ -109,7 +109,6 @@ def _everything(case: Case) -> str:
 
 
 @given(_CASES)
-@settings(deadline=None)
 def test_every_request_and_every_block_is_accounted_for_at_every_instant(case: Case) -> None:
     cluster, replicas, _ = _build(case)
     clock = [0]
@@ -137,7 +136,6 @@ def test_every_request_and_every_block_is_accounted_for_at_every_instant(case: C
 
 
 @given(_CASES)
-@settings(deadline=None)
 def test_no_token_is_lost_or_computed_twice_without_preemption(case: Case) -> None:
     replicas, requests = _run(case)
     served = [request for request in requests if request.is_finished]
@@ -158,7 +156,6 @@ def test_no_token_is_lost_or_computed_twice_without_preemption(case: Case) -> No
 
 
 @given(_CASES)
-@settings(deadline=None)
 def test_steps_stay_inside_their_limits_and_end_in_order(case: Case) -> None:
     replicas, _ = _run(case)
     for replica in replicas:
@@ -175,7 +172,6 @@ def test_steps_stay_inside_their_limits_and_end_in_order(case: Case) -> None:
 
 
 @given(_CASES)
-@settings(deadline=None)
 def test_a_first_token_takes_at_least_its_prompt(case: Case) -> None:
     replicas, requests = _run(case)
     times = collect_times(requests, [replica.log.columns().end_ns for replica in replicas])
@@ -189,19 +185,17 @@ def test_a_first_token_takes_at_least_its_prompt(case: Case) -> None:
 
 
 @given(_ONE_STAGE_CASES)
-@settings(deadline=None)
 def test_coasting_changes_nothing(case: Case) -> None:
     assert _everything(case) == _everything(replace(case, can_coast=False))
 
 
 @given(_CASES)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_the_same_case_gives_the_same_bytes(case: Case) -> None:
     assert _everything(case) == _everything(case)
 
 
 @given(_ONE_STAGE_CASES, st.integers(0, 60_000), st.integers(1, 60), st.integers(1, 25))
-@settings(deadline=None)
 def test_one_more_request_at_the_end_helps_nobody(
     case: Case, gap_ns: int, num_prefill: int, num_decode: int
 ) -> None:

@@ -61,6 +61,24 @@ def test_an_error_is_one_line_and_a_status(tmp_path: Path) -> None:
     assert len(outcome.stderr.splitlines()) == 1
 
 
+def test_a_format_shows_what_its_commands_take(tmp_path: Path) -> None:
+    """Options are told before they are needed; a wrong name is an error in one line."""
+    outcome = _run(tmp_path, "--output", "json", "catalog", "formats", "vidur")
+    found = {(row["command"], row["option"]) for row in json.loads(outcome.stdout)}
+    expected = {("import", "folder"), ("import", "model"), ("import", "source")}
+    assert {*expected, ("export", "dtype"), ("export", "block_size")} <= found
+    wrong = _run(tmp_path, "catalog", "formats", "vidru")
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert "error (unknown_plugin): unknown plug-in 'vidru'; did you mean vidur?\n" == wrong.stderr
+
+
+def test_a_path_that_holds_something_else_is_told_what_was_expected(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("no measurements")
+    outcome = _run(tmp_path, "catalog", "import", "aiconfigurator", str(tmp_path / "notes.md"))
+    assert outcome.returncode == 1
+    assert "no file with rows in this format (AIConfigurator's systems folder" in outcome.stderr
+
+
 def test_wrong_usage_has_a_status_of_its_own(tmp_path: Path) -> None:
     assert _run(tmp_path, "train", "--gently").returncode == 2
 

@@ -206,7 +206,8 @@ def test_rows_of_other_engines_need_a_name_to_go_by(tmp_path: Path) -> None:
     report = _export(rows, tmp_path / "without")
     assert 1 == report.num_rows
     assert (
-        "1 rows left out: gemm of torch: not one of its engines; name one with backend and version"
+        "1 rows left out, of none of its engines (--option backend=E --option version=V names one):"
+        " gemm of torch 1"
     ) == report.notes[0]
     report = _export(rows, tmp_path / "with", backend="trtllm", version="1.0")
     assert 2 == report.num_rows
@@ -217,11 +218,14 @@ def test_rows_of_other_engines_need_a_name_to_go_by(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"operator": "rms_norm", "dims": {"num_tokens": 4, "hidden": 8}}, "rms_norm (bf16)"),
-        ({"phase": "backward"}, "gemm (bf16, backward)"),
-        ({"dtype": "fp32"}, "gemm (fp32)"),
-        ({"variant": "lane=eager"}, "gemm (bf16, lane=eager)"),
-        ({"status": "failed", "latency_us_median": None}, "gemm: failed rows"),
+        (
+            {"operator": "rms_norm", "dims": {"num_tokens": 4, "hidden": 8}},
+            "no table holds such: rms_norm (bf16) 1",
+        ),
+        ({"phase": "backward"}, "no table holds such: gemm (bf16, backward) 1"),
+        ({"dtype": "fp32"}, "no table holds such: gemm (fp32) 1"),
+        ({"variant": "lane=eager"}, "no table holds such: gemm (bf16, lane=eager) 1"),
+        ({"status": "failed", "latency_us_median": None}, "failed: gemm 1"),
         (
             {
                 "operator": "attention_decode",
@@ -234,7 +238,10 @@ def test_rows_of_other_engines_need_a_name_to_go_by(tmp_path: Path) -> None:
                     "head_dim": 64,
                 },
             },
-            "attention_decode: batches",
+            (
+                "sequences of unequal lengths, prefill after cached tokens, or other widths:"
+                " attention_decode 1"
+            ),
         ),
     ],
 )
@@ -243,7 +250,43 @@ def test_rows_without_a_place_are_counted(
 ) -> None:
     report = _export(rows_to_table([_OURS, {**_OURS, **changes}]), tmp_path / "out")
     assert 1 == report.num_rows
-    assert report.notes[0].startswith(f"1 rows left out: {reason}")
+    assert f"1 rows left out, {reason}" == report.notes[0]
+
+
+def test_rows_without_a_version_need_one_to_go_by(tmp_path: Path) -> None:
+    """The note names the option that brings them in, and that option does."""
+    unsaid = {"framework_version": None}
+    reduced = {"message_bytes": 1024, "devices_per_node": 1, "num_nodes": 2}
+    rows = rows_to_table(
+        [
+            _OURS,
+            {**_OURS, "framework": "vllm", **unsaid},
+            {
+                **_OURS,
+                "framework": "nccl",
+                **unsaid,
+                "operator": "all_gather",
+                "dims": reduced,
+                "dtype": "fp16",
+                "topology": "a30_single_gpu",
+            },
+        ]
+    )
+    report = _export(rows, tmp_path / "without")
+    assert (
+        (
+            "1 rows left out, of no version (--option backend=vllm --option version=V names it):"
+            " gemm of vllm 1"
+        ),
+        (
+            "1 rows left out, of no NCCL version (--option nccl_version=V names it):"
+            " all_gather of nccl 1"
+        ),
+    ) == report.notes[:2]
+    other = _export(rows, tmp_path / "other", backend="sglang", version="1.0")
+    assert 1 == other.num_rows
+    options = {"backend": "vllm", "version": "0.24.0", "nccl_version": "2.29.2"}
+    assert 3 == _export(rows, tmp_path / "with", **options).num_rows
 
 
 def test_an_export_without_rows_is_refused(tmp_path: Path) -> None:

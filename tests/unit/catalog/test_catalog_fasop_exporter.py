@@ -19,7 +19,6 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operator import find_operator
 from foretoken.wire.arrow import STORED_SCHEMA, rows_to_table
 
-_SHARED = Path(__file__).parents[3] / ".." / "shared" / "data" / "fasop" / "known_cost"
 _MODEL, _SEQ_LEN = "llama-3.1-8b", 16
 _COMPOSE = {"model": _MODEL, "seq_len": str(_SEQ_LEN)}
 _COLUMNS = [column.name for column in COLUMNS]
@@ -160,7 +159,24 @@ def test_doubted_cells_are_written_and_remarked_on(tmp_path: Path) -> None:
     place = rows.schema.get_field_index("flags")
     doubted = rows.set_column(place, rows.schema.field(place), pa.array(flags))
     report = _write(doubted, tmp_path / "out")
-    assert any("times that the catalog doubts" in note for note in report.notes)
+    assert "llama70b_A40_2.npz: times that the catalog doubts are in the table" in report.notes
+
+
+def test_rows_of_no_profile_are_counted_by_operator(tmp_path: Path) -> None:
+    """What goes to no table is said, and how it could."""
+    _profile(tmp_path / "in")
+    plain = _plain_rows(micro_batches=(1,))
+    both = pa.concat_tables([_imported(tmp_path / "in"), _stored(rows_to_table(plain))])
+    report = _write(both, tmp_path / "out")
+    [note] = [note for note in report.notes if "rows left out" in note]
+    num_gemms = sum(row["operator"] == "gemm" for row in plain)
+    assert note.startswith(f"{len(plain)} rows left out, of no FASOP profile")
+    assert f": gemm {num_gemms}, " in note
+    other = [{**plain[0], "dtype": "fp32"}]
+    composed = _write(_stored(rows_to_table([*plain, *other])), tmp_path / "composed", **_COMPOSE)
+    assert f"1 rows left out, no part of {_MODEL}'s tables: {plain[0]['operator']} 1" in (
+        composed.notes
+    )
 
 
 def test_a_layer_is_composed_of_operators(tmp_path: Path) -> None:
@@ -245,10 +261,10 @@ def test_options_that_make_no_table_are_refused(
         _write(table, tmp_path / "out", **options)
 
 
-@pytest.mark.skipif(not _SHARED.is_dir(), reason="the shared data set fasop is absent")
-def test_the_shared_tables_come_back_as_they_were(tmp_path: Path) -> None:
-    report = _write(_imported(_SHARED), tmp_path / "out")
-    assert sorted(path.name for path in _SHARED.glob("*.npz")) == sorted(report.files)
+def test_the_shared_tables_come_back_as_they_were(tmp_path: Path, shared_data: Path) -> None:
+    known_cost = shared_data / "fasop" / "known_cost"
+    report = _write(_imported(known_cost), tmp_path / "out")
+    assert sorted(path.name for path in known_cost.glob("*.npz")) == sorted(report.files)
     for name in report.files:
-        with np.load(_SHARED / name) as before, np.load(tmp_path / "out" / name) as after:
+        with np.load(known_cost / name) as before, np.load(tmp_path / "out" / name) as after:
             np.testing.assert_allclose(after["data"], before["data"], rtol=4e-16)

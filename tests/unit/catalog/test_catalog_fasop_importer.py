@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from import_plans import list_rows
 
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError, UnknownModelError
 
-_SHARED = Path(__file__).parents[3] / ".." / "shared" / "data" / "fasop"
 _TABLE = np.arange(1.0, 21.0).reshape(2, 10)
 _TOKENS = 16
 # Two ranks of Llama 3.3 70B.
@@ -60,11 +59,6 @@ def _read(path: Path, *, options: dict[str, str] | None = None, **changes: str) 
     return find_importer("fasop").read(ImportRequest(path=path, options=given, **changes))
 
 
-def _rows(plan: ImportPlan) -> list[dict[str, Any]]:
-    table = pa.concat_tables([pa.table(batch.rows) for batch in plan.batches])
-    return [{**row, "dims": dict(row["dims"])} for row in table.to_pylist()]
-
-
 @pytest.mark.parametrize(
     ("place", "column", "operator", "dims", "is_composite"),
     [
@@ -90,7 +84,7 @@ def test_a_column_becomes_its_operator(
     tmp_path: Path,
 ) -> None:
     _write(tmp_path, _TABLE)
-    rows = [row for row in _rows(_read(tmp_path)) if row["kernel"] == f"fasop:{column}"]
+    rows = [row for row in list_rows(_read(tmp_path)) if row["kernel"] == f"fasop:{column}"]
     assert [1000.0 * (place + 1), 1000.0 * (place + 11)] == [r["latency_us_mean"] for r in rows]
     first, second = rows
     assert (operator, dims) == (first["operator"], first["dims"])
@@ -104,17 +98,19 @@ def test_rows_say_where_they_are_from_and_what_was_assumed(tmp_path: Path) -> No
     _write(tmp_path, _TABLE)
     names = ("device", "model", "dtype", "framework", "source_file")
     expected = ("a40", "llama-3.3-70b", "fp32", "pytorch", "llama70b_A40_2.npz")
-    rows = _rows(_read(tmp_path))
+    rows = list_rows(_read(tmp_path))
     assert {expected} == {tuple(row[name] for name in names) for row in rows}
     assert {1, 2} == {row["source_row"] for row in rows}
-    assert {"bf16"} == {row["dtype"] for row in _rows(_read(tmp_path, options={"dtype": "bf16"}))}
+    assert {"bf16"} == {
+        row["dtype"] for row in list_rows(_read(tmp_path, options={"dtype": "bf16"}))
+    }
 
 
 def test_a_cell_without_a_number_is_a_failed_row(tmp_path: Path) -> None:
     table = _TABLE.copy()
     table[1, 2] = np.nan
     _write(tmp_path, table)
-    failed = [row["kernel"] for row in _rows(_read(tmp_path)) if row["status"] == "failed"]
+    failed = [row["kernel"] for row in list_rows(_read(tmp_path)) if row["status"] == "failed"]
     assert ["fasop:attn_k"] == failed
 
 
@@ -131,7 +127,7 @@ def test_names_that_are_not_known_here_need_options(tmp_path: Path) -> None:
         _read(path)
     with pytest.raises(UnknownModelError, match=r"bert_T4_2\.npz"):
         _read(path, device="a40")
-    first = _rows(_read(path, device="a40", model="llama-3.3-70b"))[0]
+    first = list_rows(_read(path, device="a40", model="llama-3.3-70b"))[0]
     assert ("a40", "llama-3.3-70b") == (first["device"], first["model"])
 
 
@@ -139,7 +135,7 @@ def test_files_of_another_device_or_model_are_left_out(tmp_path: Path) -> None:
     _write(tmp_path, _TABLE)
     _write(tmp_path, _TABLE, "llama70b_A100_2.npz")
     plan = _read(tmp_path, device="a40")
-    assert {"a40"} == {row["device"] for row in _rows(plan)}
+    assert {"a40"} == {row["device"] for row in list_rows(plan)}
     assert any("not read: it is of llama-3.3-70b on a100_sxm_40" in note for note in plan.notes)
 
 
@@ -194,7 +190,7 @@ def test_archives_that_are_no_profile_are_refused_unread(tmp_path: Path) -> None
 
 def test_a_legacy_profile_has_embedding_layer_and_head(tmp_path: Path) -> None:
     np.save(tmp_path / "gpt2XL_A40_1.npy", np.array([2.0, *[3.0] * 48, 4.0]))
-    rows = _rows(_read(tmp_path))
+    rows = list_rows(_read(tmp_path))
     expected = [
         ("embedding", "fasop:embedding_layer", 2000.0),
         ("gemm", "fasop:transformer_layer", 3000.0),
@@ -213,7 +209,7 @@ def test_a_profile_json_has_a_row_for_every_module_and_rank(tmp_path: Path) -> N
     path = _write_json(tmp_path, *names)
     with pytest.raises(InvalidRequestError, match="give --device"):
         _read(path)
-    embed, *modules = _rows(_read(path, device="a40"))
+    embed, *modules = list_rows(_read(path, device="a40"))
     assert ["fasop:embed"] == [embed["kernel"]]
     assert [2, 3, 4] == [row["source_row"] for row in modules]
     times = [modules[0][f"latency_us_{name}"] for name in ("median", "mean", "min", "max", "std")]
@@ -260,10 +256,9 @@ def test_results_of_a_search_are_described_and_not_stored(tmp_path: Path) -> Non
         _read(tmp_path / "plans.csv")
 
 
-@pytest.mark.skipif(not _SHARED.is_dir(), reason="the shared data set fasop is absent")
-def test_the_shared_set_is_read_whole() -> None:
-    plan = _read(_SHARED, device="a40", options={"seq_len": "120"})
-    rows = _rows(plan)
+def test_the_shared_set_is_read_whole(shared_data: Path) -> None:
+    plan = _read(shared_data / "fasop", device="a40", options={"seq_len": "120"})
+    rows = list_rows(plan)
     counts = Counter(Path(row["source_file"]).suffix for row in rows)
     assert {".npz": 180, ".json": 514} == dict(counts)
     assert {"ok"} == {row["status"] for row in rows}

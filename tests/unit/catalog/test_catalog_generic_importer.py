@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
+from import_plans import list_rows
 from pyarrow import parquet
 
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
@@ -19,6 +20,7 @@ from foretoken.domain.errors import (
     UnknownTopologyError,
 )
 
+_EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 _GEMM: dict[str, Any] = {
     "files": "*.csv",
     "operator": "gemm",
@@ -50,14 +52,9 @@ def _read(folder: Path, table: Mapping[str, Any], **changes: Any) -> ImportPlan:
     return find_importer("generic").read(request)
 
 
-def _rows(plan: ImportPlan) -> list[dict[str, Any]]:
-    table = pa.concat_tables([pa.table(batch.rows) for batch in plan.batches])
-    return [{**row, "dims": dict(row["dims"])} for row in table.to_pylist()]
-
-
 def _of_text(folder: Path, text: str, table: Mapping[str, Any], **changes: Any) -> list[Any]:
     (folder / "a.csv").write_text(text)
-    return _rows(_read(folder, table, **changes))
+    return list_rows(_read(folder, table, **changes))
 
 
 def test_columns_become_dimensions_and_times(tmp_path: Path) -> None:
@@ -129,7 +126,7 @@ def test_rows_are_chosen(where: dict[str, Any], expected: list[int], tmp_path: P
             _read(tmp_path, table)
         return
     plan = _read(tmp_path, table)
-    assert expected == [row["source_row"] for row in _rows(plan)]
+    assert expected == [row["source_row"] for row in list_rows(plan)]
     assert (f"a.csv: {4 - len(expected)} rows are left out by `where`",) == plan.notes
 
 
@@ -155,7 +152,9 @@ def test_a_parquet_file_is_a_table_too(tmp_path: Path) -> None:
     ):
         columns = {"tokens": pa.array([16, 32], pa.int32()), "k": [4, 5], "ms": [0.5, None]}
         parquet.write_table(pa.table({**columns, "kernel": kernels}), tmp_path / f"{index}.parquet")
-    rows = _rows(_read(tmp_path, {**_GEMM, "files": "*.parquet", "kernel": {"column": "kernel"}}))
+    rows = list_rows(
+        _read(tmp_path, {**_GEMM, "files": "*.parquet", "kernel": {"column": "kernel"}})
+    )
     assert [("x", 16, "ok"), ("y", 32, "failed")] * 3 == [
         (row["kernel"], row["dims"]["m"], row["status"]) for row in rows
     ]
@@ -264,45 +263,28 @@ def test_another_mapping_is_another_run(tmp_path: Path) -> None:
     assert first.run.run_id == _read(tmp_path, _GEMM).run.run_id
 
 
-def test_apex_collectives_are_read_by_one_mapping(
-    catalog: CatalogService, shared_data: Path, tmp_path: Path
+def test_apex_collectives_are_read_by_the_example_mapping(
+    catalog: CatalogService, shared_data: Path
 ) -> None:
-    """H100 and H200; size 0 is a launch, not a message, and there is no file for the V100."""
-    names = {"H100-SXM-80GB": ("h100_sxm", "h100_dgx"), "H200": ("h200_sxm", "h200_hgx")}
-    kinds = ("all_gather", "all_reduce", "reduce_scatter")
-    table = {
-        "files": "*/*.csv",
-        "operator": {
-            "file_name": True,
-            "values": {
-                **{kind: kind for kind in kinds},
-                "alltoall": "all_to_all",
-                "sendrecv": "send_recv",
-            },
-        },
-        "dims": {
-            "message_bytes": {"column": "size(kb)", "unit": "KiB"},
-            "devices_per_node": {"column": "num_gpus_per_node"},
-            "num_nodes": {"column": "num_nodes"},
-        },
-        "latency": {"median": {"column": "time(us)", "unit": "us"}},
-        "dtype": {"column": "dtype", "values": {"half": "fp16", "float": "fp32"}},
-        "device": {"column": "gpu", "values": {key: name[0] for key, name in names.items()}},
-        "topology": {"column": "gpu", "values": {key: name[1] for key, name in names.items()}},
-        "where": [
-            {"column": "gpu", "is_in": list(names)},
-            {"column": "size(kb)", "min": 1},
-        ],
-    }
-    mapping = tmp_path / "apex.yaml"
-    mapping.write_text(yaml.safe_dump({"tables": [table]}))
+    """Size 0 is a launch, not a message; of the V100 the rows are left out whose columns moved."""
     request = ImportRequest(
-        path=shared_data / "apex" / "op_profile_comm", options={"mapping": str(mapping)}
+        path=shared_data / "apex" / "op_profile_comm",
+        options={"mapping": str(_EXAMPLES / "apex-mapping.yaml")},
     )
     plan = find_importer("generic").read(request)
-    assert 715 == sum(receipt.num_rows for receipt in catalog.record(plan.run, plan.batches))
-    counts = Counter((row["operator"], row["device"]) for row in _rows(plan))
-    others = (*kinds, "all_to_all")
-    expected = {(kind, "h100_sxm"): 111 for kind in others} | {("send_recv", "h100_sxm"): 37}
-    expected |= {(kind, "h200_sxm"): 54 for kind in others} | {("send_recv", "h200_sxm"): 18}
+    assert 1345 == sum(receipt.num_rows for receipt in catalog.record(plan.run, plan.batches))
+    counts = Counter((row["operator"], row["device"]) for row in list_rows(plan))
+    kinds = ("all_gather", "all_reduce", "all_to_all")
+    found = {"h100_sxm": (111, 111, 37), "h200_sxm": (54, 54, 18), "v100_pcie_16": (152, 136, 38)}
+    expected = {
+        (operator, device): num_rows
+        for device, (num_each, num_scatters, num_pairs) in found.items()
+        for operator, num_rows in (
+            *((kind, num_each) for kind in kinds),
+            ("reduce_scatter", num_scatters),
+            ("send_recv", num_pairs),
+        )
+    }
     assert expected == counts
+    (note,) = (note for note in plan.notes if note.startswith("V100"))
+    assert "V100-PCIE-16GB/reduce_scatter.csv: 16 rows are left out by `where`" == note

@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from import_plans import list_rows, write_csv
 
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
 
 _GPU = "NVIDIAA100-SXM4-80GB"
-_SHARED = Path(__file__).parents[3] / ".." / "shared" / "data" / "gpumodeling"
 # Two ranks, two sequences of eight tokens, four heads of 16 features.
 _SIZES = {"mp": 2, "b": 2, "h": 4, "l": 8, "dim": 64}
 _TIMES = {"F_dur(us)": 10.5, "B_dur(us)": 21.25}
@@ -24,29 +24,17 @@ _VOCAB = 25216
 _ENCODER = 4 * 64 + 65 * 96 + 32 * 64 + 2 * 64 * 128
 
 
-def _write(path: Path, *rows: Mapping[str, Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [",".join(rows[0]), *(",".join(str(cell) for cell in row.values()) for row in rows)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 def _op(root: Path, op: str, *rows: Mapping[str, Any], cluster: str = "Perlmutter") -> Path:
-    return _write(root / cluster / "operator" / f"{_GPU}_{op}_fp16.csv", *rows)
+    return write_csv(root / cluster / "operator" / f"{_GPU}_{op}_fp16.csv", *rows)
 
 
 def _nccl(root: Path, op: str, *, cluster: str = "Perlmutter", **changes: Any) -> Path:
     row = {"shape": 1000, "nodes": 2, "GPUsPerNode": 4, "dur(us)": 99.5, **changes}
-    return _write(root / cluster / "nccl" / f"{_GPU}_{op}_fp16_2_4.csv", row)
+    return write_csv(root / cluster / "nccl" / f"{_GPU}_{op}_fp16_2_4.csv", row)
 
 
 def _read(path: Path, **changes: Any) -> ImportPlan:
     return find_importer("gpumodeling").read(ImportRequest(path=path, **changes))
-
-
-def _rows(plan: ImportPlan) -> list[dict[str, Any]]:
-    table = pa.concat_tables([pa.table(batch.rows) for batch in plan.batches])
-    return [{**row, "dims": dict(row["dims"])} for row in table.to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +68,7 @@ def test_a_name_becomes_an_operator_on_one_of_two_ranks(
     op: str, operator: str, dims: dict[str, int], tmp_path: Path
 ) -> None:
     _op(tmp_path, op, {**_SIZES, **_TIMES})
-    rows = _rows(_read(tmp_path))
+    rows = list_rows(_read(tmp_path))
     expected = [(operator, "forward", dims, 10.5), (operator, "backward", dims, 21.25)]
     names = ("operator", "phase", "dims", "latency_us_median")
     assert expected == [tuple(row[name] for name in names) for row in rows]
@@ -98,20 +86,20 @@ def test_an_optimizer_step_counts_the_parameters_of_its_stage(
     stage: str, num_params: int, num_tensors: int, tmp_path: Path
 ) -> None:
     _op(tmp_path, f"{stage}Stage_optimizer", {"mp": 2, "dim": 64, "encoders": 3, "dur(us)": 7.5})
-    [row] = _rows(_read(tmp_path))
+    [row] = list_rows(_read(tmp_path))
     dims = {"num_params": num_params, "num_tensors": num_tensors}
     assert ("fused_adam", dims, "step=first") == (row["operator"], row["dims"], row["variant"])
 
 
 def test_an_optimizer_file_may_name_its_parameters(tmp_path: Path) -> None:
     _op(tmp_path, "optimizer", {"num_layers": 2, "param_tensors": 28, "params": 999, "dur": 7.5})
-    [row] = _rows(_read(tmp_path))
+    [row] = list_rows(_read(tmp_path))
     assert ({"num_params": 999, "num_tensors": 28}, 7.5) == (row["dims"], row["latency_us_median"])
 
 
 def test_sizes_written_as_floats_are_whole_numbers_and_others_are_refused(tmp_path: Path) -> None:
     path = _op(tmp_path, "linear2", {**_SIZES, **_TIMES, "dim": "64.0"})
-    assert 64 == _rows(_read(path))[0]["dims"]["n"]
+    assert 64 == list_rows(_read(path))[0]["dims"]["n"]
     _op(tmp_path, "linear2", {**_SIZES, **_TIMES}, {**_SIZES, **_TIMES, "dim": "64.5"})
     with pytest.raises(InvalidRequestError, match=r"line 3: dim: 64\.5 is not a whole number"):
         _read(path)
@@ -140,13 +128,13 @@ def test_a_backward_column_that_repeats_the_forward_one_is_not_a_measurement(
 ) -> None:
     _op(tmp_path, "res_add", {**_SIZES, **_TIMES, "B_dur(us)": 10.5})
     plan = _read(tmp_path)
-    assert ["forward"] == [row["phase"] for row in _rows(plan)]
+    assert ["forward"] == [row["phase"] for row in list_rows(plan)]
     assert any("B_dur(us) is a copy of F_dur(us)" in note for note in plan.notes)
 
 
 def test_a_row_without_a_time_is_a_failed_row(tmp_path: Path) -> None:
     _op(tmp_path, "gelu", {**_SIZES, **_TIMES}, {**_SIZES, "F_dur(us)": 3.5, "B_dur(us)": ""})
-    statuses = [(row["phase"], row["status"]) for row in _rows(_read(tmp_path))]
+    statuses = [(row["phase"], row["status"]) for row in list_rows(_read(tmp_path))]
     assert ("backward", "failed") == statuses[-1]
     assert 3 == sum(status == "ok" for _, status in statuses)
 
@@ -166,7 +154,7 @@ def test_a_collective_counts_bytes_as_its_operator_does(
     op: str, operator: str, message_bytes: int, tmp_path: Path
 ) -> None:
     _nccl(tmp_path, op)
-    [row] = _rows(_read(tmp_path))
+    [row] = list_rows(_read(tmp_path))
     dims = {"message_bytes": message_bytes, "devices_per_node": 4, "num_nodes": 2}
     assert (operator, dims) == (row["operator"], row["dims"])
     assert ("a100_perlmutter", 99.5) == (row["topology"], row["latency_us_median"])
@@ -177,7 +165,7 @@ def test_any_level_of_the_folder_can_be_imported(tmp_path: Path) -> None:
     _op(tmp_path, "gelu", {**_SIZES, **_TIMES})
     levels = (tmp_path, tmp_path / "Perlmutter", file.parent, file)
     assert [3, 3, 1, 1] == [_read(level).num_rows for level in levels]
-    names = [_rows(_read(level))[0]["source_file"] for level in levels]
+    names = [list_rows(_read(level))[0]["source_file"] for level in levels]
     assert f"nccl/{file.name}" == names[1]
     assert file.name == names[3]
 
@@ -186,7 +174,7 @@ def test_a_cluster_without_a_topology_needs_one_named(tmp_path: Path) -> None:
     _nccl(tmp_path, "p2p", cluster="Elsewhere")
     with pytest.raises(InvalidRequestError, match=r"p2p_fp16_2_4\.csv: the cluster is none of"):
         _read(tmp_path)
-    [row] = _rows(_read(tmp_path, topology="a100_dgx"))
+    [row] = list_rows(_read(tmp_path, topology="a100_dgx"))
     assert "a100_dgx" == row["topology"]
 
 
@@ -194,7 +182,7 @@ def test_a_topology_of_another_device_leaves_the_collectives_out(tmp_path: Path)
     _nccl(tmp_path, "p2p")
     _op(tmp_path, "gelu", {**_SIZES, **_TIMES})
     plan = _read(tmp_path, topology="gh200_infiniband")
-    assert {"gelu"} == {row["operator"] for row in _rows(plan)}
+    assert {"gelu"} == {row["operator"] for row in list_rows(plan)}
     assert any("gh200_infiniband is made of gh200" in note for note in plan.notes)
 
 
@@ -208,8 +196,8 @@ def test_what_is_no_sample_is_noted_and_not_read(tmp_path: Path) -> None:
     _op(tmp_path, "gelu", {**_SIZES, **_TIMES})
     _op(tmp_path, "moe", {**_SIZES, **_TIMES})
     folder = tmp_path / "Perlmutter" / "operator"
-    _write(folder / f"{_GPU}.csv", {"GPU": _GPU, "Best_model": "rforest", "Best_config": "{}"})
-    _write(tmp_path / "truth" / "steps.csv", {"iteration": 1})
+    write_csv(folder / f"{_GPU}.csv", {"GPU": _GPU, "Best_model": "rforest", "Best_config": "{}"})
+    write_csv(tmp_path / "truth" / "steps.csv", {"iteration": 1})
     plan = _read(tmp_path)
     assert 2 == plan.num_rows
     texts = ("no operator known here is 'moe'", "regression models", "measured training steps")
@@ -221,14 +209,13 @@ def test_a_device_narrows_and_an_unknown_gpu_is_named(tmp_path: Path) -> None:
     _op(tmp_path, "gelu", {**_SIZES, **_TIMES})
     with pytest.raises(InvalidRequestError, match="nothing to import"):
         _read(tmp_path, device="gh200")
-    _write(tmp_path / "NVIDIAGT1030_gelu_fp16.csv", {**_SIZES, **_TIMES})
+    write_csv(tmp_path / "NVIDIAGT1030_gelu_fp16.csv", {**_SIZES, **_TIMES})
     with pytest.raises(UnknownDeviceError, match=r"NVIDIAGT1030_gelu_fp16\.csv"):
         _read(tmp_path)
 
 
-@pytest.mark.skipif(not _SHARED.is_dir(), reason="the shared data set gpumodeling is absent")
-def test_the_shared_set_is_read_whole() -> None:
-    plan = _read(_SHARED)
+def test_the_shared_set_is_read_whole(shared_data: Path) -> None:
+    plan = _read(shared_data / "gpumodeling")
     rows = pa.concat_tables([pa.table(batch.rows) for batch in plan.batches])
     assert 114085 == plan.num_rows
     assert {"ok"} == set(rows["status"].to_pylist())

@@ -187,6 +187,19 @@ def test_what_the_database_refuses_is_seen_by_its_own_stream_only(store: Store) 
     assert [False, False, False, True] == [outcome.error is not None for outcome in outcomes]
 
 
+def test_what_fails_unforeseen_is_seen_by_its_own_stream_and_not_tried_for_ever(
+    store: Store,
+) -> None:
+    """Arrow cannot join its rows to the others'; nobody after it must stumble over them."""
+    group = _group(gemms([1]))
+    good = ((run(f"run-{number}"), group) for number in range(3))
+    place = group.rows.schema.get_field_index("num_samples")
+    odd = replace(group, rows=group.rows.set_column(place, "num_samples", pa.array(["many"])))
+    outcomes = _commit_together(store, *good, (run("z"), odd), (run("y"), group))
+    assert [1, 1, 1, 0, 1] == [len(outcome.receipts) for outcome in outcomes]
+    assert outcomes[3].error is not None
+
+
 def test_the_writer_forgets_what_it_knew_when_others_write(store: Store) -> None:
     """A run that was deleted behind its back is recorded anew, not taken for stored."""
     commits = GroupCommit(store, lambda: _NOW)

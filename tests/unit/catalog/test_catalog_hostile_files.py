@@ -329,3 +329,19 @@ def test_an_array_is_read_as_it_was_saved() -> None:
 def test_an_array_that_claims_what_it_has_not_is_refused(content: bytes, message: str) -> None:
     with _little_memory(), pytest.raises(InvalidRequestError, match=message):
         parse_npy(content, _PATH)
+
+
+def test_a_log_of_one_endless_line_is_refused_before_it_is_searched(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.log"
+    path.write_bytes(b"# nccl-tests version 2.17\n" + b"1" * (8 * _MIB))
+    with _little_memory(), pytest.raises(InvalidRequestError, match="line 2: longer than 1048576"):
+        find_importer("nccl_tests").read(ImportRequest(path=path))
+
+
+def test_long_lines_of_other_programs_in_a_log_are_passed_over(tmp_path: Path) -> None:
+    """A line that would take a pattern minutes is not tried."""
+    path = tmp_path / "all_reduce.log"
+    rank = "#  Rank  0 Pid 1 on host device  0 [0x00] GPU" + " " * 500_000 + "x"
+    path.write_text(f"{rank}\n{rank}\n")
+    with pytest.raises(InvalidRequestError, match="has no table of nccl-tests"):
+        find_importer("nccl_tests").read(ImportRequest(path=path))

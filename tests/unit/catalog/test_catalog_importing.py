@@ -16,7 +16,7 @@ from foretoken.catalog.importing import (
     find_importer,
     name_model,
 )
-from foretoken.catalog.sources.table import SourceFile
+from foretoken.catalog.sources.file import SourceFile
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 
 _FILE = SourceFile("a.csv", "abc", b"")
@@ -36,7 +36,7 @@ def test_importers_are_found_by_name() -> None:
 def test_an_option_nobody_knows_and_a_path_that_is_not_there_are_said(tmp_path: Path) -> None:
     importer = Importer(name="x", summary="", load=_plan, options={"folder": "which"})
     request = ImportRequest(path=tmp_path / "nowhere", options={"foldr": "a"})
-    with pytest.raises(InvalidRequestError, match=r"options.foldr.*folder; path.*does not exist"):
+    with pytest.raises(InvalidRequestError, match=r"options.foldr.*folder.*path.*not exist"):
         importer.read(request)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from import_plans import list_rows
 
 from foretoken.catalog.importers.internlm.symbolic_pickle import Call, Global, read_pickle
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
@@ -46,12 +46,7 @@ def _read_curves(
     folder: Path, curves: Mapping[str, tuple[list[float], list[float]]], **changes: Any
 ) -> list[dict[str, Any]]:
     content = pickle.dumps({name: _curve(*points) for name, points in curves.items()}, protocol=2)
-    return _rows(_read(_write(folder, content), **changes))
-
-
-def _rows(plan: ImportPlan) -> list[dict[str, Any]]:
-    table = pa.concat_tables([pa.table(batch.rows) for batch in plan.batches])
-    return [{**row, "dims": dict(row["dims"])} for row in table.to_pylist()]
+    return list_rows(_read(_write(folder, content), **changes))
 
 
 def test_work_of_a_linear_layer_says_its_shape(tmp_path: Path) -> None:
@@ -265,10 +260,10 @@ def test_every_curve_of_the_file_is_read(catalog: CatalogService, shared_data: P
     plan = _read(shared_data / "internlm")
     assert 807 == sum(receipt.num_rows for receipt in catalog.record(plan.run, plan.batches))
     expected = dict.fromkeys(("all_to_all", "all_gather", "all_reduce", "reduce_scatter"), 190)
-    assert {"gemm": 47, **expected} == Counter(row["operator"] for row in _rows(plan))
+    assert {"gemm": 47, **expected} == Counter(row["operator"] for row in list_rows(plan))
     messages = {
         (row["operator"], row["dims"]["message_bytes"])
-        for row in _rows(plan)
+        for row in list_rows(plan)
         if row["operator"] != "gemm"
     }
     sizes = {size for operator, size in messages if operator == "all_reduce"}

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from import_plans import list_rows
 
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
@@ -74,11 +74,6 @@ def _read(root: Path, **changes: Any) -> ImportPlan:
     return find_importer("llmservingsim").read(ImportRequest(path=root, **changes))
 
 
-def _rows(plan: ImportPlan) -> list[dict[str, Any]]:
-    table = pa.concat_tables([pa.table(batch.rows) for batch in plan.batches])
-    return [{**row, "dims": dict(row["dims"])} for row in table.to_pylist()]
-
-
 @pytest.mark.parametrize(
     ("layer", "operator", "dims"),
     [
@@ -100,7 +95,7 @@ def test_a_layer_becomes_an_operator_on_one_of_two_ranks(
     layer: str, operator: str, dims: dict[str, int], tmp_path: Path
 ) -> None:
     _dense(_variant(tmp_path) / "tp2", (layer, 7, 12.5))
-    [row] = _rows(_read(tmp_path))
+    [row] = list_rows(_read(tmp_path))
     assert (operator, dims, None) == (row["operator"], row["dims"], row["flags"])
     names = ("device", "dtype", "framework", "framework_version", "num_samples")
     assert ("rtx_4090", "bf16", "vllm", "0.19.0", 3) == tuple(row[name] for name in names)
@@ -111,14 +106,14 @@ def test_the_head_and_the_sampler_count_sequences(tmp_path: Path) -> None:
     """Each rank has its part of the vocabulary, and samples from all of it."""
     rows = [{"layer": name, "sequences": 5, "time_us": 9} for name in ("lm_head", "sampler")]
     _csv(_variant(tmp_path) / "tp2", "per_sequence.csv", *rows)
-    found = [row["dims"] for row in _rows(_read(tmp_path))]
+    found = [row["dims"] for row in list_rows(_read(tmp_path))]
     assert [{"m": 5, "n": 64128, "k": 4096}, {"num_seqs": 5, "vocab": 128256}] == found
 
 
 @pytest.mark.parametrize(("layer", "num_rows"), [("layernorm", 10), ("qk_norm", 10 * 20)])
 def test_means_of_unlike_calls_are_flagged(layer: str, num_rows: int, tmp_path: Path) -> None:
     _dense(_variant(tmp_path) / "tp1", (layer, 10, 3.0))
-    [row] = _rows(_read(tmp_path))
+    [row] = list_rows(_read(tmp_path))
     assert num_rows == row["dims"]["num_tokens"]
     assert row["flags"][0].startswith("mean_of_calls: ")
 
@@ -128,7 +123,7 @@ def test_rows_copied_from_the_lowest_degree_are_left_out(tmp_path: Path) -> None
     _dense(folder / "tp1", ("final_layernorm", 1, 2.5), ("o_proj", 1, 20.0))
     _dense(folder / "tp2", ("final_layernorm", 1, 2.5), ("o_proj", 1, 11.0))
     plan = _read(tmp_path)
-    found = Counter(row["source_file"].split("/")[-2] for row in _rows(plan))
+    found = Counter(row["source_file"].split("/")[-2] for row in list_rows(plan))
     assert {"tp1": 2, "tp2": 1} == found
     assert "1 rows of final_layernorm are copied from the lowest degree" in plan.notes[0]
 
@@ -143,7 +138,7 @@ def test_a_layer_nobody_knows_is_counted_in_the_notes(tmp_path: Path) -> None:
 def test_batches_are_prefill_decode_or_mixed(tmp_path: Path) -> None:
     rows = (_grid(16, 32, 0, 0, 5.0), _grid(0, 0, 4, 99, 6.0), _grid(16, 0, 4, 99, 7.0))
     _csv(_variant(tmp_path) / "tp1", "attention.csv", *rows)
-    found = [(row["operator"], row["dims"]) for row in _rows(_read(tmp_path))]
+    found = [(row["operator"], row["dims"]) for row in list_rows(_read(tmp_path))]
     cached = {"num_seqs": 1, "q_tokens": 16, "kv_tokens": 48, "score_pairs": 16 * 32 + 136}
     fresh = {"num_seqs": 1, "q_tokens": 16, "kv_tokens": 16, "score_pairs": 136}
     decode = {"num_seqs": 4, "kv_tokens": 400, "kv_tokens_max": 100}
@@ -163,7 +158,7 @@ def test_skew_times_are_sums_or_means_as_the_even_batches_say(
     _csv(folder, "attention.csv", _grid(0, 0, 4, 400, 20.0))
     skew = _skew(0, 0, 4, 1, 100, 400, 0, 20.2 * iterations, 12.0 * iterations)
     _csv(folder, "skew.csv", skew)
-    row = _rows(_read(tmp_path))[-1]
+    row = list_rows(_read(tmp_path))[-1]
     dims = {"num_seqs": 4, "kv_tokens": 401 + 3 * 101, "kv_tokens_max": 401}
     assert ("attention_decode", {**dims, **_LLAMA}) == (row["operator"], row["dims"])
     assert pytest.approx(12.0) == row["latency_us_median"]
@@ -181,7 +176,7 @@ def test_skew_times_of_no_known_scale_are_left_out(tmp_path: Path) -> None:
 def test_experts_take_their_dims_from_the_model(tmp_path: Path) -> None:
     folder = _variant(tmp_path, model="Qwen/Qwen3-30B-A3B-Instruct-2507") / "tp2"
     _csv(folder, "moe.csv", {"tokens": 4, "activated_experts": 16, "time_us": 100})
-    [row] = _rows(_read(tmp_path))
+    [row] = list_rows(_read(tmp_path))
     assert {
         "num_tokens": 4,
         "top_k": 8,
@@ -206,7 +201,7 @@ def test_a_collective_counts_elements_of_its_format(
 ) -> None:
     _dense(_variant(tmp_path) / "tp1", ("o_proj", 1, 20.0))
     _csv(tmp_path / "collectives", "nccl.csv", {**_COLLECTIVE, "nccl_dtype": dtype})
-    row = _rows(_read(tmp_path))[-1]
+    row = list_rows(_read(tmp_path))[-1]
     assert {"message_bytes": num_bytes, "devices_per_node": 4, "num_nodes": 1} == row["dims"]
     names = ("operator", "topology", "framework", "framework_version", "kernel")
     expected = ("all_to_all", "rtx_pro_6000_pcie", "nccl", "2.29.2", "nccl")
@@ -216,7 +211,7 @@ def test_a_collective_counts_elements_of_its_format(
 
 def test_an_empty_cell_is_a_failed_row(tmp_path: Path) -> None:
     _dense(_variant(tmp_path) / "tp1", ("o_proj", 1, ""), ("o_proj", 2, 9.0))
-    assert ["failed", "ok"] == [row["status"] for row in _rows(_read(tmp_path))]
+    assert ["failed", "ok"] == [row["status"] for row in list_rows(_read(tmp_path))]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +276,7 @@ def test_variants_are_chosen_by_device_and_model(tmp_path: Path) -> None:
 def test_the_whole_profile_is_read(shared_data: Path) -> None:
     plan = _read(shared_data / "llmservingsim")
     assert 225012 == plan.num_rows
-    rows = _rows(_read(shared_data / "llmservingsim", device="rtx_4090"))
+    rows = list_rows(_read(shared_data / "llmservingsim", device="rtx_4090"))
     assert {
         "add_rms_norm": 304,
         "attention_decode": 99 + 327,
@@ -309,7 +304,7 @@ def test_few_good_rows_of_the_rtx_4090_are_flagged(
 
 def test_rows_are_those_of_the_files(shared_data: Path) -> None:
     """Checked by hand: attention.csv lines 2 and 3, skew.csv line 2, dense.csv line 2."""
-    rows = _rows(_read(shared_data / "llmservingsim", device="rtx_4090"))
+    rows = list_rows(_read(shared_data / "llmservingsim", device="rtx_4090"))
     by_origin = {
         (row["source_file"].rsplit("/", maxsplit=1)[-1], row["source_row"]): row for row in rows
     }

@@ -1,10 +1,9 @@
 """Logs of nccl-tests, of any version, become rows of the collectives."""
 
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
+from import_plans import list_rows
 
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
@@ -54,14 +53,9 @@ def _read(path: Path, *, options: dict[str, str] | None = None, **changes: str) 
     return find_importer("nccl_tests").read(request)
 
 
-def _rows(plan: ImportPlan) -> list[dict[str, Any]]:
-    table = pa.concat_tables([pa.table(batch.rows) for batch in plan.batches])
-    return [{**row, "dims": dict(row["dims"])} for row in table.to_pylist()]
-
-
 def test_a_line_is_an_out_of_place_row_and_an_in_place_row(tmp_path: Path) -> None:
     _write(tmp_path, _log(*_ROWS))
-    rows = _rows(_read(tmp_path))
+    rows = list_rows(_read(tmp_path))
     expected = [
         (1024, 21.5, None, 16),
         (4096, 12345.0, None, 17),
@@ -98,7 +92,7 @@ def test_the_program_says_which_operator_ran(
     starting = "# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library=22907\n"
     starting += f"# Collective test starting: {program}_perf\n"
     _write(tmp_path, starting + _log(_ROWS[0]), "run.txt")
-    first = _rows(_read(tmp_path))[0]
+    first = list_rows(_read(tmp_path))[0]
     assert (operator, variant, "2.29.7") == (
         first["operator"],
         first["variant"],
@@ -111,7 +105,7 @@ def test_the_program_says_which_operator_ran(
 )
 def test_nodes_are_the_distinct_hosts(hosts: str, group: tuple[int, int], tmp_path: Path) -> None:
     _write(tmp_path, _log(_ROWS[0], ranks=_ranks(hosts)))
-    dims = _rows(_read(tmp_path))[0]["dims"]
+    dims = list_rows(_read(tmp_path))[0]["dims"]
     assert (1024, *group) == tuple(dims[name] for name in _NAMES)
 
 
@@ -124,7 +118,7 @@ def test_groups_side_by_side_are_a_variant(tmp_path: Path) -> None:
         )
     )
     _write(tmp_path, _log(_ROWS[0], ranks=halves))
-    first = _rows(_read(tmp_path))[0]
+    first = list_rows(_read(tmp_path))[0]
     assert ((4, 1), "groups=2") == (
         (first["dims"]["devices_per_node"], first["dims"]["num_nodes"]),
         first["variant"],
@@ -134,7 +128,7 @@ def test_groups_side_by_side_are_a_variant(tmp_path: Path) -> None:
 def test_what_the_plain_case_leaves_open_is_in_the_variant(tmp_path: Path) -> None:
     row = "1024   512    half   max   -1   21.50   0.05   0.08   0   20.25   0.05   0.09   0"
     _write(tmp_path, _log(row, agg=4, graph=2))
-    rows = _rows(_read(tmp_path))
+    rows = list_rows(_read(tmp_path))
     variants = [
         "agg_iters=4;graph=true;redop=max",
         "agg_iters=4;buffers=in_place;graph=true;redop=max",
@@ -147,14 +141,14 @@ def test_wrong_results_are_failed_rows(tmp_path: Path) -> None:
     row = "1024   256   float   sum   -1   21.50   0.05   0.08   7   20.25   0.05   0.09   0"
     _write(tmp_path, _log(row))
     names = ("status", "status_reason", "latency_us_median")
-    found = [tuple(row[name] for name in names) for row in _rows(_read(tmp_path))]
+    found = [tuple(row[name] for name in names) for row in list_rows(_read(tmp_path))]
     assert [("failed", "7 wrong values", None), ("ok", None, 20.25)] == found
 
 
 def test_results_that_were_not_compared_are_kept(tmp_path: Path) -> None:
     row = "1024   256   float   sum   -1   21.50   0.05   0.08   N/A   20.25   0.05   0.09   N/A"
     _write(tmp_path, _log(row))
-    assert ["ok", "ok"] == [row["status"] for row in _rows(_read(tmp_path))]
+    assert ["ok", "ok"] == [row["status"] for row in list_rows(_read(tmp_path))]
 
 
 @pytest.mark.parametrize(
@@ -183,13 +177,13 @@ def test_results_that_were_not_compared_are_kept(tmp_path: Path) -> None:
 )
 def test_columns_of_other_versions_are_understood(columns: str, row: str, tmp_path: Path) -> None:
     _write(tmp_path, _log(row, ranks=_ranks(group=""), header=f"# {columns}"))
-    assert [21.5, 20.25] == [row["latency_us_median"] for row in _rows(_read(tmp_path))]
+    assert [21.5, 20.25] == [row["latency_us_median"] for row in list_rows(_read(tmp_path))]
 
 
 def test_a_table_without_in_place_times_has_one_row_a_line(tmp_path: Path) -> None:
     header = "#  size  count  type  redop  root  time  algbw  busbw  #wrong"
     _write(tmp_path, _log("1024 256 float sum -1 21.50 0.05 0.08 0", header=header))
-    assert [None] == [row["variant"] for row in _rows(_read(tmp_path))]
+    assert [None] == [row["variant"] for row in list_rows(_read(tmp_path))]
 
 
 def test_a_file_may_hold_several_runs_between_other_output(tmp_path: Path) -> None:
@@ -201,7 +195,7 @@ def test_a_file_may_hold_several_runs_between_other_output(tmp_path: Path) -> No
         + _log("4096 128 float none -1 31.5 0.1 0.1 0 30.5 0.1 0.1 0")
     )
     _write(tmp_path, text, "night.out")
-    rows = _rows(_read(tmp_path))
+    rows = list_rows(_read(tmp_path))
     found = [(row["operator"], row["latency_us_median"]) for row in rows if not row["variant"]]
     assert [("all_reduce", 21.5), ("all_reduce", 12345.0), ("all_gather", 31.5)] == found
     assert {"2.21.5"} == {row["framework_version"] for row in rows}
@@ -243,7 +237,7 @@ def test_a_log_without_devices_needs_them_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="has no list of devices"):
         _read(path, options=options)
     options |= {"devices_per_node": "4", "num_nodes": "2"}
-    first = _rows(_read(path, device="h200_sxm", options=options))[0]
+    first = list_rows(_read(path, device="h200_sxm", options=options))[0]
     assert ("h200_sxm", "all_gather", 4) == (
         first["device"],
         first["operator"],
@@ -255,7 +249,7 @@ def test_a_device_in_several_topologies_needs_one_named(tmp_path: Path) -> None:
     _write(tmp_path, _log(*_ROWS, ranks=_ranks(gpu="NVIDIA A100-SXM4-80GB")))
     with pytest.raises(InvalidRequestError, match="a100_dgx, a100_perlmutter; give --topology"):
         _read(tmp_path)
-    assert "a100_dgx" == _rows(_read(tmp_path, topology="a100_dgx"))[0]["topology"]
+    assert "a100_dgx" == list_rows(_read(tmp_path, topology="a100_dgx"))[0]["topology"]
     with pytest.raises(InvalidRequestError, match="h100_dgx is made of h100_sxm"):
         _read(tmp_path, topology="h100_dgx")
 

@@ -1,6 +1,7 @@
 """Recording: receipts, retries, conflicts, and what readers see meanwhile."""
 
 import threading
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,15 @@ def test_a_batch_after_the_last_is_a_conflict(catalog: CatalogService) -> None:
     late = MeasurementBatch(batch_index=1, rows=gemms([2]))
     with pytest.raises(RunConflictError, match="ended with batch 0"):
         list(catalog.record(run(), [late]))
+
+
+def test_a_batch_before_others_that_are_there_is_not_the_last(catalog: CatalogService) -> None:
+    """Else the run could never be complete."""
+    whole = batches(gemms([1]), gemms([2]), gemms([3]), is_complete=False)
+    list(catalog.record(run(), [whole[0], whole[2]]))
+    with pytest.raises(RunConflictError, match="batch 1 cannot be its last"):
+        list(catalog.record(run(), [replace(whole[1], is_last=True)]))
+    assert 2 == catalog.list_runs()[0].num_rows
 
 
 def test_a_profile_is_seen_as_it_grows(catalog: CatalogService) -> None:

@@ -6,13 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretoken.catalog.sources.table import (
-    RowFacts,
-    SourceTable,
-    build_rows,
-    parse_csv,
-    read_source_file,
-)
+from foretoken.catalog.sources.file import read_source_file
+from foretoken.catalog.sources.row import RowFacts, build_rows
+from foretoken.catalog.sources.table import SourceTable, parse_csv
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA, check_measurement_table
 

@@ -19,7 +19,7 @@ from foretoken.domain.errors import (
     ForetokenError,
     InvalidRequestError,
 )
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurement import MeasurementFilter, SqlQuery
 from foretoken.domain.operator import Dim, all_operators, find_operator
 from foretoken.wire.arrow import read_table
 
@@ -139,6 +139,24 @@ def test_every_operator_has_a_view_with_its_dims_as_columns(
         rows = connection.execute("SELECT m, n, k, device FROM op_gemm ORDER BY m").fetchall()
     assert set() == {f"op_{name}" for name in all_operators()} - views
     assert [(3, 4096, 4096, "a30"), (5, 4096, 4096, "a30")] == rows
+
+
+def test_only_views_that_fit_their_operator_no_more_are_made_anew(catalog: CatalogService) -> None:
+    """What a view says of itself tells; in a lake every change is one more version."""
+    with catalog._store.transaction() as cursor:
+        ((says,),) = cursor.execute(
+            "SELECT comment FROM duckdb_views() WHERE view_name = 'op_silu'"
+        ).fetchall()
+        for name, comment in (("op_gemm", "a matrix product (0123abcd)"), ("op_silu", says)):
+            cursor.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT d0 AS rows FROM measurement")  # noqa: S608
+            cursor.execute(f"COMMENT ON VIEW {name} IS '{comment}'")
+    catalog.close()
+    catalog.open()
+    list(catalog.record(run(), batches(gemms([7]))))
+    rows = read_table(catalog.query_sql(SqlQuery(text="SELECT m, n FROM op_gemm")))
+    assert [{"m": 7, "n": 4096}] == rows.to_pylist()
+    with catalog._store.cursor() as cursor:
+        assert [(7,)] == cursor.execute("SELECT rows FROM op_silu").fetchall()
 
 
 def test_the_file_is_of_the_older_storage_version(catalog: CatalogService) -> None:

@@ -119,7 +119,13 @@ def test_a_row_that_lacks_an_op_is_left_out(tmp_path: Path) -> None:
     ]
     report = _export(tmp_path, [*_layer(), *more])
     assert ["16"] == [row["num_tokens"] for row in _mlp(tmp_path, report)]
-    assert "5 of 14 rows have no place" in report.notes
+    reason = (
+        "of another shape than the models', or at token counts that another op of mlp.csv lacks"
+    )
+    [note] = [note for note in report.notes if note.startswith("5 rows left out")]
+    assert {f"{row['operator']} 1" for row in more} == set(
+        note.removeprefix(f"5 rows left out, {reason}: ").split(", ")
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,14 +179,26 @@ def test_collectives_are_written_by_topology(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"dtype": "bf16"}, {"phase": "backward"}, {"variant": "quant=fp8"}, {"status": "failed"}],
+    ("changes", "reason"),
+    [
+        ({"dtype": "bf16"}, "not in fp16"),
+        ({"phase": "backward"}, "not of the forward pass"),
+        ({"variant": "quant=fp8"}, "of a variant"),
+        ({"status": "failed"}, "failed"),
+        ({"model": "org/model"}, "of no model that is written"),
+        ({"operator": "softmax", "dims": {"num_rows": 4, "width": 8}}, "no file of Vidur's"),
+    ],
 )
 def test_rows_that_vidur_could_not_tell_apart_are_left_out(
-    changes: dict[str, str], tmp_path: Path
+    changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidRequestError, match="9 rows are not plain forward rows in fp16"):
-        _export(tmp_path, _layer(**changes))
+    """The report says of which operator they are and why they have no place."""
+    row = {**_layer()[1], **changes}
+    report = _export(tmp_path, [*_layer(), row])
+    assert 9 == report.num_rows
+    [note] = [note for note in report.notes if note.startswith("1 rows left out, ")]
+    assert note.startswith(f"1 rows left out, {reason}")
+    assert note.endswith(f": {row['operator']} 1")
 
 
 def test_another_number_format_is_chosen(tmp_path: Path) -> None:
@@ -190,7 +208,7 @@ def test_another_number_format_is_chosen(tmp_path: Path) -> None:
 
 def test_rows_without_a_model_serve_the_one_asked_for(tmp_path: Path) -> None:
     rows = _layer(model=None)
-    with pytest.raises(InvalidRequestError, match="no rows of a model with a preset"):
+    with pytest.raises(InvalidRequestError, match="of no model that is written"):
         _export(tmp_path, rows)
     assert 1 == len(_mlp(tmp_path, _export(tmp_path, rows, model="tiny-llama")))
     with pytest.raises(UnknownModelError, match="tiny-llama"):

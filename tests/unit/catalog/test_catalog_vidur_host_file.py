@@ -1,11 +1,10 @@
 """Vidur's times of the host become parts of a step, by batch and degree."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from import_plans import list_rows, write_csv
 
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
 from foretoken.domain.errors import InvalidRequestError
@@ -19,12 +18,6 @@ _TIMES = {
 }
 
 
-def _write(path: Path, *rows: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [",".join(rows[0]), *(",".join(str(cell) for cell in row.values()) for row in rows)]
-    path.write_text("\n".join(lines) + "\n")
-
-
 def _host_file(root: Path) -> Path:
     """The place where Vidur's predictor looks, beside an empty profile of the device."""
     (root / "compute" / "a100").mkdir(parents=True)
@@ -35,14 +28,9 @@ def _read(root: Path, **changes: Any) -> ImportPlan:
     return find_importer("vidur").read(ImportRequest(path=root, **changes))
 
 
-def _rows(plan: ImportPlan) -> list[dict[str, Any]]:
-    table = pa.concat_tables([pa.table(batch.rows) for batch in plan.batches])
-    return [{**row, "dims": dict(row["dims"])} for row in table.to_pylist()]
-
-
 def test_every_part_is_a_host_step(tmp_path: Path) -> None:
-    _write(_host_file(tmp_path), {"": 0, **_TIMES, **_BATCH})
-    rows = _rows(_read(tmp_path))
+    write_csv(_host_file(tmp_path), {"": 0, **_TIMES, **_BATCH})
+    rows = list_rows(_read(tmp_path))
     parts = [*_PARTS, "ray_comm_time"]
     assert [("host_step", f"part={part}") for part in parts] == [
         (row["operator"], row["variant"]) for row in rows
@@ -57,19 +45,19 @@ def test_every_part_is_a_host_step(tmp_path: Path) -> None:
 
 def test_old_files_write_columns_in_capitals(tmp_path: Path) -> None:
     old = {"SCHEDULE_MEDIAN": 0.1, "SAMPLER_LAUNCH_MEDIAN": 0.3, "RAY_COMM_TIME_MEDIAN": 0.2}
-    _write(_host_file(tmp_path), {**old, **_BATCH, "total_time": 1.0})
+    write_csv(_host_file(tmp_path), {**old, **_BATCH, "total_time": 1.0})
     plan = _read(tmp_path)
     assert [("part=schedule", 100.0), ("part=ray_comm_time", 200.0)] == [
-        (row["variant"], row["latency_us_median"]) for row in _rows(plan)
+        (row["variant"], row["latency_us_median"]) for row in list_rows(plan)
     ]
     assert any("parts that Vidur does not read: sampler_launch" in note for note in plan.notes)
 
 
 def test_a_file_of_several_models_is_narrowed_to_one(tmp_path: Path) -> None:
     other = {**_BATCH, "model_name": "org/model", "batch_size": 16}
-    _write(_host_file(tmp_path), {**_TIMES, **_BATCH}, {**_TIMES, **other}, {**_TIMES, **_BATCH})
-    assert 15 == len(_rows(_read(tmp_path)))
-    rows = _rows(_read(tmp_path, model="llama-2-7b"))
+    write_csv(_host_file(tmp_path), {**_TIMES, **_BATCH}, {**_TIMES, **other}, {**_TIMES, **_BATCH})
+    assert 15 == len(list_rows(_read(tmp_path)))
+    rows = list_rows(_read(tmp_path, model="llama-2-7b"))
     assert {("llama-2-7b", 8)} == {(row["model"], row["dims"]["num_seqs"]) for row in rows}
     assert [1, 3] == sorted({row["source_row"] for row in rows})
 
@@ -77,8 +65,8 @@ def test_a_file_of_several_models_is_narrowed_to_one(tmp_path: Path) -> None:
 def test_a_file_beside_the_layers_has_no_topology(tmp_path: Path) -> None:
     path = tmp_path / "compute" / "a100" / "org" / "model" / "cpu_overhead.csv"
     times = {"schedule_median": 0.1, "batch_size": 4, "tensor_parallel_degree": 1}
-    _write(path, times)
-    [row] = _rows(_read(tmp_path))
+    write_csv(path, times)
+    [row] = list_rows(_read(tmp_path))
     assert (None, "org/model", 4) == (row["topology"], row["model"], row["dims"]["num_seqs"])
 
 
@@ -91,6 +79,6 @@ def test_a_file_beside_the_layers_has_no_topology(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_file_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    _write(_host_file(tmp_path), {**_TIMES, **_BATCH, **changes})
+    write_csv(_host_file(tmp_path), {**_TIMES, **_BATCH, **changes})
     with pytest.raises(InvalidRequestError, match=f"cpu_overheads.csv.*{message}"):
         _read(tmp_path)

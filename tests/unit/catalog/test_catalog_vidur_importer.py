@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from import_plans import list_rows, write_csv
 
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
@@ -46,32 +46,20 @@ _BATCH = {
 _LINK = {"rank": 0, "num_workers": 2, "size": 2048, "collective": "all_reduce"}
 
 
-def _write(path: Path, *rows: Mapping[str, Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [",".join(rows[0]), *(",".join(str(cell) for cell in row.values()) for row in rows)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 def _times(op: str, ms: float | str = 0.5) -> dict[str, Any]:
     return {f"time_stats.{op}.{statistic}": ms for statistic in _STATISTICS}
 
 
 def _mlp(root: Path, *rows: Mapping[str, Any], device: str = "a30") -> Path:
-    return _write(root / "compute" / device / "org" / "model" / "mlp.csv", *rows)
+    return write_csv(root / "compute" / device / "org" / "model" / "mlp.csv", *rows)
 
 
 def _attention(root: Path, *rows: Mapping[str, Any]) -> Path:
-    return _write(root / "compute" / "a30" / "org" / "model" / "attention.csv", *rows)
+    return write_csv(root / "compute" / "a30" / "org" / "model" / "attention.csv", *rows)
 
 
 def _read(root: Path, **changes: Any) -> ImportPlan:
     return find_importer("vidur").read(ImportRequest(path=root, **changes))
-
-
-def _rows(plan: ImportPlan) -> list[dict[str, Any]]:
-    table = pa.concat_tables([pa.table(batch.rows) for batch in plan.batches])
-    return [{**row, "dims": dict(row["dims"])} for row in table.to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -97,14 +85,14 @@ def test_an_op_becomes_an_operator_on_one_of_two_ranks(
     op: str, operator: str, dims: dict[str, int], tmp_path: Path
 ) -> None:
     _mlp(tmp_path, {**_times(op), **_MODEL, "num_tensor_parallel_workers": 2})
-    [row] = _rows(_read(tmp_path))
+    [row] = list_rows(_read(tmp_path))
     assert (operator, dims) == (row["operator"], row["dims"])
 
 
 def test_times_become_microseconds_with_their_origin(tmp_path: Path) -> None:
     cells = {f"time_stats.add.{s}": ms for s, ms in zip(_STATISTICS, (1, 5, 3, 2, 4), strict=True)}
     _mlp(tmp_path, {**cells, **_MODEL})
-    [row] = _rows(_read(tmp_path))
+    [row] = list_rows(_read(tmp_path))
     times = [row[f"latency_us_{statistic}"] for statistic in _STATISTICS]
     assert [1000.0, 5000.0, 3000.0, 2000.0, 4000.0] == times
     names = ("device", "dtype", "phase", "framework", "status", "source_file", "source_row")
@@ -116,14 +104,14 @@ def test_a_plain_mlp_has_one_projection_and_gelu(tmp_path: Path) -> None:
     plain = {**_MODEL, "use_gated_mlp": False}
     ops = ("mlp_up_proj", "mlp_act", "input_layernorm")
     _mlp(tmp_path, {**_times(ops[0]), **_times(ops[1]), **_times(ops[2]), **plain})
-    rows = {row["operator"]: row["dims"] for row in _rows(_read(tmp_path))}
+    rows = {row["operator"]: row["dims"] for row in list_rows(_read(tmp_path))}
     assert {"gemm", "gelu", "layer_norm"} == set(rows)
     assert 4096 == rows["gemm"]["n"]
 
 
 def test_ranks_beyond_the_key_heads_hold_a_copy(tmp_path: Path) -> None:
     _mlp(tmp_path, {**_times("attn_pre_proj"), **_MODEL, "num_tensor_parallel_workers": 4})
-    assert (2 + 2 * 1) * 128 == _rows(_read(tmp_path))[0]["dims"]["n"]
+    assert (2 + 2 * 1) * 128 == list_rows(_read(tmp_path))[0]["dims"]["n"]
 
 
 def test_a_prefill_and_a_decode_are_told_apart(tmp_path: Path) -> None:
@@ -133,7 +121,7 @@ def test_a_prefill_and_a_decode_are_told_apart(tmp_path: Path) -> None:
     prefill |= {"prefill_chunk_size": 64, "kv_cache_size": 32, "is_prefill": True}
     decode |= {"batch_size": 5, "kv_cache_size": 100}
     _attention(tmp_path, {**ops, **prefill}, {**ops, **decode})
-    found = [(row["operator"], row["dims"]) for row in _rows(_read(tmp_path))]
+    found = [(row["operator"], row["dims"]) for row in list_rows(_read(tmp_path))]
     heads = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 128}
     pairs = 64 * 32 + 64 * 65 // 2
     chunk = {"num_seqs": 1, "q_tokens": 64, "kv_tokens": 96, "score_pairs": pairs}
@@ -143,12 +131,12 @@ def test_a_prefill_and_a_decode_are_told_apart(tmp_path: Path) -> None:
         ("attention_prefill", {**chunk, **heads}),
         ("attention_decode", {"num_seqs": 5, "kv_tokens": 505, "kv_tokens_max": 101, **heads}),
     ] == found
-    assert {"flashinfer"} == {row["kernel"] for row in _rows(_read(tmp_path))}
+    assert {"flashinfer"} == {row["kernel"] for row in list_rows(_read(tmp_path))}
 
 
 def test_a_decode_without_cache_attends_to_its_own_token(tmp_path: Path) -> None:
     _attention(tmp_path, {**_times("attn_decode", 0.2), **_BATCH})
-    assert 1 == _rows(_read(tmp_path))[0]["dims"]["kv_tokens_max"]
+    assert 1 == list_rows(_read(tmp_path))[0]["dims"]["kv_tokens_max"]
 
 
 @pytest.mark.parametrize(
@@ -159,8 +147,10 @@ def test_a_collective_spans_nodes(
 ) -> None:
     _mlp(tmp_path, {**_times("add"), **_MODEL}, device="a100")
     link = {**_LINK, "num_workers": workers, "devices_per_node": per_node}
-    _write(tmp_path / "network" / "a100_dgx" / "all_reduce.csv", {**_times("all_reduce"), **link})
-    row = _rows(_read(tmp_path, device="a100"))[-1]
+    write_csv(
+        tmp_path / "network" / "a100_dgx" / "all_reduce.csv", {**_times("all_reduce"), **link}
+    )
+    row = list_rows(_read(tmp_path, device="a100"))[-1]
     assert {"message_bytes": 2048, "devices_per_node": expected[0], "num_nodes": expected[1]} == (
         row["dims"]
     )
@@ -173,13 +163,13 @@ def test_a_collective_spans_nodes(
 
 def test_an_empty_cell_is_a_failed_row(tmp_path: Path) -> None:
     _mlp(tmp_path, {**_times("add", ""), **_MODEL}, {**_times("add"), **_MODEL, "num_tokens": 32})
-    found = [(row["status"], row["status_reason"]) for row in _rows(_read(tmp_path))]
+    found = [(row["status"], row["status_reason"]) for row in list_rows(_read(tmp_path))]
     assert [("failed", "the source has no time for this row"), ("ok", None)] == found
 
 
 def test_an_op_that_was_not_profiled_is_no_row(tmp_path: Path) -> None:
     _mlp(tmp_path, {**_times("add"), **_MODEL})
-    assert ["residual_add"] == [row["operator"] for row in _rows(_read(tmp_path))]
+    assert ["residual_add"] == [row["operator"] for row in list_rows(_read(tmp_path))]
 
 
 def test_an_op_nobody_knows_is_counted_in_the_notes(tmp_path: Path) -> None:
@@ -222,7 +212,7 @@ def test_a_file_that_is_kept_by_git_lfs_is_left_out_loudly(tmp_path: Path) -> No
     pointer = tmp_path / "compute" / "a30" / "org" / "model" / "attention.csv"
     pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     plan = _read(tmp_path)
-    assert ["residual_add"] == [row["operator"] for row in _rows(plan)]
+    assert ["residual_add"] == [row["operator"] for row in list_rows(plan)]
     [note] = plan.notes
     assert note.startswith("compute/a30/org/model/attention.csv: NOT READ: a Git LFS pointer")
 
@@ -244,7 +234,7 @@ def test_nothing_is_half_imported(tmp_path: Path) -> None:
 def test_a_network_file_of_another_collective_is_refused(tmp_path: Path) -> None:
     _mlp(tmp_path, {**_times("add"), **_MODEL})
     link = {**_LINK, "collective": "send_recv", "devices_per_node": 1}
-    _write(
+    write_csv(
         tmp_path / "network" / "a30_single_gpu" / "all_reduce.csv",
         {**_times("all_reduce"), **link},
     )
@@ -256,11 +246,11 @@ def test_folders_are_chosen_by_device_folder_topology_and_model(tmp_path: Path) 
     row = {**_times("add"), **_MODEL}
     for device in ("a30", "a30_clean", "a100"):
         _mlp(tmp_path, row, device=device)
-    devices = [row["device"] for row in _rows(_read(tmp_path))]
+    devices = [row["device"] for row in list_rows(_read(tmp_path))]
     assert ["a100_sxm_80", "a30"] == devices
     clean = _read(tmp_path, device="a30", options={"folder": "a30_clean"})
-    assert ["compute/a30_clean/org/model/mlp.csv"] == [r["source_file"] for r in _rows(clean)]
-    assert 1 == len(_rows(_read(tmp_path, device="a100_sxm_80", model="org/model")))
+    assert ["compute/a30_clean/org/model/mlp.csv"] == [r["source_file"] for r in list_rows(clean)]
+    assert 1 == len(list_rows(_read(tmp_path, device="a100_sxm_80", model="org/model")))
 
 
 def test_a_device_is_read_from_one_folder(tmp_path: Path) -> None:
@@ -270,7 +260,7 @@ def test_a_device_is_read_from_one_folder(tmp_path: Path) -> None:
         _mlp(tmp_path, row, device=device)
     plan = _read(tmp_path)
     assert ["compute/a100/org/model/mlp.csv", "compute/a30/org/model/mlp.csv"] == [
-        row["source_file"] for row in _rows(plan)
+        row["source_file"] for row in list_rows(plan)
     ]
     notes = dict(note.split(": ", maxsplit=1) for note in plan.notes)
     assert {"compute/a30_clean", "compute/a100_sxm_80", "compute/mystery"} == set(notes)
@@ -292,10 +282,10 @@ def test_rows_name_the_model_of_their_folder(
     folder: str, model: str | None, tmp_path: Path
 ) -> None:
     """By its preset where there is one; old profiles have no organisation, the oldest no model."""
-    _write(tmp_path / "compute" / "a30" / folder / "mlp.csv", {**_times("add"), **_MODEL})
-    assert [model] == [row["model"] for row in _rows(_read(tmp_path))]
+    write_csv(tmp_path / "compute" / "a30" / folder / "mlp.csv", {**_times("add"), **_MODEL})
+    assert [model] == [row["model"] for row in list_rows(_read(tmp_path))]
     if model:
-        assert [model] == [row["model"] for row in _rows(_read(tmp_path, model=model))]
+        assert [model] == [row["model"] for row in list_rows(_read(tmp_path, model=model))]
 
 
 def test_a_link_out_of_the_import_is_refused(tmp_path: Path) -> None:
@@ -367,7 +357,7 @@ def test_the_a30_profile_is_imported_and_its_corrupt_rows_are_found(
 
 def test_the_a30_rows_are_those_of_the_file(shared_data: Path) -> None:
     """Checked by hand: the last of mlp.csv, of one token, and two batches of attention.csv."""
-    rows = _rows(_read(shared_data / "vidur" / "profiling", device="a30"))
+    rows = list_rows(_read(shared_data / "vidur" / "profiling", device="a30"))
     mlp = {
         (row["operator"], *row["dims"].values()): row["latency_us_median"]
         for row in rows

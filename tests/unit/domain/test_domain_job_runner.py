@@ -1,5 +1,6 @@
 """Jobs: states, progress, cancellation, results that outlive the process."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import pytest
 from foretoken.domain.errors import (
     CancelledJobError,
     ForetokenError,
+    InvalidRequestError,
     JobNotFinishedError,
     NotTrainedError,
     QueueFullError,
@@ -207,3 +209,35 @@ def test_closing_cancels_what_runs_and_what_waits(tmp_path: Path) -> None:
 def test_only_ended_states_are_final() -> None:
     final = {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
     assert final == {state for state in JobState if state.is_final}
+
+
+def test_a_torn_file_of_a_job_keeps_nobody_from_the_others(
+    runner: JobRunner, tmp_path: Path
+) -> None:
+    """As a crash of the machine may leave it."""
+    job = _wait(runner, runner.create("train", lambda _: _Answer(value=1)))
+    (tmp_path / "train-torn.job.json").write_text("")
+    (tmp_path / "train-odd.job.json").write_text("[]")
+    second = JobRunner(tmp_path)
+    second.open()
+    assert (job,) == second.list()
+    second.close()
+
+
+def test_a_job_ends_for_who_watches_it_though_nothing_can_be_saved(
+    runner: JobRunner, tmp_path: Path
+) -> None:
+    """The folder is gone, as good as on a full disk."""
+    gate = _Gate()
+    job = runner.create("train", gate)
+    assert gate.has_started.wait(_TIMEOUT_S)
+    shutil.rmtree(tmp_path)
+    gate.may_go_on.set()
+    done = _wait(runner, job)
+    assert (JobState.FAILED, "STORAGE_FULL") == (done.state, done.error_reason)
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidRequestError, match="state_folder"):
+        JobRunner(tmp_path / "file" / "jobs").open()

@@ -36,6 +36,7 @@ def test_the_products_that_matter_are_there() -> None:
         "gh200",
         "b200",
         "l40s",
+        "v100_pcie_16",
         "rtx_4090",
         "rtx_pro_6000",
         "cpu",
@@ -96,9 +97,23 @@ def test_a_narrower_format_is_never_slower(name: str) -> None:
 def test_fp32_peak_is_what_the_clock_gives(name: str) -> None:
     """A multiply-add per lane and cycle, within the slack of boost clocks."""
     device = find_device(name)
-    lanes_per_sm = 64 if name.startswith(("a30", "a100")) else 128
+    lanes_per_sm = 64 if name.startswith(("a30", "a100", "v100")) else 128
     expected = 2 * lanes_per_sm * device.num_sms * device.clock_hz
     assert pytest.approx(expected, rel=0.03) == device.peak_flops_per_s[DType.FP32]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "flops_per_s"),
+    [
+        ("b200", DType.FP4, 9e15),
+        ("gb200", DType.FP4, 10e15),
+        # No tensor core for either: BF16 runs as FP16, FP4 as FP8.
+        ("v100_pcie_16", DType.BF16, 112e12),
+        ("h200_sxm", DType.FP4, 1978.9e12),
+    ],
+)
+def test_formats_that_only_some_devices_have(name: str, dtype: DType, flops_per_s: float) -> None:
+    assert pytest.approx(flops_per_s, rel=1e-3) == find_device(name).peak_flops(dtype)
 
 
 @pytest.mark.parametrize("name", _DEVICES)
@@ -130,6 +145,7 @@ def test_a_name_of_a_vendor_belongs_to_one_device() -> None:
         ("NVIDIA H100 80GB HBM3", "h100_sxm"),
         ("NVIDIA H200", "h200_sxm"),
         ("NVIDIA L40S", "l40s"),
+        ("Tesla V100-PCIE-16GB", "v100_pcie_16"),
         ("NVIDIA GeForce RTX 4090", "rtx_4090"),
         ("RTX4090", "rtx_4090"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000"),

@@ -1,9 +1,11 @@
-"""A catalog in memory, for tests of what records into one."""
+"""A device, and a catalog in memory for tests of what records into one."""
 
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
+from foretoken.domain.estimate import DType
+from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.measurement import (
     ArrowStream,
     BatchReceipt,
@@ -15,6 +17,21 @@ from foretoken.domain.measurement import (
     Snapshot,
 )
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA, check_measurement_table, read_table
+
+CPU = DeviceSpec(
+    name="cpu",
+    description="a CPU",
+    kind="cpu",
+    architecture="any",
+    memory_bytes=8e9,
+    memory_bandwidth_bytes_per_s=20e9,
+    peak_flops_per_s={DType.FP32: 200e9},
+    num_sms=2,
+    l2_cache_bytes=1e5,
+    clock_hz=3e9,
+    tdp_w=50.0,
+    launch_latency_us=1.0,
+)
 
 
 class FakeCatalog:

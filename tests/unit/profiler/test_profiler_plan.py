@@ -5,30 +5,16 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from profiler_fakes import CPU
 
 from foretoken.domain.errors import InvalidRequestError, UnknownOperatorError
 from foretoken.domain.estimate import DType, Phase
-from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.operator import all_operators, find_operator
 from foretoken.domain.ports import ProfileRequest
 from foretoken.profiler.kernel import all_kernels
 from foretoken.profiler.plan import PlanLimits, ProfilePlan, make_plan, point_of_call
 from foretoken.profiler.shard import take_shard
 
-CPU = DeviceSpec(
-    name="cpu",
-    description="a CPU",
-    kind="cpu",
-    architecture="any",
-    memory_bytes=8e9,
-    memory_bandwidth_bytes_per_s=20e9,
-    peak_flops_per_s={DType.FP32: 200e9},
-    num_sms=2,
-    l2_cache_bytes=1e6,
-    clock_hz=3e9,
-    tdp_w=50.0,
-    launch_latency_us=1.0,
-)
 NO_REPEATS = PlanLimits(num_ranks=2, repeat_ratio=0.0)
 
 

@@ -3,11 +3,10 @@
 import threading
 
 import pytest
-from profiler_fakes import FakeCatalog
+from profiler_fakes import CPU, FakeCatalog
 
 from foretoken.domain.errors import CancelledJobError, ImplausibleTimingError
 from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.measurement import Run, RunKind
 from foretoken.profiler.batches import BatchWriter, RowBuilder
@@ -20,20 +19,6 @@ from foretoken.profiler.timer import CpuStopwatch
 
 FAST = TimerSpec(
     min_samples=3, warm_up_s_min=0.0, warm_up_s_max=0.001, case_s_max=0.005, max_input_sets=2
-)
-DEVICE = DeviceSpec(
-    name="cpu",
-    description="a CPU",
-    kind="cpu",
-    architecture="any",
-    memory_bytes=8e9,
-    memory_bandwidth_bytes_per_s=20e9,
-    peak_flops_per_s={DType.FP32: 200e9},
-    num_sms=2,
-    l2_cache_bytes=1e5,
-    clock_hz=3e9,
-    tdp_w=50.0,
-    launch_latency_us=1.0,
 )
 
 
@@ -53,7 +38,7 @@ class Harness:
         )
         spec = SessionSpec(
             device=LocalDevice(name="cpu", torch_name="cpu"),
-            device_spec=DEVICE,
+            device_spec=CPU,
             timer=FAST,
             seed=0,
             num_threads=1,
@@ -132,7 +117,7 @@ def test_progress_names_the_operator_and_what_is_left() -> None:
 
 
 def test_self_test_refuses_what_physics_forbids() -> None:
-    limits = physical_limits(DEVICE, DType.FP32, num_threads=1)
+    limits = physical_limits(CPU, DType.FP32, num_threads=1)
     good = SelfTest(copy_bytes_per_s=10e9, gemm_flops_per_s=100e9)
     check_self_test(good, limits)
     with pytest.raises(ImplausibleTimingError, match="GEMM"):
@@ -142,7 +127,7 @@ def test_self_test_refuses_what_physics_forbids() -> None:
 
 
 def test_latency_above_the_peak_is_doubted() -> None:
-    limits = physical_limits(DEVICE, DType.FP32, num_threads=1)
+    limits = physical_limits(CPU, DType.FP32, num_threads=1)
     call = OperatorCall(operator="gemm", dtype=DType.FP32, dims={"m": 1024, "n": 1024, "k": 1024})
     assert doubts(call, 1e6, limits) == []
     (flag,) = doubts(call, 1.0, limits)

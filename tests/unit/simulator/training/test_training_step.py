@@ -32,7 +32,7 @@ _layouts = st.sampled_from(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(_layouts, st.sampled_from(("none", "full")), st.integers(0, 3))
 def test_the_report_is_consistent(layout: ParallelLayout, recompute: str, zero_stage: int) -> None:
     scenario = build_scenario(
@@ -50,7 +50,7 @@ def test_the_report_is_consistent(layout: ParallelLayout, recompute: str, zero_s
     assert pytest.approx(report.step_time_ms) == last_end_ms
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(_layouts, st.integers(8, 40))
 def test_more_layers_never_take_less_time_or_memory(
     layout: ParallelLayout, num_layers: int

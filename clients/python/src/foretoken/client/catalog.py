@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self
+from typing import Self, TypeVar
 
+import grpc
 import pyarrow as pa
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
@@ -31,6 +32,9 @@ from foretoken.domain.measurement import (
     SqlQuery,
 )
 from foretoken.wire import codec, ipc
+
+A = TypeVar("A")
+Q = TypeVar("Q")
 
 
 class CatalogClient(JobsClient):
@@ -101,7 +105,7 @@ class CatalogClient(JobsClient):
     def describe_snapshot(self, selection: MeasurementFilter) -> Snapshot:
         """Return the content hash of what the filter selects."""
         request = catalog_pb2.DescribeSnapshotRequest(selection=encode_filter(selection))
-        answer = self._connection.call(self._stub.DescribeSnapshot, request)
+        answer = self._scan(self._stub.DescribeSnapshot, request)
         return codec.decode(answer, Snapshot)
 
     def create_snapshot(self, selection: MeasurementFilter, holder: str = "") -> Snapshot:
@@ -109,7 +113,7 @@ class CatalogClient(JobsClient):
         request = catalog_pb2.CreateSnapshotRequest(
             selection=encode_filter(selection), holder=holder
         )
-        answer = self._connection.call(self._stub.CreateSnapshot, request)
+        answer = self._scan(self._stub.CreateSnapshot, request)
         return codec.decode(answer, Snapshot)
 
     def list_snapshots(self) -> tuple[Snapshot, ...]:
@@ -121,7 +125,7 @@ class CatalogClient(JobsClient):
     def diff_snapshots(self, before: str, after: str) -> SnapshotDiff:
         """Return what the rows of two stored snapshots differ in."""
         request = catalog_pb2.DiffSnapshotsRequest(before=before, after=after)
-        answer = self._connection.call(self._stub.DiffSnapshots, request)
+        answer = self._scan(self._stub.DiffSnapshots, request)
         return codec.decode(answer, SnapshotDiff)
 
     def release_snapshot(self, content_hash: str, holder: str) -> Snapshot:
@@ -155,16 +159,18 @@ class CatalogClient(JobsClient):
     def prune(self, request: PruneRequest) -> PruneReport:
         """Delete old runs, but none that a snapshot needs."""
         message = codec.encode(request, catalog_pb2.PruneRequest)
-        deadline_s = self._connection.options.stream_deadline_s
-        answer = self._connection.call(self._stub.Prune, message, deadline_s)
+        answer = self._scan(self._stub.Prune, message)
         return codec.decode(answer, PruneReport)
 
     def compact(self) -> CompactReport:
         """Write the catalog's files anew without the room that deleted rows left."""
-        deadline_s = self._connection.options.stream_deadline_s
         request = catalog_pb2.CompactRequest()
-        answer = self._connection.call(self._stub.Compact, request, deadline_s)
+        answer = self._scan(self._stub.Compact, request)
         return codec.decode(answer, CompactReport)
+
+    def _scan(self, method: "grpc.UnaryUnaryMultiCallable[Q, A]", request: Q) -> A:
+        """Return the answer to a request that reads all rows: it may take as long as a stream."""
+        return self._connection.call(method, request, self._connection.options.stream_deadline_s)
 
 
 def encode_filter(selection: MeasurementFilter) -> measurement_pb2.MeasurementFilter:

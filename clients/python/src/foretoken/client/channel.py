@@ -57,10 +57,11 @@ class ChannelOptions:
 
     `address` is a gRPC target (`localhost:50051`, `dns:///predictor:50051`; the latter spreads
     calls over all pods behind the name). A unary call may take `deadline_s`; `stream_deadline_s`
-    bounds one stream of rows or job states, and a longer job is watched by several. A stream that
-    breaks is taken up again `max_reconnects` times in a row. `use_tls` follows from any TLS file:
-    `ca_file` checks the server (empty: the system's authorities), `cert_file` and `key_file` say
-    who we are. `token_file` holds a bearer token, which only travels over TLS.
+    bounds one stream of rows or job states, and a call that reads all rows; a longer job is watched
+    by several streams. A stream that breaks is taken up again `max_reconnects` times in a row.
+    `use_tls` follows from any TLS file: `ca_file` checks the server (empty: the system's
+    authorities), `cert_file` and `key_file` say who we are. `token_file` holds a bearer token,
+    which only travels over TLS.
     """
 
     address: str

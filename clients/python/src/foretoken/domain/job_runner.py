@@ -20,8 +20,10 @@ from foretoken.domain.errors import (
     CancelledJobError,
     ForetokenError,
     InterruptedJobError,
+    InvalidRequestError,
     JobNotFinishedError,
     QueueFullError,
+    StorageFullError,
     UnknownJobError,
 )
 from foretoken.domain.job import Job, JobState
@@ -67,10 +69,22 @@ class JobRunner:
         self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="job")
 
     def open(self) -> None:
-        """Load the jobs of earlier processes; those that never ended are failed."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Load the jobs of earlier processes; those that never ended are failed.
+
+        Raises:
+            InvalidRequestError: the folder cannot be made.
+
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            raise InvalidRequestError.of_field(
+                "state_folder", f"{self._folder}: {err.strerror}"
+            ) from err
         for path in sorted(self._folder.glob("*.job.json")):
-            job = schema.decode(Job, json.loads(path.read_text(encoding="utf-8")), path.name)
+            job = _load(path)
+            if job is None:
+                continue
             if not job.state.is_final:
                 job = dataclasses.replace(
                     job,
@@ -178,7 +192,7 @@ class JobRunner:
 
         try:
             outcome = work(JobProgress(report, self._cancelled[job_id]))
-            _write_whole(self._path(job_id, "result"), json.dumps(schema.encode(outcome)))
+            self._save_result(job_id, outcome)
         except CancelledJobError:
             self._finish(job_id, JobState.CANCELLED)
         except ForetokenError as err:
@@ -216,7 +230,20 @@ class JobRunner:
             self._changed.notify_all()
 
     def _save(self, job: Job) -> None:
-        _write_whole(self._path(job.job_id, "job"), json.dumps(schema.encode(job)))
+        try:
+            _write_whole(self._path(job.job_id, "job"), json.dumps(schema.encode(job)))
+        except OSError:
+            # Whoever watches it learns how it ended, though the next process will not.
+            _log.exception("the state of a job could not be saved job_id=%s", job.job_id)
+
+    def _save_result(self, job_id: str, outcome: object) -> None:
+        try:
+            _write_whole(self._path(job_id, "result"), json.dumps(schema.encode(outcome)))
+        except OSError as err:
+            raise StorageFullError(
+                f"the result could not be saved in {self._folder}: {err.strerror}; make room and "
+                "create the job again"
+            ) from err
 
     def _path(self, job_id: str, kind: str) -> Path:
         return self._folder / f"{job_id}.{kind}.json"
@@ -259,6 +286,15 @@ def _subclasses(cls: type[ForetokenError]) -> Iterator[type[ForetokenError]]:
     for child in cls.__subclasses__():
         yield child
         yield from _subclasses(child)
+
+
+def _load(path: Path) -> Job | None:
+    """Return the job of a file, none where a crash of the machine left it torn."""
+    try:
+        return schema.decode(Job, json.loads(path.read_text(encoding="utf-8")), path.name)
+    except (ValueError, InvalidRequestError):
+        _log.warning("the state of a job cannot be read and is left aside path=%s", path)
+        return None
 
 
 def _write_whole(path: Path, text: str) -> None:

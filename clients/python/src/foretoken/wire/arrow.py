@@ -10,6 +10,9 @@ import pyarrow as pa
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurement import ArrowStream
 
+# What a row may say of the times of its calls.
+LATENCY_STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90")
+
 # One row is one operator timed at one point. Times are µs of one call on the device. A field is
 # null where its source does not say. `dims` holds the operator's dimensions in their canonical
 # order. `status` is `ok` or `failed` (out of memory, unsupported, not a number); a failed row has a
@@ -31,13 +34,7 @@ MEASUREMENT_SCHEMA = pa.schema(
         pa.field("kernel", pa.string()),
         pa.field("variant", pa.string()),
         pa.field("model", pa.string()),
-        pa.field("latency_us_median", pa.float64()),
-        pa.field("latency_us_mean", pa.float64()),
-        pa.field("latency_us_min", pa.float64()),
-        pa.field("latency_us_max", pa.float64()),
-        pa.field("latency_us_std", pa.float64()),
-        pa.field("latency_us_p10", pa.float64()),
-        pa.field("latency_us_p90", pa.float64()),
+        *(pa.field(f"latency_us_{name}", pa.float64()) for name in LATENCY_STATISTICS),
         pa.field("num_samples", pa.int64()),
         pa.field("power_w", pa.float64()),
         pa.field("clock_mhz", pa.float64()),

@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Integers
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.operator import OperatorSpec, find_operator
 
-Indices = npt.NDArray[np.int64]
-Columns = Mapping[str, npt.NDArray[np.int64]]
+# Places of rows in a table.
+Indices = Integers
+Columns = Mapping[str, Integers]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ An exporter writes measurements as another tool's files. It runs on the caller's
 do: the rows come through `CatalogPort.read_measurements`, from a catalog here or a remote one.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -71,6 +72,26 @@ class Exporter:
         if violations:
             raise InvalidRequestError.of_violations(violations, f"export {self.name}")
         return self.save(open_stream(rows), request)
+
+
+class LeftOut:
+    """Counts the rows that a format has no place for, by reason and by what they measure."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {}
+
+    def add(self, reason: str, measured: str, num_rows: int) -> None:
+        """Count rows; `measured` is their operator and what sets it apart."""
+        if num_rows:
+            self._counts.setdefault(reason, Counter())[measured] += num_rows
+
+    def lines(self) -> tuple[str, ...]:
+        """Return one line per reason, which names everything measured, the most rows first."""
+        return tuple(
+            f"{counts.total():,} rows left out, {reason}: "
+            + ", ".join(f"{measured} {num_rows:,}" for measured, num_rows in counts.most_common())
+            for reason, counts in self._counts.items()
+        )
 
 
 @cache

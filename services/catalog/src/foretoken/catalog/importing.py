@@ -67,6 +67,11 @@ class Importer:
     load: Callable[[ImportRequest], ImportPlan]
     options: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def all_options(self) -> Mapping[str, str]:
+        """What each option says: the format's own, then those that every importer takes."""
+        return {**self.options, **_SHARED_OPTIONS}
+
     def read(self, request: ImportRequest) -> ImportPlan:
         """Return what the files say, as rows of the catalog.
 
@@ -76,11 +81,10 @@ class Importer:
                 has no file here.
 
         """
-        known = {**_SHARED_OPTIONS, **self.options}
         violations = [
-            FieldViolation(f"options.{name}", f"{self.name} has {', '.join(known)}")
+            FieldViolation(f"options.{name}", f"{self.name} has {', '.join(self.all_options)}")
             for name in request.options
-            if name not in known
+            if name not in self.all_options
         ]
         if not request.path.exists():
             violations.append(FieldViolation("path", f"{request.path} does not exist"))
@@ -97,18 +101,19 @@ class ImportNotes:
     """What an importer did not read, or read with a doubt; the same remark once for all files."""
 
     def __init__(self) -> None:
-        self._places: dict[str, list[str]] = {}
+        self._places: dict[str, dict[str, None]] = {}
 
     def add(self, place: str, text: str) -> None:
-        """Remark on a file or folder."""
-        self._places.setdefault(text, []).append(place)
+        """Remark on a file or folder; the same remark on it again counts once."""
+        self._places.setdefault(text, {})[place] = None
 
     def lines(self) -> tuple[str, ...]:
         """Return one line per remark."""
-        return tuple(
-            f"{places[0]}{f' and {len(places) - 1} more' if len(places) > 1 else ''}: {text}"
-            for text, places in self._places.items()
-        )
+        return tuple(f"{_say_places([*places])}: {text}" for text, places in self._places.items())
+
+
+def _say_places(places: Sequence[str]) -> str:
+    return f"{places[0]} and {len(places) - 1} more" if len(places) > 1 else places[0]
 
 
 def name_model(own_name: str) -> str:
@@ -156,7 +161,7 @@ def build_plan(
     batches = [table for table in tables if table.num_rows]
     num_rows = sum(table.num_rows for table in batches)
     if not num_rows:
-        reasons = "; ".join(notes.lines()) or "no file of this format"
+        reasons = "; ".join((*notes.lines(), _say_nothing_found(tool, request)))
         raise InvalidRequestError.of_field(
             "path", f"nothing to import in {request.path}: {reasons}"
         )
@@ -179,6 +184,13 @@ def build_plan(
         num_rows=num_rows,
         notes=notes.lines(),
     )
+
+
+def _say_nothing_found(tool: str, request: ImportRequest) -> str:
+    importer = all_importers().get(tool)
+    expected = f" ({importer.summary})" if importer else ""
+    asked = " ".join(filter(None, (request.device, request.topology, request.model)))
+    return f"no file with rows in this format{expected}{f' of {asked}' if asked else ''}"
 
 
 def _hash_of(tool: str, request: ImportRequest, sources: Sequence[SourceFile]) -> str:

@@ -70,17 +70,28 @@ class CatalogService(RunsJobs):
     def open(self) -> None:
         """Open the file, or make it.
 
+        Runs that a crash kept from being reviewed are reviewed now.
+
         Raises:
-            CatalogBusyError: another process has it open.
+            CatalogBusyError: another process, or another catalog of this one, has it open.
             CorruptCatalogError: it cannot be read as a catalog.
-            InvalidRequestError: the path cannot be a file.
+            InvalidRequestError: the path cannot be a file, nor its jobs' folder a folder.
+            StorageFullError: its disk is full.
 
         """
         self._store.open()
-        self._jobs.open()
+        try:
+            self._jobs.open()
+            self._ingest.review_missed_runs()
+        except BaseException:
+            self._store.close()
+            raise
 
     def close(self) -> None:
-        """Cancel what runs and close the file; what was acknowledged is in it."""
+        """Cancel what runs and close the file; what was acknowledged is in it.
+
+        Queries that run are ended. Rows half read keep the file until their reader lets go.
+        """
         self._jobs.close()
         self._store.close()
 

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Self
+from typing import Self, TypeVar
 
+import grpc
 import pyarrow as pa
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
@@ -32,6 +33,9 @@ from foretoken.domain.measurement import (
     SqlQuery,
 )
 from foretoken.wire import codec, ipc
+
+A = TypeVar("A")
+Q = TypeVar("Q")
 
 
 class AsyncCatalogClient(AsyncJobsClient):
@@ -111,7 +115,7 @@ class AsyncCatalogClient(AsyncJobsClient):
     async def describe_snapshot(self, selection: MeasurementFilter) -> Snapshot:
         """Return the content hash of what the filter selects."""
         request = catalog_pb2.DescribeSnapshotRequest(selection=encode_filter(selection))
-        answer = await self._connection.call(self._stub.DescribeSnapshot, request)
+        answer = await self._scan(self._stub.DescribeSnapshot, request)
         return codec.decode(answer, Snapshot)
 
     async def create_snapshot(self, selection: MeasurementFilter, holder: str = "") -> Snapshot:
@@ -119,7 +123,7 @@ class AsyncCatalogClient(AsyncJobsClient):
         request = catalog_pb2.CreateSnapshotRequest(
             selection=encode_filter(selection), holder=holder
         )
-        answer = await self._connection.call(self._stub.CreateSnapshot, request)
+        answer = await self._scan(self._stub.CreateSnapshot, request)
         return codec.decode(answer, Snapshot)
 
     async def list_snapshots(self) -> tuple[Snapshot, ...]:
@@ -133,7 +137,7 @@ class AsyncCatalogClient(AsyncJobsClient):
     async def diff_snapshots(self, before: str, after: str) -> SnapshotDiff:
         """Return what the rows of two stored snapshots differ in."""
         request = catalog_pb2.DiffSnapshotsRequest(before=before, after=after)
-        answer = await self._connection.call(self._stub.DiffSnapshots, request)
+        answer = await self._scan(self._stub.DiffSnapshots, request)
         return codec.decode(answer, SnapshotDiff)
 
     async def release_snapshot(self, content_hash: str, holder: str) -> Snapshot:
@@ -168,13 +172,16 @@ class AsyncCatalogClient(AsyncJobsClient):
     async def prune(self, request: PruneRequest) -> PruneReport:
         """Delete old runs, but none that a snapshot needs."""
         message = codec.encode(request, catalog_pb2.PruneRequest)
-        deadline_s = self._connection.options.stream_deadline_s
-        answer = await self._connection.call(self._stub.Prune, message, deadline_s)
+        answer = await self._scan(self._stub.Prune, message)
         return codec.decode(answer, PruneReport)
 
     async def compact(self) -> CompactReport:
         """Write the catalog's files anew without the room that deleted rows left."""
-        deadline_s = self._connection.options.stream_deadline_s
         request = catalog_pb2.CompactRequest()
-        answer = await self._connection.call(self._stub.Compact, request, deadline_s)
+        answer = await self._scan(self._stub.Compact, request)
         return codec.decode(answer, CompactReport)
+
+    async def _scan(self, method: "grpc.aio.UnaryUnaryMultiCallable[Q, A]", request: Q) -> A:
+        """Return the answer to a request that reads all rows: it may take as long as a stream."""
+        deadline_s = self._connection.options.stream_deadline_s
+        return await self._connection.call(method, request, deadline_s)

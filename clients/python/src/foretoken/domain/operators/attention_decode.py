@@ -2,9 +2,25 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
+
+# What makes up a batch of decoding sequences, whatever the kind of attention.
+BATCH_DIMS = (
+    Dim("num_seqs", "sequences in the batch"),
+    Dim("kv_tokens", "context, summed over sequences"),
+    Dim("kv_tokens_max", "context of the longest sequence"),
+)
+BATCH_FEATURES: Mapping[str, FeatureFormula] = {
+    "kv_len_mean": lambda d, _: d["kv_tokens"] / d["num_seqs"],
+    "raggedness": lambda d, _: d["kv_tokens_max"] * d["num_seqs"] / d["kv_tokens"],
+}
+
+
+def kv_block_fill(d: Dims, _num_sms: int) -> Quantity:
+    """Return the used part of the longest context's last block of 64 tokens."""
+    return d["kv_tokens_max"] / (ceil_divide(d["kv_tokens_max"], 64) * 64)
 
 
 def _flops(d: Dims, _element_bytes: float) -> Quantity:
@@ -36,9 +52,7 @@ SPEC = OperatorSpec(
     name="attention_decode",
     summary="softmax(qK^T)V of one query per sequence",
     dims=(
-        Dim("num_seqs", "sequences in the batch"),
-        Dim("kv_tokens", "context, summed over sequences"),
-        Dim("kv_tokens_max", "context of the longest sequence"),
+        *BATCH_DIMS,
         Dim("num_heads", "query heads"),
         Dim("num_kv_heads", "key and value heads"),
         Dim("head_dim", "features of a head"),
@@ -47,11 +61,8 @@ SPEC = OperatorSpec(
     moved_bytes=_moved_bytes,
     features={
         "blocks_per_sm": lambda d, num_sms: d["num_seqs"] * d["num_kv_heads"] / num_sms,
-        "kv_len_mean": lambda d, _: d["kv_tokens"] / d["num_seqs"],
-        "raggedness": lambda d, _: d["kv_tokens_max"] * d["num_seqs"] / d["kv_tokens"],
-        "kv_block_fill": lambda d, _: (
-            d["kv_tokens_max"] / (ceil_divide(d["kv_tokens_max"], 64) * 64)
-        ),
+        **BATCH_FEATURES,
+        "kv_block_fill": kv_block_fill,
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },
     sweep=_sweep,

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operators.attention_decode import kv_block_fill
 from foretoken.domain.sweep import pick, powers_of_two
-from foretoken.domain.units import Quantity, ceil_divide
+from foretoken.domain.units import Quantity
 
 
 def _flops(d: Dims, _element_bytes: float) -> Quantity:
@@ -54,9 +55,7 @@ SPEC = OperatorSpec(
         "blocks_per_sm": lambda d, num_sms: d["num_seqs"] * d["num_kv_heads"] / num_sms,
         "visible_len_mean": lambda d, _: d["visible_tokens"] / d["num_seqs"],
         "visible_ratio": lambda d, _: d["visible_tokens"] / d["kv_tokens"],
-        "kv_block_fill": lambda d, _: (
-            d["kv_tokens_max"] / (ceil_divide(d["kv_tokens_max"], 64) * 64)
-        ),
+        "kv_block_fill": kv_block_fill,
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },
     sweep=_sweep,

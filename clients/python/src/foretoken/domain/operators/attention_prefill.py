@@ -2,9 +2,22 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
+
+# What makes up a batch of prefills, whatever the kind of attention.
+BATCH_DIMS = (
+    Dim("num_seqs", "sequences in the batch"),
+    Dim("q_tokens", "new tokens, summed over sequences"),
+    Dim("kv_tokens", "context after this step, summed over sequences"),
+    Dim("score_pairs", "query-key pairs not masked: sum of q * context + q * (q + 1) / 2"),
+)
+BATCH_FEATURES: Mapping[str, FeatureFormula] = {
+    "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
+    "context_ratio": lambda d, _: d["kv_tokens"] / d["q_tokens"],
+    "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
+}
 
 
 def prefill_dims(num_seqs: Quantity, q_len: Quantity, context_len: Quantity) -> dict[str, Quantity]:
@@ -17,11 +30,18 @@ def prefill_dims(num_seqs: Quantity, q_len: Quantity, context_len: Quantity) -> 
     }
 
 
-def _flops(d: Dims, _element_bytes: float) -> Quantity:
+def q_block_waves(d: Dims, num_sms: int) -> Quantity:
+    """Return how often the device is filled by blocks of 128 queries of a head."""
+    return ceil_divide(d["q_tokens"], 128) * d["num_heads"] / num_sms
+
+
+def attention_flops(d: Dims, _element_bytes: float) -> Quantity:
+    """Return the operations of both matrix products over the pairs not masked."""
     return 4 * d["score_pairs"] * d["num_heads"] * d["head_dim"]
 
 
-def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+def attention_bytes(d: Dims, element_bytes: float) -> Quantity:
+    """Return the bytes of queries, outputs, keys and values."""
     queries = 2 * d["q_tokens"] * d["num_heads"]
     keys = 2 * d["kv_tokens"] * d["num_kv_heads"]
     return (queries + keys) * d["head_dim"] * element_bytes
@@ -45,23 +65,16 @@ SPEC = OperatorSpec(
     name="attention_prefill",
     summary="softmax(QK^T)V of new tokens, causal, with cached context",
     dims=(
-        Dim("num_seqs", "sequences in the batch"),
-        Dim("q_tokens", "new tokens, summed over sequences"),
-        Dim("kv_tokens", "context after this step, summed over sequences"),
-        Dim("score_pairs", "query-key pairs not masked: sum of q * context + q * (q + 1) / 2"),
+        *BATCH_DIMS,
         Dim("num_heads", "query heads"),
         Dim("num_kv_heads", "key and value heads"),
         Dim("head_dim", "features of a head"),
     ),
-    flops=_flops,
-    moved_bytes=_moved_bytes,
+    flops=attention_flops,
+    moved_bytes=attention_bytes,
     features={
-        "q_block_waves": lambda d, num_sms: (
-            ceil_divide(d["q_tokens"], 128) * d["num_heads"] / num_sms
-        ),
-        "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
-        "context_ratio": lambda d, _: d["kv_tokens"] / d["q_tokens"],
-        "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
+        "q_block_waves": q_block_waves,
+        **BATCH_FEATURES,
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },
     sweep=_sweep,

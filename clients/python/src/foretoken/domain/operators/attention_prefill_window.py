@@ -2,9 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import Dim, OperatorSpec
+from foretoken.domain.operators.attention_prefill import (
+    BATCH_FEATURES,
+    attention_bytes,
+    attention_flops,
+    q_block_waves,
+)
 from foretoken.domain.sweep import pick, powers_of_two
-from foretoken.domain.units import Quantity, ceil_divide
+from foretoken.domain.units import Quantity
 
 
 def window_prefill_dims(
@@ -28,16 +34,6 @@ def window_prefill_dims(
 def _smaller(first: Quantity, second: Quantity) -> Quantity:
     """Return the smaller of two counts, elementwise for columns."""
     return (first + second - abs(first - second)) // 2
-
-
-def _flops(d: Dims, _element_bytes: float) -> Quantity:
-    return 4 * d["score_pairs"] * d["num_heads"] * d["head_dim"]
-
-
-def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
-    queries = 2 * d["q_tokens"] * d["num_heads"]
-    keys = 2 * d["kv_tokens"] * d["num_kv_heads"]
-    return (queries + keys) * d["head_dim"] * element_bytes
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
@@ -67,14 +63,13 @@ SPEC = OperatorSpec(
         Dim("num_kv_heads", "key and value heads"),
         Dim("head_dim", "features of a head"),
     ),
-    flops=_flops,
-    moved_bytes=_moved_bytes,
+    # By the pairs and tokens that are left, the same work as without a window.
+    flops=attention_flops,
+    moved_bytes=attention_bytes,
     features={
-        "q_block_waves": lambda d, num_sms: (
-            ceil_divide(d["q_tokens"], 128) * d["num_heads"] / num_sms
-        ),
-        "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
-        "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
+        "q_block_waves": q_block_waves,
+        "q_len_mean": BATCH_FEATURES["q_len_mean"],
+        "pairs_per_query": BATCH_FEATURES["pairs_per_query"],
         "window_fill": lambda d, _: d["score_pairs"] / (d["q_tokens"] * d["window"]),
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },

@@ -7,6 +7,11 @@ operators of their own, or part of `mla_decode_module`. Source: DeepSeek-V2, sec
 from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operators.attention_decode import (
+    BATCH_DIMS,
+    BATCH_FEATURES,
+    kv_block_fill,
+)
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -41,9 +46,7 @@ SPEC = OperatorSpec(
     name="mla_decode",
     summary="softmax(qC^T)C of one query per sequence over the latent cache C",
     dims=(
-        Dim("num_seqs", "sequences in the batch"),
-        Dim("kv_tokens", "context, summed over sequences"),
-        Dim("kv_tokens_max", "context of the longest sequence"),
+        *BATCH_DIMS,
         Dim("num_heads", "heads on this device"),
         Dim("kv_lora_rank", "features of the latent vector"),
         Dim("qk_rope_head_dim", "features of a key with position, shared by the heads"),
@@ -54,11 +57,8 @@ SPEC = OperatorSpec(
         "blocks_per_sm": lambda d, num_sms: (
             d["num_seqs"] * ceil_divide(d["num_heads"], 64) / num_sms
         ),
-        "kv_len_mean": lambda d, _: d["kv_tokens"] / d["num_seqs"],
-        "raggedness": lambda d, _: d["kv_tokens_max"] * d["num_seqs"] / d["kv_tokens"],
-        "kv_block_fill": lambda d, _: (
-            d["kv_tokens_max"] / (ceil_divide(d["kv_tokens_max"], 64) * 64)
-        ),
+        **BATCH_FEATURES,
+        "kv_block_fill": kv_block_fill,
     },
     sweep=_sweep,
 )

@@ -10,7 +10,8 @@ from foretoken.domain.mla_module import (
     token_weights,
     unpacking_weights,
 )
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import Dims, OperatorSpec
+from foretoken.domain.operators.attention_decode import BATCH_DIMS, BATCH_FEATURES
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -40,17 +41,14 @@ SPEC = OperatorSpec(
     name="mla_decode_module",
     summary="latent attention block of one token per sequence, from hidden state to hidden state",
     dims=(
-        Dim("num_seqs", "sequences in the batch"),
-        Dim("kv_tokens", "context, summed over sequences"),
-        Dim("kv_tokens_max", "context of the longest sequence"),
+        *BATCH_DIMS,
         *MODULE_DIMS,
     ),
     flops=_flops,
     moved_bytes=lambda d, element_bytes: module_bytes(d, d["num_seqs"], element_bytes),
     features={
         "row_block_waves": lambda d, num_sms: ceil_divide(d["num_seqs"], 64) / num_sms,
-        "kv_len_mean": lambda d, _: d["kv_tokens"] / d["num_seqs"],
-        "raggedness": lambda d, _: d["kv_tokens_max"] * d["num_seqs"] / d["kv_tokens"],
+        **BATCH_FEATURES,
     },
     sweep=_sweep,
     num_weights=lambda d: token_weights(d) + unpacking_weights(d),

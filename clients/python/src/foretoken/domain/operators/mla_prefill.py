@@ -7,9 +7,14 @@ The attention alone: the projections around it are operators of their own, or pa
 from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operator import Dim, Dims, OperatorSpec
-from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.attention_prefill import (
+    BATCH_DIMS,
+    BATCH_FEATURES,
+    prefill_dims,
+    q_block_waves,
+)
 from foretoken.domain.sweep import pick, powers_of_two
-from foretoken.domain.units import Quantity, ceil_divide
+from foretoken.domain.units import Quantity
 
 
 def _key_dim(d: Dims) -> Quantity:
@@ -47,10 +52,7 @@ SPEC = OperatorSpec(
     name="mla_prefill",
     summary="softmax(QK^T)V of new tokens, causal, latent keys and values unpacked",
     dims=(
-        Dim("num_seqs", "sequences in the batch"),
-        Dim("q_tokens", "new tokens, summed over sequences"),
-        Dim("kv_tokens", "context after this step, summed over sequences"),
-        Dim("score_pairs", "query-key pairs not masked: sum of q * context + q * (q + 1) / 2"),
+        *BATCH_DIMS,
         Dim("num_heads", "heads on this device"),
         Dim("qk_nope_head_dim", "features of a head's key without position"),
         Dim("qk_rope_head_dim", "features of a key with position, shared by the heads"),
@@ -59,12 +61,8 @@ SPEC = OperatorSpec(
     flops=_flops,
     moved_bytes=_moved_bytes,
     features={
-        "q_block_waves": lambda d, num_sms: (
-            ceil_divide(d["q_tokens"], 128) * d["num_heads"] / num_sms
-        ),
-        "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
-        "context_ratio": lambda d, _: d["kv_tokens"] / d["q_tokens"],
-        "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
+        "q_block_waves": q_block_waves,
+        **BATCH_FEATURES,
     },
     sweep=_sweep,
 )

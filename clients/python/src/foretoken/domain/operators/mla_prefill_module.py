@@ -10,8 +10,8 @@ from foretoken.domain.mla_module import (
     token_weights,
     unpacking_weights,
 )
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
-from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operator import Dims, OperatorSpec
+from foretoken.domain.operators.attention_prefill import BATCH_DIMS, prefill_dims
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -38,10 +38,7 @@ SPEC = OperatorSpec(
     name="mla_prefill_module",
     summary="latent attention block of new tokens, from hidden state to hidden state",
     dims=(
-        Dim("num_seqs", "sequences in the batch"),
-        Dim("q_tokens", "new tokens, summed over sequences"),
-        Dim("kv_tokens", "context after this step, summed over sequences"),
-        Dim("score_pairs", "query-key pairs not masked: sum of q * context + q * (q + 1) / 2"),
+        *BATCH_DIMS,
         *MODULE_DIMS,
     ),
     flops=_flops,

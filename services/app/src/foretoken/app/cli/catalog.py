@@ -10,6 +10,7 @@ from foretoken.app.cli import catalog_snapshots, catalog_upkeep
 from foretoken.app.cli.catalog_snapshots import Where, selection_of
 from foretoken.app.cli.state import (
     CliState,
+    fail,
     note,
     open_composition,
     parse_assignments,
@@ -18,6 +19,7 @@ from foretoken.app.cli.state import (
 )
 from foretoken.catalog.exporting import ExportRequest, all_exporters, find_exporter
 from foretoken.catalog.importing import ImportPlan, ImportRequest, all_importers, find_importer
+from foretoken.domain.errors import UnknownPluginError
 from foretoken.domain.measurement import MeasuredSubject
 from foretoken.domain.ports import CatalogPort
 
@@ -31,6 +33,10 @@ app.command("backup")(catalog_upkeep.backup)
 app.command("restore")(catalog_upkeep.restore)
 app.command("prune")(catalog_upkeep.prune)
 app.command("compact")(catalog_upkeep.compact)
+
+# The option that every import takes here and that is no option of a format.
+_MODEL = "model"
+_MODEL_HELP = "only this one, or what the files do not say"
 
 
 @app.command("import")
@@ -47,8 +53,8 @@ def import_measurements(
     option: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=VALUE: `model` (only this one, or what the files do not say), `source`,"
-            " `licence`, or an option of the format. Repeatable."
+            help=f"NAME=VALUE: `{_MODEL}` ({_MODEL_HELP}), `source`, `licence`, or an option of the"
+            " format: see `catalog formats FORMAT`. Repeatable."
         ),
     ] = None,
 ) -> None:
@@ -66,7 +72,7 @@ def import_measurements(
             path=path,
             device=device,
             topology=topology,
-            model=options.pop("model", ""),
+            model=options.pop(_MODEL, ""),
             options=options,
         )
         note(f"reading {path}")
@@ -101,7 +107,10 @@ def export_measurements(
     path: Annotated[Path, typer.Argument(help="Folder to write, empty or not there yet.")],
     where: Where = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="An option of the format: NAME=VALUE. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="An option of the format: NAME=VALUE; see `catalog formats FORMAT`. Repeatable."
+        ),
     ] = None,
 ) -> None:
     """Write measurements as another tool's files, or as a Parquet dataset.
@@ -130,8 +139,20 @@ def export_measurements(
 
 
 @app.command()
-def formats(context: typer.Context) -> None:
-    """List the formats that can be imported and exported."""
+def formats(
+    context: typer.Context,
+    name: Annotated[
+        str, typer.Argument(metavar="[FORMAT]", help="Show the options of this one.")
+    ] = "",
+) -> None:
+    """List the formats that can be imported and exported, or the options of one.
+
+    Example: `foretoken catalog formats vidur`
+    """
+    state = state_of(context)
+    if name:
+        _print_options(state, name)
+        return
     importers, exporters = all_importers(), all_exporters()
     rows = [
         (
@@ -142,7 +163,7 @@ def formats(context: typer.Context) -> None:
         )
         for name in sorted({*importers, *exporters})
     ]
-    state_of(context).print_rows("Formats", ("format", "import", "export", "what"), rows)
+    state.print_rows("Formats", ("format", "import", "export", "what"), rows)
 
 
 @app.command()
@@ -219,6 +240,18 @@ def models(context: typer.Context) -> None:
     state = state_of(context)
     with open_composition(state) as services:
         _print_subjects(state, "model", services.catalog.list_models())
+
+
+def _print_options(state: CliState, name: str) -> None:
+    """Print what `--option` takes in a format's commands."""
+    importer, exporter = all_importers().get(name), all_exporters().get(name)
+    if importer is None and exporter is None:
+        fail(UnknownPluginError.named(name, {**all_importers(), **all_exporters()}))
+    importing = {_MODEL: _MODEL_HELP, **importer.all_options} if importer else {}
+    exporting = exporter.options if exporter else {}
+    rows = [("import", *option) for option in importing.items()]
+    rows += [("export", *option) for option in exporting.items()]
+    state.print_rows(f"Options of {name}", ("command", "option", "what"), rows)
 
 
 def _record(catalog: CatalogPort, plan: ImportPlan) -> bool:

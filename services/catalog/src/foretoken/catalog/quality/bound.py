@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretoken.catalog.array import Floats
 from foretoken.catalog.dims import Columns
 from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import find_device
@@ -14,8 +14,6 @@ from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.operator import OperatorSpec
 from foretoken.domain.units import US_PER_S
 from foretoken.domain.variant import least_element_bytes
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +45,13 @@ class Bounds:
     @property
     def least_us(self) -> Floats:
         """The roofline, with everything that the last-level cache holds already there."""
-        return np.maximum(
-            np.maximum(self.compute_us, self.memory_us - self.cached_us), self.link_us
-        )
+        uncached_us = self.memory_us - self.cached_us
+        return np.maximum(np.maximum(self.compute_us, uncached_us), self.link_us)
 
     @property
-    def expected_us(self) -> Floats:
-        """The roofline and the floor: what latencies are compared by."""
-        return self.floor_us + np.maximum(np.maximum(self.compute_us, self.memory_us), self.link_us)
+    def work_us(self) -> Floats:
+        """The roofline."""
+        return np.maximum(np.maximum(self.compute_us, self.memory_us), self.link_us)
 
 
 def bounds_of(spec: OperatorSpec, columns: Columns, subject: Subject) -> Bounds:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretoken.catalog.array import Floats
 from foretoken.catalog.dims import Indices
-from foretoken.catalog.quality.bound import Floats
 from foretoken.catalog.quality.lines import combine_codes
 from foretoken.catalog.quality.stored_rows import StoredRows
 
 _BINS_PER_OCTAVE = 2
+# Tables that meet in fewer bins say too little about each other.
+BINS_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)

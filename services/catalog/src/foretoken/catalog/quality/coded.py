@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Mask
 from foretoken.catalog.dims import Indices
 
 _INT16_MAX = np.iinfo(np.int16).max
@@ -19,13 +20,13 @@ class Coded:
     codes: npt.NDArray[np.int32]
     values: tuple[str | None, ...]
 
-    def is_value(self, value: str) -> npt.NDArray[np.bool_]:
+    def is_value(self, value: str) -> Mask:
         """Return which rows have this value."""
         if value not in self.values:
             return np.zeros(len(self.codes), dtype=bool)
         if len(self.values) == 1:
             return np.ones(len(self.codes), dtype=bool)
-        is_value: npt.NDArray[np.bool_] = self.codes == self.values.index(value)
+        is_value: Mask = self.codes == self.values.index(value)
         return is_value
 
 

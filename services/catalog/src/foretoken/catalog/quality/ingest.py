@@ -11,13 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from foretoken.catalog.array import Floats
 from foretoken.catalog.dims import OperatorRows
-from foretoken.catalog.quality.bound import Floats, Subject, bounds_of
+from foretoken.catalog.quality.bound import Subject, bounds_of
 from foretoken.catalog.quality.coded import Coded, code_columns, split_by_code
 from foretoken.catalog.quality.flag import RowFlags
 from foretoken.catalog.quality.statistics import INCONSISTENT, flag_inconsistent
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType, Phase
+from foretoken.wire.arrow import LATENCY_STATISTICS
 
 # What a row may take of its limits. Work and messages are counted exactly, clocks may pass the data
 # sheet's; of the memory traffic a fused or approximate kernel may spare half.
@@ -31,9 +33,7 @@ INGEST_TESTS: Mapping[str, str] = {
     IMPOSSIBLE: "faster than the device's peak, its memory or its links allow",
     INCONSISTENT: "of statistics that contradict each other",
 }
-LATENCY_COLUMNS = tuple(
-    f"latency_us_{statistic}" for statistic in ("median", "mean", "min", "max", "std", "p10", "p90")
-)
+_LATENCY_COLUMNS = tuple(f"latency_us_{statistic}" for statistic in LATENCY_STATISTICS)
 _SUBJECT_COLUMNS = ("device", "topology", "dtype", "phase", "variant")
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "status": ("ok", "failed"),
@@ -105,7 +105,7 @@ def _fail(table: pa.Table, is_ok: np.ndarray, was_ok: np.ndarray) -> pa.Table:
         "status": pc.if_else(pa.array(is_ok), "ok", "failed"),
         "status_reason": pc.if_else(lacks_reason, "no reason given", reasons),
     }
-    for name in LATENCY_COLUMNS:
+    for name in _LATENCY_COLUMNS:
         columns[name] = pc.if_else(
             pa.array(is_ok), table.column(name), pa.scalar(None, pa.float64())
         )

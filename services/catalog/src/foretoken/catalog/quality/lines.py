@@ -8,10 +8,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from foretoken.catalog.array import Floats, Mask
 from foretoken.catalog.dims import Columns, Indices, group_rows
 
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 Value = TypeVar("Value", bound=np.generic)
 
 # Dimensions that may grow together along a line: a longer prompt has more queries, more context

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from foretoken.catalog.array import Integers
 from foretoken.catalog.quality.coded import code_columns
 from foretoken.catalog.quality.doubt import all_tests
 from foretoken.catalog.quality.ingest import INGEST_TESTS
-from foretoken.catalog.quality.stored_rows import bound_rows
+from foretoken.catalog.quality.stored_rows import SUBJECT, bound_rows
 from foretoken.domain.measurement import ArrowStream, QualityFinding, QualityReport
 from foretoken.domain.operator import find_operator
 from foretoken.wire.arrow import dims_to_columns
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 # Groups that get a picture, and points in one; more say nothing more.
 _PICTURES_MAX = 12
 _POINTS_MAX = 4000
-_SUBJECT = ("operator", "device", "topology", "phase", "framework", "kernel")
-_NEEDED = (*_SUBJECT, "dims", "dtype", "variant", "status", "flags", "latency_us_median")
+_NEEDED = (*SUBJECT, "dims", "dtype", "variant", "status", "flags", "latency_us_median")
 _OTHER_TESTS = "said by the importer or the sender of the rows"
 
 
@@ -96,7 +95,7 @@ def _draw(report: QualityReport, rows: ArrowStream) -> list[_Picture]:
 
 
 def _subject_of(finding: QualityFinding) -> tuple[str, ...]:
-    return tuple(getattr(finding, name) for name in _SUBJECT)
+    return tuple(getattr(finding, name) for name in SUBJECT)
 
 
 def _title_of(subject: Sequence[str]) -> str:
@@ -121,7 +120,7 @@ def _collect(
         is_ok = pc.equal(needed.column("status"), "ok")
         for subject, found in pieces.items():
             mask = is_ok
-            for name, value in zip(_SUBJECT, subject, strict=True):
+            for name, value in zip(SUBJECT, subject, strict=True):
                 mask = pc.and_(mask, pc.equal(pc.fill_null(needed.column(name), ""), value))
             if pc.any(mask).as_py():
                 found.append(needed.filter(mask))
@@ -157,7 +156,7 @@ def _filled(flags: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(has_some, flags, pa.scalar([""], flags.type))
 
 
-def _thin(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _thin(places: Integers) -> Integers:
     """Return at most so many places as a picture needs, evenly spread."""
     if len(places) <= _POINTS_MAX:
         return places

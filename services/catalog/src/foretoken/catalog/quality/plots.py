@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-Floats = npt.NDArray[np.float64]
+from foretoken.catalog.array import Floats
 
 # Stands for the page's text colour: the SVG says `currentColor` instead, so a figure reads on a
 # light and on a dark page.

@@ -1,17 +1,17 @@
 """Read stored rows for a review, one operator on one device at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Mask
 from foretoken.catalog.dims import DIM_COLUMNS, Indices
 from foretoken.catalog.quality.coded import code_columns
 from foretoken.catalog.quality.ingest import IMPOSSIBLE
-from foretoken.catalog.quality.stored_rows import CODED_COLUMNS, StoredRows, bound_rows
+from foretoken.catalog.quality.stored_rows import TABLE, StoredRows, bound_rows
 from foretoken.domain.measurement import CheckRequest
 from foretoken.domain.operator import find_operator
 
@@ -25,6 +25,16 @@ READABLE = """
         JOIN run_state USING (run_id)
         WHERE run_state.kind = 'profile' OR run_state.completed_at IS NOT NULL
     ) AS batch USING (batch_number)
+"""
+# A check of everything does not count: it may have read the rows before the run was complete.
+_UNREVIEWED = """
+    SELECT run_id FROM run_state
+    WHERE completed_by IS NOT NULL AND tool NOT IN (SELECT unnest(?::VARCHAR[]))
+        AND run_id NOT IN (
+            SELECT review.run_id FROM review JOIN run_state USING (run_id)
+            WHERE review.operator = '' AND review.device = '' AND review_number > completed_by
+        )
+    ORDER BY completed_by
 """
 _IS_IMPOSSIBLE = (
     f"coalesce(len(list_filter(flags, lambda f: starts_with(f, '{IMPOSSIBLE}:'))), 0) > 0"
@@ -48,7 +58,7 @@ class LoadedRows:
     batch_numbers: Indices
     row_indices: Indices
 
-    def is_of_run(self, run_id: str) -> npt.NDArray[np.bool_]:
+    def is_of_run(self, run_id: str) -> Mask:
         """Return which rows are of a run; all when it is empty."""
         if not run_id:
             return np.ones(len(self.rows), dtype=bool)
@@ -64,9 +74,30 @@ def find_groups(
         if value := getattr(request, name):
             terms.append(f"{name} = ?")
             values.append(value)
+    return _fetch_groups(cursor, " AND ".join(terms), values)
+
+
+def find_groups_of_runs(
+    cursor: duckdb.DuckDBPyConnection, run_ids: Sequence[str]
+) -> tuple[ReviewGroup, ...]:
+    """Return the groups that rows of these runs belong to."""
+    return _fetch_groups(cursor, "run_id IN (SELECT unnest(?::VARCHAR[]))", [list(run_ids)])
+
+
+def find_unreviewed_runs(
+    cursor: duckdb.DuckDBPyConnection, trusted_tools: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the complete runs, but of these tools, that were not reviewed since they are."""
+    rows = cursor.execute(_UNREVIEWED, [list(trusted_tools)]).fetchall()
+    return tuple(run_id for (run_id,) in rows)
+
+
+def _fetch_groups(
+    cursor: duckdb.DuckDBPyConnection, condition: str, values: Sequence[object]
+) -> tuple[ReviewGroup, ...]:
     query = f"""
         WITH readable AS ({READABLE})
-        SELECT operator, device, count(*) FROM readable WHERE {" AND ".join(terms)}
+        SELECT operator, device, count(*) FROM readable WHERE {condition}
         GROUP BY ALL ORDER BY ALL
     """  # noqa: S608 - values are bound
     return tuple(ReviewGroup(*row) for row in cursor.execute(query, values).fetchall())
@@ -87,7 +118,7 @@ def load_rows(
     """Read the successful rows of a group; of those that came flagged, the impossible ones."""
     spec = find_operator(group.operator)
     places = DIM_COLUMNS[: len(spec.dims)]
-    columns = (*places, *CODED_COLUMNS, "latency_us_median", "batch_number", "row_index")
+    columns = (*places, *TABLE, "latency_us_median", "batch_number", "row_index")
     query = f"""
         WITH readable AS ({READABLE})
         SELECT {", ".join(columns)}, {_IS_IMPOSSIBLE} AS is_impossible
@@ -97,7 +128,7 @@ def load_rows(
     """  # noqa: S608 - values are bound
     relation = cursor.sql(query, params=[group.operator, group.device])
     table = pa.table(relation)
-    coded = code_columns(table, CODED_COLUMNS)
+    coded = code_columns(table, TABLE)
     dims = {
         name: table.column(place).to_numpy()
         for name, place in zip(spec.dim_names, places, strict=True)

@@ -7,6 +7,7 @@ import duckdb
 import pyarrow as pa
 
 from foretoken.catalog.quality.review_rows import READABLE, ReviewGroup
+from foretoken.catalog.quality.stored_rows import SUBJECT
 from foretoken.catalog.storage.store import next_moment
 from foretoken.domain.measurement import CheckRequest, QualityFinding, QualityReport
 
@@ -20,7 +21,6 @@ FOUND_SCHEMA = pa.schema(
 _GROUP_SCHEMA = pa.schema([pa.field("operator", pa.string()), pa.field("device", pa.string())])
 # A doubt is the same as an earlier one of the same test about the same row, however explained.
 _TEST = "split_part(flag, ':', 1)"
-_SUBJECT = ("operator", "device", "topology", "phase", "framework", "kernel")
 
 
 def register_verdict(
@@ -37,7 +37,7 @@ def register_verdict(
     cursor.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE judged AS
-        SELECT batch_number, row_index, {", ".join(_SUBJECT)}, status, source_file,
+        SELECT batch_number, row_index, {", ".join(SUBJECT)}, status, source_file,
             coalesce(flags, []) AS flags
         FROM ({READABLE}) SEMI JOIN groups_now USING (operator, device) {of_run}
         """,  # noqa: S608 - values are bound
@@ -73,21 +73,24 @@ _COMPARISON = (
 
 
 def write_doubts(
-    cursor: duckdb.DuckDBPyConnection, request: CheckRequest, num_rows: int, now: datetime
+    cursor: duckdb.DuckDBPyConnection, requests: Sequence[CheckRequest], now: datetime
 ) -> None:
-    """Write the review, the doubts that begin with it and the end of those that do not hold."""
+    """Write the review, the doubts that begin with it and the end of those that do not hold.
+
+    One review may answer several requests, of at least one.
+    """
     number = next_moment(cursor)
-    cursor.execute(
-        "INSERT INTO review VALUES (?, ?, ?, ?, ?, ?)",
-        [
-            number,
-            request.operator,
-            request.device,
-            request.run_id,
-            num_rows,
-            now.replace(tzinfo=None),
-        ],
-    )
+    for request in requests:
+        cursor.execute(
+            "INSERT INTO review SELECT ?, ?, ?, ?, (SELECT count(*) FROM judged), ?",
+            [
+                number,
+                request.operator,
+                request.device,
+                request.run_id,
+                now.replace(tzinfo=None),
+            ],
+        )
     cursor.execute(
         """
         UPDATE doubt SET until = ? FROM withdrawn
@@ -138,8 +141,8 @@ def describe(cursor: duckdb.DuckDBPyConnection) -> QualityReport:
 
 
 def _findings(cursor: duckdb.DuckDBPyConnection) -> tuple[QualityFinding, ...]:
-    subject = ", ".join(_SUBJECT)
-    same = " AND ".join(f"finding.{name} IS NOT DISTINCT FROM total.{name}" for name in _SUBJECT)
+    subject = ", ".join(SUBJECT)
+    same = " AND ".join(f"finding.{name} IS NOT DISTINCT FROM total.{name}" for name in SUBJECT)
     rows = cursor.execute(
         f"""
         WITH flagged AS (
@@ -155,7 +158,7 @@ def _findings(cursor: duckdb.DuckDBPyConnection) -> tuple[QualityFinding, ...]:
             FROM flagged JOIN judged USING (batch_number, row_index)
             GROUP BY ALL
         )
-        SELECT test, {", ".join(f"finding.{name}" for name in _SUBJECT)}, num_rows, num_flagged,
+        SELECT test, {", ".join(f"finding.{name}" for name in SUBJECT)}, num_rows, num_flagged,
             num_new, example, source
         FROM finding
         JOIN total ON {same}

@@ -19,6 +19,7 @@ from foretoken.catalog.quality.review_rows import (
     ReviewGroup,
     devices_with_backward,
     find_groups,
+    find_groups_of_runs,
     load_rows,
 )
 from foretoken.catalog.quality.review_verdict import (
@@ -36,35 +37,42 @@ from foretoken.domain.operator import find_operator
 Listener = Callable[[float, str], None]
 
 
-def review_run(store: Store, run_id: str, now: datetime) -> QualityReport:
-    """Judge a run that is complete, and the rows of other runs beside it."""
-    return review(store, CheckRequest(run_id=run_id), now, includes_others=True)
+def _no_listener(_ratio: float, _message: str) -> None:
+    """Tell nobody."""
+
+
+def review_runs(store: Store, run_ids: Sequence[str], now: datetime) -> None:
+    """Judge runs that are complete, and the rows of other runs beside them, all at once."""
+    with store.cursor() as cursor:
+        groups = find_groups_of_runs(cursor, run_ids)
+        found = _judge_groups(cursor, groups, "", _no_listener)
+    with store.transaction() as cursor:
+        register_verdict(cursor, groups, found, "")
+        requests = [CheckRequest(run_id=run_id) for run_id in run_ids]
+        write_doubts(cursor, requests, now)
 
 
 def review(
     store: Store,
     request: CheckRequest,
     now: datetime,
-    listener: Listener = lambda _ratio, _message: None,
-    *,
-    includes_others: bool = False,
+    listener: Listener = _no_listener,
 ) -> QualityReport:
     """Judge the selected rows against all rows of the same operators and devices.
 
-    With `includes_others` those are judged too. An error that the listener raises ends the review
-    before anything is written. A dry run writes nothing and reports the same.
+    An error that the listener raises ends the review before anything is written. A dry run writes
+    nothing and reports the same.
     """
     start_s = time.perf_counter()
-    judged_run = "" if includes_others else request.run_id
     with store.cursor() as cursor:
         groups = find_groups(cursor, request)
-        found = _judge_groups(cursor, groups, judged_run, listener)
+        found = _judge_groups(cursor, groups, request.run_id, listener)
     listener(1.0, "writing")
     with store.transaction() as cursor:
-        register_verdict(cursor, groups, found, judged_run)
+        register_verdict(cursor, groups, found, request.run_id)
         report = describe(cursor)
         if not request.is_dry_run:
-            write_doubts(cursor, request, report.num_rows, now)
+            write_doubts(cursor, [request], now)
     return replace(report, wall_s=time.perf_counter() - start_s)
 
 

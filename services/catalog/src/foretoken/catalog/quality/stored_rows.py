@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretoken.catalog.array import Floats, Mask
 from foretoken.catalog.dims import Columns, Indices
-from foretoken.catalog.quality.bound import Floats, Subject, bounds_of
+from foretoken.catalog.quality.bound import Subject, bounds_of
 from foretoken.catalog.quality.coded import Coded, split_by_code
 from foretoken.domain.operator import OperatorSpec
 
@@ -15,9 +15,10 @@ from foretoken.domain.operator import OperatorSpec
 ALIKE = ("topology", "dtype", "phase", "framework", "framework_version", "kernel", "variant")
 # Rows that one tool wrote into one file.
 TABLE = (*ALIKE, "run_id", "source_file")
-CODED_COLUMNS = (*ALIKE, "run_id", "source_file")
-
-Mask = npt.NDArray[np.bool_]
+# Differences below this are the resolution of the timers in use (Vidur's tables have 0.5-1 us).
+RESOLUTION_US = 2.0
+# What findings are told apart by.
+SUBJECT = ("operator", "device", "topology", "phase", "framework", "kernel")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +100,5 @@ def bound_rows(
         known = phase if phase == "backward" and spec.backward_work_ratio else "forward"
         subject = Subject(device, topology, dtype or "", known, variant)
         bounds = bounds_of(spec, {n: c[places] for n, c in columns.items()}, subject)
-        work_us[places] = np.maximum(
-            np.maximum(bounds.compute_us, bounds.memory_us), bounds.link_us
-        )
-        floor_us[places] = bounds.floor_us
+        work_us[places], floor_us[places] = bounds.work_us, bounds.floor_us
     return work_us, floor_us

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.dims import Indices
 from foretoken.catalog.reading.content import CONTENT_COLUMNS
 from foretoken.catalog.reading.selections import (
     PinnedFilter,
     VisibleBatches,
     find_row_condition,
 )
-
-Indices = npt.NDArray[np.int64]
 
 # Rows of a piece: a row group of the database is 122,880.
 _PIECE_ROWS = 100_000
@@ -70,7 +68,7 @@ def locate_batches(rows: pa.RecordBatch, batches: VisibleBatches) -> pa.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubts:
+class _Doubts:
     """Rows that reviews doubted at some moment, by number, and the flags they gave each."""
 
     keys: Indices
@@ -99,7 +97,7 @@ class Doubts:
         return rows.set_column(position, "flags", all_flags.take(pa.array(order)))
 
 
-def _find_doubts(cursor: duckdb.DuckDBPyConnection, as_of: int, batches: VisibleBatches) -> Doubts:
+def _find_doubts(cursor: duckdb.DuckDBPyConnection, as_of: int, batches: VisibleBatches) -> _Doubts:
     """Return the doubts there were about rows of these batches at a moment."""
     query = """
         SELECT batch_number, row_index, list(flag ORDER BY since, flag) AS flags FROM doubt
@@ -112,7 +110,7 @@ def _find_doubts(cursor: duckdb.DuckDBPyConnection, as_of: int, batches: Visible
     found = cursor.sql(query, params=parameters).to_arrow_table()
     keys = _number_rows(found.column("batch_number"), found.column("row_index"))
     flags = found.column("flags")
-    return Doubts(keys, pa.concat_arrays(flags.chunks) if flags.num_chunks else pa.array([]))
+    return _Doubts(keys, pa.concat_arrays(flags.chunks) if flags.num_chunks else pa.array([]))
 
 
 def _keep(rows: pa.RecordBatch, batches: VisibleBatches) -> pa.RecordBatch:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Integers
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurement import MeasurementFilter
 
@@ -78,9 +78,9 @@ class VisibleBatches:
     """The batches a pinned filter may see rows of, by number, ascending."""
 
     table: pa.Table
-    numbers: npt.NDArray[np.int64]
+    numbers: Integers
 
-    def without(self, numbers: npt.NDArray[np.int64]) -> "VisibleBatches":
+    def without(self, numbers: Integers) -> "VisibleBatches":
         """Return the batches that do not have one of these numbers."""
         is_left = ~np.isin(self.numbers, numbers)
         return VisibleBatches(self.table.filter(pa.array(is_left)), self.numbers[is_left])

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Integers
 from foretoken.catalog.reading.content import hash_rows
 from foretoken.catalog.reading.scan import scan_content
 from foretoken.catalog.reading.selections import PinnedFilter, VisibleBatches, find_visible_batches
@@ -17,8 +17,6 @@ from foretoken.domain.measurement import SnapshotChange, SnapshotDiff
 _PLACE = ("operator", "device", "topology")
 # Rows of one snapshot that are compared at a time; what both have is then forgotten.
 _SPAN_ROWS = 500_000
-
-Numbers = npt.NDArray[np.int64]
 
 
 def diff_snapshots(store: Store, before: str, after: str) -> SnapshotDiff:
@@ -72,7 +70,7 @@ def _compare(
 
 def _find_equal_batches(
     cursor: duckdb.DuckDBPyConnection, first: PinnedFilter, second: PinnedFilter
-) -> Numbers:
+) -> Integers:
     """Return the numbers of batches of which both select the same rows with the same flags."""
     if first.selection != second.selection:
         return np.empty(0, dtype=np.int64)

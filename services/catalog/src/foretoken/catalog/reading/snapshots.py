@@ -9,8 +9,8 @@ from datetime import datetime
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 
+from foretoken.catalog.array import Integers
 from foretoken.catalog.reading.content import ContentHash
 from foretoken.catalog.reading.scan import scan_content
 from foretoken.catalog.reading.selections import (
@@ -146,7 +146,7 @@ class _Taken:
     """The content of a filter's rows, and the batches that were there to select from."""
 
     pinned: PinnedFilter
-    numbers: npt.NDArray[np.int64]
+    numbers: Integers
     content_hash: str
     num_rows: int
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from foretoken.catalog.recording.batch_writer import BatchWriter, Memory, Outcome
 from foretoken.catalog.recording.intake import GROUP_ROWS, CheckedGroup
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.errors import CatalogBusyError, ForetokenError
+from foretoken.domain.errors import CatalogBusyError
 from foretoken.domain.measurement import Run
 
 
@@ -73,7 +73,7 @@ class GroupCommit:
                 writer = BatchWriter(cursor, memory, self._clock())
                 outcomes = [writer.add(entry.run, entry.group) for entry in entries]
                 writer.flush()
-        except ForetokenError as err:
+        except Exception as err:  # noqa: BLE001 - raised in the thread whose group it is about
             if len(entries) > 1:
                 for entry in entries:
                     self._commit_entries([entry])

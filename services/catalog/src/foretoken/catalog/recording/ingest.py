@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 
 from foretoken.catalog.dataset import DATASET_TOOL
-from foretoken.catalog.quality.reviews import review_run
+from foretoken.catalog.quality.review_rows import find_unreviewed_runs
+from foretoken.catalog.quality.reviews import review_runs
 from foretoken.catalog.recording.batch_writer import Outcome, find_receipts
 from foretoken.catalog.recording.group_commit import GroupCommit
 from foretoken.catalog.recording.intake import Arrival, GroupReader, check_arrivals
 from foretoken.catalog.recording.tally import IngestStatistics, Tally
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run
+
+# The rows of a dataset were judged where they are from, beside all known there.
+_JUDGED_TOOLS = (DATASET_TOOL,)
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +36,13 @@ class Ingest:
         """Return what was recorded up to now."""
         return self._tally.read()
 
+    def review_missed_runs(self) -> None:
+        """Review the runs that a crash, or a full disk, kept from it when they were complete."""
+        with self._store.cursor() as cursor:
+            run_ids = find_unreviewed_runs(cursor, _JUDGED_TOOLS)
+        if run_ids:
+            self._review(run_ids)
+
     def record(self, run: Run, batches: Iterable[MeasurementBatch]) -> Iterator[BatchReceipt]:
         """Store batches of a run, yielding a receipt for each once it is on disk.
 
@@ -46,9 +57,8 @@ class Ingest:
             start_s = time.perf_counter()
             outcome = self._store_group(run, arrivals, known)
             self._count(arrivals, outcome, time.perf_counter() - start_s)
-            # The rows of a dataset were judged where they are from, beside all known there.
-            if outcome.completes_run and run.tool != DATASET_TOOL:
-                self._review(run)
+            if outcome.completes_run and run.tool not in _JUDGED_TOOLS:
+                self._review([run.run_id])
             yield from outcome.receipts
             if outcome.error is not None:
                 raise outcome.error
@@ -74,12 +84,15 @@ class Ingest:
         outcome.receipts = receipts
         return outcome
 
-    def _review(self, run: Run) -> None:
-        """Judge a complete run as a whole; its rows are safe whatever comes of it."""
+    def _review(self, run_ids: Sequence[str]) -> None:
+        """Judge complete runs as a whole; their rows are safe whatever comes of it."""
         try:
-            review_run(self._store, run.run_id, self._clock())
+            review_runs(self._store, run_ids, self._clock())
         except Exception:  # noqa: BLE001 - the rows are stored, whatever a test made of them
-            _log.exception("the review failed; check the catalog again run_id=%s", run.run_id)
+            _log.exception(
+                "the review failed; check the catalog, or open it again run_ids=%s",
+                ",".join(run_ids),
+            )
 
     def _count(self, arrivals: Sequence[Arrival], outcome: Outcome, wall_s: float) -> None:
         is_new = [not receipt.was_duplicate for receipt in outcome.receipts]

@@ -32,13 +32,14 @@ class Tally:
         self._lock = threading.Lock()
         self._total = IngestStatistics()
 
-    def add(self, part: IngestStatistics, error: ForetokenError | None) -> None:
+    def add(self, part: IngestStatistics, error: Exception | None) -> None:
         """Add what was recorded, and the batch that was refused after it, if one was."""
         with self._lock:
             total = self._total
             rejects = dict(total.rejects)
             if error is not None:
-                rejects[error.reason] = rejects.get(error.reason, 0) + 1
+                reason = getattr(error, "reason", ForetokenError.reason)
+                rejects[reason] = rejects.get(reason, 0) + 1
             self._total = IngestStatistics(
                 num_rows=total.num_rows + part.num_rows,
                 num_bytes=total.num_bytes + part.num_bytes,

@@ -29,6 +29,8 @@ _JSON_MAX_BYTES = 64 << 20
 # Deeper than any side file, and well within the interpreter's own limit.
 _DEPTH_MAX = 64
 _DECODE_STEP = 1 << 20
+# Real lines have some kB.
+_LINE_MAX_BYTES = 1 << 20
 _ZIP_MEMBERS_MAX = 10_000
 _ZIP_ENTRY = b"PK\x01\x02"
 # Deflate compresses no further than this. Source: the technical details of zlib.net.
@@ -66,6 +68,22 @@ def check_utf8(source: SourceFile, path: Path) -> None:
         except UnicodeDecodeError as err:
             line = source.content.count(b"\n", 0, start + err.start) + 1
             refuse(path, f"line {line}: not UTF-8 text")
+
+
+def check_lines(source: SourceFile, path: Path) -> None:
+    """Check that no line is too long to be one of a table or a log.
+
+    Raises:
+        InvalidRequestError: one is; names it.
+
+    """
+    content, start = source.content, 0
+    while len(content) - start > _LINE_MAX_BYTES:
+        end = content.rfind(b"\n", start, start + _LINE_MAX_BYTES)
+        if end < 0:
+            line = content.count(b"\n", 0, start) + 1
+            refuse(path, f"line {line}: longer than {_LINE_MAX_BYTES} bytes")
+        start = end + 1
 
 
 def parse_source_yaml(source: SourceFile, path: Path) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """Read other tools' tables strictly: every fault names the file and, where it can, the line."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,38 +11,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
-from foretoken.catalog.dims import columns_to_dims
-from foretoken.catalog.sources.content import check_utf8
-from foretoken.catalog.sources.file import SourceFile, current_budget, read_source_file, refuse
+from foretoken.catalog.array import Floats, Integers, Mask
+from foretoken.catalog.sources.content import check_lines, check_utf8
+from foretoken.catalog.sources.file import SourceFile, current_budget, refuse
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.operator import find_operator
-from foretoken.wire.arrow import MEASUREMENT_SCHEMA
-
-__all__ = [
-    "Floats",
-    "RowFacts",
-    "SourceFile",
-    "SourceTable",
-    "build_rows",
-    "parse_csv",
-    "parse_parquet",
-    "read_source_file",
-]
 
 _EMPTY_CELLS = ["", "nan", "NaN", "NAN", "NA", "N/A", "null", "None"]
 # Larger floats are not exact as integers.
-_WHOLE_MAX = 2.0**53
+WHOLE_MAX = 2.0**53
 # The header is line 1.
 _FIRST_LINE = 2
-# Real lines have some kB, real tables some dozen columns, real names some dozen characters.
-_LINE_MAX_BYTES = 1 << 20
+# Real tables have some dozen columns, real names some dozen characters.
 _COLUMNS_MAX = 2_000
 _TEXT_MAX = 1_000
 # How much of a bad cell an error shows.
 _SHOWN = 60
 _CELL_BYTES = 8
 
-Floats = npt.NDArray[np.float64]
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -82,7 +67,7 @@ class SourceTable:
             raise self.fault(0, f"{column}: not numbers but {cells.type}") from err
         return np.asarray(pc.fill_null(floats, np.nan).to_numpy(), dtype=np.float64)
 
-    def integers(self, column: str) -> npt.NDArray[np.int64]:
+    def integers(self, column: str) -> Integers:
         """Return a column of whole numbers.
 
         Raises:
@@ -91,7 +76,7 @@ class SourceTable:
         """
         numbers = self.numbers(column)
         is_whole = np.isfinite(numbers) & (np.floor(numbers) == numbers)
-        is_whole &= np.abs(numbers) <= _WHOLE_MAX
+        is_whole &= np.abs(numbers) <= WHOLE_MAX
         if not is_whole.all():
             row = int(np.argmin(is_whole))
             raise self.fault(row, f"{column}: {numbers[row]} is not a whole number")
@@ -109,7 +94,7 @@ class SourceTable:
         self._check_cells(column, words, lambda word: len(word) <= _TEXT_MAX, "too long")
         return np.array(words, dtype=str)
 
-    def flags(self, column: str) -> npt.NDArray[np.bool_]:
+    def flags(self, column: str) -> Mask:
         """Return a column of true and false (or 1 and 0).
 
         Raises:
@@ -152,7 +137,8 @@ def parse_csv(source: SourceFile, path: Path, required: Sequence[str] = ()) -> S
 
     """
     check_utf8(source, path)
-    _check_lines(source, path)
+    check_lines(source, path)
+    _check_header(source, path)
     options = csv.ConvertOptions(null_values=_EMPTY_CELLS, strings_can_be_null=True)
     try:
         table = csv.read_csv(pa.BufferReader(source.content), convert_options=options)
@@ -182,14 +168,8 @@ def parse_parquet(source: SourceFile, path: Path, required: Sequence[str] = ()) 
     return _check_table(SourceTable(source, path, table, has_lines=False), required)
 
 
-def _check_lines(source: SourceFile, path: Path) -> None:
-    content, start = source.content, 0
-    while len(content) - start > _LINE_MAX_BYTES:
-        end = content.rfind(b"\n", start, start + _LINE_MAX_BYTES)
-        if end < 0:
-            line = content.count(b"\n", 0, start) + 1
-            refuse(path, f"line {line}: longer than {_LINE_MAX_BYTES} bytes")
-        start = end + 1
+def _check_header(source: SourceFile, path: Path) -> None:
+    content = source.content
     end = content.find(b"\n")
     num_columns = content.count(b",", 0, end if end >= 0 else len(content)) + 1
     if num_columns > _COLUMNS_MAX:
@@ -225,94 +205,6 @@ def _check_table(found: SourceTable, required: Sequence[str]) -> SourceTable:
     if missing:
         refuse(found.path, f"missing columns {', '.join(missing)}")
     return replace(found, source=replace(found.source, content=b""))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowFacts:
-    """What rows taken from one source have in common; `flag` doubts them all."""
-
-    operator: str
-    dtype: str
-    device: str
-    phase: str = "forward"
-    topology: str | None = None
-    framework: str | None = None
-    framework_version: str | None = None
-    kernel: str | None = None
-    variant: str | None = None
-    model: str | None = None
-    num_samples: int | None = None
-    flag: str = ""
-
-
-def build_rows(
-    facts: RowFacts,
-    origin: SourceTable,
-    rows: npt.NDArray[np.int64],
-    dims: Mapping[str, Any],
-    latency_us: Mapping[str, Floats],
-) -> pa.Table:
-    """Return measurement rows for the given rows of a source, counted from 0.
-
-    `dims` and `latency_us` (by statistic, `median` always) hold a value per row taken. A row
-    whose median is empty or not a number is a failed row that says so.
-
-    Raises:
-        InvalidRequestError: a dimension is smaller than the operator's least; names the line.
-
-    """
-    num_rows = len(rows)
-    _check_dims(facts.operator, origin, rows, dims)
-    median = latency_us["median"]
-    is_number = np.isfinite(median)
-    columns: dict[str, Any] = {
-        name: pa.array(np.repeat(getattr(facts, name), num_rows).tolist(), pa.string())
-        for name in (
-            "operator",
-            "phase",
-            "dtype",
-            "device",
-            "topology",
-            "framework",
-            "framework_version",
-            "kernel",
-            "variant",
-            "model",
-        )
-    }
-    columns["dims"] = columns_to_dims(dims, num_rows)
-    for statistic, values in latency_us.items():
-        columns[f"latency_us_{statistic}"] = pa.array(values, mask=~np.isfinite(values))
-    columns["num_samples"] = pa.array([facts.num_samples] * num_rows, pa.int64())
-    columns["status"] = np.where(is_number, "ok", "failed").tolist()
-    reason = "the source has no time for this row"
-    columns["status_reason"] = pa.array([None if ok else reason for ok in is_number], pa.string())
-    flags = [facts.flag] if facts.flag else None
-    columns["flags"] = pa.array([flags] * num_rows, pa.list_(pa.string()))
-    columns["source_file"] = [origin.source.name] * num_rows
-    columns["source_hash"] = [origin.source.content_hash] * num_rows
-    columns["source_row"] = pa.array(rows + 1)
-    arrays = [
-        pa.array(columns[field.name], field.type)
-        if isinstance(columns.get(field.name), list)
-        else columns.get(field.name, pa.nulls(num_rows, field.type)).cast(field.type)
-        for field in MEASUREMENT_SCHEMA
-    ]
-    return pa.table(arrays, schema=MEASUREMENT_SCHEMA)
-
-
-def _check_dims(
-    operator: str, origin: SourceTable, rows: npt.NDArray[np.int64], dims: Mapping[str, Any]
-) -> None:
-    """Refuse here what the catalog would refuse, where the line is still known."""
-    for dim in find_operator(operator).dims:
-        is_legal = np.broadcast_to(np.asarray(dims[dim.name]) >= dim.minimum, len(rows))
-        if not is_legal.all():
-            place = int(np.argmin(is_legal))
-            value = np.broadcast_to(dims[dim.name], len(rows))[place]
-            raise origin.fault(
-                int(rows[place]), f"{operator}: {dim.name} is {value}, below {dim.minimum}"
-            )
 
 
 def _is_number(cell: object) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 
-from foretoken.catalog.storage.extension import quote
+from foretoken.catalog.storage.literal import quote
 from foretoken.domain.errors import InvalidRequestError
 
 _MAX_TEXT_CHARS = 65_536

@@ -1,6 +1,5 @@
 """How the catalog's database is attached to DuckDB; all else reads and writes tables."""
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +7,9 @@ from typing import Protocol
 
 import duckdb
 
-from foretoken.catalog.storage.extension import quote
+from foretoken.catalog.storage import database_file
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 
-# Files that DuckDB 1.5 can read too. Row groups of half the usual size: a group commit fills one,
-# and what fills one goes to its place at once, compressed by several threads, rather than through
-# the log (measured: twice the rows/s).
-_OPTIONS = "STORAGE_VERSION 'v1.5.0', ROW_GROUP_SIZE 61440"
 # Some 500,000 rows of small batches, which take a second to read at the opening after a crash.
 _MAX_LOG_SIZE = "128MB"
 # A database file without content is its headers alone.
@@ -22,11 +17,7 @@ _EMPTY_FILE_BYTES = 3 * 4096
 
 
 class Attachment(Protocol):
-    """Where the tables lie.
-
-    `supports_primary_keys`: the engine keeps keys unique; without, only the one writer does.
-    `is_shared`: other processes may write it, too.
-    """
+    """Where the tables lie."""
 
     @property
     def name(self) -> str:
@@ -34,7 +25,7 @@ class Attachment(Protocol):
 
     @property
     def supports_primary_keys(self) -> bool:
-        """Whether tables may have primary keys."""
+        """Whether the engine keeps keys unique; without, only the one writer does."""
 
     @property
     def is_shared(self) -> bool:
@@ -123,7 +114,7 @@ class FileAttachment:
 
     def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Attach the file as the database `store`, made when absent."""
-        attach_file(connection, self.path, "store")
+        database_file.attach_file(connection, self.path, "store")
 
     def replace(self, copy: Path) -> None:
         """Put a file with the same content in the place of this one, whose log is empty.
@@ -131,11 +122,7 @@ class FileAttachment:
         Whenever the process dies, one of the two is there, whole.
         """
         copy.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        database_file.sync(self.path.parent)
 
     def close(self) -> None:
         """Do nothing: the file is closed with its database."""
@@ -151,10 +138,4 @@ class FileAttachment:
 
     def size_bytes(self) -> int:
         """Return the size of the file and its log, in bytes."""
-        files = (self.path, self.path.with_name(self.path.name + ".wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
-
-
-def attach_file(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
-    """Attach a file in the catalog's format as a database of that name, made when absent."""
-    connection.execute(f"ATTACH {quote(str(path))} AS {name} ({_OPTIONS})")
+        return database_file.size_bytes(self.path)

@@ -12,10 +12,17 @@ from foretoken.domain.errors import (
     StorageFullError,
 )
 
-# What DuckDB's messages say (in lower case), and what that means for the caller.
-_MEANINGS: tuple[tuple[tuple[str, ...], type[ForetokenError], str], ...] = (
+# What messages say (in lower case), and what that means for the caller.
+Meanings = tuple[tuple[tuple[str, ...], type[ForetokenError], str], ...]
+
+_MEANINGS: Meanings = (
     (
-        ("set lock on file", "already attached", "already open", "file handle conflict"),
+        ("already attached", "already open", "file handle conflict"),
+        CatalogBusyError,
+        "is open in this process already; close it there, and let go of rows half read",
+    ),
+    (
+        ("set lock on file",),
         CatalogBusyError,
         "is open in another process; stop it, or talk to it over gRPC",
     ),
@@ -49,6 +56,11 @@ _MEANINGS: tuple[tuple[tuple[str, ...], type[ForetokenError], str], ...] = (
         CorruptCatalogError,
         "is a database of a newer format, not a catalog of this program",
     ),
+    (
+        ("interrupt error",),
+        CatalogBusyError,
+        "was closed while it was read; open it and ask again",
+    ),
     (("out of memory",), CatalogBusyError, "has no memory left; raise memory_limit"),
 )
 _DAMAGE = (
@@ -59,21 +71,41 @@ _DAMAGE = (
     duckdb.CatalogException,
 )
 _HOLDER = re.compile(r"\(pid (\d+)\)")
+# What DuckDB's errors begin with; those of a stream of Arrow data arrive as their text alone.
+_KIND = re.compile(r"[A-Z][A-Za-z ]* Error: ")
 
 
 def translate(error: duckdb.Error, name: str) -> ForetokenError:
     """Return the error a caller can act on for what DuckDB says of the catalog of that name."""
-    text = str(error).lower()
-    holder = _HOLDER.search(text)
-    for phrases, kind, meaning in _MEANINGS:
-        if any(phrase in text for phrase in phrases):
-            details = {"pid": holder[1]} if holder else {}
-            return kind(f"the catalog {name} {meaning}: {error}", **details)
+    explained = explain(str(error), name, _MEANINGS)
+    if explained is not None:
+        return explained
     if isinstance(error, _DAMAGE):
         return CorruptCatalogError(
             f"{name} cannot be read as a catalog; restore it from a backup: {error}"
         )
     return ForetokenError(f"the catalog {name} failed: {error}")
+
+
+def find_streamed(error: Exception) -> duckdb.Error | None:
+    """Return DuckDB's error that came out of a stream of Arrow data, if that is what it is."""
+    text = str(error)
+    return duckdb.Error(text) if _KIND.match(text) else None
+
+
+def explain(text: str, name: str, meanings: Meanings) -> ForetokenError | None:
+    """Return the error for what a message says of the catalog of that name, if it is known."""
+    said = text.lower()
+    holder = _HOLDER.search(said)
+    details = {"pid": holder[1]} if holder else {}
+    return next(
+        (
+            kind(f"the catalog {name} {meaning}: {text}", **details)
+            for phrases, kind, meaning in meanings
+            if any(phrase in said for phrase in phrases)
+        ),
+        None,
+    )
 
 
 def is_invalidated(error: duckdb.Error) -> bool:

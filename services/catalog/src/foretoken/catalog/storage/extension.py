@@ -5,6 +5,7 @@ from pathlib import Path
 
 import duckdb
 
+from foretoken.catalog.storage.literal import quote
 from foretoken.domain.errors import InvalidRequestError
 
 
@@ -23,11 +24,6 @@ def load_extension(connection: duckdb.DuckDBPyConnection, name: str) -> None:
             f"DuckDB {duckdb.__version__} has no extension {name} here; "
             "pip install 'foretoken[lake]' brings both in versions that fit",
         ) from err
-
-
-def quote(text: str) -> str:
-    """Return a text as SQL writes it."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _packaged_file(name: str) -> str | None:

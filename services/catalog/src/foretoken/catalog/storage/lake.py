@@ -15,7 +15,9 @@ from typing import Any
 import duckdb
 
 from foretoken.catalog.config import LakeConfig
-from foretoken.catalog.storage.extension import load_extension, quote
+from foretoken.catalog.storage.error import Meanings, explain
+from foretoken.catalog.storage.extension import load_extension
+from foretoken.catalog.storage.literal import quote
 from foretoken.catalog.storage.writer_lock import WriterLock
 from foretoken.domain.errors import (
     CatalogBusyError,
@@ -35,8 +37,7 @@ _READER_GRACE = "INTERVAL 1 HOUR"
 # Files nobody ever referred to, of writers that died. A live one takes far less for its own.
 _ORPHAN_GRACE = "INTERVAL 1 DAY"
 
-# What messages say (in lower case), and what that means for the caller.
-_MEANINGS: tuple[tuple[tuple[str, ...], type[ForetokenError], str], ...] = (
+_MEANINGS: Meanings = (
     (
         ("maximum retry count", "lock timeout"),
         CatalogBusyError,
@@ -148,10 +149,7 @@ class LakeAttachment:
         text = str(error)
         if len(text) > 2 * _MAX_END_CHARS:
             text = f"{text[:_MAX_END_CHARS]} ... {text[-_MAX_END_CHARS:]}"
-        for phrases, kind, meaning in _MEANINGS:
-            if any(phrase in text.lower() for phrase in phrases):
-                return kind(f"the catalog {self.name} {meaning}: {text}")
-        return None
+        return explain(text, self.name, _MEANINGS)
 
     def size_bytes(self) -> int:
         """Return the size of the Parquet files that readers may need, in bytes."""

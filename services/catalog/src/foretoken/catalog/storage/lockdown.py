@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import duckdb
 
-from foretoken.catalog.storage.extension import quote
+from foretoken.catalog.storage.literal import quote
 
 # How much memory one cursor may take for sorts and hash tables; DuckDB 1.5 has no such setting.
 _CURSOR_MEMORY = "operator_memory_limit"

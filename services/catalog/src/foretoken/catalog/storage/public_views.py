@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import duckdb
 
 from foretoken.catalog.dims import DIM_COLUMNS
-from foretoken.catalog.storage.extension import quote
+from foretoken.catalog.storage.literal import quote
 from foretoken.domain.operator import OperatorSpec, all_operators
 
 # What the views name otherwise, or what is no matter of theirs.

@@ -2,25 +2,30 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.storage.attachment import Attachment, FileAttachment
-from foretoken.catalog.storage.error import is_invalidated, translate
-from foretoken.catalog.storage.extension import quote
+from foretoken.catalog.storage.error import find_streamed, is_invalidated, translate
 from foretoken.catalog.storage.lake import LakeAttachment
+from foretoken.catalog.storage.literal import quote
 from foretoken.catalog.storage.lockdown import lock_down
 from foretoken.catalog.storage.public_views import create_public_views
 from foretoken.catalog.storage.schema import check_operators, migrate
 from foretoken.catalog.storage.usage import Usage
-from foretoken.domain.errors import CatalogBusyError
+from foretoken.domain.errors import CatalogBusyError, ForetokenError
 from foretoken.domain.operator import all_operators
 
 # What files of copies in the scratch folder are called; only a crash leaves one there.
 COPY_PREFIX = "copy_"
+# DuckDB looks whether it is interrupted thousands of times a second.
+_CLOSING_WAIT_S = 10.0
+_CLOSING_TICK_S = 0.05
 
 
 class Store:
@@ -34,6 +39,7 @@ class Store:
         self._write_lock = threading.RLock()
         self._opening_lock = threading.Lock()  # a connection being closed gives no cursor
         self._usage = Usage()
+        self._cursors: set[duckdb.DuckDBPyConnection] = set()
         self._is_invalidated = False
         self._num_writes = 0
 
@@ -69,11 +75,14 @@ class Store:
         self._connection = connection
 
     def close(self) -> None:
-        """Close the database; harmless when it is not open."""
+        """Close the database; harmless when it is not open.
+
+        Queries that run are ended. Rows half read keep the file until their reader lets go.
+        """
         with self._write_lock, self._opening_lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                self._close(connection)
             self._attachment.close()
 
     @property
@@ -112,10 +121,12 @@ class Store:
             if self._is_invalidated:
                 self._attach_again()
             cursor = self._new_cursor()
+            self._cursors.add(cursor)
             try:
                 cursor.execute("USE store")
                 yield cursor
             finally:
+                self._cursors.discard(cursor)
                 cursor.close()
 
     @contextlib.contextmanager
@@ -186,6 +197,22 @@ class Store:
             settings["memory_limit"] = self._config.memory_limit
         return settings
 
+    def _close(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Close the connection; where a cursor at work keeps it from that, end the work."""
+        end_s = time.monotonic() + _CLOSING_WAIT_S
+        while True:
+            try:
+                connection.close()
+            except duckdb.Error:
+                if time.monotonic() > end_s:
+                    raise
+                for cursor in tuple(self._cursors):
+                    with contextlib.suppress(duckdb.Error):  # closed meanwhile
+                        cursor.interrupt()
+                time.sleep(_CLOSING_TICK_S)
+            else:
+                return
+
     def _new_cursor(self) -> duckdb.DuckDBPyConnection:
         with self._opening_lock:
             if self._connection is None:
@@ -210,10 +237,17 @@ class Store:
         try:
             yield
         except duckdb.Error as err:
-            if is_invalidated(err):
-                self._is_invalidated = True
-            explained = self._attachment.explain(err)
-            raise explained or translate(err, self._attachment.name) from err
+            raise self._explain(err) from err
+        except (OSError, pa.ArrowException) as err:
+            told = find_streamed(err)
+            if told is None:
+                raise
+            raise self._explain(told) from err
+
+    def _explain(self, error: duckdb.Error) -> ForetokenError:
+        if is_invalidated(error):
+            self._is_invalidated = True
+        return self._attachment.explain(error) or translate(error, self._attachment.name)
 
 
 def _attachment_of(config: CatalogConfig) -> Attachment:

@@ -7,7 +7,8 @@ from typing import Any
 
 import duckdb
 
-from foretoken.catalog.storage.extension import load_extension, quote
+from foretoken.catalog.storage.extension import load_extension
+from foretoken.catalog.storage.literal import quote
 
 _WAIT_S = 60
 # A process that stops answering in the middle of a transaction keeps the others out this long.

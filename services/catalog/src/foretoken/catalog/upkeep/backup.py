@@ -1,7 +1,6 @@
 """Backups: a copy of the catalog as a stream of bytes, and a catalog from such a copy."""
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +8,9 @@ from pathlib import Path
 import duckdb
 
 from foretoken.catalog.config import CatalogConfig
+from foretoken.catalog.storage.database_file import delete_file, log_of, sync
 from foretoken.catalog.storage.error import translate
-from foretoken.catalog.storage.extension import quote
+from foretoken.catalog.storage.literal import quote
 from foretoken.catalog.storage.store import Store
 from foretoken.catalog.upkeep.copying import copy_catalog
 from foretoken.domain.errors import (
@@ -64,14 +64,14 @@ def restore_backup(source: Path, target: Path, *, is_replacing: bool = False) ->
     kept = _find_place_of_old(target, is_replacing=is_replacing)
     fresh = target.with_name(target.name + ".restoring")
     with contextlib.ExitStack() as undo:
-        undo.callback(_delete, fresh)
+        undo.callback(delete_file, fresh)
         _copy_file(source, fresh)
         _check(fresh, source)
         if kept is not None:
             _move_away(target, kept)
         fresh.replace(target)
         undo.pop_all()
-    _sync(target.parent)
+    sync(target.parent)
     return kept
 
 
@@ -95,15 +95,15 @@ def _find_place_of_old(target: Path, *, is_replacing: bool) -> Path | None:
 
 
 def _copy_file(source: Path, fresh: Path) -> None:
-    if source.with_name(source.name + ".wal").exists():
+    if log_of(source).exists():
         raise InvalidRequestError.of_field(
             "path", f"{source} has a log beside it: a catalog in use or crashed, and no backup"
         )
     try:
         fresh.parent.mkdir(parents=True, exist_ok=True)
-        _delete(fresh)
+        delete_file(fresh)
         shutil.copyfile(source, fresh)
-        _sync(fresh)
+        sync(fresh)
     except OSError as err:
         raise InvalidRequestError.of_field("path", f"{err.filename}: {err.strerror}") from err
 
@@ -140,22 +140,8 @@ def _attached(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 def _move_away(target: Path, kept: Path) -> None:
     """Give the catalog that is there another name, its log too."""
-    log = target.with_name(target.name + ".wal")
+    log = log_of(target)
     # Both names for a moment: at no time is there no catalog.
     kept.hardlink_to(target)
     if log.exists():
-        log.replace(kept.with_name(kept.name + ".wal"))
-
-
-def _delete(path: Path) -> None:
-    for file in (path, path.with_name(path.name + ".wal")):
-        file.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        log.replace(log_of(kept))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import duckdb
 
-from foretoken.catalog.storage.attachment import attach_file
+from foretoken.catalog.storage.database_file import attach_file, delete_file
 from foretoken.catalog.storage.error import translate
 from foretoken.catalog.storage.store import COPY_PREFIX, Store
 from foretoken.domain.errors import InvalidRequestError
@@ -28,11 +28,12 @@ def copy_catalog(store: Store) -> Path:
     except OSError as err:
         raise InvalidRequestError.of_field("path", f"{path.parent}: {err.strerror}") from err
     with contextlib.ExitStack() as undo, store.cursor() as cursor:
-        undo.callback(_delete, path)
+        undo.callback(delete_file, path)
         try:
             _copy(cursor, path, name)
         except duckdb.Error as err:
-            raise translate(err, str(path)) from err
+            # Whatever is wrong is wrong with the catalog, or with the disk both are on.
+            raise translate(err, store.attachment.name) from err
         undo.pop_all()
     return path
 
@@ -51,8 +52,3 @@ def _copy(cursor: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
     finally:
         # Detaching brings all into the file.
         cursor.execute(f"DETACH {name}")
-
-
-def _delete(path: Path) -> None:
-    for file in (path, path.with_name(path.name + ".wal")):
-        file.unlink(missing_ok=True)

@@ -5,40 +5,48 @@
 expects: docs/reference/import-aiconfigurator.md.
 """
 
-from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 
 from foretoken.catalog.exporters.aiconfigurator.files import Placement, TableFiles
 from foretoken.catalog.exporters.aiconfigurator.rows import Group, read_groups
-from foretoken.catalog.exporters.aiconfigurator.tables import Written, write_group
-from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest
+from foretoken.catalog.exporters.aiconfigurator.tables import write_group
+from foretoken.catalog.exporters.aiconfigurator.writer import Written
+from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest, LeftOut
 from foretoken.catalog.importers.aiconfigurator.formats import ENGINES
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 
 _NCCL = "nccl"
 _COMMON_TABLE = "nccl_perf"
+# Which rows of an operator its table has no room for.
+_COLLECTIVES_REST = "nodes filled in part, or no whole number of elements"
+_ATTENTION_REST = "sequences of unequal lengths, prefill after cached tokens, or other widths"
+_REST_OF_TABLE = {
+    "moe_perf": "other experts reached than with a known routing",
+    "nccl_perf": _COLLECTIVES_REST,
+    "custom_allreduce_perf": _COLLECTIVES_REST,
+}
 
 
 def _save(rows: pa.RecordBatchReader, request: ExportRequest) -> ExportReport:
     _check_options(request)
-    files, left_out = TableFiles(), Counter[str]()
+    files, left_out = TableFiles(), LeftOut()
     for group in read_groups(rows):
         written = write_group(group)
         placement = None if written is None else _place(written, request)
         if written is None or placement is None:
-            left_out[_reason(group, written)] += group.num_rows
+            left_out.add(*_reason(group, written), group.num_rows)
             continue
-        if written.group.num_rows < group.num_rows:
-            reason = f"{group.operator}: batches or groups of ranks that its tables cannot say"
-            left_out[reason] += group.num_rows - written.group.num_rows
+        num_rest = group.num_rows - written.group.num_rows
+        rest = _REST_OF_TABLE.get(written.table, _ATTENTION_REST)
+        left_out.add(rest, group.operator, num_rest)
         files.add(written, placement)
     if not files.num_rows:
-        reasons = "; ".join(_lines(left_out)) or "there are none"
+        reasons = "; ".join(left_out.lines()) or "there are none"
         raise InvalidRequestError(f"no row fits AIConfigurator's tables: {reasons}")
     names = files.save(request.path)
-    notes = (*_lines(left_out), *files.notes)
+    notes = (*left_out.lines(), *files.notes)
     return ExportReport(files=names, num_rows=files.num_rows, notes=notes)
 
 
@@ -59,16 +67,18 @@ def _check_options(request: ExportRequest) -> None:
 
 
 def _place(written: Written, request: ExportRequest) -> Placement | None:
-    """Return where rows belong; None if they are of no engine there and none is named."""
+    """Return where rows belong; None if no engine or version there is said or named."""
     texts, options = written.group.texts, request.options
+    engine, version = texts["framework"], texts["framework_version"]
     if written.table == _COMMON_TABLE:
-        is_nccl = texts["framework"] == _NCCL
-        version = texts["framework_version"] if is_nccl else options.get("nccl_version", "")
         backend = _NCCL
-    elif texts["framework"] in ENGINES:
-        backend, version = texts["framework"], texts["framework_version"]
+        version = version if version and engine == _NCCL else options.get("nccl_version", "")
+    elif engine in ENGINES and version:
+        backend = engine
     else:
         backend, version = options.get("backend", ""), options.get("version", "")
+        if engine in ENGINES and backend != engine:
+            return None
     if not backend or not _is_folder_name(version):
         return None
     return Placement(device=texts["device"], backend=backend, version=version, table=written.table)
@@ -79,20 +89,21 @@ def _is_folder_name(text: str) -> bool:
     return is_plain and bool(text) and not text.startswith(".") and Path(text).name == text
 
 
-def _reason(group: Group, written: Written | None) -> str:
+def _reason(group: Group, written: Written | None) -> tuple[str, str]:
+    """Return why rows have no place, and what they measure."""
     if group.texts["status"] != "ok":
-        return f"{group.operator}: failed rows"
-    if written is not None:
-        option = "nccl_version" if written.table == _COMMON_TABLE else "backend and version"
-        engine = group.texts["framework"] or "no engine"
-        return f"{group.operator} of {engine}: not one of its engines; name one with {option}"
-    phase = group.texts["phase"]
-    said = [group.texts["dtype"], group.texts["variant"], "" if phase == "forward" else phase]
-    return f"{group.operator} ({', '.join(filter(None, said))}): no table for it"
-
-
-def _lines(left_out: Counter[str]) -> list[str]:
-    return [f"{count} rows left out: {reason}" for reason, count in sorted(left_out.items())]
+        return "failed", group.operator
+    engine = group.texts["framework"]
+    if written is None:
+        phase = group.texts["phase"]
+        said = [group.texts["dtype"], group.texts["variant"], "" if phase == "forward" else phase]
+        return "no table holds such", f"{group.operator} ({', '.join(filter(None, said))})"
+    measured = f"{group.operator} of {engine or 'no engine'}"
+    if written.table == _COMMON_TABLE:
+        return "of no NCCL version (--option nccl_version=V names it)", measured
+    if engine in ENGINES:
+        return f"of no version (--option backend={engine} --option version=V names it)", measured
+    return "of none of its engines (--option backend=E --option version=V names one)", measured
 
 
 EXPORTER = Exporter(
@@ -100,8 +111,9 @@ EXPORTER = Exporter(
     summary="a systems folder for AIConfigurator: <system>.yaml and data/<system>/.../*.parquet",
     save=_save,
     options={
-        "backend": f"write rows of other engines as this one's: {', '.join(ENGINES)}",
+        "backend": "write rows of other engines, or of this one in no version, as of this one:"
+        f" {', '.join(ENGINES)}",
         "version": "the version of that engine",
-        "nccl_version": "write collectives that no engine of theirs timed as this NCCL version's",
+        "nccl_version": "write collectives of no NCCL version as this one's",
     },
 )

@@ -12,7 +12,7 @@ import yaml
 from pyarrow import parquet
 
 from foretoken.catalog.exporters.aiconfigurator.system_file import format_system, system_of_device
-from foretoken.catalog.exporters.aiconfigurator.tables import Written
+from foretoken.catalog.exporters.aiconfigurator.writer import Written
 from foretoken.catalog.importers.aiconfigurator.formats import FAMILIES
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.units import US_PER_MS

@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Floats, Integers, Mask
 from foretoken.catalog.dims import group_rows, split_by_operator
 from foretoken.domain.variant import parse_variant
-
-Integers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 _TEXTS = (
     "phase",
@@ -49,7 +46,7 @@ class Group:
         """Rows in the group."""
         return len(self.order)
 
-    def take(self, is_taken: npt.NDArray[np.bool_]) -> "Group":
+    def take(self, is_taken: Mask) -> "Group":
         """Return the rows for which a value per row is true."""
         return Group(
             operator=self.operator,

@@ -15,7 +15,7 @@ from foretoken.catalog.exporters.fasop.composed import MeasuredPoints
 from foretoken.catalog.exporters.fasop.layer_plan import LayerPlan
 from foretoken.catalog.exporters.fasop.profiled import fill_profiled
 from foretoken.catalog.exporters.fasop.table import ProfileTable, TableKey, write_tables
-from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest
+from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest, LeftOut
 from foretoken.catalog.importers.fasop.columns import KERNEL_PREFIX
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType
@@ -29,28 +29,33 @@ _OPTIONS = {
 }
 
 _COUNT = re.compile(r"[1-9][0-9]{0,6}")
-_NOTHING = "no row is of a FASOP profile; options model and seq_len compose tables of others"
+_NO_PROFILE = "of no FASOP profile (options model and seq_len compose tables of others)"
 
 
 def _save(rows: pa.RecordBatchReader, request: ExportRequest) -> ExportReport:
     plan = _plan_of(request)
     points = MeasuredPoints(plan) if plan else None
     profiled: list[dict[str, Any]] = []
+    left_out = LeftOut()
+    reason = f"no part of {plan.model.name}'s tables" if plan else _NO_PROFILE
     for piece in rows:
         is_profiled = pc.fill_null(
             pc.starts_with(piece["kernel"], pattern=KERNEL_PREFIX), fill_value=False
         )
         profiled += piece.filter(is_profiled).to_pylist()
-        if points:
-            points.take(piece.filter(pc.invert(is_profiled)))
+        others = piece.filter(pc.invert(is_profiled))
+        taken = points.take(others) if points else {}
+        for counted in pc.value_counts(others["operator"]).to_pylist():
+            operator = counted["values"]
+            left_out.add(reason, operator, counted["counts"] - taken.get(operator, 0))
     tables: dict[TableKey, ProfileTable] = {}
     notes = [*fill_profiled(profiled, tables), *(points.fill(tables) if points else ())]
     files, remarks = write_tables(tables, request.path)
     if not files:
-        reasons = "; ".join((*notes, *remarks)) or _NOTHING
+        reasons = "; ".join((*notes, *remarks, *left_out.lines())) or "there are none"
         raise InvalidRequestError.of_field("selection", f"no table can be written: {reasons}")
     num_rows = len(profiled) + (points.num_rows if points else 0)
-    return ExportReport(files=files, num_rows=num_rows, notes=(*notes, *remarks))
+    return ExportReport(files=files, num_rows=num_rows, notes=(*notes, *remarks, *left_out.lines()))
 
 
 def _plan_of(request: ExportRequest) -> LayerPlan | None:

@@ -28,8 +28,12 @@ class MeasuredPoints:
         self._wanted = plan.wanted_points()
         self._times_us: dict[str, dict[Point, list[float]]] = {}
 
-    def take(self, rows: pa.RecordBatch) -> None:
-        """Gather the rows that measure a wanted point in the plain way, undoubted."""
+    def take(self, rows: pa.RecordBatch) -> Mapping[str, int]:
+        """Gather the rows that measure a wanted point in the plain way, undoubted.
+
+        Return how many of each operator those are.
+        """
+        taken: dict[str, int] = {}
         for operator, points in self._wanted.items():
             spec = find_operator(operator)
             is_plain = _all(
@@ -46,7 +50,9 @@ class MeasuredPoints:
             if table.num_rows:
                 columns = dims_to_columns(table, spec.dim_names)
                 dims = zip(*(column.tolist() for column in columns.values()), strict=True)
-                self._keep(operator, points, table, list(dims))
+                taken[operator] = self._keep(operator, points, table, list(dims))
+        self.num_rows += sum(taken.values())
+        return taken
 
     def _keep(
         self,
@@ -54,14 +60,16 @@ class MeasuredPoints:
         points: set[tuple[int, ...]],
         table: pa.Table,
         dims: list[tuple[int, ...]],
-    ) -> None:
+    ) -> int:
+        num_kept = 0
         times_us = pc.coalesce(table["latency_us_mean"], table["latency_us_median"]).to_pylist()
         devices = table["device"].to_pylist()
         for device, time_us, point in zip(devices, times_us, dims, strict=True):
             if point in points:
-                self.num_rows += 1
+                num_kept += 1
                 found = self._times_us.setdefault(device, {})
                 found.setdefault((operator, point), []).append(time_us)
+        return num_kept
 
     def fill(self, tables: dict[TableKey, ProfileTable]) -> tuple[str, ...]:
         """Put what can be composed into tables that no profile has filled; return remarks."""

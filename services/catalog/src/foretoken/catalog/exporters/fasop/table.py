@@ -13,9 +13,10 @@ from statistics import fmean
 
 import numpy as np
 
+from foretoken.catalog.array import Floats
 from foretoken.catalog.importers.fasop.columns import COLUMNS
 from foretoken.catalog.importers.fasop.profile_rows import DEVICES, PRESETS
-from foretoken.catalog.sources.table import Floats
+from foretoken.catalog.importing import ImportNotes
 
 # A model's last name counts: the first ones are short for it.
 _MODEL_NAMES = {preset: name for name, preset in PRESETS.items()}
@@ -86,21 +87,20 @@ def write_tables(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write every table that has a row; return the names of files, and remarks."""
     files: dict[str, TableKey] = {}
-    notes = []
+    notes = ImportNotes()
     for key, table in tables.items():
         data, name = table.to_array(), key.file_name
         gap = table.missing_columns(2 ** len(data))
         if not len(data):
-            notes.append(f"{name} is not written: micro batch 1 lacks {', '.join(gap)}")
+            notes.add(name, f"not written: micro batch 1 lacks {', '.join(gap)}")
         elif name in files:
-            notes.append(f"{name} is {files[name].device}'s; {key.device} would have the same name")
+            notes.add(name, f"is {files[name].device}'s; {key.device} would have the same name")
         else:
             files[name] = key
             folder.mkdir(parents=True, exist_ok=True)
             np.savez(folder / name, data=data)
             if len(gap) < len(COLUMNS):
-                lacking = f"micro batch {2 ** len(data)} lacks {', '.join(gap)}"
-                notes.append(f"{name} ends before {lacking}")
+                notes.add(name, f"ends before micro batch {2 ** len(data)}: {', '.join(gap)} lack")
             if table.num_averaged:
-                notes.append(f"{name}: {table.num_averaged} cells are means of several times")
-    return tuple(files), tuple(notes)
+                notes.add(name, f"{table.num_averaged} cells are means of several times")
+    return tuple(files), notes.lines()

@@ -6,9 +6,10 @@ of attention.csv those with its n_embd, n_q_head, n_kv_head, num_tensor_parallel
 block_size; of each op the median, in ms, of one layer. Source: https://github.com/microsoft/vidur.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
@@ -21,26 +22,34 @@ from foretoken.catalog.exporters.vidur.layer_tables import (
     tabulate_mlp,
 )
 from foretoken.catalog.exporters.vidur.measured import STATISTICS, measure_operator
-from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest
+from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest, LeftOut
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 
 _COLLECTIVES = ("all_reduce", "send_recv")
-_LAYER_OPERATORS = (
-    "embedding",
-    "rms_norm",
-    "layer_norm",
-    "gemm",
-    "rope",
-    "silu_mul",
-    "gelu",
-    "residual_add",
-    "attention_prefill",
-    "attention_decode",
-    "kv_cache_write",
-)
+# The operators of a layer, and which of their rows the files have no room for.
+_MLP_REST = "of another shape than the models', or at token counts that another op of mlp.csv lacks"
+_ATTENTION_REST = "of another shape than the models', or of sequences of unequal lengths"
+_REST_OF_OPERATOR = {
+    **dict.fromkeys(
+        (
+            "embedding",
+            "rms_norm",
+            "layer_norm",
+            "gemm",
+            "rope",
+            "silu_mul",
+            "gelu",
+            "residual_add",
+        ),
+        _MLP_REST,
+    ),
+    "attention_prefill": _ATTENTION_REST,
+    "attention_decode": _ATTENTION_REST,
+    "kv_cache_write": "of as many tokens as no batch of attention.csv",
+}
 # Vidur's short names of products, and its names of models where ours have several.
 _FOLDER_OF_DEVICE = {"a100_sxm_80": "a100", "h100_sxm": "h100"}
 _VIDUR_MODELS = frozenset(
@@ -69,30 +78,37 @@ def _save(reader: pa.RecordBatchReader, request: ExportRequest) -> ExportReport:
     if not (block_size.isascii() and block_size.isdigit() and int(block_size)):
         raise InvalidRequestError.of_field("options.block_size", f"{block_size!r} is no count")
     rows = reader.read_all()
+    rows = rows.append_column("order", pa.array(np.arange(rows.num_rows)))
     export = _Export(request.path)
-    usable = _usable_rows(rows, dtype, export)
+    usable = _usable_rows(rows, dtype, export.left_out)
     for device in pc.unique(usable["device"]).to_pylist():
         of_device = usable.filter(pc.equal(usable["device"], device))
         for model in _models_of(of_device, request, export):
             export.write_model(of_device, device, model, int(block_size))
         for topology in pc.unique(of_device["topology"].drop_null()).to_pylist():
             export.write_network(of_device.filter(pc.equal(of_device["topology"], topology)))
-    return export.report(rows.num_rows)
+    export.leave_out_unused(usable)
+    return export.report()
 
 
-def _usable_rows(rows: pa.Table, dtype: str, export: "_Export") -> pa.Table:
-    """Return plain forward rows of one number format that have a time; say how many are not."""
-    is_usable = pc.and_(
-        pc.and_(pc.equal(rows["phase"], "forward"), pc.equal(rows["status"], "ok")),
-        pc.and_(pc.equal(rows["dtype"], dtype), pc.is_null(rows["variant"])),
-    )
-    usable = rows.filter(is_usable)
-    if usable.num_rows < rows.num_rows:
-        export.notes.append(
-            f"{rows.num_rows - usable.num_rows} rows are not plain forward rows in {dtype} with a"
-            " time; choose another format with --option dtype=NAME"
-        )
-    return usable
+def _usable_rows(rows: pa.Table, dtype: str, left_out: LeftOut) -> pa.Table:
+    """Return plain forward rows of one number format that have a time; count the others."""
+    is_usable: Mapping[str, Callable[[pa.Table], pa.ChunkedArray]] = {
+        "no file of Vidur's holds such": lambda rest: pc.is_in(
+            rest["operator"], pa.array([*_REST_OF_OPERATOR, *_COLLECTIVES])
+        ),
+        "failed": lambda rest: pc.equal(rest["status"], "ok"),
+        "not of the forward pass": lambda rest: pc.equal(rest["phase"], "forward"),
+        "of a variant": lambda rest: pc.is_null(rest["variant"]),
+        f"not in {dtype} (--option dtype=NAME chooses)": lambda rest: pc.equal(
+            rest["dtype"], dtype
+        ),
+    }
+    for reason, check in is_usable.items():
+        is_taken = check(rows)
+        _leave_out(left_out, reason, rows.filter(pc.invert(is_taken)))
+        rows = rows.filter(is_taken)
+    return rows
 
 
 def _models_of(
@@ -122,7 +138,9 @@ class _Export:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._files: list[str] = []
-        self._num_used = 0
+        self._used: set[int] = set()
+        self._models: set[str] = set()
+        self.left_out = LeftOut()
         self.notes: list[str] = []
 
     def write_model(
@@ -131,8 +149,9 @@ class _Export:
         """Write the two files of a model from its rows and those that name no model."""
         is_own = pc.or_kleene(pc.is_null(rows["model"]), pc.equal(rows["model"], model.name))
         own = rows.filter(is_own)
-        measured = {operator: measure_operator(own, operator) for operator in _LAYER_OPERATORS}
+        measured = {operator: measure_operator(own, operator) for operator in _REST_OF_OPERATOR}
         shapes = shapes_of(model, measured)
+        self._models.add(model.name)
         place = f"compute/{_FOLDER_OF_DEVICE.get(device, device)}/{_vidur_name(model)}"
         self._write(f"{place}/mlp.csv", tabulate_mlp(shapes, measured))
         self._write(f"{place}/attention.csv", tabulate_attention(shapes, measured, block_size))
@@ -146,7 +165,7 @@ class _Export:
             for place in range(found.num_rows):
                 per_node = int(found.dims["devices_per_node"][place])
                 times = {f"time_stats.{operator}.{s}": found.times_ms[s][place] for s in STATISTICS}
-                written.use(operator, place)
+                written.use(found, place)
                 written.rows.append(
                     {
                         "": place,
@@ -161,21 +180,33 @@ class _Export:
                 )
             self._write(f"network/{topology.name}/{operator}.csv", written)
 
-    def report(self, num_rows: int) -> ExportReport:
+    def leave_out_unused(self, rows: pa.Table) -> None:
+        """Count the rows that no file holds though their kind has one."""
+        rest = rows.filter(pc.invert(pc.is_in(rows["order"], pa.array(self._used, pa.int64()))))
+        is_own = pc.or_kleene(
+            pc.is_in(rest["model"], pa.array(sorted(self._models), pa.string())),
+            pc.and_(pc.is_null(rest["model"]), bool(self._models)),
+        )
+        reason = "of no model that is written (--option model=NAME takes rows that name none)"
+        _leave_out(self.left_out, reason, rest.filter(pc.invert(is_own)))
+        rest = rest.filter(is_own)
+        for reason in dict.fromkeys(_REST_OF_OPERATOR.values()):
+            operators = [name for name, said in _REST_OF_OPERATOR.items() if said == reason]
+            is_such = pc.is_in(rest["operator"], pa.array(operators))
+            _leave_out(self.left_out, reason, rest.filter(is_such))
+
+    def report(self) -> ExportReport:
         """Return what was written.
 
         Raises:
             InvalidRequestError: nothing was.
 
         """
+        notes = (*self.notes, *self.left_out.lines())
         if not self._files:
-            reasons = "; ".join(self.notes) or "no rows of a model with a preset"
+            reasons = "; ".join(notes) or "no rows of a model with a preset"
             raise InvalidRequestError.of_field("path", f"nothing fits Vidur's files: {reasons}")
-        if self._num_used < num_rows:
-            self.notes.append(f"{num_rows - self._num_used} of {num_rows} rows have no place")
-        return ExportReport(
-            files=tuple(self._files), num_rows=self._num_used, notes=tuple(self.notes)
-        )
+        return ExportReport(files=tuple(self._files), num_rows=len(self._used), notes=notes)
 
     def _write(self, name: str, written: Written) -> None:
         if not written.rows:
@@ -187,7 +218,12 @@ class _Export:
         options = csv.WriteOptions(quoting_style="none", quoting_header="none")
         csv.write_csv(_table_of(written.rows), path, options)
         self._files.append(name)
-        self._num_used += written.num_used
+        self._used |= written.used
+
+
+def _leave_out(left_out: LeftOut, reason: str, rows: pa.Table) -> None:
+    for counted in pc.value_counts(rows["operator"]).to_pylist():
+        left_out.add(reason, counted["values"], counted["counts"])
 
 
 def _table_of(rows: Sequence[Row]) -> pa.Table:

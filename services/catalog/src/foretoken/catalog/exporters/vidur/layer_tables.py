@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.catalog.exporters.vidur.measured import STATISTICS, Integers, Measured
+from foretoken.catalog.array import Integers
+from foretoken.catalog.exporters.vidur.measured import STATISTICS, Measured
 from foretoken.catalog.exporters.vidur.shape import (
     DEGREES,
     EFFECT_OF_MISSING,
@@ -24,20 +25,15 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Written:
-    """Rows of a file, the catalog's rows that went into them, and remarks."""
+    """Rows of a file, the places of the exported rows that went into them, and remarks."""
 
     rows: list[Row] = field(default_factory=list)
-    used: dict[str, set[int]] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
-    def use(self, operator: str, place: int) -> None:
-        """Count a row of the catalog, once however often it is written."""
-        self.used.setdefault(operator, set()).add(place)
-
-    @property
-    def num_used(self) -> int:
-        """How many rows of the catalog were written."""
-        return sum(len(places) for places in self.used.values())
+    def use(self, measured: Measured, place: int) -> None:
+        """Count an exported row, once however often it is written."""
+        self.used.add(int(measured.order[place]))
 
 
 def shapes_of(model: ModelArchitecture, measured: Mapping[str, Measured]) -> list[RankShape]:
@@ -86,9 +82,9 @@ def tabulate_mlp(shapes: Sequence[RankShape], measured: Mapping[str, Measured]) 
             for repeat in range(min(len(part) for part in places)):
                 row: Row = {}
                 for name, part in zip(found, places, strict=True):
-                    operator = ops[name].operator
-                    row |= _times_of(name, measured[operator], part[repeat])
-                    written.use(operator, int(part[repeat]))
+                    found_of_op = measured[ops[name].operator]
+                    row |= _times_of(name, found_of_op, part[repeat])
+                    written.use(found_of_op, part[repeat])
                 written.rows.append({**row, **_about(shape), "num_tokens": tokens})
     return written
 
@@ -175,7 +171,7 @@ def _batches(shape: RankShape, measured: Mapping[str, Measured], written: Writte
             batch = _prefill_batch(dims) if op == "attn_prefill" else _decode_batch(dims)
             if batch is None:
                 continue
-            written.use(operator, place)
+            written.use(found, place)
             yield {
                 **nothing,
                 **idle,
@@ -226,4 +222,4 @@ def _add_cache_writes(rows: Sequence[Row], writes: Measured, written: Written) -
         for index, batch in enumerate(batches if len(places) else ()):
             step = index if len(places) >= len(batches) else index * len(places) // len(batches)
             batch.update(_times_of("attn_kv_cache_save", writes, int(places[step])))
-            written.use("kv_cache_write", int(places[step]))
+            written.use(writes, int(places[step]))

@@ -8,20 +8,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from foretoken.catalog.array import Floats, Integers
 from foretoken.domain.operator import find_operator
 from foretoken.domain.units import US_PER_MS
 from foretoken.wire.arrow import dims_to_columns
 
 STATISTICS = ("min", "max", "mean", "median", "std")
 
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Rows of one operator in the order of the catalog; times in ms, NaN where not known."""
+    """Rows of one operator in the order of the catalog; times in ms, NaN where not known.
 
+    `order` are the rows' places in what was exported.
+    """
+
+    order: Integers
     dims: Mapping[str, Integers]
     times_ms: Mapping[str, Floats]
     kernels: npt.NDArray[np.str_]
@@ -40,9 +42,10 @@ class Measured:
 
 
 def measure_operator(rows: pa.Table, operator: str) -> Measured:
-    """Return the rows of an operator, which may be none."""
+    """Return the rows of an operator, which may be none; a column `order` numbers them."""
     found = rows.filter(pc.equal(rows["operator"], operator))
     return Measured(
+        found["order"].to_numpy(),
         dims_to_columns(found, find_operator(operator).dim_names),
         {name: _to_ms(found[f"latency_us_{name}"]) for name in STATISTICS},
         np.array(pc.fill_null(found["kernel"], "").to_pylist(), dtype=str),

@@ -8,23 +8,20 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from foretoken.catalog.array import Integers
 from foretoken.catalog.importers.aiconfigurator.formats import (
     CELL_DTYPES,
     MLA_HEAD_DIMS,
     MLA_LATENT_DIMS,
     split_scheme,
 )
-from foretoken.catalog.importers.aiconfigurator.perf_table import (
-    Circumstances,
-    Integers,
-    PerfTable,
-)
+from foretoken.catalog.importers.aiconfigurator.perf_table import Circumstances, PerfTable
 from foretoken.catalog.importers.aiconfigurator.points import Points, make_points
 from foretoken.domain.errors import UnknownModelError
+from foretoken.domain.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.attention_prefill_window import window_prefill_dims
-from foretoken.domain.variant import format_variant
 
 # Heads of the layer that tables without a column `num_heads` split over `tp_size` ranks.
 _MLA_HEADS = 128
@@ -157,9 +154,7 @@ def _describe_module(said: Mapping[str, str]) -> Circumstances | str:
         return f"{model.name} has no latent attention"
     dtype, quant = scheme
     facts = {"quant": quant, "attn": "" if attention is dtype else attention.name.lower()}
-    return _circumstances(
-        said, said["mla_dtype"], facts, dtype=dtype.name.lower(), model=model.name
-    )
+    return _circumstances(said, said["mla_dtype"], facts, dtype=dtype, model=model.name)
 
 
 def _circumstances(
@@ -167,7 +162,7 @@ def _circumstances(
     attention: str,
     facts: Mapping[str, str] | None = None,
     *,
-    dtype: str = "",
+    dtype: DType | None = None,
     model: str | None = None,
 ) -> Circumstances | str:
     """Return the circumstances of attention in a format, `kv` said where the cache has another."""
@@ -176,12 +171,5 @@ def _circumstances(
         return f"attention in {attention!r} with a cache in {cache!r} is unknown here"
     is_same = CELL_DTYPES[attention] is CELL_DTYPES[cache]
     kv = "" if is_same else CELL_DTYPES[cache].name.lower()
-    return Circumstances(
-        dtype=dtype or CELL_DTYPES[attention].name.lower(),
-        device=said["device"],
-        framework=said["framework"].lower(),
-        framework_version=said["version"],
-        kernel=said["kernel_source"],
-        variant=format_variant({**(facts or {}), "kv": kv}),
-        model=model,
-    )
+    found = {**(facts or {}), "kv": kv}
+    return Circumstances.of(said, dtype or CELL_DTYPES[attention], found, model=model)

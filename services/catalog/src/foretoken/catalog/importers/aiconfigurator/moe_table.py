@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from foretoken.catalog.array import Integers
 from foretoken.catalog.dims import group_rows
 from foretoken.catalog.importers.aiconfigurator.formats import split_scheme
 from foretoken.catalog.importers.aiconfigurator.perf_table import (
     Circumstances,
     Coded,
     Described,
-    Integers,
     PerfTable,
 )
 from foretoken.catalog.importers.aiconfigurator.points import Points, make_points
@@ -25,7 +25,6 @@ from foretoken.catalog.importers.aiconfigurator.routing import (
     is_known_distribution,
     local_load,
 )
-from foretoken.domain.variant import format_variant
 
 # How TensorRT-LLM's kernels say that the experts have no gate.
 _UNGATED = "_nongated"
@@ -71,20 +70,8 @@ def _describe(said: Mapping[str, str]) -> Circumstances | str:
     if not is_known_distribution(said["distribution"]):
         return f"the tokens' distribution {said['distribution']!r} is unknown here"
     dtype, quant = scheme
-    return Circumstances(
-        dtype=dtype.name.lower(),
-        device=said["device"],
-        framework=said["framework"].lower(),
-        framework_version=said["version"],
-        kernel=said["kernel_source"],
-        variant=format_variant(
-            {
-                "quant": quant,
-                "routing": said["distribution"],
-                "mlp": said["mlp"],
-            }
-        ),
-    )
+    facts = {"quant": quant, "routing": said["distribution"], "mlp": said["mlp"]}
+    return Circumstances.of(said, dtype, facts)
 
 
 def _mlp_kinds(table: PerfTable) -> Coded:

@@ -5,23 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Floats, Integers, Mask
 from foretoken.catalog.importing import ImportNotes, ImportRequest, name_model
-from foretoken.catalog.sources.table import (
-    Floats,
-    SourceTable,
-    parse_csv,
-    parse_parquet,
-    read_source_file,
-)
+from foretoken.catalog.sources.file import read_source_file
+from foretoken.catalog.sources.table import SourceTable, parse_csv, parse_parquet
 from foretoken.domain.errors import UnknownDeviceError
+from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.units import US_PER_MS
+from foretoken.domain.variant import format_variant
 
-Integers = npt.NDArray[np.int64]
 # A column of texts: a code for every row, and the texts that the codes stand for.
 Coded = tuple[Integers, list[str]]
 
@@ -42,6 +38,28 @@ class Circumstances:
     variant: str | None = None
     model: str | None = None
 
+    @classmethod
+    def of(
+        cls,
+        said: Mapping[str, str],
+        dtype: DType,
+        facts: Mapping[str, str],
+        *,
+        topology: str | None = None,
+        model: str | None = None,
+    ) -> "Circumstances":
+        """Return those of rows with these texts; `facts` make the variant, empty ones left out."""
+        return cls(
+            dtype=dtype.name.lower(),
+            device=said["device"],
+            framework=said["framework"].lower(),
+            framework_version=said["version"],
+            kernel=said["kernel_source"],
+            topology=topology,
+            variant=format_variant(facts),
+            model=model,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Described:
@@ -51,7 +69,7 @@ class Described:
     codes: Integers
     circumstances: tuple[Circumstances, ...]
 
-    def where(self, is_taken: npt.NDArray[np.bool_]) -> "Described":
+    def where(self, is_taken: Mask) -> "Described":
         """Return the rows of these for which a value per row of the file is true."""
         kept = is_taken[self.rows]
         return Described(self.rows[kept], self.codes[kept], self.circumstances)

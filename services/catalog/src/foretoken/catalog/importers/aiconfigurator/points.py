@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from foretoken.catalog.array import Floats, Integers
 from foretoken.catalog.dims import columns_to_dims
 from foretoken.catalog.importers.aiconfigurator.perf_table import (
     Circumstances,
     Described,
-    Integers,
     PerfTable,
 )
-from foretoken.catalog.sources.table import Floats
+from foretoken.catalog.sources.row import NO_TIME, check_dims, fill_schema
 from foretoken.domain.operator import find_operator
-from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
 _BATCH_ROWS = 200_000
-_NO_TIME = "the source has no time for this row"
 _TEXTS = tuple(field for field in Circumstances.__dataclass_fields__)
 
 
@@ -55,13 +53,7 @@ def make_points(
     for dim in find_operator(operator).dims:
         of_file = np.broadcast_to(np.asarray(dims[dim.name], dtype=np.int64), table.origin.num_rows)
         columns[dim.name] = of_file[rows]
-        is_small = columns[dim.name] < dim.minimum
-        if is_small.any():
-            place = int(np.argmax(is_small))
-            raise table.origin.fault(
-                int(rows[place]),
-                f"{operator}: {dim.name} is {columns[dim.name][place]}, below {dim.minimum}",
-            )
+    check_dims(operator, table.origin, rows, columns)
     power_w = table.power_w
     return Points(
         operator=operator,
@@ -105,7 +97,7 @@ class PointBatch:
             ),
             "latency_us_median": pa.array(latency_us, mask=~has_time),
             "status": _expand(["failed", "ok"], has_time),
-            "status_reason": _expand([_NO_TIME, None], has_time),
+            "status_reason": _expand([NO_TIME, None], has_time),
             "source_file": _expand([source.name], same),
             "source_hash": _expand([source.content_hash], same),
             "source_row": pa.array(described.rows[span] + 1),
@@ -113,11 +105,7 @@ class PointBatch:
         if points.power_w is not None:
             power_w = points.power_w[span]
             columns["power_w"] = pa.array(power_w, mask=~np.isfinite(power_w))
-        arrays = [
-            columns.get(field.name, pa.nulls(num_rows, field.type)).cast(field.type)
-            for field in MEASUREMENT_SCHEMA
-        ]
-        return pa.table(arrays, schema=MEASUREMENT_SCHEMA)
+        return fill_schema(columns, num_rows)
 
 
 def _expand(words: list[str | None], codes: Any) -> pa.Array:

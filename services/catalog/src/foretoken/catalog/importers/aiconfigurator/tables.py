@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from foretoken.catalog.array import Integers
 from foretoken.catalog.importers.aiconfigurator.attention_tables import (
     read_decode,
     read_mla_decode,
@@ -23,14 +24,12 @@ from foretoken.catalog.importers.aiconfigurator.moe_table import read_moe
 from foretoken.catalog.importers.aiconfigurator.perf_table import (
     Circumstances,
     Described,
-    Integers,
     PerfTable,
     topology_of,
 )
 from foretoken.catalog.importers.aiconfigurator.points import Points, make_points
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.units import ceil_divide
-from foretoken.domain.variant import format_variant
 
 _LANES = ("eager", "graph")
 
@@ -48,14 +47,7 @@ def _describe_gemm(said: Mapping[str, str]) -> Circumstances | str:
     if scheme is None:
         return f"gemm_dtype {said['gemm_dtype']!r} is unknown here"
     dtype, quant = scheme
-    return Circumstances(
-        dtype=dtype.name.lower(),
-        device=said["device"],
-        framework=said["framework"].lower(),
-        framework_version=said["version"],
-        kernel=said["kernel_source"],
-        variant=format_variant({"quant": quant}),
-    )
+    return Circumstances.of(said, dtype, {"quant": quant})
 
 
 def _read_gemm(table: PerfTable) -> Iterator[Points]:
@@ -78,15 +70,8 @@ def _describe_collective(said: Mapping[str, str], cell: str) -> Circumstances | 
     # `vllm_eager` and `vLLM_custom_eager`: launched one by one, or from a CUDA graph.
     words = (said["backend"], said["implementation"], said["kernel_source"])
     lanes = [lane for lane in _LANES if any(word.endswith(f"_{lane}") for word in words)]
-    return Circumstances(
-        dtype=CELL_DTYPES[cell].name.lower(),
-        device=said["device"],
-        topology=topology_of(said),
-        framework=said["framework"].lower(),
-        framework_version=said["version"],
-        kernel=said["kernel_source"],
-        variant=format_variant({"lane": lanes[0] if lanes else ""}),
-    )
+    facts = {"lane": lanes[0] if lanes else ""}
+    return Circumstances.of(said, CELL_DTYPES[cell], facts, topology=topology_of(said))
 
 
 def _collective_reader(

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Floats, Integers
 from foretoken.catalog.importers.fasop.columns import Column, RankShape
 from foretoken.catalog.importing import ImportRequest
 from foretoken.catalog.sources.file import SourceFile, refuse
-from foretoken.catalog.sources.table import Floats, RowFacts, SourceTable, build_rows
+from foretoken.catalog.sources.row import RowFacts, build_rows
+from foretoken.catalog.sources.table import SourceTable
 from foretoken.domain.errors import (
     FieldViolation,
     InvalidRequestError,
@@ -139,9 +139,9 @@ class Profile:
     def rows_of(
         self,
         column: Column,
-        micro_batches: npt.NDArray[np.int64],
+        micro_batches: Integers,
         times_ms: Mapping[str, Floats],
-        rows: npt.NDArray[np.int64],
+        rows: Integers,
         *,
         num_samples: int | None = None,
     ) -> pa.Table:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Floats
 from foretoken.catalog.importers.fasop.columns import (
     COLUMNS,
     LEGACY_EMBEDDING,
@@ -16,7 +17,6 @@ from foretoken.catalog.importers.fasop.columns import (
 from foretoken.catalog.importers.fasop.profile_rows import Profile
 from foretoken.catalog.sources.content import parse_npy, read_zip_members
 from foretoken.catalog.sources.file import refuse
-from foretoken.catalog.sources.table import Floats
 
 _MEMBER = "data.npy"
 # FASOP profiles micro batches up to 128 samples.

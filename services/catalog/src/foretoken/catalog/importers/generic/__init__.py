@@ -20,13 +20,8 @@ from foretoken.catalog.importing import (
     name_model,
 )
 from foretoken.catalog.sources.file import read_source_file
-from foretoken.catalog.sources.table import (
-    RowFacts,
-    SourceTable,
-    build_rows,
-    parse_csv,
-    parse_parquet,
-)
+from foretoken.catalog.sources.row import RowFacts, build_rows
+from foretoken.catalog.sources.table import SourceTable, parse_csv, parse_parquet
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import find_device

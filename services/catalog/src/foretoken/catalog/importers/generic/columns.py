@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretoken.catalog.array import Floats, Integers, Mask
 from foretoken.catalog.dims import group_rows
 from foretoken.catalog.importers.generic.mapping import (
     DimRule,
@@ -15,26 +16,13 @@ from foretoken.catalog.importers.generic.mapping import (
     TextRule,
     Unit,
 )
-from foretoken.catalog.sources.table import Floats, SourceTable
+from foretoken.catalog.sources.row import FACT_NAMES
+from foretoken.catalog.sources.table import WHOLE_MAX, SourceTable
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 
-Integers = npt.NDArray[np.int64]
 Texts = npt.NDArray[np.str_]
 
-# What rows of one group have in common.
-NAMES = (
-    "operator",
-    "phase",
-    "dtype",
-    "device",
-    "topology",
-    "framework",
-    "framework_version",
-    "kernel",
-    "variant",
-    "model",
-)
 # Every group costs about a millisecond.
 _GROUPS_MAX = 20_000
 
@@ -56,7 +44,7 @@ def find_groups(origin: SourceTable, rule: TableRule, given: Mapping[str, str]) 
 
     """
     rows = np.flatnonzero(_select(origin, rule))
-    columns = [_read_texts(origin, name, rule, given)[rows] for name in NAMES]
+    columns = [_read_texts(origin, name, rule, given)[rows] for name in FACT_NAMES]
     codes = [np.unique(column, return_inverse=True)[1] for column in columns]
     order, starts = group_rows(codes)
     if len(starts) > _GROUPS_MAX:
@@ -65,7 +53,7 @@ def find_groups(origin: SourceTable, rule: TableRule, given: Mapping[str, str]) 
         )
     return [
         Group(
-            {name: str(column[places[0]]) for name, column in zip(NAMES, columns, strict=True)},
+            {name: str(found[places[0]]) for name, found in zip(FACT_NAMES, columns, strict=True)},
             np.sort(rows[places]),
         )
         for places in np.split(order, starts[1:])
@@ -98,7 +86,7 @@ def read_times(origin: SourceTable, rule: TableRule, group: Group) -> dict[str, 
     }
 
 
-def _select(origin: SourceTable, rule: TableRule) -> npt.NDArray[np.bool_]:
+def _select(origin: SourceTable, rule: TableRule) -> Mask:
     mask = np.ones(origin.num_rows, dtype=bool)
     for where in rule.where:
         for is_taken in _conditions(origin, where):
@@ -106,7 +94,7 @@ def _select(origin: SourceTable, rule: TableRule) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _conditions(origin: SourceTable, where: RowRule) -> Iterator[npt.NDArray[np.bool_]]:
+def _conditions(origin: SourceTable, where: RowRule) -> Iterator[Mask]:
     if where.is_in is not None:
         yield np.isin(origin.texts(where.column), where.is_in)
     if where.is_not is not None:
@@ -147,7 +135,7 @@ def _read_dim(origin: SourceTable, name: str, rule: DimRule, group: Group) -> In
     # Elements of half a byte are why this is a float until the end.
     values = cells * rule.scale * _unit_size(rule.unit, group)
     with np.errstate(invalid="ignore"):
-        is_whole = np.abs(values) <= 2.0**53
+        is_whole = np.abs(values) <= WHOLE_MAX
         is_whole &= np.floor(values) == values
     if not is_whole.all():
         place = int(np.argmin(is_whole))

@@ -10,8 +10,7 @@ from foretoken.catalog.sources.content import parse_source_yaml
 from foretoken.catalog.sources.file import SourceFile
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-
-_STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90")
+from foretoken.wire.arrow import LATENCY_STATISTICS
 
 
 class TimeUnit(enum.Enum):
@@ -114,9 +113,9 @@ class TableRule:
     def __post_init__(self) -> None:
         """Check the names of statistics, and that the pattern stays in the folder."""
         violations = [
-            FieldViolation(f"latency.{name}", f"is not one of {', '.join(_STATISTICS)}")
+            FieldViolation(f"latency.{name}", f"is not one of {', '.join(LATENCY_STATISTICS)}")
             for name in self.latency
-            if name not in _STATISTICS
+            if name not in LATENCY_STATISTICS
         ]
         if "median" not in self.latency:
             violations.append(FieldViolation("latency.median", "required key is missing"))

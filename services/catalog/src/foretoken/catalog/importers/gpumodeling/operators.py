@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretoken.catalog.array import Integers
 from foretoken.catalog.sources.table import SourceTable
 from foretoken.domain.units import ceil_divide
-
-Integers = npt.NDArray[np.int64]
 
 # Rows of the vocabulary, padded so that every rank has a multiple of 128.
 _VOCAB = 50257

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from foretoken.catalog.array import Floats
 from foretoken.catalog.importers.gpumodeling.operators import (
     COLLECTIVES,
     SAMPLED_OPS,
@@ -15,14 +16,9 @@ from foretoken.catalog.importers.gpumodeling.operators import (
     Shape,
 )
 from foretoken.catalog.importing import ImportNotes, ImportRequest
-from foretoken.catalog.sources.table import (
-    Floats,
-    RowFacts,
-    SourceTable,
-    build_rows,
-    parse_csv,
-    read_source_file,
-)
+from foretoken.catalog.sources.file import read_source_file
+from foretoken.catalog.sources.row import RowFacts, build_rows
+from foretoken.catalog.sources.table import SourceTable, parse_csv
 from foretoken.domain.errors import UnknownDeviceError
 from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import all_devices, find_device

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Floats, Integers
 from foretoken.catalog.importers.internlm.curves import Curve, read_curves
 from foretoken.catalog.importing import (
     Importer,
@@ -23,7 +23,8 @@ from foretoken.catalog.importing import (
     build_plan,
 )
 from foretoken.catalog.sources.file import SourceFile, read_source_file
-from foretoken.catalog.sources.table import Floats, RowFacts, SourceTable, build_rows
+from foretoken.catalog.sources.row import RowFacts, build_rows
+from foretoken.catalog.sources.table import SourceTable
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
@@ -51,8 +52,6 @@ _LINEAR_SAMPLES = 5
 _COLLECTIVE_SAMPLES = 20
 # The profiler writes 1e9 s where the memory did not suffice. Source: simulator/common.py.
 _LONGEST_S = 1e8
-
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretoken.catalog.array import Floats
 from foretoken.catalog.importers.internlm.symbolic_pickle import Call, Global, read_pickle
 from foretoken.catalog.sources.content import read_zip_members
 from foretoken.catalog.sources.file import SourceFile, refuse
-
-Floats = npt.NDArray[np.float64]
 
 _ZIP_START = b"PK"
 _MEMBER = "data.pkl"

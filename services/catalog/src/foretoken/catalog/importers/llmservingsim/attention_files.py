@@ -5,14 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.importers.llmservingsim.degree import (
-    Degree,
-    Integers,
-    Rows,
-    join_rows,
-    take_rows,
-)
-from foretoken.catalog.sources.table import Floats, SourceTable
+from foretoken.catalog.array import Floats, Integers
+from foretoken.catalog.importers.llmservingsim.degree import Degree, Rows, join_rows, take_rows
+from foretoken.catalog.sources.table import SourceTable
 from foretoken.domain.operators.attention_prefill import prefill_dims
 
 _GRID_COLUMNS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")

@@ -1,20 +1,17 @@
 """`collectives/*.csv`: times of collectives, message sizes in elements of the row's format."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Mask
 from foretoken.catalog.importers.llmservingsim.degree import Rows, join_rows
 from foretoken.catalog.importing import ImportNotes, ImportRequest
-from foretoken.catalog.sources.table import (
-    RowFacts,
-    SourceTable,
-    build_rows,
-    parse_csv,
-    read_source_file,
-)
+from foretoken.catalog.sources.file import read_source_file
+from foretoken.catalog.sources.row import RowFacts, build_rows
+from foretoken.catalog.sources.table import SourceTable, parse_csv
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
@@ -39,6 +36,17 @@ _OPERATORS = {
     "alltoall": "all_to_all",
 }
 _DTYPES = {"half": DType.FP16, "bfloat16": DType.BF16, "float": DType.FP32, "int8": DType.INT8}
+
+
+class _Kind(NamedTuple):
+    """The texts of a row."""
+
+    op_name: str
+    kernel: str
+    dtype: str
+    device: str
+    framework: str
+    version: str
 
 
 def find_collective_files(path: Path) -> list[Path]:
@@ -68,36 +76,37 @@ def read_collectives(path: Path, request: ImportRequest, notes: ImportNotes) -> 
         for name in ("op_name", "kernel_source", dtype_column, "device", "framework", "version")
     ]
     pieces = []
-    for key in dict.fromkeys(zip(*(column.tolist() for column in keys), strict=True)):
-        op_name, kernel, dtype_name, device_name, framework, version = key
-        mask = np.logical_and.reduce([c == k for c, k in zip(keys, key, strict=True)])
-        if op_name not in _OPERATORS or dtype_name not in _DTYPES:
-            text = f"{mask.sum()} rows of {op_name} in {dtype_name}, unknown here, are not read"
+    texts = zip(*(column.tolist() for column in keys), strict=True)
+    for kind in dict.fromkeys(_Kind(*row) for row in texts):
+        mask = np.logical_and.reduce([c == k for c, k in zip(keys, kind, strict=True)])
+        if kind.op_name not in _OPERATORS or kind.dtype not in _DTYPES:
+            text = (
+                f"{mask.sum()} rows of {kind.op_name} in {kind.dtype}, unknown here, are not read"
+            )
             notes.add(origin.source.name, text)
-            continue
-        device = find_device(device_name).name
-        if wanted not in ("", device):
-            continue
-        topology = request.topology or topology_of_device(device).name
-        dtype = _DTYPES[dtype_name]
-        # Where NCCL was timed, the version is NCCL's, whatever framework timed it.
-        is_nccl = kernel.upper() == "NCCL"
-        facts = RowFacts(
-            operator=_OPERATORS[op_name],
-            dtype=dtype.name.lower(),
-            device=device,
-            topology=find_topology(topology).name,
-            framework="nccl" if is_nccl else framework.lower(),
-            framework_version=version or None,
-            kernel=kernel.lower(),
-        )
-        pieces.append(_rows_of(origin, facts, mask, dtype))
+        elif wanted in ("", find_device(kind.device).name):
+            facts = _facts_of(kind, request.topology)
+            pieces.append(_rows_of(origin, facts, mask, _DTYPES[kind.dtype]))
     return origin, join_rows(pieces)
 
 
-def _rows_of(
-    origin: SourceTable, facts: RowFacts, mask: npt.NDArray[np.bool_], dtype: DType
-) -> pa.Table:
+def _facts_of(kind: _Kind, topology: str) -> RowFacts:
+    """Return what rows of a kind have in common; `topology` is the one asked for, if one was."""
+    device = find_device(kind.device).name
+    # Where NCCL was timed, the version is NCCL's, whatever framework timed it.
+    is_nccl = kind.kernel.upper() == "NCCL"
+    return RowFacts(
+        operator=_OPERATORS[kind.op_name],
+        dtype=_DTYPES[kind.dtype].name.lower(),
+        device=device,
+        topology=find_topology(topology or topology_of_device(device).name).name,
+        framework="nccl" if is_nccl else kind.framework.lower(),
+        framework_version=kind.version or None,
+        kernel=kind.kernel.lower(),
+    )
+
+
+def _rows_of(origin: SourceTable, facts: RowFacts, mask: Mask, dtype: DType) -> pa.Table:
     dims = {
         "message_bytes": origin.integers("message_elements")[mask] * int(dtype.num_bytes),
         "devices_per_node": origin.integers("num_gpus")[mask],

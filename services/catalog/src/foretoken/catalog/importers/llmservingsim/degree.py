@@ -5,23 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Floats, Mask
 from foretoken.catalog.importers.llmservingsim.variant import RankDims, Variant
 from foretoken.catalog.importing import ImportNotes
-from foretoken.catalog.sources.table import (
-    Floats,
-    RowFacts,
-    SourceTable,
-    build_rows,
-    parse_csv,
-    read_source_file,
-)
+from foretoken.catalog.sources.file import read_source_file
+from foretoken.catalog.sources.row import RowFacts, build_rows
+from foretoken.catalog.sources.table import SourceTable, parse_csv
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
-Integers = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 Rows = tuple[SourceTable, pa.Table]
 
 

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from foretoken.catalog.array import Floats
 from foretoken.catalog.importers.llmservingsim.attention_files import read_attention, read_skew
 from foretoken.catalog.importers.llmservingsim.degree import Degree, Rows, join_rows, take_rows
 from foretoken.catalog.importers.llmservingsim.layers import LAYERS
 from foretoken.catalog.importers.llmservingsim.variant import Variant
 from foretoken.catalog.importing import ImportNotes
-from foretoken.catalog.sources.table import Floats, SourceTable
+from foretoken.catalog.sources.table import SourceTable
 from foretoken.domain.errors import InvalidRequestError
 
 # Files by layer name, and their column that counts tokens or sequences.

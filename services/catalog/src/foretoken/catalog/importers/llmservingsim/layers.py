@@ -4,12 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from foretoken.catalog.array import Integers
 from foretoken.catalog.importers.llmservingsim.variant import RankDims
 
-Integers = npt.NDArray[np.int64]
 DimsOfRows = Callable[[Integers, RankDims], Mapping[str, Any]]
 
 

@@ -72,7 +72,9 @@ def find_variants(request: ImportRequest) -> tuple[Variant, ...]:
     """
     paths = sorted(request.path.rglob("meta.yaml"))
     if not paths:
-        raise InvalidRequestError.of_field("path", f"no meta.yaml under {request.path}")
+        raise InvalidRequestError.of_field(
+            "path", f"no meta.yaml under {request.path}; give profiler/perf or a folder above it"
+        )
     variants = list(_read_variants(paths, request))
     if not variants:
         wanted = " ".join(filter(None, (request.device, request.model)))

@@ -7,9 +7,10 @@ to 2.17, which differ in the columns they have.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
-from foretoken.catalog.sources.content import decode_text
+from foretoken.catalog.sources.content import check_lines, check_utf8
 from foretoken.catalog.sources.file import SourceFile
 from foretoken.domain.errors import InvalidRequestError
 
@@ -28,6 +29,8 @@ _NCCL_NAME = re.compile(r"^NCCL version (\d+(?:\.\d+)+)")
 _COLUMNS = re.compile(r"^#\s+size\s+count\s+type\b(.*)$")
 _OUT_OF_BOUNDS = re.compile(r"^# Out of bounds values\s*: (\d+)")
 _ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z]")
+# nccl-tests print lines of some hundred characters; a longer one is of another program.
+_TEXT_MAX = 4_096
 # NCCL's own messages, which may name the process.
 _DEBUG = "NCCL "
 _ENDED = "# Collective test concluded"
@@ -87,8 +90,13 @@ def parse_log(source: SourceFile, path: Path) -> tuple[TestLog, ...]:
 
     """
     reader = _Reader(path)
-    for number, text in enumerate(decode_text(source, path).splitlines(), 1):
-        reader.take(number, _PREFIX.sub("", text, count=1))
+    check_utf8(source, path)
+    check_lines(source, path)
+    # Line by line: the text of a whole log would take several times its bytes.
+    lines = TextIOWrapper(BytesIO(source.content), encoding="utf-8-sig")
+    for number, text in enumerate(lines, 1):
+        if len(text) <= _TEXT_MAX:
+            reader.take(number, _PREFIX.sub("", text.rstrip(), count=1))
     return tuple(run for run in reader.runs if run.lines)
 
 

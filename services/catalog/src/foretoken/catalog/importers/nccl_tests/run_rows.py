@@ -11,7 +11,8 @@ import pyarrow as pa
 from foretoken.catalog.importers.nccl_tests.log import TableLine, TestLog, Timing
 from foretoken.catalog.importing import ImportNotes, ImportRequest
 from foretoken.catalog.sources.file import SourceFile, refuse
-from foretoken.catalog.sources.table import RowFacts, SourceTable, build_rows
+from foretoken.catalog.sources.row import RowFacts, build_rows
+from foretoken.catalog.sources.table import SourceTable
 from foretoken.domain.errors import (
     FieldViolation,
     InvalidRequestError,

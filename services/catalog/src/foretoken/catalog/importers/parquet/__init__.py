@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from foretoken.catalog.array import Mask
 from foretoken.catalog.dataset import (
     DATASET_TOOL,
     DATASET_VERSION,
@@ -136,7 +136,7 @@ def _group_pieces(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
         yield batch
 
 
-def _is_wanted(rows: pa.RecordBatch, request: ImportRequest) -> npt.NDArray[np.bool_]:
+def _is_wanted(rows: pa.RecordBatch, request: ImportRequest) -> Mask:
     is_wanted = np.ones(rows.num_rows, dtype=bool)
     for name in ("device", "topology", "model"):
         if value := getattr(request, name):

@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from foretoken.catalog.importers.vidur.layer_file import rows_of_op, split_column
 from foretoken.catalog.sources.file import SourceFile
-from foretoken.catalog.sources.table import RowFacts, SourceTable, parse_csv
+from foretoken.catalog.sources.row import RowFacts
+from foretoken.catalog.sources.table import SourceTable, parse_csv
 from foretoken.domain.hardware.topology import find_topology
 
 _COLUMNS = ("num_workers", "size", "collective", "devices_per_node")

@@ -41,7 +41,10 @@ def find_compute_folders(request: ImportRequest, notes: ImportNotes) -> list[tup
     """
     parent = request.path / "compute"
     if not parent.is_dir():
-        raise InvalidRequestError.of_field("path", f"{request.path} has no folder compute/")
+        raise InvalidRequestError.of_field(
+            "path",
+            f"{request.path} has no folder compute/; give Vidur's data/profiling, which has",
+        )
     wanted = _resolve_device(request.device) if request.device else ""
     folders = {path.name: path for path in sorted(parent.iterdir()) if path.is_dir()}
     if name := request.options.get("folder", ""):

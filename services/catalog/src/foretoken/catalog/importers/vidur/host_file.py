@@ -7,11 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Floats, Integers
 from foretoken.catalog.importers.vidur.folders import is_model
 from foretoken.catalog.importers.vidur.layer_file import join_rows
 from foretoken.catalog.importing import ImportNotes, name_model
 from foretoken.catalog.sources.file import SourceFile
-from foretoken.catalog.sources.table import Floats, RowFacts, SourceTable, build_rows, parse_csv
+from foretoken.catalog.sources.row import RowFacts, build_rows
+from foretoken.catalog.sources.table import SourceTable, parse_csv
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.units import US_PER_MS
 
@@ -92,7 +94,7 @@ def _read_models(origin: SourceTable, of_folder: str | None) -> npt.NDArray[np.s
     return np.array([names[name] for name in own.tolist()])
 
 
-def _read_times(origin: SourceTable, part: str, rows: npt.NDArray[np.int64]) -> dict[str, Floats]:
+def _read_times(origin: SourceTable, part: str, rows: Integers) -> dict[str, Floats]:
     """Return the statistics there are, by name; none where the part was not measured."""
     found = {
         statistic: origin.numbers(f"{part}_{statistic}")[rows] * US_PER_MS

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from foretoken.catalog.array import Floats, Integers, Mask
 from foretoken.catalog.importing import ImportNotes
 from foretoken.catalog.sources.file import SourceFile
-from foretoken.catalog.sources.table import Floats, RowFacts, SourceTable, build_rows, parse_csv
+from foretoken.catalog.sources.row import RowFacts, build_rows
+from foretoken.catalog.sources.table import SourceTable, parse_csv
 from foretoken.domain.models.architecture import all_models
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.units import US_PER_MS
@@ -41,9 +42,6 @@ _ATTENTION_COLUMNS = (
 )
 # Reshapes that launch no kernel: always 0.
 _FREE_OPS = frozenset({"attn_input_reshape", "attn_output_reshape"})
-
-Integers = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

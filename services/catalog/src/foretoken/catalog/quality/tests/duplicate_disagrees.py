@@ -4,14 +4,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from foretoken.catalog.array import Mask
 from foretoken.catalog.quality.cells import bin_points
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.lines import merge_duplicates
-from foretoken.catalog.quality.stored_rows import ALIKE, Mask, StoredRows
+from foretoken.catalog.quality.stored_rows import ALIKE, RESOLUTION_US, StoredRows
 
 _RATIO_MAX = 0.1
-# Differences below this are the resolution of the timers in use (Vidur's tables have 0.5-1 us).
-_RESOLUTION_US = 2.0
 # So many repeats have a spread of their own, and one of them is off beyond so many deviations.
 _REPEATS_MIN = 4
 _DEVIATIONS_MAX = 3.0
@@ -32,7 +31,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
         spread_us = _SIGMAS_PER_MAD * merge_duplicates(alike.columns, off_us).latency_us
         has_spread = points.num_repeats >= _REPEATS_MIN
         allowed_us = points.of_rows(np.where(has_spread, _DEVIATIONS_MAX * spread_us, 0.0))
-        allowed_us = np.maximum(np.maximum(allowed_us, _RATIO_MAX * of_point), _RESOLUTION_US)
+        allowed_us = np.maximum(np.maximum(allowed_us, _RATIO_MAX * of_point), RESOLUTION_US)
         is_few = points.num_repeats[points.point_of_row] < _REPEATS_MIN
         found = np.flatnonzero((off_us > allowed_us) & ~(is_few & _agrees_with_cell(alike)))
         if len(found):

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from foretoken.catalog.array import Floats
 from foretoken.catalog.dims import Indices
-from foretoken.catalog.quality.bound import Floats
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.lines import combine_codes
 from foretoken.catalog.quality.stored_rows import TABLE, StoredRows

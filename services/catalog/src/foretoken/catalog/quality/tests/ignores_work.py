@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretoken.catalog.quality.bound import Floats
+from foretoken.catalog.array import Floats
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.stored_rows import TABLE, StoredRows
 

@@ -6,12 +6,10 @@ import numpy as np
 
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.lines import deviations_from_lines, merge_duplicates
-from foretoken.catalog.quality.stored_rows import ALIKE, StoredRows
+from foretoken.catalog.quality.stored_rows import ALIKE, RESOLUTION_US, StoredRows
 
 # Off the neighbours by more than this factor, either way.
 _RATIO_MAX = 1.5
-# Differences below this are the resolution of the timers in use (Vidur's tables have 0.5-1 us).
-_RESOLUTION_US = 2.0
 
 
 def _find(rows: StoredRows) -> Iterator[Doubts]:
@@ -22,7 +20,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
             points.columns_of(alike.columns), points.latency_us, expected_us, limit=_RATIO_MAX
         )
         is_off = np.maximum(ratios, 1 / ratios) > _RATIO_MAX
-        is_off &= np.abs(points.latency_us * (1 - 1 / ratios)) > _RESOLUTION_US
+        is_off &= np.abs(points.latency_us * (1 - 1 / ratios)) > RESOLUTION_US
         found = np.flatnonzero(points.of_rows(is_off))
         if len(found):
             of_row = points.of_rows(ratios)[found]

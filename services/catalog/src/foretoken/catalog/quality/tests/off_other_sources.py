@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretoken.catalog.quality.cells import fill_cells, number_rows
+from foretoken.catalog.array import Mask
+from foretoken.catalog.quality.cells import BINS_MIN, fill_cells, number_rows
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
-from foretoken.catalog.quality.stored_rows import Mask, StoredRows
+from foretoken.catalog.quality.stored_rows import StoredRows
 
-_BINS_MIN = 8
 # Between sound sources the median was up to 2.6 (point to point) and 2.3 (an unfused norm).
 _RATIO_MIN = 4.0
 # Where the work decides the time, not the launch, which differs more.
@@ -36,7 +36,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
             others = [other for other, theirs in source_of.items() if theirs != source]
             ratios = list(cells.ratios_of(table, others))
             met = np.concatenate(ratios) if ratios else np.empty(0)
-            if len(met) >= _BINS_MIN and np.median(met) > _RATIO_MIN:
+            if len(met) >= BINS_MIN and np.median(met) > _RATIO_MIN:
                 yield Doubts(
                     comparable[places[tables == table]],
                     f"{np.median(met):.3g} times other sources where they meet, in {len(met)} "

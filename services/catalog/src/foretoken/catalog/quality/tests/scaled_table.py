@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretoken.catalog.quality.bound import Floats
-from foretoken.catalog.quality.cells import fill_cells, number_rows
+from foretoken.catalog.array import Floats
+from foretoken.catalog.quality.cells import BINS_MIN, fill_cells, number_rows
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.stored_rows import ALIKE, StoredRows
 
-_BINS_MIN = 8
 # Half of the places where they meet agree with each other within this factor, and their median with
 # a whole number within this part.
 _SPREAD_MAX = 1.2
@@ -39,7 +38,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
 
 def _scale(ratios: Floats) -> float | None:
     """Return the median of ratios if they are one whole number, 2 or more, within the noise."""
-    if len(ratios) < _BINS_MIN:
+    if len(ratios) < BINS_MIN:
         return None
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     whole = max(round(middle), 2)

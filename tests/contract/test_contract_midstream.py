@@ -1,0 +1,164 @@
+"""What goes wrong in the middle of a stream keeps its class, embedded and remote."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from contract_reach import Reach
+from contract_rows import make_batches, make_rows, make_run
+
+from foretoken.catalog import servicer
+from foretoken.catalog.config import CatalogConfig
+from foretoken.catalog.service import CatalogService
+from foretoken.client.catalog import CatalogClient
+from foretoken.domain.errors import (
+    CorruptCatalogError,
+    QueryLimitError,
+    StorageFullError,
+    UnknownDeviceError,
+)
+from foretoken.domain.measurement import (
+    ArrowStream,
+    BatchReceipt,
+    MeasurementBatch,
+    MeasurementFilter,
+    Run,
+    SqlQuery,
+)
+from foretoken.domain.ports import CatalogPort
+from foretoken.wire.arrow import open_stream
+
+_NUM_ROWS = 100_000
+_NUM_BATCHES = 4
+# Where a block begins in a file of DuckDB.
+_HEADER_BYTES, _BLOCK_BYTES = 3 * 4096, 262_144
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[CatalogService]:
+    service = CatalogService(
+        CatalogConfig(
+            path=str(tmp_path / "catalog.duckdb"), num_threads=1, sql_max_rows=_NUM_ROWS - 1
+        )
+    )
+    service.open()
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def port(service: CatalogService, reach: Reach) -> CatalogPort:
+    port: CatalogPort = reach(service, servicer.register, CatalogClient.connect)
+    return port
+
+
+def _record_much(service: CatalogService) -> None:
+    rows = make_rows(range(1, 1 + _NUM_ROWS))
+    last = _NUM_BATCHES - 1
+    list(
+        service.record(
+            make_run(),
+            [
+                MeasurementBatch(batch_index=index, rows=rows, is_last=index == last)
+                for index in range(_NUM_BATCHES)
+            ],
+        )
+    )
+
+
+def _read(rows: ArrowStream) -> Iterator[int]:
+    for piece in open_stream(rows):
+        yield piece.num_rows
+
+
+def test_a_limit_met_after_the_first_rows(service: CatalogService, port: Any) -> None:
+    _record_much(service)
+    pieces = _read(port.query_sql(SqlQuery(text="SELECT m, n, k, latency_us_median FROM op_gemm")))
+    assert 0 < next(pieces)
+    with pytest.raises(QueryLimitError) as caught:
+        list(pieces)
+    assert {"limit": "rows"} == caught.value.details
+
+
+def _damage_times(service: CatalogService, path: Path) -> None:
+    """Damage the block that holds the last times in the file, and open that again."""
+    service.close()
+    service.open()
+    with service._store.cursor() as cursor:
+        ((block,),) = cursor.execute(
+            "SELECT max(block_id) FROM pragma_storage_info('measurement')"
+            " WHERE column_name = 'latency_us_median'"
+        ).fetchall()
+    service.close()
+    content = bytearray(path.read_bytes())
+    content[_HEADER_BYTES + block * _BLOCK_BYTES + 1_000] ^= 0xFF
+    path.write_bytes(content)
+    service.open()
+
+
+def test_damage_met_while_rows_are_read(
+    service: CatalogService, port: CatalogPort, tmp_path: Path
+) -> None:
+    _record_much(service)
+    _damage_times(service, tmp_path / "catalog.duckdb")
+    with pytest.raises(CorruptCatalogError, match="is damaged"):
+        list(_read(port.read_measurements(MeasurementFilter())))
+
+
+class _FullAfterOne(CatalogService):
+    """A catalog whose disk is full after the first batch."""
+
+    def record(self, run: Run, batches: Any) -> Iterator[BatchReceipt]:
+        yield next(super().record(run, iter(batches)))
+        raise StorageFullError("has no room on its disk")
+
+
+def test_a_disk_that_becomes_full(tmp_path: Path, reach: Reach) -> None:
+    service = _FullAfterOne(CatalogConfig(path=str(tmp_path / "full.duckdb"), num_threads=1))
+    service.open()
+    port = reach(service, servicer.register, CatalogClient.connect)
+    receipts = port.record(make_run(), make_batches(3))
+    assert 0 == next(receipts).batch_index
+    with pytest.raises(StorageFullError, match="no room"):
+        next(receipts)
+    service.close()
+
+
+def test_a_bad_batch_among_many(port: CatalogPort) -> None:
+    """The sender gets the receipts of all before it, and may send the rest again."""
+    whole = make_batches(150)
+    bad = MeasurementBatch(batch_index=100, rows=make_rows([1], device="a3000"))
+    found: list[int] = []
+    with pytest.raises(UnknownDeviceError, match="batch 100: "):
+        _record_into(found, port, [*whole[:100], bad, *whole[101:]])
+    assert list(range(100)) == found
+    receipts = list(port.record(make_run(), whole))
+    assert 100 == sum(receipt.was_duplicate for receipt in receipts)
+    assert 600 == pa.table(port.read_measurements(MeasurementFilter())).num_rows
+
+
+def _record_into(found: list[int], port: CatalogPort, batches: list[MeasurementBatch]) -> None:
+    found.extend(receipt.batch_index for receipt in port.record(make_run(), batches))
+
+
+def test_two_senders_of_one_run_and_one_that_leaves(port: CatalogPort) -> None:
+    """Whoever comes first, every batch is there once, and both have all receipts."""
+    whole = make_batches(200)
+    leaving = port.record(make_run(), whole)
+    next(iter(leaving))
+    leaving.close()  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as pool:
+        sent = [pool.submit(lambda: list(port.record(make_run(), whole))) for _ in range(2)]
+        receipts = [work.result(timeout=60) for work in sent]
+    assert [list(range(200))] * 2 == [[one.batch_index for one in each] for each in receipts]
+    assert 800 == pa.table(port.read_measurements(MeasurementFilter())).num_rows
+
+
+def test_a_sender_that_never_ends_the_run_gets_all_receipts(port: CatalogPort) -> None:
+    """More than two groups, and the last of them not full."""
+    endless = make_batches(151)[:150]
+    assert list(range(150)) == [one.batch_index for one in port.record(make_run(), endless)]
+    assert "" == port.list_runs()[0].completed_at
