@@ -17,7 +17,7 @@ from foretoken.catalog.dims import (
     places_to_dims,
     split_by_operator,
 )
-from foretoken.catalog.quality.lines import deviations_from_lines
+from foretoken.catalog.quality.line import deviations_from_lines
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, Run, RunKind
 from foretoken.wire.arrow import read_table, rows_to_table

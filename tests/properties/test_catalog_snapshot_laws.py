@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.dims import map_to_places
 from foretoken.catalog.reading.content import CONTENT_COLUMNS, ContentHash, hash_rows
-from foretoken.catalog.reading.selections import find_visible_batches
+from foretoken.catalog.reading.selection import find_visible_batches
+from foretoken.catalog.reading.snapshot import hash_content
 from foretoken.catalog.reading.snapshot_table import fetch_snapshots
-from foretoken.catalog.reading.snapshots import hash_content
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.store import next_moment
 from foretoken.domain.measurement import (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretoken.catalog.quality.lines import deviations_from_lines, merge_duplicates
+from foretoken.catalog.quality.line import deviations_from_lines, merge_duplicates
 
 
 def _deviations(latency_us: list[float], **columns: list[int]) -> list[float]:

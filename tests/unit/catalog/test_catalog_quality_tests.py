@@ -11,8 +11,8 @@ from catalog_rows import row, table
 from foretoken.catalog.dims import split_by_operator
 from foretoken.catalog.quality.coded import Coded, code_columns
 from foretoken.catalog.quality.doubt import all_tests
-from foretoken.catalog.quality.reviews import find_doubts
-from foretoken.catalog.quality.stored_rows import ALIKE, StoredRows, bound_rows
+from foretoken.catalog.quality.review import find_doubts
+from foretoken.catalog.quality.stored_row import ALIKE, StoredRows, bound_rows
 
 _RNG_SEED = 7
 

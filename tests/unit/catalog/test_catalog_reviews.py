@@ -8,7 +8,7 @@ import pytest
 from catalog_rows import batches, gemms, row, run, table
 from quality_rows import EVERYTHING, check, residual_adds
 
-from foretoken.catalog.quality.reviews import review
+from foretoken.catalog.quality.review import review
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import (
     CancelledJobError,

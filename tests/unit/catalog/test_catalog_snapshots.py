@@ -12,7 +12,7 @@ import pytest
 from catalog_rows import batches, gemms, row, run, table
 
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.reading.snapshots import create_snapshot, runs_needed_by_snapshots
+from foretoken.catalog.reading.snapshot import create_snapshot, runs_needed_by_snapshots
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.store import Store, next_moment
 from foretoken.domain.errors import InvalidRequestError, SnapshotInUseError, UnknownDatasetError

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.quality.reviews import review
-from foretoken.catalog.reading import queries, snapshots
+from foretoken.catalog.quality.review import review
+from foretoken.catalog.reading import queries, snapshot
 from foretoken.catalog.reading.snapshot_diff import diff_snapshots
 from foretoken.catalog.recording.ingest import Ingest
 from foretoken.catalog.recording.tally import IngestStatistics
@@ -151,7 +151,7 @@ class CatalogService(RunsJobs):
             UnknownDatasetError, InvalidRequestError: as `read_measurements`.
 
         """
-        return snapshots.describe_snapshot(self._store, selection)
+        return snapshot.describe_snapshot(self._store, selection)
 
     def create_snapshot(self, selection: MeasurementFilter, holder: str = "") -> Snapshot:
         """Keep what the filter selects now, on behalf of a holder if one is named.
@@ -160,11 +160,11 @@ class CatalogService(RunsJobs):
             UnknownDatasetError, InvalidRequestError: as `read_measurements`.
 
         """
-        return snapshots.create_snapshot(self._store, selection, holder, self._clock())
+        return snapshot.create_snapshot(self._store, selection, holder, self._clock())
 
     def list_snapshots(self) -> tuple[Snapshot, ...]:
         """Return the stored snapshots, newest first."""
-        return snapshots.list_snapshots(self._store)
+        return snapshot.list_snapshots(self._store)
 
     def diff_snapshots(self, before: str, after: str) -> SnapshotDiff:
         """Return what the rows of two stored snapshots differ in.
@@ -182,7 +182,7 @@ class CatalogService(RunsJobs):
             UnknownDatasetError, InvalidRequestError: as `read_measurements`.
 
         """
-        return snapshots.release_snapshot(self._store, content_hash, holder)
+        return snapshot.release_snapshot(self._store, content_hash, holder)
 
     def delete_snapshot(self, content_hash: str) -> None:
         """Forget a snapshot; its rows stay.
@@ -192,7 +192,7 @@ class CatalogService(RunsJobs):
             UnknownDatasetError, InvalidRequestError: as `read_measurements`.
 
         """
-        snapshots.delete_snapshot(self._store, content_hash)
+        snapshot.delete_snapshot(self._store, content_hash)
 
     def create_check(self, request: CheckRequest) -> Job:
         """Start judging stored rows again, all batches and runs together.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from foretoken.catalog.dims import Indices
-from foretoken.catalog.quality.stored_rows import StoredRows
+from foretoken.catalog.quality.stored_row import StoredRows
 from foretoken.domain.plugins import scan_modules
 
 

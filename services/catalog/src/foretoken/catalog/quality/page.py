@@ -14,13 +14,13 @@ from foretoken.catalog.array import Integers
 from foretoken.catalog.quality.coded import code_columns
 from foretoken.catalog.quality.doubt import all_tests
 from foretoken.catalog.quality.ingest import INGEST_TESTS
-from foretoken.catalog.quality.stored_rows import SUBJECT, bound_rows
+from foretoken.catalog.quality.stored_row import SUBJECT, bound_rows
 from foretoken.domain.measurement import ArrowStream, QualityFinding, QualityReport
 from foretoken.domain.operator import find_operator
 from foretoken.wire.arrow import dims_to_columns
 
 if TYPE_CHECKING:
-    from foretoken.catalog.quality.plots import Cloud
+    from foretoken.catalog.quality.plot import Cloud
 
 # Groups that get a picture, and points in one; more say nothing more.
 _PICTURES_MAX = 12
@@ -78,7 +78,7 @@ def _describe_tests(report: QualityReport) -> Mapping[str, str]:
 def _draw(report: QualityReport, rows: ArrowStream) -> list[_Picture]:
     if not report.findings:
         return []
-    from foretoken.catalog.quality.plots import color_tests, draw_overview, draw_scatter
+    from foretoken.catalog.quality.plot import color_tests, draw_overview, draw_scatter
 
     colors = color_tests(list(_describe_tests(report)))
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -131,7 +131,7 @@ def _collect(
 
 def _split(rows: pa.Table) -> "tuple[Cloud, dict[str, Cloud]]":
     """Return the points without doubt, and those in doubt by the first test that flagged them."""
-    from foretoken.catalog.quality.plots import Cloud
+    from foretoken.catalog.quality.plot import Cloud
 
     spec = find_operator(rows.column("operator")[0].as_py())
     coded = code_columns(rows, ("topology", "dtype", "phase", "variant"))

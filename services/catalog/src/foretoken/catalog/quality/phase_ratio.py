@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.catalog.dims import Indices, group_rows
-from foretoken.catalog.quality.stored_rows import StoredRows
+from foretoken.catalog.quality.stored_row import StoredRows
 
 # The passes are compared where the work decides the time, not the launch.
 _FLOORS_MIN = 3.0

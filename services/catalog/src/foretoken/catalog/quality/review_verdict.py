@@ -6,8 +6,8 @@ from datetime import datetime
 import duckdb
 import pyarrow as pa
 
-from foretoken.catalog.quality.review_rows import READABLE, ReviewGroup
-from foretoken.catalog.quality.stored_rows import SUBJECT
+from foretoken.catalog.quality.review_row import READABLE, ReviewGroup
+from foretoken.catalog.quality.stored_row import SUBJECT
 from foretoken.catalog.storage.store import next_moment
 from foretoken.domain.measurement import CheckRequest, QualityFinding, QualityReport
 

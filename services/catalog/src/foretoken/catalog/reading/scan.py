@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from foretoken.catalog.dims import Indices
 from foretoken.catalog.reading.content import CONTENT_COLUMNS
-from foretoken.catalog.reading.selections import (
+from foretoken.catalog.reading.selection import (
     PinnedFilter,
     VisibleBatches,
     find_row_condition,

@@ -9,7 +9,7 @@ import pyarrow as pa
 from foretoken.catalog.array import Integers
 from foretoken.catalog.reading.content import hash_rows
 from foretoken.catalog.reading.scan import scan_content
-from foretoken.catalog.reading.selections import PinnedFilter, VisibleBatches, find_visible_batches
+from foretoken.catalog.reading.selection import PinnedFilter, VisibleBatches, find_visible_batches
 from foretoken.catalog.reading.snapshot_table import find_snapshot
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurement import SnapshotChange, SnapshotDiff

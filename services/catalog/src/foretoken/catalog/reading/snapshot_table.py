@@ -5,7 +5,7 @@ from datetime import datetime
 
 import duckdb
 
-from foretoken.catalog.reading.selections import PinnedFilter
+from foretoken.catalog.reading.selection import PinnedFilter
 from foretoken.domain.errors import InvalidRequestError, UnknownDatasetError
 from foretoken.domain.measurement import MeasurementFilter, Snapshot
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 
 from foretoken.catalog.dataset import DATASET_TOOL
-from foretoken.catalog.quality.review_rows import find_unreviewed_runs
-from foretoken.catalog.quality.reviews import review_runs
+from foretoken.catalog.quality.review import review_runs
+from foretoken.catalog.quality.review_row import find_unreviewed_runs
 from foretoken.catalog.recording.batch_writer import Outcome, find_receipts
 from foretoken.catalog.recording.group_commit import GroupCommit
 from foretoken.catalog.recording.intake import Arrival, GroupReader, check_arrivals

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import duckdb
 
-from foretoken.catalog.reading.snapshots import runs_needed_by_snapshots
+from foretoken.catalog.reading.snapshot import runs_needed_by_snapshots
 from foretoken.catalog.storage.attachment import FileAttachment
 from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.catalog.storage.store import Store, next_moment

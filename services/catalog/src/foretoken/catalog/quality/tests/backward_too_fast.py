@@ -6,7 +6,7 @@ import numpy as np
 
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.phase_ratio import phase_ratio
-from foretoken.catalog.quality.stored_rows import StoredRows
+from foretoken.catalog.quality.stored_row import StoredRows
 
 # A backward pass takes this part of what its work, or another device, makes expect. Measured: 0.69
 # to 1.1 of other devices where both are sound; 0.29 and 0.43 where a kernel was missed.

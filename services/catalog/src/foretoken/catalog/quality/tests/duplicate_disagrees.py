@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretoken.catalog.array import Mask
-from foretoken.catalog.quality.cells import bin_points
+from foretoken.catalog.quality.cell import bin_points
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
-from foretoken.catalog.quality.lines import merge_duplicates
-from foretoken.catalog.quality.stored_rows import ALIKE, RESOLUTION_US, StoredRows
+from foretoken.catalog.quality.line import merge_duplicates
+from foretoken.catalog.quality.stored_row import ALIKE, RESOLUTION_US, StoredRows
 
 _RATIO_MAX = 0.1
 # So many repeats have a spread of their own, and one of them is off beyond so many deviations.

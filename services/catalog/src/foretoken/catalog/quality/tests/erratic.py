@@ -7,8 +7,8 @@ import numpy as np
 from foretoken.catalog.array import Floats
 from foretoken.catalog.dims import Indices
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
-from foretoken.catalog.quality.lines import combine_codes
-from foretoken.catalog.quality.stored_rows import TABLE, StoredRows
+from foretoken.catalog.quality.line import combine_codes
+from foretoken.catalog.quality.stored_row import TABLE, StoredRows
 
 # From the second point before one to the second after it, the dimension grows by at most this.
 _STEP_MAX = 1.5

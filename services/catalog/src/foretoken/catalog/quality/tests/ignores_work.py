@@ -6,7 +6,7 @@ import numpy as np
 
 from foretoken.catalog.array import Floats
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
-from foretoken.catalog.quality.stored_rows import TABLE, StoredRows
+from foretoken.catalog.quality.stored_row import TABLE, StoredRows
 
 # Where the work decides the time, not the launch.
 _FLOORS_MIN = 3.0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
-from foretoken.catalog.quality.stored_rows import TABLE, StoredRows
+from foretoken.catalog.quality.stored_row import TABLE, StoredRows
 
 _PART_MAX = 0.3
 _ROWS_MIN = 10

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
-from foretoken.catalog.quality.lines import deviations_from_lines, merge_duplicates
-from foretoken.catalog.quality.stored_rows import ALIKE, RESOLUTION_US, StoredRows
+from foretoken.catalog.quality.line import deviations_from_lines, merge_duplicates
+from foretoken.catalog.quality.stored_row import ALIKE, RESOLUTION_US, StoredRows
 
 # Off the neighbours by more than this factor, either way.
 _RATIO_MAX = 1.5

@@ -8,7 +8,7 @@ import numpy as np
 
 from foretoken.catalog.dims import Indices
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
-from foretoken.catalog.quality.stored_rows import StoredRows
+from foretoken.catalog.quality.stored_row import StoredRows
 
 _SOURCES = ("run_id", "phase", "dtype", "source_file")
 # A dimension varies with this many values; two of them vary freely with this many ratios.

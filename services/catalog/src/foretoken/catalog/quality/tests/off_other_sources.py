@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretoken.catalog.array import Mask
-from foretoken.catalog.quality.cells import BINS_MIN, fill_cells, number_rows
+from foretoken.catalog.quality.cell import BINS_MIN, fill_cells, number_rows
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
-from foretoken.catalog.quality.stored_rows import StoredRows
+from foretoken.catalog.quality.stored_row import StoredRows
 
 # Between sound sources the median was up to 2.6 (point to point) and 2.3 (an unfused norm).
 _RATIO_MIN = 4.0

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretoken.catalog.array import Floats
-from foretoken.catalog.quality.cells import BINS_MIN, fill_cells, number_rows
+from foretoken.catalog.quality.cell import BINS_MIN, fill_cells, number_rows
 from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
-from foretoken.catalog.quality.stored_rows import ALIKE, StoredRows
+from foretoken.catalog.quality.stored_row import ALIKE, StoredRows
 
 # Half of the places where they meet agree with each other within this factor, and their median with
 # a whole number within this part.

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from foretoken.catalog.quality.doubt import Judges, all_tests
 from foretoken.catalog.quality.phase_ratio import phase_ratio
-from foretoken.catalog.quality.review_rows import (
+from foretoken.catalog.quality.review_row import (
     ReviewGroup,
     devices_with_backward,
     find_groups,
@@ -28,7 +28,7 @@ from foretoken.catalog.quality.review_verdict import (
     register_verdict,
     write_doubts,
 )
-from foretoken.catalog.quality.stored_rows import StoredRows
+from foretoken.catalog.quality.stored_row import StoredRows
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurement import CheckRequest, QualityReport
 from foretoken.domain.operator import find_operator

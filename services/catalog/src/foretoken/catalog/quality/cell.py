@@ -10,8 +10,8 @@ import numpy as np
 
 from foretoken.catalog.array import Floats
 from foretoken.catalog.dims import Indices
-from foretoken.catalog.quality.lines import combine_codes
-from foretoken.catalog.quality.stored_rows import StoredRows
+from foretoken.catalog.quality.line import combine_codes
+from foretoken.catalog.quality.stored_row import StoredRows
 
 _BINS_PER_OCTAVE = 2
 # Tables that meet in fewer bins say too little about each other.

@@ -13,7 +13,7 @@ import numpy as np
 from foretoken.catalog.array import Integers
 from foretoken.catalog.reading.content import ContentHash
 from foretoken.catalog.reading.scan import scan_content
-from foretoken.catalog.reading.selections import (
+from foretoken.catalog.reading.selection import (
     PinnedFilter,
     VisibleBatches,
     find_row_condition,

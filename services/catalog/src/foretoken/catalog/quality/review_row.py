@@ -11,7 +11,7 @@ from foretoken.catalog.array import Mask
 from foretoken.catalog.dims import DIM_COLUMNS, Indices
 from foretoken.catalog.quality.coded import code_columns
 from foretoken.catalog.quality.ingest import IMPOSSIBLE
-from foretoken.catalog.quality.stored_rows import TABLE, StoredRows, bound_rows
+from foretoken.catalog.quality.stored_row import TABLE, StoredRows, bound_rows
 from foretoken.domain.measurement import CheckRequest
 from foretoken.domain.operator import find_operator
 
