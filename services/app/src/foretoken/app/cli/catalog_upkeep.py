@@ -18,7 +18,6 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.app.compose import restore_catalog
-from foretoken.catalog.quality.page import write_quality_page
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.measurement import (
     CheckRequest,
@@ -219,6 +218,9 @@ def compact(context: typer.Context) -> None:
 def _write_page(
     catalog: CatalogPort, request: CheckRequest, found: QualityReport, path: Path
 ) -> None:
+    # Every other command would wait for what only the page needs.
+    from foretoken.catalog.quality.page import write_quality_page
+
     selection = MeasurementFilter(
         device=request.device,
         operator=request.operator,

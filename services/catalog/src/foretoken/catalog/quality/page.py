@@ -17,7 +17,7 @@ from foretoken.catalog.quality.ingest import INGEST_TESTS
 from foretoken.catalog.quality.stored_row import SUBJECT, bound_rows
 from foretoken.domain.measurement import ArrowStream, QualityFinding, QualityReport
 from foretoken.domain.operator import find_operator
-from foretoken.wire.arrow import dims_to_columns
+from foretoken.wire.arrow import dims_to_columns, open_stream
 
 if TYPE_CHECKING:
     from foretoken.catalog.quality.plot import Cloud
@@ -115,7 +115,7 @@ def _collect(
     """Yield the subjects with most rows in doubt and their successful rows."""
     subjects = list(dict.fromkeys(_subject_of(finding) for finding in findings))[:_PICTURES_MAX]
     pieces: dict[tuple[str, ...], list[pa.RecordBatch]] = {subject: [] for subject in subjects}
-    for batch in pa.RecordBatchReader.from_stream(rows):
+    for batch in open_stream(rows):
         needed = batch.select(_NEEDED)
         is_ok = pc.equal(needed.column("status"), "ok")
         for subject, found in pieces.items():

@@ -1,5 +1,6 @@
 """Everything readers ask of the catalog's tables, but snapshots."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +47,7 @@ def read_measurements(store: Store, selection: MeasurementFilter) -> pa.RecordBa
     pieces = _stream(store, selection)
     first = next(pieces, None)  # starts the query, so that its errors come from this call
     head = () if first is None else (first,)
-    return pa.RecordBatchReader.from_batches(STORED_SCHEMA, _chained(head, pieces))
+    return pa.RecordBatchReader.from_batches(STORED_SCHEMA, itertools.chain(head, pieces))
 
 
 def describe_coverage(store: Store) -> tuple[Coverage, ...]:
@@ -156,10 +157,3 @@ def _to_stored(rows: pa.RecordBatch, batches: VisibleBatches) -> pa.RecordBatch:
         columns[name] = of_batch.column(name).combine_chunks()
     arrays = [columns[field.name].cast(field.type) for field in STORED_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=STORED_SCHEMA)
-
-
-def _chained(
-    head: tuple[pa.RecordBatch, ...], rest: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    yield from head
-    yield from rest
