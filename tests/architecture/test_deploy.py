@@ -1,9 +1,11 @@
 """The manifests render, are valid, and fit the program they start."""
 
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ from typer.testing import CliRunner
 
 from foretoken.app.cli.main import app
 from foretoken.app.config import AppConfig, load_config
+from foretoken.app.predictor_metrics import PredictorMetrics
 from foretoken.catalog.config import CatalogConfig
 from foretoken.domain import schema
+from foretoken.predictor.drift import DriftReport
+from foretoken.predictor.statistics import PredictionStatistics
 
 _VARIANTS = (
     "base",
@@ -24,7 +29,7 @@ _VARIANTS = (
 )
 _SERVICES = ("catalog", "predictor", "profiler", "simulator")
 # Kinds of operators that a cluster may have; their schemas are not part of Kubernetes.
-_CUSTOM_KINDS = {"PodMonitor"}
+_CUSTOM_KINDS = {"PodMonitor", "PrometheusRule"}
 
 Manifest = Mapping[str, Any]
 
@@ -83,6 +88,43 @@ def test_every_endpoint_is_a_service_on_its_port(manifests: list[Manifest]) -> N
     }
     assert endpoints <= {f"dns:///{name}:{port}" for name, port in ports.items()}
     assert endpoints != set()
+
+
+def test_autoscalers_can_scale_what_they_name(manifests: list[Manifest]) -> None:
+    """A Deployment that names its replicas would undo the scaling at every apply."""
+    scaled = {m["metadata"]["name"]: m["spec"] for m in manifests if "Autoscaler" in m["kind"]}
+    assert {"predictor", "simulator"} == set(scaled)
+    for name, spec in scaled.items():
+        deployment = _workload(manifests, name)
+        target = (deployment["kind"], deployment["metadata"]["name"])
+        assert target == (spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"])
+        assert "replicas" not in deployment["spec"]
+        assert 1 <= spec["minReplicas"] <= spec["maxReplicas"]
+        assert "cpu" in _pod_spec(deployment)["containers"][0]["resources"]["requests"]
+
+
+def test_what_scales_keeps_nothing_and_spreads_over_nodes(manifests: list[Manifest]) -> None:
+    budgets = {m["metadata"]["name"] for m in manifests if m["kind"] == "PodDisruptionBudget"}
+    for name in ("predictor", "simulator"):
+        deployment = _workload(manifests, name)
+        pod = _pod_spec(deployment)
+        volumes = {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]}
+        assert {"config": {"configMap"}, "data": {"emptyDir"}, "tmp": {"emptyDir"}} == volumes
+        assert [name] == [
+            constraint["labelSelector"]["matchLabels"]["app.kubernetes.io/name"]
+            for constraint in pod["topologySpreadConstraints"]
+        ]
+        assert 0 == deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"]
+        assert name in budgets
+
+
+def test_jobs_have_one_address_and_questions_all_of_them(manifests: list[Manifest]) -> None:
+    services = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "Service"}
+    for name in ("predictor", "simulator"):
+        assert "clusterIP" not in services[name]
+        assert "None" == services[f"{name}-pods"]["clusterIP"]
+    asked = _configs(manifests)["simulator"].endpoints.predictor
+    assert "dns:///predictor-pods:50051" == asked
 
 
 def test_every_selector_finds_pods(manifests: list[Manifest]) -> None:
@@ -157,6 +199,22 @@ def test_dockerfiles_are_clean_and_start_their_service(
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[-1] == f'ENTRYPOINT ["foretoken", "serve", "{service}"]'
     assert "USER 10001:10001" in lines
+
+
+def test_alerts_watch_metrics_that_the_predictor_has(repository: Path) -> None:
+    path = repository / "deploy" / "k8s" / "components" / "predictor-alerts" / "alerts.yaml"
+    groups = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]["groups"]
+    watched = {
+        name
+        for group in groups
+        for rule in group["rules"]
+        for name in re.findall(r"foretoken_\w+", rule["expr"])
+    }
+    observed = SimpleNamespace(
+        statistics=PredictionStatistics(), drift=SimpleNamespace(report=DriftReport())
+    )
+    assert watched <= {metric.name for metric in PredictorMetrics(observed).collect()}
+    assert watched != set()
 
 
 def test_the_backup_is_a_command_that_exists(repository: Path) -> None:

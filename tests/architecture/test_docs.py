@@ -4,7 +4,8 @@ The word after a block's language says more than "it parses":
 
 - `bash run`, `python run`: the block is executed;
 - `yaml config`, `yaml serving-scenario`, `yaml training-scenario`, `yaml device`, `yaml model`: the
-  block is decoded as such a file.
+  block is decoded as such a file;
+- `yaml service-defaults`: keys of services' sections, compared with their defaults.
 """
 
 import os
@@ -23,12 +24,14 @@ import typer
 from foretoken.app.cli.main import app
 from foretoken.app.config import AppConfig, load_config
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
+from foretoken.catalog.config import CatalogConfig
 from foretoken.client.channel import ChannelOptions
 from foretoken.domain import schema
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.sourced import strip_sources
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.plugins import parse_yaml
+from foretoken.predictor.config import PredictorConfig
 
 _ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -145,6 +148,19 @@ def test_the_configuration_reference_shows_every_key_with_its_default() -> None:
     client = schema.encode(ChannelOptions(address=""))
     del client["address"]
     assert schema.encode(AppConfig()) | {"client": client} == shown
+
+
+def test_the_keys_of_services_are_shown_with_their_defaults() -> None:
+    (block,) = _blocks("yaml", "service-defaults")
+    services = parse_yaml(block.text, block.place)
+    defaults = {
+        "catalog": schema.encode(CatalogConfig(path="catalog.duckdb")),
+        "predictor": schema.encode(PredictorConfig(state_folder="predictor")),
+    }
+    assert services == {
+        service: {key: defaults[service].get(key) for key in section}
+        for service, section in services.items()
+    }
 
 
 def test_serving_scenarios_are_accepted(tmp_path: Path) -> None:

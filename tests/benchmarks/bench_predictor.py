@@ -3,20 +3,16 @@
 Run: python tests/benchmarks/bench_predictor.py [DATA_FOLDER]
 
 Prints, per operator and device, the error on whole sizes left out and the share of them inside the
-nominal 90 % intervals; then CPU seconds of training, and rows per second of prediction.
+nominal 90 % intervals; then CPU seconds of training. How fast it answers: `bench_predict_speed.py`.
 """
 
 import sys
 import tempfile
-import time
 from pathlib import Path
-
-import numpy as np
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable
 from foretoken.domain.job import JobState
 from foretoken.domain.ports import TrainRequest
 from foretoken.domain.report import PredictorTrainingReport
@@ -54,7 +50,6 @@ def main(data: Path) -> None:
             if "a30" in label:
                 ratio = _VIDUR_A30_CPU_S / report.cpu_s
                 _say(f"Vidur {_VIDUR_A30_CPU_S:.0f} CPU s: {ratio:.0f} times as much")
-            _print_speed(predictor, device or "rtx_pro_6000")
             predictor.close()
             catalog.close()
 
@@ -76,23 +71,6 @@ def _print_report(report: PredictorTrainingReport) -> None:
             f"{entry.interval_coverage_ratio:8.1%}"
         )
     _say(f"trained in {report.cpu_s:.1f} CPU s")
-
-
-def _print_speed(predictor: PredictorService, device: str) -> None:
-    for num_rows in (1, 1_000, 100_000):
-        rng = np.random.default_rng(0)
-        columns = {
-            "m": rng.integers(1, 4096, num_rows),
-            "n": rng.choice([3584, 4096, 4608, 37888], num_rows),
-            "k": rng.choice([3584, 4096, 18944], num_rows),
-        }
-        table = OperatorTable(operator="gemm", dtype=DType.FP16, columns=columns)
-        started_s = time.perf_counter()
-        predictor.predict(LatencyQuery(device=device, tables=(table,)))
-        elapsed_s = time.perf_counter() - started_s
-        _say(
-            f"predict {num_rows} gemm rows: {elapsed_s * 1e3:.1f} ms, {num_rows / elapsed_s:.0f}/s"
-        )
 
 
 def _say(line: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from artifact_shelf import ArtifactShelf
 
 from foretoken.domain.errors import UnknownDeviceError
 from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply, Provenance
@@ -128,10 +129,11 @@ class FakePredictor(FakeJobs):
         return ()
 
 
-class FakeCatalog:
+class FakeCatalog(ArtifactShelf):
     """Keeps batches in a list. `lost` errors are raised one by one after a batch is stored."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches: dict[tuple[str, int], pa.Table] = {}
         self.lost: list[Exception] = []
         self.num_streams = 0

@@ -123,7 +123,7 @@ def test_predictor(predictor: FakePredictor) -> None:
     async def scene(client: AsyncPredictorClient) -> None:
         reply = await client.predict(LatencyQuery(device="a30", tables=(table,)))
         assert len(reply.tables[0].latency_us) == 200_000
-        assert len(predictor.queries) == 2
+        assert len(predictor.queries) == 4
         job = await client.create_training(TrainRequest(device="a30", seed=7))
         states = [state async for state in client.watch_job(job.job_id)]
         assert states[-1].state is JobState.SUCCEEDED

@@ -9,12 +9,24 @@ import pytest
 from lake_servers import find_missing, serve_postgres
 from test_contract_catalog import *  # noqa: F403
 from test_contract_catalog_admin import *  # noqa: F403
+from test_contract_catalog_artifacts import *  # noqa: F403
+from test_contract_catalog_artifacts import MAX_ARTIFACT_BYTES
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.ports import CatalogAdminPort
 
-_TABLES = ("measurement", "batch", "run", "review", "doubt", "snapshot", "snapshot_holder")
+_TABLES = (
+    "measurement",
+    "batch",
+    "run",
+    "review",
+    "doubt",
+    "snapshot",
+    "snapshot_holder",
+    "artifact",
+    "artifact_chunk",
+)
 
 if missing := find_missing():
     pytest.skip(missing, allow_module_level=True)
@@ -26,7 +38,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CatalogService
     with serve_postgres() as postgres:
         lake = postgres.lake(str(folder / "rows"), "catalog")
         path = str(folder / "catalog.duckdb")
-        config = CatalogConfig(path=path, num_threads=1, sql_max_rows=10_000, lake=lake)
+        config = CatalogConfig(
+            path=path,
+            num_threads=1,
+            sql_max_rows=10_000,
+            max_artifact_bytes=MAX_ARTIFACT_BYTES,
+            lake=lake,
+        )
         service = CatalogService(config)
         service.open()
         yield service

@@ -13,16 +13,34 @@ from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
 from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
 from foretoken.api.types.v1 import (
+    artifact_pb2,
+    correction_pb2,
+    estimate_pb2,
+    explanation_pb2,
     hardware_pb2,
     job_pb2,
     measurement_pb2,
     model_pb2,
+    operator_pb2,
     parallelism_pb2,
+    planning_pb2,
     report_pb2,
     scenario_pb2,
     workload_pb2,
 )
-from foretoken.domain import measurement, ports, report, scenario, schema, workload
+from foretoken.domain import (
+    correction,
+    estimate,
+    explanation,
+    measurement,
+    planning,
+    ports,
+    report,
+    scenario,
+    schema,
+    workload,
+)
+from foretoken.domain.artifact import Artifact
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.topology import Link, TopologySpec
 from foretoken.domain.job import Job
@@ -34,6 +52,7 @@ from foretoken.wire import codec
 # Every dataclass that the codec translates. Queries and replies of the predictor travel as columns
 # and have laws of their own.
 MIRRORS: Mapping[type, type[Message]] = {
+    Artifact: artifact_pb2.Artifact,
     DeviceSpec: hardware_pb2.DeviceSpec,
     Job: job_pb2.Job,
     Link: hardware_pb2.Link,
@@ -43,6 +62,17 @@ MIRRORS: Mapping[type, type[Message]] = {
     ParallelLayout: parallelism_pb2.ParallelLayout,
     Slo: scenario_pb2.Slo,
     TopologySpec: hardware_pb2.TopologySpec,
+    correction.CorrectedObservation: correction_pb2.CorrectedObservation,
+    correction.Correction: correction_pb2.Correction,
+    correction.CorrectionRequest: predictor_pb2.CreateCorrectionRequest,
+    correction.Observation: correction_pb2.Observation,
+    correction.ObservedCall: correction_pb2.ObservedCall,
+    estimate.LatencyEstimate: estimate_pb2.LatencyEstimate,
+    estimate.OperatorCall: operator_pb2.OperatorCall,
+    explanation.Contribution: explanation_pb2.Contribution,
+    explanation.Explanation: explanation_pb2.Explanation,
+    explanation.MeasuredNeighbour: explanation_pb2.MeasuredNeighbour,
+    explanation.MemberAnswer: explanation_pb2.MemberAnswer,
     measurement.BatchReceipt: measurement_pb2.BatchReceipt,
     measurement.CheckRequest: catalog_pb2.CreateCheckRequest,
     measurement.CompactReport: catalog_pb2.CompactReport,
@@ -59,16 +89,22 @@ MIRRORS: Mapping[type, type[Message]] = {
     measurement.SnapshotChange: measurement_pb2.SnapshotChange,
     measurement.SnapshotDiff: measurement_pb2.SnapshotDiff,
     measurement.SqlQuery: catalog_pb2.QuerySqlRequest,
+    planning.CandidateAxis: planning_pb2.CandidateAxis,
+    planning.PlannedPoint: planning_pb2.PlannedPoint,
+    planning.PlanRequest: predictor_pb2.PlanProfileRequest,
+    planning.ProfilePlan: planning_pb2.ProfilePlan,
     ports.ModelVersion: predictor_pb2.ModelVersion,
     ports.ProfileRequest: profiler_pb2.CreateProfileRequest,
     ports.TrainRequest: predictor_pb2.CreateTrainingRequest,
     report.Feasibility: report_pb2.Feasibility,
+    report.HeldOutCase: report_pb2.HeldOutCase,
     report.OperatorTrainingReport: report_pb2.OperatorTrainingReport,
     report.Percentiles: report_pb2.Percentiles,
     report.PipelineSpan: report_pb2.PipelineSpan,
     report.PredictorTrainingReport: report_pb2.PredictorTrainingReport,
     report.ProfileReport: report_pb2.ProfileReport,
     report.ServingReport: report_pb2.ServingReport,
+    report.SplitScore: report_pb2.SplitScore,
     report.StageMemory: report_pb2.StageMemory,
     report.TrainingReport: report_pb2.TrainingReport,
     scenario.EngineSpec: scenario_pb2.EngineSpec,
@@ -84,6 +120,9 @@ POSITIVE = st.integers(1, 2**63 - 1)
 NOT_NEGATIVE = st.integers(0, 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 FLOATS = st.floats(allow_nan=False)
+
+POSITIVE_FLOATS = st.floats(min_value=1e-9, allow_nan=False)
+POSITIVE_FINITE = st.floats(min_value=1e-9, allow_infinity=False)
 
 _SLO_LIMITS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
 
@@ -101,11 +140,30 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     **{(ParallelLayout, axis): POSITIVE for axis in ("tp", "pp", "dp", "cp", "ep")},
     **{(Slo, limit): st.floats(min_value=0.0, allow_nan=False) for limit in _SLO_LIMITS},
     (Slo, "itl_percentile"): st.floats(0.0, 100.0),
+    (correction.CorrectionRequest, "name"): TEXT.filter(bool),
+    (correction.CorrectionRequest, "observations"): st.deferred(
+        lambda: _some(correction.Observation)
+    ),
+    (correction.Observation, "observed_us"): POSITIVE_FINITE,
+    (correction.ObservedCall, "count"): st.floats(min_value=0.0, allow_infinity=False),
+    (correction.Observation, "calls"): st.deferred(lambda: _some(correction.ObservedCall)),
+    (planning.CandidateAxis, "values"): st.sets(INT64, min_size=1, max_size=3).map(
+        lambda values: tuple(sorted(values))
+    ),
+    (planning.PlanRequest, "axes"): st.deferred(
+        lambda: st.lists(
+            values_of(planning.CandidateAxis), max_size=3, unique_by=lambda axis: axis.dim
+        ).map(tuple)
+    ),
+    (planning.PlanRequest, "budget_gpu_s"): POSITIVE_FLOATS,
+    (planning.PlanRequest, "seed"): NOT_NEGATIVE,
+    (ports.TrainRequest, "seed"): NOT_NEGATIVE,
+    (planning.PlanRequest, "max_num_points"): NOT_NEGATIVE,
     (scenario.ServingScenario, "seed"): NOT_NEGATIVE,
     **{(workload.LengthSpec, name): NOT_NEGATIVE for name in ("mean", "minimum", "maximum")},
-    (workload.WorkloadSpec, "rate_rps"): st.floats(min_value=1e-9, allow_nan=False),
+    (workload.WorkloadSpec, "rate_rps"): POSITIVE_FLOATS,
     (workload.WorkloadSpec, "num_requests"): POSITIVE,
-    (workload.WorkloadSpec, "time_scale"): st.floats(min_value=1e-9, allow_nan=False),
+    (workload.WorkloadSpec, "time_scale"): POSITIVE_FLOATS,
     (workload.WorkloadSpec, "max_tokens_per_request"): NOT_NEGATIVE,
 }
 
@@ -118,6 +176,10 @@ def values_of(cls: type) -> st.SearchStrategy[Any]:
         if (cls, name) not in codec.ARROW_FIELDS
     }
     return st.builds(cls, **arguments)
+
+
+def _some(cls: type) -> st.SearchStrategy[Any]:
+    return st.lists(values_of(cls), min_size=1, max_size=3).map(tuple)
 
 
 def _values_of_hint(hint: Any) -> st.SearchStrategy[Any]:

@@ -1,9 +1,7 @@
 """Laws of the predictor, whatever was measured and whatever is asked."""
 
-import hashlib
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +12,9 @@ from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, Opera
 from foretoken.domain.operator import find_operator
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.estimator import Estimator
+from foretoken.predictor.model_archive import pack_folder
 from foretoken.predictor.model_set import ModelSet
-from foretoken.predictor.model_store import ModelStore, version_of
+from foretoken.predictor.model_store import write_models
 from foretoken.predictor.roofline import compute_limits
 from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO, train_series
 from foretoken.predictor.training_rows import Series, SeriesKey, build_series
@@ -61,9 +60,10 @@ def _series(seed: int) -> list[Series]:
 
 def _train(seed: int, series: list[Series] | None = None) -> ModelSet:
     models = [train_series(item, _CONFIG, seed) for item in series or _series(seed)]
-    by_key = {model.series.key: model for model in models}
     return ModelSet(
-        version=version_of(by_key), series=by_key, transfers=train_transfers(models, _CONFIG, seed)
+        version="laws",
+        series={model.series.key: model for model in models},
+        transfers=train_transfers(models, _CONFIG, seed),
     )
 
 
@@ -126,7 +126,8 @@ def test_the_order_of_rows_does_not_matter(calls: Calls, seed: int) -> None:
 def test_a_row_answers_alone_as_in_company(calls: Calls) -> None:
     together = _ask("gemm", "a30", calls)
     alone = [_ask("gemm", "a30", [call]).latency_us[0] for call in calls[:3]]
-    assert together.latency_us[:3].tolist() == alone
+    # Few calls are answered by other code than many, the same but for the last bits.
+    assert alone == pytest.approx(together.latency_us[:3].tolist(), rel=1e-9)
 
 
 def test_only_measured_points_are_called_measured() -> None:
@@ -139,26 +140,18 @@ def test_only_measured_points_are_called_measured() -> None:
 
 @settings(max_examples=3)
 @given(seed=st.integers(0, 1000))
-def test_same_seed_and_rows_same_version_and_bytes(
-    seed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    digests = []
+def test_same_seed_and_rows_same_bytes(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    archives = []
     for reverse in (False, True):
         series = _series(seed)
         if reverse:  # The catalog may return rows in another order.
             series = [build_series(s.key, s.points[::-1], s.latency_us[::-1]) for s in series]
-        models = _train(seed, series)
-        store = ModelStore(tmp_path_factory.mktemp("models"), num_threads=1)
-        store.open()
-        store.save(models)
-        digests.append((models.version, _digest(store._folder)))
-    assert digests[0] == digests[1]
-    assert version_of(_train(seed + 1).series) != digests[0][0]
+        archives.append(_archive(_train(seed, series), tmp_path_factory))
+    assert archives[0] == archives[1]
+    assert _archive(_train(seed + 1), tmp_path_factory) != archives[0]
 
 
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+def _archive(models: ModelSet, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("models")
+    write_models(folder, models)
+    return pack_folder(folder)

@@ -1,6 +1,7 @@
 """GEMM on a device left out of training, with none to many of its points measured after all."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,9 +11,12 @@ from accuracy.source import AICONFIGURATOR, Measurements
 from accuracy.table import MeasuredTable, split_into_tables, take
 from accuracy.trial import CONFIG, Score, ask, score
 from foretoken.predictor.model_set import ModelSet
-from foretoken.predictor.trainer import SeriesModel, train_series
+from foretoken.predictor.trainer import train_series
 from foretoken.predictor.training_rows import Series
-from foretoken.predictor.transfer import train_transfers
+from foretoken.predictor.transfer import TransferModel, train_transfers
+from foretoken.predictor.transfer.borrowing import train_borrowing_series
+from foretoken.predictor.transfer.library import DonorLibrary
+from foretoken.predictor.transfer.pool import DonorPool
 
 NAME = "GEMM on unseen device"
 # One table of each: bf16 as vLLM runs it, with no weights in another format.
@@ -29,15 +33,19 @@ _STEPS: tuple[tuple[int, str, Figure | None], ...] = (
 
 def ask_unseen(measurements: Measurements, extent: Extent, say: Say) -> Iterator[Line]:
     """Yield a line per number of points measured on the device left out."""
-    tables = {device: _find_table(measurements, device) for device in _DEVICES}
+    tables = _find_tables(measurements)
+    plain = {device: _pick(tables, device) for device in _DEVICES}
     scores = {step: Scores() for step, *_ in _STEPS}
     for seed in range(extent.num_seeds):
-        thinned = {name: table.thin(extent.max_points, seed) for name, table in tables.items()}
+        thinned = {name: table.thin(extent.max_points, seed) for name, table in plain.items()}
         models = {name: train_series(table.series, CONFIG, seed) for name, table in thinned.items()}
+        library = DonorLibrary([table.series for table in tables], seed)
         for device in _DEVICES:
             say(f"{NAME}, seed {seed}: {device}")
+            series = plain[device].series
             others = [models[name] for name in _DEVICES if name != device]
-            for step, result in _ask_device(tables[device].series, others, seed).items():
+            borrowed = _Borrowed(library.find(series.key), train_transfers(others, CONFIG, seed))
+            for step, result in _ask_device(series, borrowed, seed).items():
                 scores[step].add(device, seed, result)
     for step, peer, goal in _STEPS:
         line = scores[step].summarise(NAME, f"{step:,} points", peer, goal)
@@ -51,19 +59,31 @@ def ask_unseen(measurements: Measurements, extent: Extent, say: Say) -> Iterator
                 yield line
 
 
-def _find_table(measurements: Measurements, device: str) -> MeasuredTable:
-    rows = measurements.read(AICONFIGURATOR, "gemm", device)
-    plain = [
+@dataclass(frozen=True, slots=True)
+class _Borrowed:
+    """What is known of other devices: every GEMM table of theirs, and typical efficiencies."""
+
+    pool: DonorPool | None
+    transfers: Mapping[str, TransferModel]
+
+
+def _find_tables(measurements: Measurements) -> list[MeasuredTable]:
+    """Return the tables of all devices, frameworks and formats, but those of other weights."""
+    rows = measurements.read(AICONFIGURATOR, "gemm")
+    return [table for table in split_into_tables(rows, 1_000) if "quant=" not in table.name]
+
+
+def _pick(tables: Iterable[MeasuredTable], device: str) -> MeasuredTable:
+    return next(
         table
-        for table in split_into_tables(rows, 1_000)
-        if table.series.key.dtype == "bf16"
+        for table in tables
+        if table.series.key.device == device
+        and table.series.key.dtype == "bf16"
         and table.series.key.framework.startswith("vllm")
-        and "quant=" not in table.name
-    ]
-    return plain[0]
+    )
 
 
-def _ask_device(series: Series, others: Sequence[SeriesModel], seed: int) -> Mapping[int, Score]:
+def _ask_device(series: Series, borrowed: _Borrowed, seed: int) -> Mapping[int, Score]:
     """Return the score with every number of measured points, on the same other points."""
     order = make_rng(seed, series.key.device).permutation(len(series.points))
     asked = take(series, np.sort(order[-_NUM_ASKED:]))
@@ -72,11 +92,7 @@ def _ask_device(series: Series, others: Sequence[SeriesModel], seed: int) -> Map
         own = {}
         if step:
             known = take(series, np.sort(order[:step]))
-            own = {series.key: train_series(known, CONFIG, seed)}
-        models = ModelSet(
-            version="benchmark",
-            series=own,
-            transfers=train_transfers([*others, *own.values()], CONFIG, seed),
-        )
+            own = {series.key: train_borrowing_series(known, borrowed.pool, CONFIG, seed)}
+        models = ModelSet(version="benchmark", series=own, transfers=borrowed.transfers)
         found[step] = score(asked.latency_us, ask(models, series.key, asked.points))
     return found

@@ -92,6 +92,19 @@ def test_what_cannot_work_is_refused_at_once(key: str, value: str, problem: str)
         load_config(None, {}, {key: value})
 
 
+@pytest.mark.parametrize(
+    ("key", "port", "problem"),
+    [
+        ("server.port", 65_536, r"server\.port: is from 0 to 65535"),
+        ("server.metrics_port", -2, r"server\.metrics_port: is from -1 to 65535"),
+    ],
+)
+def test_a_port_that_does_not_exist_is_refused(key: str, port: int, problem: str) -> None:
+    """The socket would take another one, without a word."""
+    with pytest.raises(InvalidRequestError, match=problem):
+        load_config(None, {}, {key: port})
+
+
 def test_the_client_section_reaches_the_channel() -> None:
     config = load_config(None, {"FORETOKEN_CLIENT__DEADLINE_S": "3"}, {"client.ca_file": "ca.crt"})
     expected = ChannelOptions(address="here:1", deadline_s=3.0, ca_file="ca.crt")

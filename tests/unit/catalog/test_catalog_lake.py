@@ -1,6 +1,7 @@
 """Several processes share a lake: nothing is doubled, nothing lost, and what fails is said."""
 
 import contextlib
+import hashlib
 import itertools
 import os
 import random
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from lake_servers import Postgres, find_missing, serve_postgres, serve_s3
 from foretoken.catalog.config import CatalogConfig, LakeConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.lake import LakeAttachment
+from foretoken.catalog.upkeep.backup import restore_backup
+from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import CatalogBusyError, CorruptCatalogError, InvalidRequestError
 from foretoken.domain.measurement import MeasurementFilter
 from foretoken.wire.arrow import read_table
@@ -186,6 +190,34 @@ def test_a_writer_that_lost_its_lock_cannot_commit(
     _record(late, "late")
     # The number between them is that of the review of the quick one's run.
     assert [("late", 0, 3, _BATCH_ROWS), ("quick", 0, 1, _BATCH_ROWS)] == _stored(quick)
+
+
+@pytest.mark.parametrize("num_bytes", [1_000_000, 5_000_000], ids=["in PostgreSQL", "in a file"])
+def test_a_file_of_a_service_is_shared_compacted_and_backed_up(
+    num_bytes: int, lake: LakeConfig, open_catalog: Open, tmp_path: Path
+) -> None:
+    one, other = open_catalog(lake), open_catalog(lake)
+    content = random.Random(0).randbytes(num_bytes)  # noqa: S311 - any content
+    artifact = Artifact(
+        kind="latency_models",
+        name="v1",
+        content_hash=hashlib.sha256(content).hexdigest(),
+        num_bytes=num_bytes,
+        created_at="2026-01-01T00:00:00Z",
+    )
+    one.store_artifact(replace(artifact, name="v0"), [content])
+    one.store_artifact(artifact, [content])
+    active = other.activate_artifact("latency_models", "v1")
+    other.delete_artifact("latency_models", "v0")
+    one.compact()
+    (tmp_path / "backup").write_bytes(b"".join(one.backup()))
+    restore_backup(tmp_path / "backup", tmp_path / "restored.duckdb")
+    restored = CatalogService(CatalogConfig(path=str(tmp_path / "restored.duckdb"), num_threads=1))
+    with contextlib.closing(restored):
+        restored.open()
+        for catalog in (one, other, restored):
+            assert (active,) == catalog.list_artifacts("latency_models")
+            assert content == b"".join(catalog.read_artifact("latency_models", "v1"))
 
 
 def test_a_snapshot_stays_while_others_write(lake: LakeConfig, open_catalog: Open) -> None:

@@ -20,14 +20,17 @@ _EVERYTHING = TrainRequest()
 
 @pytest.fixture
 def make_predictor(tmp_path: Path) -> Iterator[MakePredictor]:
-    """Return a function that opens a predictor over rows; state survives a second call."""
+    """Return a function that opens a predictor over rows; state and versions survive a call."""
+    kept = FakeCatalog().artifacts
     with ExitStack() as opened:
 
         def make(rows: Rows) -> PredictorService:
             config = PredictorConfig(
                 state_folder=str(tmp_path / "state"), booster=BoosterConfig(num_trees=60)
             )
-            service = PredictorService(config, FakeCatalog(rows))
+            catalog = FakeCatalog(rows)
+            catalog.artifacts = kept
+            service = PredictorService(config, catalog)
             service.open()
             opened.callback(service.close)
             return service

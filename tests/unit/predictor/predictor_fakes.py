@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from artifact_shelf import ArtifactShelf
 
 from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import find_device
@@ -30,7 +31,7 @@ Rows = list[dict[str, Any]]
 
 
 @dataclass
-class FakeCatalog:
+class FakeCatalog(ArtifactShelf):
     """Holds rows of the measurement schema and honours operator and device of a filter.
 
     Snapshots keep their rows; `holders` tells who holds which.

@@ -3,16 +3,21 @@
 import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from foretoken.predictor.calibration import (
+from foretoken.predictor.honesty.calibration import (
+    Calibration,
     HeldOutErrors,
     calibrate,
-    held_out_coverage,
+    half_width,
+    held_out_bounds,
     join_errors,
     quantiles,
 )
-from foretoken.predictor.coverage import Tier
+from foretoken.predictor.honesty.coverage import Tier
+
+HARDER = (Tier.GAP, Tier.NEW_CONFIGURATION, Tier.BEYOND, Tier.FAR_CONFIGURATION)
 
 
 def errors_of(num_rows: int, scale: float, seed: int = 0, tier: Tier = Tier.GRID) -> HeldOutErrors:
@@ -22,6 +27,7 @@ def errors_of(num_rows: int, scale: float, seed: int = 0, tier: Tier = Tier.GRID
     width = np.where(base_us > 100.0, scale / 3, scale)
     return HeldOutErrors(
         error_log=rng.normal(0.0, width),
+        spread_log=np.full(num_rows, 0.01),
         base_us=base_us,
         octaves=np.zeros(num_rows),
         tier=np.full(num_rows, tier),
@@ -44,49 +50,80 @@ def clustered_errors(num_groups: int, seed: int) -> HeldOutErrors:
     )
 
 
+def is_inside(calibration: Calibration, errors: HeldOutErrors) -> npt.NDArray[np.bool_]:
+    """Tell which errors are inside the bounds."""
+    low, high = calibration.bounds(errors.tier, errors.spread_log, errors.base_us, errors.octaves)
+    return np.asarray((errors.error_log >= low) & (errors.error_log <= high))
+
+
 def test_nominal_ninety_per_cent_of_new_errors_are_inside() -> None:
-    calibration = calibrate(errors_of(3000, 0.1))
-    new = errors_of(3000, 0.1, seed=1)
-    grid = np.full(3000, Tier.GRID)
-    low, high = calibration.bounds(grid, new.base_us, np.zeros(3000))
-    inside = (new.error_log >= low) & (new.error_log <= high)
-    assert inside.mean() == pytest.approx(0.9, abs=0.03)
+    inside = is_inside(calibrate(errors_of(3000, 0.1)), errors_of(3000, 0.1, seed=1))
+    assert inside.mean() == pytest.approx(0.9, abs=0.02)
     # Each size has bounds of its own: both the noisy small and the steady large calls are at 90 %.
-    assert inside[new.base_us < 60].mean() == pytest.approx(0.9, abs=0.04)
+    is_small = errors_of(3000, 0.1, seed=1).base_us < 60
+    assert inside[is_small].mean() == pytest.approx(0.9, abs=0.04)
 
 
-def test_reported_coverage_is_measured_on_folds_left_out() -> None:
-    assert held_out_coverage(errors_of(900, 0.1)) == pytest.approx(0.9, abs=0.04)
-
-
-def test_a_tier_is_never_surer_than_the_one_before() -> None:
-    calibration = calibrate(
-        join_errors(
-            [
-                errors_of(300, 0.2),
-                errors_of(300, 0.01, tier=Tier.NEW_CONFIGURATION),
-                errors_of(300, 0.5, tier=Tier.BEYOND),
-            ]
-        )
+def test_bounds_follow_a_spread_that_tells_doubtful_calls_from_others() -> None:
+    rng = np.random.default_rng(2)
+    spread_log = np.exp(rng.normal(0.0, 1.0, 3000))
+    telling = dataclasses.replace(
+        errors_of(3000, 0.0), error_log=rng.normal(0.0, 0.05 * spread_log), spread_log=spread_log
     )
-    assert (np.diff(calibration.low_log, axis=0) <= 0).all()
-    assert (np.diff(calibration.high_log, axis=0) >= 0).all()
-    assert calibration.high_log[Tier.BEYOND].min() > calibration.high_log[Tier.GRID].max()
+    inside = is_inside(calibrate(telling), telling)
+    assert inside[spread_log > 2].mean() == pytest.approx(0.9, abs=0.04)
+    assert inside[spread_log < 0.5].mean() == pytest.approx(0.9, abs=0.04)
 
 
-def test_a_tier_without_errors_is_wider_than_the_one_before() -> None:
+def test_bounds_do_not_follow_a_spread_that_tells_nothing() -> None:
+    rng = np.random.default_rng(3)
+    idle = dataclasses.replace(errors_of(3000, 0.1), spread_log=np.exp(rng.normal(0.0, 1.0, 3000)))
+    assert calibrate(idle).spread_power == 0.0
+
+
+def test_reported_bounds_are_calibrated_on_folds_left_out() -> None:
+    errors = errors_of(900, 0.1)
+    is_held = np.abs(errors.error_log) <= held_out_bounds(errors)
+    assert is_held.mean() == pytest.approx(0.9, abs=0.03)
+
+
+def test_every_tier_has_the_bounds_of_its_own_errors() -> None:
+    scales = dict(zip(Tier, (0.05, 0.1, 0.2, 0.15, 0.3), strict=True))
+    found = join_errors([errors_of(2000, scale, tier=tier) for tier, scale in scales.items()])
+    calibration = calibrate(found)
+    for tier, scale in scales.items():
+        new = errors_of(2000, scale, seed=1, tier=tier)
+        assert is_inside(calibration, new).mean() == pytest.approx(0.9, abs=0.03)
+
+
+def test_no_tier_is_surer_than_the_grid() -> None:
+    parts = [errors_of(300, 0.2), *(errors_of(300, 0.01, tier=tier) for tier in HARDER)]
+    widths = calibrate(join_errors(parts)).tier_log
+    assert widths.tolist() == [widths[Tier.GRID]] * len(Tier)
+
+
+def test_a_tier_without_errors_is_wider_than_the_grid() -> None:
     for found in (None, errors_of(300, 0.05)):
-        calibration = calibrate(found)
-        assert (np.diff(calibration.high_log, axis=0) > 0).all()
-        assert (np.diff(calibration.low_log, axis=0) < 0).all()
+        widths = calibrate(found).tier_log
+        assert [widths[tier] > widths[Tier.GRID] for tier in HARDER] == [True] * len(HARDER)
 
 
 def test_bounds_widen_with_the_distance_beyond_the_range() -> None:
-    calibration = calibrate(None)
-    tiers = np.array([Tier.BEYOND] * 3)
-    low, high = calibration.bounds(tiers, np.ones(3), np.array([0.1, 2.0, 5.0]))
-    assert high[0] < high[1] < high[2]
-    assert low[0] > low[1] > low[2]
+    one = np.ones(3)
+    for tier in (Tier.BEYOND, Tier.FAR_CONFIGURATION):
+        low, high = calibrate(None).bounds(
+            np.full(3, tier), 0.01 * one, one, octaves=np.array([0.1, 2.0, 5.0])
+        )
+        assert high[0] < high[1] < high[2]
+        assert low[0] > low[1] > low[2]
+
+
+def test_a_far_configuration_is_no_surer_than_its_regressor() -> None:
+    one = np.ones(2)
+    tiers = np.array([Tier.FAR_CONFIGURATION, Tier.NEW_CONFIGURATION])
+    _, high = calibrate(errors_of(300, 0.01)).bounds(tiers, 2.0 * one, one, one)
+    assert high[0] == pytest.approx(2.0 * 1.645)
+    assert high[1] < 0.1
 
 
 def test_bounds_beyond_the_range_are_learned_per_distance() -> None:
@@ -96,20 +133,33 @@ def test_bounds_beyond_the_range_are_learned_per_distance() -> None:
         error_log=np.tile([-0.4, 0.4], 50),
         octaves=np.full(100, 4.0),
     )
-    calibration = calibrate(join_errors([errors_of(100, 1e-6), errors]))
-    low, high = calibration.bounds(np.array([Tier.BEYOND]), np.ones(1), np.array([2.0]))
+    exact = dataclasses.replace(errors_of(100, 0.0), base_us=errors.base_us)
+    calibration = calibrate(join_errors([exact, errors]))
+    one = np.ones(1)
+    low, high = calibration.bounds(np.array([Tier.BEYOND]), one, one, np.array([2.0]))
     assert (low[0], high[0]) == pytest.approx((-0.2, 0.2))
 
 
 def test_errors_that_sizes_share_do_not_make_the_interval_narrow() -> None:
     """Few sizes with many points each are few draws: of new sizes, still 90 % are inside."""
-    shares = []
-    for seed in range(40):
-        calibration = calibrate(clustered_errors(15, seed))
-        new = clustered_errors(60, seed + 1000)
-        low, high = calibration.bounds(new.tier, new.base_us, new.octaves)
-        shares.append(((new.error_log >= low) & (new.error_log <= high)).mean())
-    assert np.mean(shares) >= 0.87
+    shares = [
+        is_inside(calibrate(clustered_errors(15, seed)), clustered_errors(60, seed + 1000)).mean()
+        for seed in range(40)
+    ]
+    assert np.mean(shares) == pytest.approx(0.9, abs=0.03)
+
+
+def test_points_that_err_alone_are_bounded_by_their_quantile() -> None:
+    """Nothing is added for small groups where groups are not alike."""
+    scores = np.linspace(0.0, 1.0, 2001)
+    group = np.random.default_rng(0).permutation(2001) % 20
+    assert half_width(scores, group) == pytest.approx(0.9, abs=0.011)
+
+
+def test_two_groups_apart_are_bounded_by_more_than_the_worst() -> None:
+    """What one group says must hold for the other."""
+    scores = np.array([0.1] * 5 + [0.2] * 5)
+    assert half_width(scores, np.repeat([0, 1], 5)) == pytest.approx(0.2 * 2.0)
 
 
 def test_few_errors_give_their_extremes() -> None:

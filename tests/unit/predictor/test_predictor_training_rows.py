@@ -5,8 +5,6 @@ import pytest
 from predictor_fakes import FakeCatalog, gemm_rows, row_of
 
 from foretoken.domain.measurement import MeasurementFilter
-from foretoken.domain.operator import find_operator
-from foretoken.predictor.holdout import split_beyond, split_configurations, split_sizes
 from foretoken.predictor.model_set import matches
 from foretoken.predictor.training_rows import SeriesKey, build_series, read_series
 
@@ -39,13 +37,29 @@ def test_at_each_point_the_fastest_kernel_counts() -> None:
     assert series.latency_us.tolist() == [10.0, 20.0]
 
 
-def test_only_the_plain_case_is_trained_on() -> None:
-    """Rows of a variant are neither a series of their own nor part of the plain one."""
+def test_a_variant_is_a_series_of_its_own() -> None:
     dims = {"m": 8, "n": 64, "k": 64}
     rows = [row_of("gemm", dims, 10.0), row_of("gemm", dims, 2.0, variant="quant=int4_wo")]
-    rows += [row_of("gemm", {**dims, "m": 9}, 2.0, variant="lane=eager")]
-    (series,) = read_series(FakeCatalog(rows).read_measurements(MeasurementFilter()))
-    assert [10.0] == series.latency_us.tolist()
+    series = read_series(FakeCatalog(rows).read_measurements(MeasurementFilter()))
+    found = {item.key.variant: item.latency_us.tolist() for item in series}
+    assert found == {"": [10.0], "quant=int4_wo": [2.0]}
+
+
+def test_each_of_several_kernels_is_also_a_series_of_its_own() -> None:
+    """The series without a kernel takes the fastest at every point."""
+    rows = []
+    for m in range(1, 11):
+        dims = {"m": m, "n": 64, "k": 64}
+        rows.append(row_of("gemm", dims, 10.0, kernel="cutlass"))
+        rows.append(row_of("gemm", dims, 2.0 * m, kernel="cublas"))
+    series = read_series(FakeCatalog(rows).read_measurements(MeasurementFilter()))
+    found = {item.key.kernel: item.latency_us.tolist() for item in series}
+    expected = {
+        "": [min(10.0, 2.0 * m) for m in range(1, 11)],
+        "cublas": [2.0 * m for m in range(1, 11)],
+        "cutlass": [10.0] * 10,
+    }
+    assert found == expected
 
 
 def test_a_device_is_known_by_its_vendor_name_too() -> None:
@@ -72,29 +86,6 @@ def test_noise_is_how_far_one_more_measurement_would_lie() -> None:
     # 90 % of normal values lie within 1.645 deviations; the median of two is itself uncertain.
     assert series.noise_log == pytest.approx(1.645 * 0.02 * np.sqrt(1.5), rel=0.1)
     assert build_series(GEMM, points[::2], latency_us[::2]).noise_log == 0.0
-
-
-def test_splits_leave_out_whole_values() -> None:
-    spec = find_operator("gemm")
-    points = np.array([list(row["dims"].values()) for row in gemm_rows()])
-    for split in split_sizes(spec, points, seed=0):
-        assert not set(points[split.inside, 0]) & set(points[split.outside, 0])
-        # What was left out as one is what shares the value.
-        assert len(set(split.group)) == len(set(points[split.outside, 0]))
-    configurations = list(split_configurations(spec, points, seed=0))
-    assert len(configurations) == 3
-    for split in configurations:
-        known = {tuple(row) for row in points[split.inside, 1:].tolist()}
-        assert not known & {tuple(row) for row in points[split.outside, 1:].tolist()}
-    (split,) = split_beyond(spec, points)
-    assert points[split.inside, 0].max() * 2 <= points[split.outside, 0].min()
-
-
-def test_every_point_is_held_out_once() -> None:
-    spec = find_operator("gemm")
-    points = np.array([list(row["dims"].values()) for row in gemm_rows()])
-    held_out = np.concatenate([split.outside for split in split_sizes(spec, points, seed=0)])
-    assert sorted(held_out.tolist()) == list(range(len(points)))
 
 
 @pytest.mark.parametrize(

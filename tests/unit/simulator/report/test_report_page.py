@@ -7,8 +7,10 @@ from xml.etree import ElementTree as ET
 import pytest
 from report_examples import build_serving, build_training, infeasible_training
 
+from foretoken.domain.estimate import Provenance
+from foretoken.page.section import Fact, Section
 from foretoken.simulator.report.page import render_page, serving_sections, training_sections
-from foretoken.simulator.report.section import Fact, Section
+from foretoken.simulator.report.palette import OF_PROVENANCE
 
 _VOID = {"meta", "br", "hr", "img", "link"}
 
@@ -148,3 +150,8 @@ def test_text_is_escaped() -> None:
 def test_the_same_report_gives_the_same_page(training_page: str) -> None:
     again = render_page("llama-2-7b on 2 a100", training_sections(build_training()))
     assert training_page == again
+
+
+def test_every_provenance_has_its_colour() -> None:
+    """What has none is left out of the picture."""
+    assert [member.name.lower() for member in Provenance] == list(OF_PROVENANCE)

@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 import grpc
 import pyarrow as pa
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
-from foretoken.api.types.v1 import measurement_pb2
+from foretoken.api.types.v1 import artifact_pb2, measurement_pb2
 from foretoken.client.channel import ChannelOptions, Connection
 from foretoken.client.jobs import MAX_PAGE_SIZE, JobsClient
 from foretoken.client.recording import RunSender
+from foretoken.client.uploading import Upload
+from foretoken.domain.artifact import Artifact
 from foretoken.domain.job import Job
 from foretoken.domain.measurement import (
     BatchReceipt,
@@ -139,6 +141,44 @@ class CatalogClient(JobsClient):
         request = catalog_pb2.DeleteSnapshotRequest(content_hash=content_hash)
         self._connection.call(self._stub.DeleteSnapshot, request)
 
+    def store_artifact(self, artifact: Artifact, content: Iterable[bytes]) -> Artifact:
+        """Keep a file; the same name and content again changes nothing.
+
+        The content is asked for in a thread of gRPC's.
+        """
+        upload = Upload(artifact)
+        # Called as one that takes a single request is, but with all of them.
+        store = cast(
+            "grpc.UnaryUnaryMultiCallable[Iterator[catalog_pb2.StoreArtifactRequest],"
+            " artifact_pb2.Artifact]",
+            self._stub.StoreArtifact,
+        )
+        with upload.telling():
+            answer = self._scan(store, upload.messages(content))
+        return codec.decode(answer, Artifact)
+
+    def read_artifact(self, kind: str, name: str) -> Iterator[bytes]:
+        """Yield a file's content, in pieces."""
+        request = catalog_pb2.ReadArtifactRequest(kind=kind, name=name)
+        for chunk in self._connection.stream(self._stub.ReadArtifact, request):
+            yield chunk.content
+
+    def list_artifacts(self, kind: str) -> tuple[Artifact, ...]:
+        """Return what is kept of a kind, newest first."""
+        request = catalog_pb2.ListArtifactsRequest(kind=kind)
+        pages = self._connection.pages(self._stub.ListArtifacts, request)
+        return tuple(codec.decode(one, Artifact) for page in pages for one in page.artifacts)
+
+    def activate_artifact(self, kind: str, name: str) -> Artifact:
+        """Make this the active one of its kind."""
+        request = catalog_pb2.ActivateArtifactRequest(kind=kind, name=name)
+        return codec.decode(self._connection.call(self._stub.ActivateArtifact, request), Artifact)
+
+    def delete_artifact(self, kind: str, name: str) -> None:
+        """Forget a file that is not active."""
+        request = catalog_pb2.DeleteArtifactRequest(kind=kind, name=name)
+        self._connection.call(self._stub.DeleteArtifact, request)
+
     def create_check(self, request: CheckRequest) -> Job:
         """Start judging stored rows again, all batches and runs together."""
         message = codec.encode(request, catalog_pb2.CreateCheckRequest)
@@ -169,7 +209,7 @@ class CatalogClient(JobsClient):
         return codec.decode(answer, CompactReport)
 
     def _scan(self, method: "grpc.UnaryUnaryMultiCallable[Q, A]", request: Q) -> A:
-        """Return the answer to a request that reads all rows: it may take as long as a stream."""
+        """Return the answer to a request with much to read: it may take as long as a stream."""
         return self._connection.call(method, request, self._connection.options.stream_deadline_s)
 
 

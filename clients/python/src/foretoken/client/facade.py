@@ -1,9 +1,7 @@
 """Foretoken in one object: the same calls whether the services are embedded or remote."""
 
-import enum
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, runtime_checkable
 
@@ -12,15 +10,16 @@ from foretoken.client.channel import ChannelOptions
 from foretoken.client.predictor import PredictorClient
 from foretoken.client.profiler import ProfilerClient
 from foretoken.client.simulator import SimulatorClient
+from foretoken.client.single_query import CallOptions, build_single_query
+from foretoken.domain.correction import Correction, CorrectionRequest
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.estimate import (
     DType,
     LatencyEstimate,
-    LatencyQuery,
-    OperatorTable,
     Phase,
-    Provenance,
+    pick_estimate,
 )
+from foretoken.domain.explanation import Explanation
 from foretoken.domain.job import Job
 from foretoken.domain.measurement import (
     ArrowStream,
@@ -32,6 +31,7 @@ from foretoken.domain.measurement import (
     Run,
     SqlQuery,
 )
+from foretoken.domain.planning import PlanRequest, ProfilePlan
 from foretoken.domain.ports import (
     CatalogAdminPort,
     JobsPort,
@@ -48,8 +48,8 @@ from foretoken.domain.report import (
     TrainingReport,
 )
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.surface import LatencySurface, SurfaceQuery
 
-E = TypeVar("E", bound=enum.Enum)
 P = TypeVar("P")
 Target = str | ChannelOptions
 OnProgress = Callable[[Job], None]
@@ -58,15 +58,6 @@ OnProgress = Callable[[Job], None]
 @runtime_checkable
 class _Closable(Protocol):
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallOptions:
-    """What a prediction may rest on; see `LatencyQuery`."""
-
-    topology: str = ""
-    framework: str = ""
-    refuse_extrapolation: bool = False
 
 
 class Foretoken:
@@ -207,29 +198,38 @@ class Foretoken:
 
         For many calls ask `predictor.predict` once, with columns.
         """
-        chosen = options or CallOptions()
-        table = OperatorTable(
-            operator=operator,
-            dtype=_member(DType, dtype, "dtype"),
-            phase=_member(Phase, phase, "phase"),
-            columns={name: [value] for name, value in dims.items()},
+        query = build_single_query(
+            operator, dims, device=device, dtype=dtype, phase=phase, options=options
         )
-        query = LatencyQuery(
-            device=device,
-            tables=(table,),
-            topology=chosen.topology,
-            framework=chosen.framework,
-            refuse_extrapolation=chosen.refuse_extrapolation,
+        return pick_estimate(self.predictor.predict(query))
+
+    def explain(
+        self,
+        operator: str,
+        *,
+        device: str,
+        dtype: DType | str = DType.BF16,
+        phase: Phase | str = Phase.FORWARD,
+        options: CallOptions | None = None,
+        **dims: int,
+    ) -> Explanation:
+        """Return why `predict` answers what it does."""
+        query = build_single_query(
+            operator, dims, device=device, dtype=dtype, phase=phase, options=options
         )
-        reply = self.predictor.predict(query)
-        columns = reply.tables[0]
-        return LatencyEstimate(
-            latency_us=float(columns.latency_us[0]),
-            low_us=float(columns.low_us[0]),
-            high_us=float(columns.high_us[0]),
-            provenance=Provenance(int(columns.provenance[0])),
-            model_version=reply.model_version,
-        )
+        return self.predictor.explain(query)
+
+    def tabulate(self, query: SurfaceQuery) -> LatencySurface:
+        """Return the latency of one operator over a grid of its dimensions."""
+        return self.predictor.tabulate(query)
+
+    def plan(self, request: PlanRequest) -> ProfilePlan:
+        """Return which points to profile next, the most useful for its cost first."""
+        return self.predictor.plan_profile(request)
+
+    def calibrate(self, request: CorrectionRequest) -> Correction:
+        """Learn a correction from observations; `CallOptions.correction` applies it."""
+        return self.predictor.create_correction(request)
 
     def simulate_serving(
         self, scenario: ServingScenario, on_progress: OnProgress | None = None
@@ -267,13 +267,3 @@ def _present(port: P | None, name: str) -> P:
     if port is None:
         raise InvalidRequestError.of_field(name, "was not given; say where it is")
     return port
-
-
-def _member(cls: type[E], value: E | str, field: str) -> E:
-    if isinstance(value, cls):
-        return value
-    member = cls.__members__.get(str(value).upper())
-    if member is None:
-        names = ", ".join(name.lower() for name in cls.__members__)
-        raise InvalidRequestError.of_field(field, f"{value!r} is not one of {names}")
-    return member

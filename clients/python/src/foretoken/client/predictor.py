@@ -6,12 +6,16 @@ from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
 from foretoken.api.predictor.v1.predictor_service_pb2_grpc import PredictorServiceStub
 from foretoken.client.channel import ChannelOptions, Connection
 from foretoken.client.jobs import MAX_PAGE_SIZE, JobsClient
+from foretoken.domain.correction import Correction, CorrectionRequest
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.estimate import LatencyQuery, LatencyReply
+from foretoken.domain.explanation import Explanation
 from foretoken.domain.job import Job
+from foretoken.domain.planning import PlanRequest, ProfilePlan
 from foretoken.domain.ports import ModelVersion, TrainRequest
 from foretoken.domain.report import PredictorTrainingReport
-from foretoken.wire import codec, columns
+from foretoken.domain.surface import LatencySurface, SurfaceQuery
+from foretoken.wire import codec, columns, surfaces
 
 # How often a query is asked again because a training changed the model between its parts.
 MAX_MODEL_CHANGES = 3
@@ -57,10 +61,44 @@ class PredictorClient(JobsClient):
                 return columns.join_replies(query, replies)
         raise ServiceUnavailableError("the predictor's model keeps changing; retry later")
 
+    def tabulate(self, query: SurfaceQuery) -> LatencySurface:
+        """Return estimates of one operator over a grid of its dimensions."""
+        request = codec.encode(query, predictor_pb2.TabulateRequest)
+        answer = self._connection.call(self._stub.Tabulate, request)
+        return surfaces.decode_surface(answer, query)
+
+    def explain(self, query: LatencyQuery) -> Explanation:
+        """Return why the estimate of a single call is what it is."""
+        request = predictor_pb2.ExplainRequest(query=columns.encode_query(query))
+        return codec.decode(self._connection.call(self._stub.Explain, request), Explanation)
+
+    def plan_profile(self, request: PlanRequest) -> ProfilePlan:
+        """Return which points to profile next, the most useful for its cost first."""
+        message = codec.encode(request, predictor_pb2.PlanProfileRequest)
+        return codec.decode(self._connection.call(self._stub.PlanProfile, message), ProfilePlan)
+
     def list_models(self) -> tuple[ModelVersion, ...]:
         """Return the stored model versions, newest first."""
         request = predictor_pb2.ListModelsRequest(page_size=MAX_PAGE_SIZE)
         pages = self._connection.pages(self._stub.ListModels, request)
         return tuple(
             codec.decode(message, ModelVersion) for page in pages for message in page.models
+        )
+
+    def activate_model(self, version: str) -> ModelVersion:
+        """Make a stored version the one that answers."""
+        request = predictor_pb2.ActivateModelRequest(version=version)
+        return codec.decode(self._connection.call(self._stub.ActivateModel, request), ModelVersion)
+
+    def create_correction(self, request: CorrectionRequest) -> Correction:
+        """Learn a correction from observations, and keep it under its name."""
+        message = codec.encode(request, predictor_pb2.CreateCorrectionRequest)
+        return codec.decode(self._connection.call(self._stub.CreateCorrection, message), Correction)
+
+    def list_corrections(self) -> tuple[Correction, ...]:
+        """Return the corrections, newest first."""
+        request = predictor_pb2.ListCorrectionsRequest(page_size=MAX_PAGE_SIZE)
+        pages = self._connection.pages(self._stub.ListCorrections, request)
+        return tuple(
+            codec.decode(message, Correction) for page in pages for message in page.corrections
         )

@@ -31,6 +31,7 @@ def collective_operator(name: str, summary: str, work: CollectiveWork) -> Operat
     return OperatorSpec(
         name=name,
         summary=summary,
+        group="communication",
         dims=(
             Dim("message_bytes", work.message_meaning),
             Dim("devices_per_node", "ranks of the group on one node"),

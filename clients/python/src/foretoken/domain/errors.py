@@ -132,6 +132,27 @@ class UnknownJobError(_UnknownNameError):
     kind = "job"
 
 
+class UnknownModelVersionError(_UnknownNameError):
+    """No such version of the latency models is kept."""
+
+    reason = "UNKNOWN_MODEL_VERSION"
+    kind = "model version"
+
+
+class UnknownCorrectionError(_UnknownNameError):
+    """No correction of that name was learned."""
+
+    reason = "UNKNOWN_CORRECTION"
+    kind = "correction"
+
+
+class UnknownArtifactError(_UnknownNameError):
+    """The catalog keeps no artifact of that kind and name."""
+
+    reason = "UNKNOWN_ARTIFACT"
+    kind = "artifact"
+
+
 class DatasetExistsError(ForetokenError):
     """A dataset of that name is already there with other content."""
 
@@ -208,6 +229,12 @@ class SnapshotInUseError(ForetokenError):
     """The snapshot is held by something that needs its rows, such as a trained model."""
 
     reason = "SNAPSHOT_IN_USE"
+
+
+class ArtifactInUseError(ForetokenError):
+    """The artifact is the active one of its kind: another must be activated first."""
+
+    reason = "ARTIFACT_IN_USE"
 
 
 class RunConflictError(ForetokenError):

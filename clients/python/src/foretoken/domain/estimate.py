@@ -2,7 +2,8 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isfinite
 
 from foretoken.domain.units import Quantity
 
@@ -49,22 +50,39 @@ class Phase(enum.Enum):
 
 
 class Provenance(enum.Enum):
-    """What an estimate rests on, from the strongest to the weakest."""
+    """What an estimate rests on, from the strongest to the weakest.
+
+    Transferred: the operator was measured on other devices, or on this one in another number
+    format only. Analytical: nobody measured it; the roofline and what other operators make of it.
+    """
 
     MEASURED = 1
     INTERPOLATED = 2
     EXTRAPOLATED = 3
+    TRANSFERRED = 5
     ANALYTICAL = 4
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether measurements of the device itself surround the call."""
+        return self in (Provenance.MEASURED, Provenance.INTERPOLATED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorTable:
-    """Many calls of one operator, as columns of equal length, one per dimension."""
+    """Many calls of one operator, as columns of equal length, one per dimension.
+
+    `variant` is the special case asked about as "key=value;..." ("quant=fp8_block"; see
+    `domain/variant.py`), empty the plain one. `kernel` is the kernel source ("flashinfer"); empty
+    the one an engine would choose, the fastest measured at each point.
+    """
 
     operator: str
     dtype: DType
     phase: Phase = Phase.FORWARD
     columns: Mapping[str, Quantity]
+    variant: str = ""
+    kernel: str = ""
 
     @property
     def num_rows(self) -> int:
@@ -78,6 +96,9 @@ class LatencyQuery:
 
     `framework` narrows the measurements to one software stack ("vllm 0.19"); empty takes any.
     With `refuse_extrapolation` a call outside the measured coverage is an `OutOfCoverageError`.
+    `model_version` pins the models that answer; empty takes the active ones. With
+    `prefer_measured` a point that was measured is answered by its measurement alone, else by that
+    and the model around it. `correction` names a correction to apply; empty applies none.
     """
 
     device: str
@@ -85,6 +106,9 @@ class LatencyQuery:
     topology: str = ""
     framework: str = ""
     refuse_extrapolation: bool = False
+    model_version: str = ""
+    prefer_measured: bool = False
+    correction: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,13 +116,27 @@ class LatencyColumns:
     """Estimates for one `OperatorTable`, row by row.
 
     `latency_us`, `low_us`, `high_us` are float columns, the bounds a nominal 90 % interval;
-    `provenance` holds `Provenance` values as integers.
+    `provenance` holds `Provenance` values as integers. `nearest` are the dimensions of the nearest
+    measured point, `nearest_us` what it took, `nearest_octaves` how far it is in the dimension that
+    differs most, in factors of two (infinite where nothing was measured; then the others are 0).
+    `basis` says in words what the table's estimates rest on. `correction_factor` is what a
+    correction has multiplied all three times with.
     """
 
     latency_us: Quantity
     low_us: Quantity
     high_us: Quantity
     provenance: Quantity
+    nearest: Mapping[str, Quantity] = field(default_factory=dict)
+    nearest_us: Quantity = ()
+    nearest_octaves: Quantity = ()
+    basis: str = ""
+    correction_factor: float = 1.0
+
+    @property
+    def raw_latency_us(self) -> Quantity:
+        """The estimates before any correction."""
+        return self.latency_us / self.correction_factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,13 +149,26 @@ class LatencyReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatencyEstimate:
-    """How long one operator call takes, how sure we are, and why."""
+    """How long one operator call takes, how sure we are, and why; see `LatencyColumns`.
+
+    `nearest` is empty where nothing was measured.
+    """
 
     latency_us: float
     low_us: float
     high_us: float
     provenance: Provenance
     model_version: str = ""
+    basis: str = ""
+    nearest: Mapping[str, int] = field(default_factory=dict)
+    nearest_us: float = 0.0
+    nearest_octaves: float = 0.0
+    correction_factor: float = 1.0
+
+    @property
+    def raw_latency_us(self) -> float:
+        """The estimate before any correction."""
+        return self.latency_us / self.correction_factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,4 +187,27 @@ def table_of_calls(calls: Sequence[OperatorCall]) -> OperatorTable:
     columns = {name: [call.dims[name] for call in calls] for name in first.dims}
     return OperatorTable(
         operator=first.operator, dtype=first.dtype, phase=first.phase, columns=columns
+    )
+
+
+def pick_estimate(reply: LatencyReply, table: int = 0, row: int = 0) -> LatencyEstimate:
+    """Return one row of a reply."""
+    columns = reply.tables[table]
+    is_measured_near = bool(columns.nearest) and isfinite(columns.nearest_octaves[row])
+    estimate = LatencyEstimate(
+        latency_us=float(columns.latency_us[row]),
+        low_us=float(columns.low_us[row]),
+        high_us=float(columns.high_us[row]),
+        provenance=Provenance(int(columns.provenance[row])),
+        model_version=reply.model_version,
+        basis=columns.basis,
+        correction_factor=columns.correction_factor,
+    )
+    if not is_measured_near:
+        return estimate
+    return replace(
+        estimate,
+        nearest={name: int(column[row]) for name, column in columns.nearest.items()},
+        nearest_us=float(columns.nearest_us[row]),
+        nearest_octaves=float(columns.nearest_octaves[row]),
     )

@@ -301,23 +301,10 @@ class _Builder:
     ) -> OperatorNode:
         return OperatorNode(
             role=role,
-            group=_GROUPS.get(operator, "elementwise"),
+            group=find_operator(operator).group,
             section=section,
             operator=operator,
             dims=dims,
             dtype=self._options.dtype,
             partition=partition,
         )
-
-
-# What a breakdown shows an operator under; the rest is elementwise.
-_GROUPS = {
-    "gemm": "gemm",
-    "moe_experts": "moe",
-    "attention_prefill": "attention",
-    "attention_decode": "attention",
-    "attention_mixed": "attention",
-    "embedding": "embedding",
-    "sampler": "sampler",
-    "cross_entropy": "loss",
-}

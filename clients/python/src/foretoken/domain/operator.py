@@ -33,15 +33,24 @@ class Dim:
     minimum: int = 1
 
 
+def dim_axes(*names: str) -> dict[str, FeatureFormula]:
+    """Return axes that are dimensions themselves."""
+    return {name: lambda d, _, name=name: d[name] for name in names}  # type: ignore[misc]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorSpec:
     """A logical computation, independent of the kernel that runs it.
 
     `flops` counts a multiply-add as two; `moved_bytes` is the least traffic with device memory.
     `features` are dimensionless quantities that explain how far a kernel stays from its roofline.
+    `costs` are quantities, none negative, that latency may grow in proportion to beside FLOPs and
+    bytes: blocks, waves of blocks. `axes` are coordinates in which calls are near or far, as one
+    sweeps them (the length of a sequence, not the sum over the batch); none means the dimensions.
     `sweep(quick)` yields the points worth measuring; `quick` asks for about a dozen small ones.
     It yields none where rows are only imported; such an operator needs no kernel.
     `backward_work_ratio` is backward over forward work where a backward pass exists (0: none).
+    `group` is the kind of kernel; a breakdown adds up a group's time, a correction stretches it.
     `num_weights` counts the parameters the operator holds; `saved_elements` the values it keeps
     from the forward pass for its backward pass, its output not counted (the next operator's input).
     A collective moves `moved_bytes` over links instead of memory; it has no FLOPs. With
@@ -54,10 +63,13 @@ class OperatorSpec:
     flops: WorkFormula
     moved_bytes: WorkFormula
     features: Mapping[str, FeatureFormula] = field(default_factory=dict)
+    costs: Mapping[str, FeatureFormula] = field(default_factory=dict)
+    axes: Mapping[str, FeatureFormula] = field(default_factory=dict)
     sweep: Callable[[bool], Iterable[Mapping[str, int]]]
     backward_work_ratio: float = 0.0
     is_collective: bool = False
     shares_node_links: bool = False
+    group: str = "elementwise"
     num_weights: Callable[[Dims], Quantity] = _nothing
     saved_elements: Callable[[Dims], Quantity] = _nothing
 

@@ -8,7 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from foretoken.domain.artifact import Artifact
+from foretoken.domain.correction import Correction, CorrectionRequest
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import LatencyQuery, LatencyReply
+from foretoken.domain.explanation import Explanation
 from foretoken.domain.job import Job
 from foretoken.domain.measurement import (
     ArrowStream,
@@ -28,6 +32,7 @@ from foretoken.domain.measurement import (
     SnapshotDiff,
     SqlQuery,
 )
+from foretoken.domain.planning import PlanRequest, ProfilePlan
 from foretoken.domain.report import (
     PredictorTrainingReport,
     ProfileReport,
@@ -35,6 +40,7 @@ from foretoken.domain.report import (
     TrainingReport,
 )
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.surface import LatencySurface, SurfaceQuery
 
 
 class JobsPort(Protocol):
@@ -76,6 +82,21 @@ class CatalogPort(Protocol):
 
         The same content is the same snapshot: it gets one more holder.
         """
+
+    def store_artifact(self, artifact: Artifact, content: Iterable[bytes]) -> Artifact:
+        """Keep a file; the same name and content again changes nothing."""
+
+    def read_artifact(self, kind: str, name: str) -> Iterator[bytes]:
+        """Yield a file's content, in pieces."""
+
+    def list_artifacts(self, kind: str) -> tuple[Artifact, ...]:
+        """Return what is kept of a kind, newest first."""
+
+    def activate_artifact(self, kind: str, name: str) -> Artifact:
+        """Make this the active one of its kind."""
+
+    def delete_artifact(self, kind: str, name: str) -> None:
+        """Forget a file that is not active."""
 
 
 class CatalogAdminPort(CatalogPort, JobsPort, Protocol):
@@ -154,6 +175,11 @@ class TrainRequest:
     operator: str = ""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Check the seed."""
+        if self.seed < 0:
+            raise InvalidRequestError.of_field("seed", "must not be negative")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelVersion:
@@ -178,8 +204,26 @@ class PredictorPort(JobsPort, Protocol):
     def predict(self, query: LatencyQuery) -> LatencyReply:
         """Return estimates for every row of every table, in one go."""
 
+    def tabulate(self, query: SurfaceQuery) -> LatencySurface:
+        """Return estimates of one operator over a grid of its dimensions."""
+
+    def explain(self, query: LatencyQuery) -> Explanation:
+        """Return why the estimate of a single call is what it is."""
+
+    def plan_profile(self, request: PlanRequest) -> ProfilePlan:
+        """Return which points to profile next, the most useful for its cost first."""
+
     def list_models(self) -> tuple[ModelVersion, ...]:
         """Return the stored model versions, newest first."""
+
+    def activate_model(self, version: str) -> ModelVersion:
+        """Make a stored version the one that answers."""
+
+    def create_correction(self, request: CorrectionRequest) -> Correction:
+        """Learn a correction from observations, and keep it under its name."""
+
+    def list_corrections(self) -> tuple[Correction, ...]:
+        """Return the corrections, newest first."""
 
 
 class SimulatorPort(JobsPort, Protocol):

@@ -49,9 +49,10 @@ class ServingReport:
 
     Rates count from the first arrival to the last completion. `step_time_s_by_group` splits the
     busy time by operator group; `step_time_ratio_by_provenance` says what share of it rests on
-    measured, interpolated, extrapolated or analytical estimates. `step_time_low_ratio` and
-    `step_time_high_ratio` are the busy time at the operators' lower and upper bounds, over the
-    busy time at their estimates. `scenario_json` is the resolved configuration.
+    measured, interpolated, extrapolated, transferred or analytical estimates.
+    `step_time_low_ratio` and `step_time_high_ratio` are the busy time at the operators' lower and
+    upper bounds, over the busy time at their estimates. `scenario_json` is the resolved
+    configuration.
     """
 
     feasibility: Feasibility = field(default_factory=Feasibility)
@@ -155,8 +156,40 @@ class TrainingReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SplitScore:
+    """How a model did on one kind of points left out of training.
+
+    `split` is "inside", "gap", "new configuration" or "beyond". `error_quantiles_ratio` are 21
+    quantiles, from the least to the greatest, of estimate over truth less one.
+    """
+
+    split: str
+    num_held_out: int
+    mape_ratio: float
+    p90_ratio: float
+    interval_coverage_ratio: float
+    error_quantiles_ratio: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutCase:
+    """One point left out of training, and what the model said of it."""
+
+    split: str
+    dims: Mapping[str, int]
+    measured_us: float
+    estimate_us: float
+    low_us: float
+    high_us: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorTrainingReport:
-    """How well the latency model of one operator predicts rows it was not trained on."""
+    """How well the latency model of one operator predicts rows it was not trained on.
+
+    The three ratios are over all splits. `member_weights` is each way of estimating's share in the
+    answers inside the grid, `worst` the points furthest off, worst first.
+    """
 
     operator: str
     device: str
@@ -165,17 +198,25 @@ class OperatorTrainingReport:
     held_out_mape_ratio: float
     held_out_p90_ratio: float
     interval_coverage_ratio: float
+    splits: tuple[SplitScore, ...] = ()
+    member_weights: Mapping[str, float] = field(default_factory=dict)
+    worst: tuple[HeldOutCase, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictorTrainingReport:
-    """Outcome of training the predictor on one snapshot of the catalog."""
+    """Outcome of training the predictor on one snapshot of the catalog.
+
+    `num_reused` of the models were kept from before: neither their rows nor parameters changed.
+    """
 
     model_version: str = ""
     snapshot_hash: str = ""
     num_rows: int = 0
     cpu_s: float = 0.0
     operators: tuple[OperatorTrainingReport, ...] = ()
+    created_at: str = ""
+    num_reused: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from foretoken.domain.operator import Dim, Dims, OperatorSpec
 from foretoken.domain.sweep import cross, pick, powers_of_two
-from foretoken.domain.units import Quantity
+from foretoken.domain.units import Quantity, ceil_divide
 
 _FULL_TOKENS = powers_of_two(1, 32768)
 # Powers of two, and the widths of common models between them.
@@ -66,6 +66,14 @@ def row_operator(
         features={
             "rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms,
             "width_alignment": lambda d, _: d[width.name] % 1024,
+        },
+        costs={
+            "rows": lambda d, _: d["num_tokens"],
+            "width": lambda d, _: d[width.name],
+            "row_waves": lambda d, num_sms: ceil_divide(d["num_tokens"], num_sms),
+            "wave_features": lambda d, num_sms: (
+                ceil_divide(d["num_tokens"], num_sms) * d[width.name]
+            ),
         },
         sweep=sweep,
         backward_work_ratio=work.backward_work_ratio,

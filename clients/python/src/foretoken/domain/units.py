@@ -19,3 +19,8 @@ GIB = 2**30
 def ceil_divide(numerator: Quantity, denominator: Quantity) -> Quantity:
     """Return the integer quotient rounded up, elementwise for arrays."""
     return -(-numerator // denominator)
+
+
+def smaller(first: Quantity, second: Quantity) -> Quantity:
+    """Return the smaller of two counts, elementwise for arrays."""
+    return (first + second - abs(first - second)) // 2

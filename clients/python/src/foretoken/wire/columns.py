@@ -28,7 +28,18 @@ ARROW_ROWS = 300
 # Values in one message: 4 MiB of 8 bytes each leave room below the limit of 16 MiB both ways.
 MAX_VALUES = 512 * 1024
 
-_ESTIMATES = ("latency_us", "low_us", "high_us", "provenance")
+# Columns of estimates and their types; those of the nearest point's dimensions come after.
+_ESTIMATES: Mapping[str, type[np.generic]] = {
+    "latency_us": np.float64,
+    "low_us": np.float64,
+    "high_us": np.float64,
+    "provenance": np.int64,
+    "nearest_us": np.float64,
+    "nearest_octaves": np.float64,
+}
+_NEAREST_PREFIX = "nearest."
+# What goes for a predictor that says nothing of measured points: there are none.
+_NOTHING_NEAR = {"nearest_us": 0.0, "nearest_octaves": np.inf}
 
 
 def encode_query(query: LatencyQuery) -> predictor_pb2.PredictRequest:
@@ -44,6 +55,9 @@ def encode_query(query: LatencyQuery) -> predictor_pb2.PredictRequest:
         topology=query.topology,
         framework=query.framework,
         refuse_extrapolation=query.refuse_extrapolation,
+        model_version=query.model_version,
+        prefer_measured=query.prefer_measured,
+        correction=query.correction,
     )
 
 
@@ -62,6 +76,9 @@ def decode_query(message: predictor_pb2.PredictRequest) -> LatencyQuery:
         topology=message.topology,
         framework=message.framework,
         refuse_extrapolation=message.refuse_extrapolation,
+        model_version=message.model_version,
+        prefer_measured=message.prefer_measured,
+        correction=message.correction,
     )
 
 
@@ -70,7 +87,7 @@ def encode_reply(
 ) -> predictor_pb2.PredictResponse:
     """Return the message of a reply, each table in the form it was asked in."""
     tables = [
-        _encode_estimates(table, as_arrow=question.WhichOneof("data") == "arrow_ipc")
+        encode_estimates(table, as_arrow=question.WhichOneof("data") == "arrow_ipc")
         for table, question in zip(reply.tables, asked.tables, strict=True)
     ]
     return predictor_pb2.PredictResponse(model_version=reply.model_version, tables=tables)
@@ -85,7 +102,7 @@ def decode_reply(message: predictor_pb2.PredictResponse) -> LatencyReply:
     """
     return LatencyReply(
         model_version=message.model_version,
-        tables=tuple(_decode_estimates(table) for table in message.tables),
+        tables=tuple(decode_estimates(table) for table in message.tables),
     )
 
 
@@ -99,7 +116,7 @@ def split_query(query: LatencyQuery, max_values: int = MAX_VALUES) -> Iterator[L
     for whole in query.tables:
         rest = whole
         while True:
-            width = max(len(rest.columns), len(_ESTIMATES))
+            width = len(rest.columns) + len(_ESTIMATES)
             num_rows = room // width
             if rest.num_rows <= num_rows:
                 break
@@ -132,9 +149,14 @@ def join_replies(query: LatencyQuery, replies: Sequence[LatencyReply]) -> Latenc
 def _concatenate(parts: Sequence[LatencyColumns]) -> LatencyColumns:
     if len(parts) == 1:
         return parts[0]
-    return LatencyColumns(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _ESTIMATES}
-    )
+    first = parts[0]
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in _ESTIMATES
+    }
+    joined["nearest"] = {
+        name: np.concatenate([part.nearest[name] for part in parts]) for name in first.nearest
+    }
+    return dataclasses.replace(first, **joined)
 
 
 def _slice_table(table: OperatorTable, start: int, stop: int) -> OperatorTable:
@@ -149,13 +171,25 @@ def _encode_table(table: OperatorTable) -> operator_pb2.OperatorTable:
         operator=table.operator,
         dtype=operator_pb2.Dtype.Value(f"DTYPE_{table.dtype.name}"),
         phase=operator_pb2.Phase.Value(f"PHASE_{table.phase.name}"),
+        variant=table.variant,
+        kernel=table.kernel,
     )
     if table.num_rows >= ARROW_ROWS:
         message.arrow_ipc = ipc.columns_to_ipc(columns)
     else:
-        for name, column in columns.items():
-            message.columns.columns.add(name=name).values.extend(column.tolist())
+        message.columns.CopyFrom(_pack_dims(columns))
     return message
+
+
+def _pack_dims(columns: Mapping[str, npt.NDArray[np.int64]]) -> operator_pb2.DimColumns:
+    packed = operator_pb2.DimColumns()
+    for name, column in columns.items():
+        packed.columns.add(name=name).values.extend(column.tolist())
+    return packed
+
+
+def _unpack_dims(packed: operator_pb2.DimColumns) -> dict[str, npt.NDArray[np.int64]]:
+    return {column.name: np.array(column.values, dtype=np.int64) for column in packed.columns}
 
 
 def _decode_table(message: operator_pb2.OperatorTable, path: str) -> OperatorTable:
@@ -163,10 +197,7 @@ def _decode_table(message: operator_pb2.OperatorTable, path: str) -> OperatorTab
     if message.WhichOneof("data") == "arrow_ipc":
         columns = ipc.ipc_to_columns(message.arrow_ipc)
     else:
-        columns = {
-            column.name: np.array(column.values, dtype=np.int64)
-            for column in message.columns.columns
-        }
+        columns = _unpack_dims(message.columns)
     violations = []
     if message.dtype == operator_pb2.DTYPE_UNSPECIFIED:
         violations.append(FieldViolation(f"{path}.dtype", "must be set"))
@@ -184,37 +215,63 @@ def _decode_table(message: operator_pb2.OperatorTable, path: str) -> OperatorTab
         dtype=DType[dtype],
         phase=Phase[phase.removeprefix("PHASE_")],
         columns={name: _whole_numbers(name, column) for name, column in columns.items()},
+        variant=message.variant,
+        kernel=message.kernel,
     )
 
 
-def _encode_estimates(table: LatencyColumns, *, as_arrow: bool) -> estimate_pb2.LatencyColumns:
-    columns = {
-        name: np.asarray(
-            getattr(table, name), dtype=np.int64 if name == "provenance" else np.float64
-        )
-        for name in _ESTIMATES
-    }
+def encode_estimates(table: LatencyColumns, *, as_arrow: bool) -> estimate_pb2.LatencyColumns:
+    """Return the message of one table's estimates."""
+    columns = {name: np.asarray(getattr(table, name), kind) for name, kind in _ESTIMATES.items()}
+    for name, value in _NOTHING_NEAR.items():
+        if not len(columns[name]):
+            columns[name] = np.full(len(columns["latency_us"]), value)
+    nearest = {name: np.asarray(column, np.int64) for name, column in table.nearest.items()}
+    message = estimate_pb2.LatencyColumns(
+        basis=table.basis, correction_factor=table.correction_factor
+    )
     if as_arrow:
-        return estimate_pb2.LatencyColumns(arrow_ipc=ipc.columns_to_ipc(columns))
-    packed = estimate_pb2.EstimateColumns(
-        **{name: column.tolist() for name, column in columns.items()}
-    )
-    return estimate_pb2.LatencyColumns(columns=packed)
+        named = {f"{_NEAREST_PREFIX}{name}": column for name, column in nearest.items()}
+        message.arrow_ipc = ipc.columns_to_ipc({**columns, **named})
+    else:
+        for name, column in columns.items():
+            getattr(message.columns, name).extend(column.tolist())
+        # Also without rows it must be said that these are plain columns.
+        message.columns.nearest.CopyFrom(_pack_dims(nearest))
+    return message
 
 
-def _decode_estimates(message: estimate_pb2.LatencyColumns) -> LatencyColumns:
+def decode_estimates(message: estimate_pb2.LatencyColumns) -> LatencyColumns:
+    """Return the estimates of one table's message, its columns as arrays.
+
+    Raises:
+        InvalidRequestError: a column is missing.
+
+    """
     if message.WhichOneof("data") == "arrow_ipc":
         columns = ipc.ipc_to_columns(message.arrow_ipc)
         missing = [name for name in _ESTIMATES if name not in columns]
         if missing:
             raise InvalidRequestError(f"estimates: missing columns {missing}")
-        return LatencyColumns(**{name: columns[name] for name in _ESTIMATES})
-    packed = message.columns
+        nearest = {
+            name.removeprefix(_NEAREST_PREFIX): column
+            for name, column in columns.items()
+            if name.startswith(_NEAREST_PREFIX)
+        }
+        columns = {name: columns[name] for name in _ESTIMATES}
+    else:
+        nearest = _unpack_dims(message.columns.nearest)
+        columns = {
+            name: np.array(getattr(message.columns, name), kind)
+            for name, kind in _ESTIMATES.items()
+        }
     return LatencyColumns(
-        latency_us=np.array(packed.latency_us, dtype=np.float64),
-        low_us=np.array(packed.low_us, dtype=np.float64),
-        high_us=np.array(packed.high_us, dtype=np.float64),
-        provenance=np.array(packed.provenance, dtype=np.int64),
+        **columns,
+        nearest=nearest,
+        basis=message.basis,
+        correction_factor=message.correction_factor
+        if message.HasField("correction_factor")
+        else 1.0,
     )
 
 

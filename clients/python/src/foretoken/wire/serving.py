@@ -146,7 +146,10 @@ def _build_handler(method: MethodDescriptor, servicer: object) -> "grpc.RpcMetho
         if method.client_streaming:
             return grpc.stream_stream_rpc_method_handler(streaming, **codecs)
         return grpc.unary_stream_rpc_method_handler(streaming, **codecs)
-    return grpc.unary_unary_rpc_method_handler(_translate_unary(behaviour), **codecs)
+    unary = _translate_unary(behaviour)
+    if method.client_streaming:
+        return grpc.stream_unary_rpc_method_handler(unary, **codecs)
+    return grpc.unary_unary_rpc_method_handler(unary, **codecs)
 
 
 def _translate_unary(behaviour: Callable[..., Any]) -> Callable[..., Any]:

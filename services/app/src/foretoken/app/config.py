@@ -22,6 +22,7 @@ EMBEDDED = "embedded"
 SERVICES = ("catalog", "predictor", "simulator", "profiler")
 
 _LOG_FORMATS = ("text", "json")
+_MAX_PORT = 65_535
 
 _PREFIX = "FORETOKEN_"
 _CONFIG_VARIABLE = "FORETOKEN_CONFIG"
@@ -58,7 +59,10 @@ class ServerConfig:
     tls_client_ca_file: str = ""
 
     def __post_init__(self) -> None:
-        """Check that TLS is either whole or off; half of it would serve in the clear."""
+        """Check the ports, and that TLS is whole or off; half of it would serve in the clear."""
+        for name, lowest in (("port", 0), ("metrics_port", -1)):
+            if not lowest <= getattr(self, name) <= _MAX_PORT:
+                raise InvalidRequestError.of_field(name, f"is from {lowest} to {_MAX_PORT}")
         if bool(self.tls_certificate_file) != bool(self.tls_key_file):
             missing = "tls_key_file" if self.tls_certificate_file else "tls_certificate_file"
             raise InvalidRequestError.of_field(missing, "TLS needs a certificate and its key")

@@ -15,14 +15,31 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, start_http_server
+from prometheus_client.registry import Collector
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
+from foretoken.app.predictor_metrics import ObservedPredictor, PredictorMetrics
 from foretoken.app.telemetry import RequestMetrics
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.serving import SERVER_OPTIONS
 
 _log = logging.getLogger(__name__)
+
+
+class _HealthServicer(health.HealthServicer):
+    """Health whose watchers may leave while it changes.
+
+    grpcio's own waits, with its lock held, for a watcher to take an answer, while the one thread
+    that could say the watcher has gone waits for that lock: clients and server that stop in the
+    same moment would never end.
+    """
+
+    def _on_close_callback(
+        self, send_response_callback: Callable[..., None], service: str
+    ) -> Callable[[], None]:
+        forget = super()._on_close_callback(send_response_callback, service)
+        return lambda: threading.Thread(target=forget, daemon=True).start()
 
 
 class RunningServer:
@@ -70,13 +87,16 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
         # Two servers on one port would each get some of the calls.
         options=(*SERVER_OPTIONS, ("grpc.so_reuseport", 0)),
     )
-    health_servicer = health.HealthServicer()
+    health_servicer = _HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     with ExitStack() as undo:
         undo.callback(composition.close)
         full_names = [_register(name, server, composition) for name in names]
         if "catalog" in names:
             undo.callback(_publish_catalog(composition))
+        if "predictor" in names:
+            undo.callback(_publish_predictor(composition))
+            _warm_up(composition)
         reflection.enable_server_reflection(
             (*full_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
@@ -158,7 +178,27 @@ def _publish_catalog(composition: Composition) -> Callable[[], None]:
     catalog = composition.catalog
     if not isinstance(catalog, CatalogService):
         return lambda: None
-    metrics = CatalogMetrics(catalog)
+    return _publish(CatalogMetrics(catalog))
+
+
+def _warm_up(composition: Composition) -> None:
+    """Let this process's predictor compile what it needs, beside everything else."""
+    from foretoken.predictor.service import PredictorService
+
+    predictor = composition.predictor
+    if isinstance(predictor, PredictorService):
+        threading.Thread(target=predictor.warm_up, name="warm up", daemon=True).start()
+
+
+def _publish_predictor(composition: Composition) -> Callable[[], None]:
+    """Add the metrics of this process's predictor, and return what takes them away."""
+    predictor = composition.predictor
+    if not isinstance(predictor, ObservedPredictor):
+        return lambda: None
+    return _publish(PredictorMetrics(predictor))
+
+
+def _publish(metrics: Collector) -> Callable[[], None]:
     REGISTRY.register(metrics)
     return lambda: REGISTRY.unregister(metrics)
 

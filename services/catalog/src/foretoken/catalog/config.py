@@ -6,6 +6,13 @@ from dataclasses import dataclass
 from foretoken.domain.errors import InvalidRequestError
 
 _PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]*@", re.IGNORECASE)
+_POSITIVE = (
+    "sql_timeout_s",
+    "sql_max_rows",
+    "sql_max_disk_bytes",
+    "sql_max_running",
+    "max_artifact_bytes",
+)
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 
 
@@ -52,6 +59,8 @@ class CatalogConfig:
 
     A query in SQL may take `sql_timeout_s`, return `sql_max_rows` and put `sql_max_disk_bytes` on
     disk for what does not fit the memory; `sql_max_running` are answered at a time.
+
+    A file kept for another service, such as a trained model, has at most `max_artifact_bytes`.
     """
 
     path: str
@@ -64,6 +73,7 @@ class CatalogConfig:
     sql_max_rows: int = 1_000_000
     sql_max_disk_bytes: int = 10 * 2**30
     sql_max_running: int = 4
+    max_artifact_bytes: int = 512 * 2**20
 
     def __post_init__(self) -> None:
         """Check what no database could be opened with."""
@@ -73,6 +83,6 @@ class CatalogConfig:
             raise InvalidRequestError.of_field("num_threads", "must not be negative")
         if self.max_batch_rows < 1:
             raise InvalidRequestError.of_field("max_batch_rows", "must be at least 1")
-        for name in ("sql_timeout_s", "sql_max_rows", "sql_max_disk_bytes", "sql_max_running"):
+        for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise InvalidRequestError.of_field(name, "must be positive")

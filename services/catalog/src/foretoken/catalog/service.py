@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from foretoken.catalog.artifacts.keeping import KeepsArtifacts
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.quality.review import review
 from foretoken.catalog.reading import queries, snapshot
@@ -46,16 +47,17 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class CatalogService(RunsJobs):
+class CatalogService(RunsJobs, KeepsArtifacts):
     """Implements `CatalogAdminPort` on one DuckDB file. Safe to use from several threads."""
 
     def __init__(self, config: CatalogConfig, clock: Callable[[], datetime] = _now) -> None:
         """Keep the configuration; `clock` gives the time in UTC."""
         folder = Path(config.state_folder or f"{config.path}.state").expanduser()
-        super().__init__(JobRunner(folder / "jobs"))
         self._config = config
         self._clock = clock
         self._store = Store(config)
+        RunsJobs.__init__(self, JobRunner(folder / "jobs"))
+        KeepsArtifacts.__init__(self, self._store, config.max_artifact_bytes)
         self._ingest = Ingest(self._store, clock, config.max_batch_rows)
         self._sql = SqlDesk(
             self._store,

@@ -1,13 +1,15 @@
 """The catalog over gRPC: proto messages to the port and back."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
-from foretoken.api.types.v1 import job_pb2, measurement_pb2
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.api.types.v1 import artifact_pb2, job_pb2, measurement_pb2
+from foretoken.domain.artifact import Artifact
+from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
 from foretoken.domain.measurement import (
     ArrowStream,
     CheckRequest,
@@ -152,6 +154,58 @@ class CatalogServicer(JobRpcs):
         self._port.delete_snapshot(request.content_hash)
         return catalog_pb2.DeleteSnapshotResponse()
 
+    def store_artifact(
+        self, requests: Iterator[catalog_pb2.StoreArtifactRequest], _context: grpc.ServicerContext
+    ) -> artifact_pb2.Artifact:
+        """Keep a file as it arrives."""
+        first = next(requests, None)
+        if first is None or first.WhichOneof("content") != "artifact":
+            raise InvalidRequestError.of_field(
+                "artifact", "must be in the first message of the stream"
+            )
+        artifact = codec.decode(first.artifact, Artifact)
+        pieces = _read_pieces(requests)
+        try:
+            stored = self._port.store_artifact(artifact, pieces)
+        finally:
+            # To the end: asyncio's client does not hear the answer to what it still writes to.
+            deque(pieces, maxlen=0)
+        return codec.encode(stored, artifact_pb2.Artifact)
+
+    def read_artifact(
+        self, request: catalog_pb2.ReadArtifactRequest, _context: grpc.ServicerContext
+    ) -> Iterator[catalog_pb2.ArtifactChunk]:
+        """Stream the content of a file."""
+        for piece in self._port.read_artifact(request.kind, request.name):
+            yield catalog_pb2.ArtifactChunk(content=piece)
+
+    def list_artifacts(
+        self, request: catalog_pb2.ListArtifactsRequest, _context: grpc.ServicerContext
+    ) -> catalog_pb2.ListArtifactsResponse:
+        """Return a page of what is kept of a kind, newest first."""
+        page, token = take_page(
+            self._port.list_artifacts(request.kind),
+            lambda artifact: artifact.name,
+            request.page_size,
+            request.page_token,
+        )
+        artifacts = [codec.encode(artifact, artifact_pb2.Artifact) for artifact in page]
+        return catalog_pb2.ListArtifactsResponse(artifacts=artifacts, next_page_token=token)
+
+    def activate_artifact(
+        self, request: catalog_pb2.ActivateArtifactRequest, _context: grpc.ServicerContext
+    ) -> artifact_pb2.Artifact:
+        """Choose the active file of a kind."""
+        artifact = self._port.activate_artifact(request.kind, request.name)
+        return codec.encode(artifact, artifact_pb2.Artifact)
+
+    def delete_artifact(
+        self, request: catalog_pb2.DeleteArtifactRequest, _context: grpc.ServicerContext
+    ) -> catalog_pb2.DeleteArtifactResponse:
+        """Forget a file that is not active."""
+        self._port.delete_artifact(request.kind, request.name)
+        return catalog_pb2.DeleteArtifactResponse()
+
     def create_check(
         self, request: catalog_pb2.CreateCheckRequest, _context: grpc.ServicerContext
     ) -> Any:
@@ -195,6 +249,18 @@ def register(server: grpc.Server, port: CatalogAdminPort) -> None:
 def _stream(rows: ArrowStream) -> Iterator[measurement_pb2.ArrowChunk]:
     for chunk in ipc.write_chunks(rows):
         yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
+
+
+def _read_pieces(requests: Iterator[catalog_pb2.StoreArtifactRequest]) -> Iterator[bytes]:
+    try:
+        for request in requests:
+            if request.WhichOneof("content") != "chunk":
+                raise InvalidRequestError.of_field(
+                    "chunk", "must be in every message but the first"
+                )
+            yield request.chunk
+    except grpc.RpcError as err:
+        raise ServiceUnavailableError("the sender left before the end of the file") from err
 
 
 def _join_chunks(requests: Iterator[catalog_pb2.RecordRequest]) -> Iterator[MeasurementBatch]:

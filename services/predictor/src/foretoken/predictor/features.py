@@ -1,11 +1,12 @@
 """What a latency model sees of an operator call: the roofline's view first, then the shape."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operator import FeatureFormula, OperatorSpec, dim_axes
 from foretoken.domain.units import US_PER_S
 from foretoken.predictor.roofline import (
     Columns,
@@ -19,7 +20,7 @@ from foretoken.predictor.roofline import (
 Matrix = npt.NDArray[np.float64]
 
 # Part of every model's version: raise it when a feature or the calibration changes its meaning.
-FEATURE_REVISION = 2
+FEATURE_REVISION = 4
 
 # Dimensions that a model's architecture, its sharding or the machine fixes; the others change from
 # step to step. A new combination of these is predicted worse than a new size of a known one.
@@ -48,12 +49,15 @@ class Design:
     """A table of calls as the models take it.
 
     `points` are the dimensions in canonical order, integers; `log_points` their log2(1 + x), the
-    space in which calls are near or far. `features` feed the trees, `transfer` holds the
-    dimensionless columns that mean the same on every device. Times in µs.
+    space in which coverage is judged; `axes` the same of the axes that one sweeps. `work` holds
+    quantities, none negative, that latency may grow in proportion to. `features` feed the trees,
+    `transfer` holds the dimensionless columns that mean the same on every device. Times in µs.
     """
 
     points: npt.NDArray[np.int64]
     log_points: Matrix
+    axes: Matrix
+    work: Matrix
     features: Matrix
     transfer: Matrix
     roofline_us: FloatColumn
@@ -69,6 +73,8 @@ class Design:
         return Design(
             points=self.points[rows],
             log_points=self.log_points[rows],
+            axes=self.axes[rows],
+            work=self.work[rows],
             features=self.features[rows],
             transfer=self.transfer[rows],
             roofline_us=self.roofline_us[rows],
@@ -78,8 +84,8 @@ class Design:
 
 def feature_names(spec: OperatorSpec) -> tuple[str, ...]:
     """Return the names of the feature columns."""
-    logs = tuple(f"log2_{name}" for name in spec.dim_names)
-    return (*logs, *spec.features, "log_compute_us", "log_memory_us", "log_balance", "log_base_us")
+    logs = tuple(f"log2_{name}" for name in (*spec.dim_names, *spec.features))
+    return (*logs, "log_compute_us", "log_memory_us", "log_balance", "log_base_us")
 
 
 def build_design(spec: OperatorSpec, columns: Columns, target: Target) -> Design:
@@ -88,29 +94,50 @@ def build_design(spec: OperatorSpec, columns: Columns, target: Target) -> Design
     points = np.stack([columns[name] for name in spec.dim_names], axis=1)
     # Products of dimensions need not fit 64-bit integers.
     columns_real = as_reals(columns)
+    num_sms = target.device.num_sms
     log_points = np.log2(1.0 + points)
     base_us = limits.base_us
     log_compute = np.log(limits.compute_us + _TINY_US)
     log_memory = np.log(limits.memory_us + _TINY_US)
     work = (log_compute, log_memory, log_compute - log_memory, np.log(base_us))
-    features = np.empty((len(points), len(spec.dims) + len(spec.features) + len(work)))
-    features[:, : len(spec.dims)] = log_points
-    # A plug-in's feature may divide by an empty dimension; trees take any finite number.
-    with np.errstate(all="ignore"):
-        for place, formula in enumerate(spec.features.values(), start=len(spec.dims)):
-            features[:, place] = formula(columns_real, target.device.num_sms)
-    for place, column in enumerate(work, start=-len(work)):
-        features[:, place] = column
-    if not np.isfinite(features).all():
-        features = np.nan_to_num(features)
+    shape = np.log2(1.0 + _evaluate(spec.features, columns_real, num_sms))
+    features = np.column_stack([log_points, shape, *work])
     return Design(
         points=points,
         log_points=log_points,
+        axes=_axis_columns(spec, columns_real, num_sms),
+        work=_work_columns(spec, columns_real, num_sms, limits),
         features=features,
         transfer=_transfer_columns(spec, columns, target, limits),
         roofline_us=limits.roofline_us,
         base_us=base_us,
     )
+
+
+def _axis_columns(spec: OperatorSpec, columns: Mapping[str, FloatColumn], num_sms: int) -> Matrix:
+    axes = spec.axes or dim_axes(*spec.dim_names)
+    return np.log2(1.0 + _evaluate(axes, columns, num_sms))
+
+
+def _work_columns(
+    spec: OperatorSpec, columns: Mapping[str, FloatColumn], num_sms: int, limits: Limits
+) -> Matrix:
+    costs = spec.costs or dim_axes(*spec.dim_names)
+    base = (limits.base_us, limits.floor_us, limits.compute_us, limits.memory_us)
+    return np.column_stack([*base, _evaluate(costs, columns, num_sms)])
+
+
+def _evaluate(
+    formulas: Mapping[str, FeatureFormula], columns: Mapping[str, FloatColumn], num_sms: int
+) -> Matrix:
+    """Return one column per formula, none negative; a plug-in's may divide by an empty dim."""
+    found = np.empty((len(next(iter(columns.values()))), len(formulas)))
+    with np.errstate(all="ignore"):
+        for place, formula in enumerate(formulas.values()):
+            found[:, place] = formula(columns, num_sms)
+    if not np.isfinite(found).all():
+        np.nan_to_num(found, copy=False)
+    return np.maximum(found, 0.0, out=found)
 
 
 def _transfer_columns(

@@ -1,7 +1,7 @@
 """All models of one version, and which of them answers a question."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foretoken.domain.estimate import DType
@@ -11,6 +11,7 @@ from foretoken.predictor.roofline import Target
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import SeriesKey
 from foretoken.predictor.transfer import TransferModel, default_transfer, transfer_names
+from foretoken.predictor.transfer.borrowing import BorrowingRegressor
 
 # Formats that run the same kernels at the same rate where a device has both.
 _TWINS = {DType.FP16: DType.BF16, DType.BF16: DType.FP16}
@@ -18,11 +19,37 @@ _TWINS = {DType.FP16: DType.BF16, DType.BF16: DType.FP16}
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The model that answers, and where it is not what was asked for."""
+    """The model that answers, and where it is not what was asked for.
+
+    `is_other_code` means another software stack's, kernel's or variant's measurements.
+    """
 
     model: SeriesModel
     is_other_dtype: bool = False
-    is_other_framework: bool = False
+    is_other_code: bool = False
+
+    @property
+    def basis(self) -> str:
+        """In words, what answers."""
+        key = self.model.series.key
+        what = [text for text in (key.dtype, key.framework, key.kernel, key.variant) if text]
+        place = key.topology or key.device
+        described = f" ({', '.join(what)})" if what else ""
+        own = f"{len(self.model.series.points):,} points of {key.operator} on {place}{described}"
+        regressor = self.model.regressor
+        return f"{own}; {regressor.basis}" if isinstance(regressor, BorrowingRegressor) else own
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which series is asked for, beside operator and target; empty takes any framework or kernel.
+
+    An empty variant is the plain case.
+    """
+
+    framework: str = ""
+    variant: str = ""
+    kernel: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,49 +61,69 @@ class ModelSet:
     snapshot_hash: str = ""
     series: Mapping[SeriesKey, SeriesModel] = field(default_factory=dict)
     transfers: Mapping[str, TransferModel] = field(default_factory=dict)
+    _by_circumstances: Mapping[SeriesKey, tuple[SeriesModel, ...]] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        """Index the models by what they have in common but framework and kernel."""
+        found: dict[SeriesKey, list[SeriesModel]] = {}
+        for key, model in self.series.items():
+            found.setdefault(_circumstances(key), []).append(model)
+        index = {key: tuple(models) for key, models in found.items()}
+        object.__setattr__(self, "_by_circumstances", index)
 
     @property
     def num_rows(self) -> int:
-        """Distinct points of all series, those of several frameworks together not counted."""
+        """Distinct points of all series, none counted twice."""
         return sum(len(model.series.points) for model in own_models(self.series))
 
-    def choose(self, spec: OperatorSpec, target: Target, framework: str) -> Choice | None:
-        """Return the model of the series nearest to what is asked, None where there is none."""
-        for dtype in _candidates(target):
-            wanted = SeriesKey(
-                spec.name,
-                target.topology.device if target.topology else target.device.name,
-                target.topology.name if target.topology else "",
-                "" if spec.is_collective else dtype.name.lower(),
-                target.phase.name.lower(),
-                "",
-            )
-            choice = self._of_framework(wanted, framework)
-            if choice is not None:
-                is_other_dtype = dtype is not target.dtype and not spec.is_collective
-                return dataclasses.replace(choice, is_other_dtype=is_other_dtype)
+    def choose(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Choice | None:
+        """Return the model of the series nearest to what is asked, None where there is none.
+
+        A variant nobody measured is answered by the plain case, in doubt.
+        """
+        for variant in dict.fromkeys((wanted.variant, "")):
+            for dtype in _candidates(target):
+                key = SeriesKey(
+                    spec.name,
+                    target.topology.device if target.topology else target.device.name,
+                    target.topology.name if target.topology else "",
+                    "" if spec.is_collective else dtype.name.lower(),
+                    target.phase.name.lower(),
+                    "",
+                    variant,
+                )
+                choice = _choose(self._by_circumstances.get(key, ()), wanted)
+                if choice is not None:
+                    return Choice(
+                        choice.model,
+                        is_other_dtype=dtype is not target.dtype and not spec.is_collective,
+                        is_other_code=choice.is_other_code or variant != wanted.variant,
+                    )
         return None
 
     def transfer(self, spec: OperatorSpec, device: DeviceSpec) -> TransferModel:
         """Return the typical efficiency of an operator, or of its kind, or the default."""
-        for name in transfer_names(spec, device):
-            if name in self.transfers:
-                return self.transfers[name]
-        return default_transfer()
+        names = transfer_names(spec, device)
+        found = (self.transfers[name] for name in names if name in self.transfers)
+        return next(found, default_transfer()).for_device(spec, device)
 
-    def _of_framework(self, wanted: SeriesKey, framework: str) -> Choice | None:
-        found = [
-            model
-            for key, model in self.series.items()
-            if dataclasses.replace(key, framework="") == wanted
-        ]
-        if not found:
-            return None
-        asked = [m for m in found if framework and matches(m.series.key.framework, framework)]
-        if asked:
-            return Choice(max(asked, key=_num_points))
-        union = [model for model in found if not model.series.key.framework]
-        return Choice((union or found)[0], is_other_framework=bool(framework))
+
+def _choose(found: Sequence[SeriesModel], wanted: Wanted) -> Choice | None:
+    if not found:
+        return None
+    kernels = {model.series.key.kernel for model in found}
+    kernel = wanted.kernel if wanted.kernel in kernels else ""
+    of_kernel = [model for model in found if model.series.key.kernel == kernel]
+    asked = [
+        model
+        for model in of_kernel
+        if wanted.framework and matches(model.series.key.framework, wanted.framework)
+    ]
+    united = [model for model in of_kernel if not model.series.key.framework]
+    is_other = kernel != wanted.kernel or bool(wanted.framework and not asked)
+    return Choice(max(asked or united or of_kernel, key=_num_points), is_other_code=is_other)
 
 
 def matches(framework: str, asked: str) -> bool:
@@ -86,11 +133,15 @@ def matches(framework: str, asked: str) -> bool:
 
 
 def own_models(series: Mapping[SeriesKey, SeriesModel]) -> Iterator[SeriesModel]:
-    """Yield the models of single series, without those of several frameworks together."""
-    named = {dataclasses.replace(key, framework="") for key in series if key.framework}
+    """Yield the models of single series, without those of one kernel or several frameworks."""
+    named = {_circumstances(key) for key in series if key.framework and not key.kernel}
     for key, model in series.items():
-        if key.framework or key not in named:
+        if not key.kernel and (key.framework or _circumstances(key) not in named):
             yield model
+
+
+def _circumstances(key: SeriesKey) -> SeriesKey:
+    return dataclasses.replace(key, framework="", kernel="")
 
 
 def _num_points(model: SeriesModel) -> tuple[int, str]:

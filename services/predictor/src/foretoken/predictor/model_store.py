@@ -1,16 +1,12 @@
-"""Model versions on disk: one folder each, written whole by rename and never changed after.
+"""Models as files of a folder: the same models give the same files.
 
-models/<version>/manifest.json      series, scores and transfer models
-models/<version>/<series hash>.npz  points, latencies, regressor and calibration of a series
-models/<version>/<name>.txt         trees, in LightGBM's own format
-models/<version>/created_at         the one thing two equal trainings do not share
-models/active                       the version that answers
+manifest.json                  series, their reports, and transfer models
+<series hash>.npz              points, latencies, regressor and calibration of a series
+<series hash>-<name>.txt       trees, in LightGBM's own format
 """
 
-import hashlib
 import io
 import json
-import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import astuple
@@ -21,138 +17,85 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain import schema
-from foretoken.domain.ports import ModelVersion
-from foretoken.predictor.calibration import Calibration
-from foretoken.predictor.coverage import map_coverage
-from foretoken.predictor.curves import CurveRegressor
+from foretoken.domain.errors import NotTrainedError
+from foretoken.domain.report import OperatorTrainingReport
+from foretoken.predictor.features import FEATURE_REVISION, build_design
+from foretoken.predictor.honesty.calibration import Calibration
+from foretoken.predictor.honesty.coverage import map_coverage
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.neighbours import PointIndex
-from foretoken.predictor.regressor import Regressor, TreeRegressor, Trees
-from foretoken.predictor.trainer import HeldOutScore, SeriesModel
+from foretoken.predictor.regression.curves import CurveRegressor, has_curves
+from foretoken.predictor.regression.monotone import build_floor
+from foretoken.predictor.regression.prediction import Regressor, RegressorState
+from foretoken.predictor.regression.series_regressor import SeriesRegressor
+from foretoken.predictor.regression.trees import Trees
+from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer import TransferModel
+from foretoken.predictor.transfer.borrowing import is_borrowing, own_state, restore
+from foretoken.predictor.transfer.grounds import Grounds
 
-_VERSION_LENGTH = 16
-
-
-class ModelStore:
-    """The folder of model versions."""
-
-    def __init__(self, folder: Path, num_threads: int) -> None:
-        """Keep versions under `folder`."""
-        self._folder = folder
-        self._num_threads = num_threads
-
-    def open(self) -> None:
-        """Make the folder, and remove what an interrupted save left behind."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self._folder.glob("*.partial"):
-            shutil.rmtree(leftover)
-
-    def save(self, models: ModelSet) -> None:
-        """Write a version, unless it is there already."""
-        final = self._folder / models.version
-        if final.exists():
-            return
-        partial = self._folder / f"{models.version}.partial"
-        # A save that failed half way, for want of space, must not forbid the next.
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        series = [_write_series(partial, model) for model in models.series.values()]
-        transfers = [
-            _write_transfer(partial, index, name, transfer)
-            for index, (name, transfer) in enumerate(sorted(models.transfers.items()))
-        ]
-        manifest = {
-            "version": models.version,
-            "snapshot_hash": models.snapshot_hash,
-            "num_rows": models.num_rows,
-            "series": series,
-            "transfers": transfers,
-        }
-        _write_json(partial / "manifest.json", manifest)
-        (partial / "created_at").write_text(models.created_at, encoding="utf-8")
-        partial.replace(final)
-
-    def activate(self, version: str) -> None:
-        """Make a stored version the one that answers, also after a restart."""
-        temporary = self._folder / "active.tmp"
-        temporary.write_text(version, encoding="utf-8")
-        temporary.replace(self._folder / "active")
-
-    def load_active(self) -> ModelSet:
-        """Return the models that answer; the empty set where nothing was trained yet."""
-        version = self._active()
-        return self.load(version) if version else ModelSet()
-
-    def load(self, version: str) -> ModelSet:
-        """Return the models of a stored version."""
-        folder = self._folder / version
-        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-        models = [_read_series(folder, item, self._num_threads) for item in manifest["series"]]
-        return ModelSet(
-            version=version,
-            created_at=(folder / "created_at").read_text("utf-8"),
-            snapshot_hash=manifest["snapshot_hash"],
-            series={model.series.key: model for model in models},
-            transfers={
-                item["name"]: _read_transfer(folder, item, self._num_threads)
-                for item in manifest["transfers"]
-            },
-        )
-
-    def list(self) -> tuple[ModelVersion, ...]:
-        """Return the stored versions, newest first."""
-        active = self._active()
-        versions = []
-        for path in self._folder.glob("*/manifest.json"):
-            if path.parent.suffix == ".partial":
-                continue
-            manifest = json.loads(path.read_text("utf-8"))
-            versions.append(
-                ModelVersion(
-                    version=manifest["version"],
-                    created_at=(path.parent / "created_at").read_text("utf-8"),
-                    snapshot_hash=manifest["snapshot_hash"],
-                    num_rows=manifest["num_rows"],
-                    is_active=manifest["version"] == active,
-                )
-            )
-        return tuple(sorted(versions, key=lambda v: (v.created_at, v.version), reverse=True))
-
-    def _active(self) -> str:
-        pointer = self._folder / "active"
-        return pointer.read_text("utf-8") if pointer.exists() else ""
+# Raised when what is written changes; features have a revision of their own.
+_FORMAT_REVISION = 1
+_REVISION = [_FORMAT_REVISION, FEATURE_REVISION]
+# What the arrays of a regressor are named after, beside those of its series.
+_REGRESSOR = "regressor_"
 
 
-def version_of(series: Mapping[SeriesKey, SeriesModel]) -> str:
-    """Return the version of a set of models: the hash of what each was trained on and how."""
-    hashes = sorted(model.content_hash for model in series.values())
-    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:_VERSION_LENGTH]
+def write_models(folder: Path, models: ModelSet) -> None:
+    """Write models into a folder; the same models give the same files."""
+    series = [_write_series(folder, model) for model in models.series.values()]
+    transfers = [
+        _write_transfer(folder, index, name, transfer)
+        for index, (name, transfer) in enumerate(sorted(models.transfers.items()))
+    ]
+    manifest = {"revision": _REVISION, "series": series, "transfers": transfers}
+    _write_json(folder / "manifest.json", manifest)
+
+
+def read_models(folder: Path, num_threads: int) -> ModelSet:
+    """Return the models of a folder, without what is known of their version.
+
+    Raises:
+        NotTrainedError: another release wrote them, whose features mean something else.
+
+    """
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    if manifest.get("revision") != _REVISION:
+        raise NotTrainedError(f"another release trained the models of {folder.name}; train again")
+    models = [_read_series(folder, item, num_threads) for item in manifest["series"]]
+    return ModelSet(
+        series={model.series.key: model for model in models},
+        transfers={
+            item["name"]: _read_transfer(folder, item, num_threads)
+            for item in manifest["transfers"]
+        },
+    )
 
 
 def _write_series(folder: Path, model: SeriesModel) -> dict[str, Any]:
-    series, calibration, regressor = model.series, model.calibration, model.regressor
+    series, calibration, state = model.series, model.calibration, model.regressor.to_state()
     arrays: dict[str, npt.NDArray[Any]] = {
         "points": series.points,
         "latency_us": series.latency_us,
         "bin_edges_us": calibration.bin_edges_us,
-        "low_log": calibration.low_log,
-        "high_log": calibration.high_log,
+        "bin_ratio": calibration.bin_ratio,
+        "tier_log": calibration.tier_log,
+        **{f"{_REGRESSOR}{name}": array for name, array in state.arrays.items()},
     }
     entry: dict[str, Any] = {
         "key": astuple(series.key),
         "hash": model.content_hash,
         "noise_log": series.noise_log,
         "min_roofline_ratio": model.min_roofline_ratio,
-        "score": schema.encode(model.score),
+        "floor_slack_ratio": model.floor.slack_ratio,
+        "spread_power": calibration.spread_power,
+        "numbers": dict(state.numbers),
+        "texts": sorted(state.texts),
+        "report": schema.encode(model.report),
     }
-    if isinstance(regressor, TreeRegressor):
-        arrays["residual_log"] = regressor.residual_log
-        entry["trees"] = _write_trees(folder, model.content_hash, regressor.trees)
-    elif isinstance(regressor, CurveRegressor):
-        arrays["curve_points"] = regressor.points
-        arrays["smooth_log"] = regressor.smooth_log
+    for name, text in state.texts.items():
+        (folder / _text_name(model.content_hash, name)).write_text(text, encoding="utf-8")
     _write_arrays(folder / f"{model.content_hash}.npz", arrays)
     return entry
 
@@ -167,24 +110,46 @@ def _read_series(folder: Path, entry: Mapping[str, Any], num_threads: int) -> Se
         latency_us=arrays["latency_us"],
         noise_log=entry["noise_log"],
     )
-    regressor: Regressor
-    if "trees" in entry:
-        trees = _read_trees(folder, entry["trees"], num_threads)
-        regressor = TreeRegressor(trees, arrays["residual_log"])
-    else:
-        regressor = CurveRegressor(
-            arrays["curve_points"], arrays["smooth_log"], np.zeros(len(series.points))
-        )
     return SeriesModel(
         series=series,
-        regressor=regressor,
+        regressor=_read_regressor(folder, entry, arrays, num_threads),
         index=PointIndex(series.points),
-        coverage=map_coverage(key.spec, series.points),
-        calibration=Calibration(arrays["bin_edges_us"], arrays["low_log"], arrays["high_log"]),
+        coverage=map_coverage(key.spec, build_design(key.spec, series.columns, key.target)),
+        calibration=Calibration(
+            arrays["bin_edges_us"], arrays["bin_ratio"], entry["spread_power"], arrays["tier_log"]
+        ),
         min_roofline_ratio=entry["min_roofline_ratio"],
+        floor=build_floor(key.spec, series.points, series.latency_us, entry["floor_slack_ratio"]),
         content_hash=entry["hash"],
-        score=schema.decode(HeldOutScore, entry["score"]),
+        report=schema.decode(OperatorTrainingReport, entry["report"]),
     )
+
+
+def _read_regressor(
+    folder: Path,
+    entry: Mapping[str, Any],
+    arrays: Mapping[str, npt.NDArray[Any]],
+    num_threads: int,
+) -> Regressor:
+    own = {
+        name.removeprefix(_REGRESSOR): array
+        for name, array in arrays.items()
+        if name.startswith(_REGRESSOR)
+    }
+    texts = {
+        name: (folder / _text_name(entry["hash"], name)).read_text("utf-8")
+        for name in entry["texts"]
+    }
+    state = RegressorState(own, texts, entry["numbers"])
+    if has_curves(SeriesKey(*entry["key"]).spec):
+        return CurveRegressor.from_state(state)
+    if not is_borrowing(state):
+        return SeriesRegressor.from_state(state, num_threads)
+    return restore(SeriesRegressor.from_state(own_state(state), num_threads), state, num_threads)
+
+
+def _text_name(content_hash: str, name: str) -> str:
+    return f"{content_hash}-{name.replace(':', '-')}.txt"
 
 
 def _write_transfer(folder: Path, index: int, name: str, transfer: TransferModel) -> dict[str, Any]:
@@ -192,13 +157,15 @@ def _write_transfer(folder: Path, index: int, name: str, transfer: TransferModel
         "name": name,
         "low_log": transfer.low_log,
         "high_log": transfer.high_log,
+        "grounds": schema.encode(transfer.grounds),
         "trees": _write_trees(folder, f"transfer-{index}", transfer.trees),
     }
 
 
 def _read_transfer(folder: Path, entry: Mapping[str, Any], num_threads: int) -> TransferModel:
     trees = _read_trees(folder, entry["trees"], num_threads)
-    return TransferModel(trees, entry["low_log"], entry["high_log"])
+    grounds = schema.decode(Grounds, entry["grounds"])
+    return TransferModel(trees, entry["low_log"], entry["high_log"], grounds)
 
 
 def _write_trees(folder: Path, name: str, trees: Trees) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Look up the measured points around a call, and carry a quantity over from them."""
+"""Look up the measured points around a call."""
 
 from dataclasses import dataclass
 
@@ -6,33 +6,26 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial import cKDTree  # type: ignore[import-untyped]
 
-from foretoken.predictor.features import Design, Matrix
+from foretoken.predictor.features import Design
 from foretoken.predictor.roofline import FloatColumn
 
 _NUM_NEIGHBOURS = 4
 # A neighbour may be this much further away than a true one: many times faster far from all points,
 # no worse on held-out sizes, and a call's own point is still always found.
 _SLACK_RATIO = 1.0
-# Keeps the weight of a coinciding point finite; far below the spacing of integer points.
-_COINCIDENT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """For each call its nearest points, the nearest first, as row numbers and weights.
+    """For each call its nearest points, the nearest first, as row numbers.
 
     `exact` is the row of the very same point, or -1. `distance_octaves` is how far the nearest
     point is in the dimension that differs most, in factors of two.
     """
 
     rows: npt.NDArray[np.int64]
-    weights: Matrix
     exact: npt.NDArray[np.int64]
     distance_octaves: FloatColumn
-
-    def interpolate(self, values: FloatColumn) -> FloatColumn:
-        """Return the weighted mean of a quantity known at the points."""
-        return np.asarray((values[self.rows] * self.weights).sum(axis=1))
 
 
 class PointIndex:
@@ -47,15 +40,13 @@ class PointIndex:
     def find(self, design: Design) -> Neighbours:
         """Return the neighbours of every call."""
         num_neighbours = min(_NUM_NEIGHBOURS, len(self._points))
-        distances, rows = self._tree.query(design.log_points, k=num_neighbours, eps=_SLACK_RATIO)
+        _, rows = self._tree.query(design.log_points, k=num_neighbours, eps=_SLACK_RATIO)
         rows = rows.reshape(-1, num_neighbours)
-        weights = 1.0 / (distances.reshape(-1, num_neighbours) + _COINCIDENT) ** 2
         nearest = rows[:, 0]
         offset = np.abs(self._log_points[nearest] - design.log_points).max(axis=1)
         is_same = (self._points[nearest] == design.points).all(axis=1)
         return Neighbours(
             rows=rows,
-            weights=weights / weights.sum(axis=1, keepdims=True),
             exact=np.where(is_same, nearest, -1),
             distance_octaves=offset,
         )

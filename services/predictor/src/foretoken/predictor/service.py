@@ -2,30 +2,46 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import LatencyQuery, LatencyReply
+import numpy as np
+
+from foretoken.domain.correction import Correction, CorrectionRequest
+from foretoken.domain.errors import ForetokenError, InvalidRequestError, OutOfCoverageError
+from foretoken.domain.estimate import LatencyQuery, LatencyReply, OperatorTable
+from foretoken.domain.explanation import Explanation
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
 from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
 from foretoken.domain.measurement import MeasurementFilter
 from foretoken.domain.operator import find_operator
+from foretoken.domain.planning import PlanRequest, ProfilePlan
 from foretoken.domain.ports import CatalogPort, ModelVersion, TrainRequest
-from foretoken.domain.report import OperatorTrainingReport, PredictorTrainingReport
+from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.surface import LatencySurface, SurfaceQuery
 from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.correction import CorrectionBook, apply_correction
+from foretoken.predictor.drift import DriftWatch
+from foretoken.predictor.estimate_cache import EstimateCache
 from foretoken.predictor.estimator import Estimator
-from foretoken.predictor.model_set import ModelSet, own_models
-from foretoken.predictor.model_store import ModelStore, version_of
-from foretoken.predictor.trainer import SeriesModel, hash_training, train_series
-from foretoken.predictor.training_rows import Series, SeriesKey, read_series
-from foretoken.predictor.transfer import train_transfers
+from foretoken.predictor.explaining import explain
+from foretoken.predictor.model_library import ModelLibrary
+from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.planning.profile_plan import plan_profile
+from foretoken.predictor.statistics import PredictionStatistics
+from foretoken.predictor.training import train_models
+from foretoken.predictor.training_rows import read_series
+from foretoken.predictor.upkeep import RepeatedWork
+from foretoken.wire.surfaces import grid_columns
 
 _log = logging.getLogger(__name__)
 
 _TRAINING = "train"
+# Enough calls to be answered by compiled code.
+_WARM_UP_ROWS = 256
 
 
 def _utc_now() -> str:
@@ -44,19 +60,50 @@ class PredictorService(RunsJobs):
         self._config = config
         self._catalog = catalog
         self._now = now
-        self._store = ModelStore(folder / "models", config.num_threads)
-        self._models = ModelSet()
-        self._estimator = Estimator(self._models, config.measured_weight)
+        self._library = ModelLibrary(
+            catalog,
+            folder / "models",
+            num_threads=config.num_threads,
+            max_loaded=config.max_pinned_models,
+        )
+        self.statistics = PredictionStatistics()
+        self._cache = EstimateCache(config.max_cached_rows, self.statistics.observe_cache)
+        self._corrections = CorrectionBook(catalog, now)
+        self.drift = DriftWatch(catalog, self._estimate_afresh, lambda: self._library.active)
+        self._repeated = (
+            RepeatedWork("looking for model versions", self._refresh, config.refresh_s),
+            RepeatedWork("comparing new measurements", self.drift.check, config.drift_s),
+        )
 
     def open(self) -> None:
-        """Load the active version and the jobs of earlier processes."""
-        self._store.open()
+        """Load the active version and the jobs of earlier processes, and look for new versions."""
         self._jobs.open()
-        self._use(self._store.load_active())
+        self._library.open()
+        self.statistics.observe_model(self._library.active.version)
+        for work in self._repeated:
+            work.start()
 
     def close(self) -> None:
         """Cancel what trains and wait for it."""
+        for work in self._repeated:
+            work.stop()
         self._jobs.close()
+
+    def warm_up(self) -> None:
+        """Answer a table of some series, so that the first caller need not wait for compilers."""
+        for key, model in self._library.active.series.items():
+            if not key.spec.is_collective:
+                rows = np.arange(_WARM_UP_ROWS) % len(model.series.points)
+                columns = {name: column[rows] for name, column in model.series.columns.items()}
+                table = OperatorTable(
+                    operator=key.operator,
+                    dtype=key.target.dtype,
+                    phase=key.target.phase,
+                    columns=columns,
+                    variant=key.variant,
+                )
+                self._estimate_afresh(LatencyQuery(device=key.device, tables=(table,)))
+                return
 
     def create_training(self, request: TrainRequest) -> Job:
         """Start training on the catalog's present content; the result becomes active.
@@ -78,17 +125,101 @@ class PredictorService(RunsJobs):
         return self._jobs.result(job_id, PredictorTrainingReport)
 
     def predict(self, query: LatencyQuery) -> LatencyReply:
-        """Return estimates for every row of every table; works without any training too."""
-        return self._estimator.predict(query)
+        """Return estimates for every row of every table; works without any training too.
+
+        Raises:
+            UnknownModelVersionError, UnknownCorrectionError: what the query names is not kept.
+            as `Estimator.predict`.
+
+        """
+        started_s = time.perf_counter()
+        try:
+            reply = self._estimate(query)
+        except OutOfCoverageError as err:
+            self.statistics.observe_refusal(err.details["operator"])
+            raise
+        elapsed_s = time.perf_counter() - started_s
+        num_rows = sum(table.num_rows for table in query.tables)
+        for table, estimates in zip(query.tables, reply.tables, strict=True):
+            share = table.num_rows / num_rows if num_rows else 0.0
+            self.statistics.observe(table, estimates, elapsed_s * share)
+        return reply
+
+    def tabulate(self, query: SurfaceQuery) -> LatencySurface:
+        """Return estimates of one operator over a grid of its dimensions."""
+        reply = self.predict(query.to_query(grid_columns(query)))
+        return LatencySurface(
+            axes=query.axes, estimates=reply.tables[0], model_version=reply.model_version
+        )
+
+    def explain(self, query: LatencyQuery) -> Explanation:
+        """Return why the estimate of a single call is what it is.
+
+        Raises:
+            InvalidRequestError: the query is not of exactly one call.
+            as `predict`.
+
+        """
+        models = self._library.find(query.model_version)
+        return explain(models, query, self._ask(models))
+
+    def plan_profile(self, request: PlanRequest) -> ProfilePlan:
+        """Return which points to profile next, the most useful for its cost first."""
+        models = self._library.active
+        return plan_profile(models, request, self._ask(models))
 
     def list_models(self) -> tuple[ModelVersion, ...]:
         """Return the stored model versions, newest first."""
-        return self._store.list()
+        return self._library.list()
+
+    def activate_model(self, version: str) -> ModelVersion:
+        """Make a stored version the one that answers, for every predictor of this catalog."""
+        model = self._library.activate(version)
+        self.statistics.observe_model(model.version)
+        return model
+
+    def create_correction(self, request: CorrectionRequest) -> Correction:
+        """Learn a correction from observations, and keep it under its name."""
+        return self._corrections.learn(request, self._estimate)
+
+    def list_corrections(self) -> tuple[Correction, ...]:
+        """Return the corrections, newest first."""
+        return self._corrections.list()
+
+    def _estimate(self, query: LatencyQuery) -> LatencyReply:
+        reply = self._answer(query, self._cache)
+        if not query.correction:
+            return reply
+        correction = self._corrections.find(query.correction, find_device(query.device).name)
+        return apply_correction(correction, query, reply)
+
+    def _ask(self, models: ModelSet) -> Callable[[LatencyQuery], LatencyReply]:
+        """Return what answers by these models, also when others become active meanwhile."""
+        return lambda query: self._estimate(replace(query, model_version=models.version))
+
+    def _estimate_afresh(self, query: LatencyQuery) -> LatencyReply:
+        """Answer what will not be asked again."""
+        return self._answer(query, None)
+
+    def _answer(self, query: LatencyQuery, cache: EstimateCache | None) -> LatencyReply:
+        models = self._library.find(query.model_version)
+        return Estimator(models, self._config.measured_weight, cache).predict(query)
+
+    def _refresh(self, _is_stopped: Callable[[], bool]) -> None:
+        self._corrections.refresh()
+        try:
+            if self._library.refresh():
+                self.statistics.observe_model(self._library.active.version)
+        except ForetokenError:
+            self.statistics.observe_failed_model_load()
+            raise
 
     def _train(self, request: TrainRequest, progress: JobProgress) -> PredictorTrainingReport:
         started_s = time.process_time()
         selection = MeasurementFilter(device=request.device, operator=request.operator)
         progress.update(0.0, "reading the catalog")
+        # What is recorded from here on is new to the model.
+        created_at = self._now()
         snapshot = self._catalog.create_snapshot(selection)
         kept_rows = MeasurementFilter(snapshot=snapshot.content_hash)
         found = read_series(self._catalog.read_measurements(kept_rows))
@@ -96,81 +227,21 @@ class PredictorService(RunsJobs):
             raise InvalidRequestError(
                 "the catalog has no rows to train on; profile a device or import measurements"
             )
-        trained = self._train_all(found, request.seed, progress)
-        kept = {
-            key: model
-            for key, model in self._models.series.items()
-            if not _is_selected(key, request)
-        }
-        series = dict(sorted({**kept, **trained}.items()))
-        progress.update(0.95, "learning typical efficiencies")
-        models = ModelSet(
-            version=version_of(series),
-            created_at=self._now(),
-            snapshot_hash=snapshot.content_hash,
-            series=series,
-            transfers=train_transfers(list(own_models(series)), self._config, request.seed),
+        trained = train_models(found, request, self._library.active, self._config, progress)
+        models = self._library.keep(
+            replace(trained.models, created_at=created_at, snapshot_hash=snapshot.content_hash)
         )
-        self._store.save(models)
-        # What a model was trained on must not be pruned.
+        # What a model that answers was trained on must not be pruned.
         self._catalog.create_snapshot(kept_rows, f"model {models.version}")
-        self._store.activate(models.version)
-        self._use(self._store.load(models.version))
+        self._library.take_up(models)
+        self.statistics.observe_model(models.version)
         _log.info("trained: version=%s rows=%d", models.version, models.num_rows)
         return PredictorTrainingReport(
             model_version=models.version,
             snapshot_hash=snapshot.content_hash,
             num_rows=snapshot.num_rows,
             cpu_s=time.process_time() - started_s,
-            operators=tuple(_report_operators(trained)),
-        )
-
-    def _train_all(
-        self, found: tuple[Series, ...], seed: int, progress: JobProgress
-    ) -> dict[SeriesKey, SeriesModel]:
-        present = {model.content_hash: model for model in self._models.series.values()}
-        num_points = sum(len(series.points) for series in found)
-        trained: dict[SeriesKey, SeriesModel] = {}
-        done = 0
-        for series in found:
-            label = f"{series.key.operator} on {series.key.topology or series.key.device}"
-            progress.update(0.05 + 0.9 * done / num_points, f"training {label}")
-            same = present.get(hash_training(series, self._config, seed))
-            trained[series.key] = same or train_series(series, self._config, seed)
-            done += len(series.points)
-        return trained
-
-    def _use(self, models: ModelSet) -> None:
-        self._models = models
-        self._estimator = Estimator(models, self._config.measured_weight)
-
-
-def _is_selected(key: SeriesKey, request: TrainRequest) -> bool:
-    return request.device in ("", key.device) and request.operator in ("", key.operator)
-
-
-def _report_operators(
-    trained: Mapping[SeriesKey, SeriesModel],
-) -> Iterator[OperatorTrainingReport]:
-    """Yield one entry per operator and device, its series weighted by what they held out.
-
-    For a collective the topology stands for the device.
-    """
-    groups: dict[tuple[str, str], list[SeriesModel]] = {}
-    for model in own_models(trained):
-        key = model.series.key
-        groups.setdefault((key.operator, key.topology or key.device), []).append(model)
-    for (operator, device), models in sorted(groups.items()):
-        scores = [model.score for model in models]
-        num_held_out = sum(score.num_held_out for score in scores)
-        shares = [score.num_held_out / max(num_held_out, 1) for score in scores]
-        pairs = list(zip(shares, scores, strict=True))
-        yield OperatorTrainingReport(
-            operator=operator,
-            device=device,
-            num_rows=sum(len(model.series.points) for model in models),
-            num_held_out=num_held_out,
-            held_out_mape_ratio=sum(share * s.mape_ratio for share, s in pairs),
-            held_out_p90_ratio=max(s.p90_ratio for s in scores),
-            interval_coverage_ratio=sum(share * s.interval_coverage_ratio for share, s in pairs),
+            created_at=models.created_at,
+            num_reused=trained.num_reused,
+            operators=trained.reports,
         )

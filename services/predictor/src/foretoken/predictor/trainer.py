@@ -2,42 +2,38 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from foretoken.predictor.calibration import (
-    Calibration,
-    HeldOutErrors,
-    calibrate,
-    held_out_coverage,
-    join_errors,
-)
+from foretoken.domain.report import OperatorTrainingReport
 from foretoken.predictor.config import PredictorConfig
-from foretoken.predictor.coverage import CoverageMap, map_coverage
-from foretoken.predictor.curves import fit_curve_regressor, has_curves
-from foretoken.predictor.features import FEATURE_REVISION, Design, build_design, feature_names
-from foretoken.predictor.holdout import Split, split_beyond, split_configurations, split_sizes
+from foretoken.predictor.features import (
+    FEATURE_REVISION,
+    Design,
+    Matrix,
+    build_design,
+    feature_names,
+)
+from foretoken.predictor.held_out import report_errors, to_errors
+from foretoken.predictor.honesty.calibration import Calibration, calibrate
+from foretoken.predictor.honesty.coverage import CoverageMap, Tier, map_coverage
 from foretoken.predictor.neighbours import PointIndex
-from foretoken.predictor.regressor import Regressor, fit_tree_regressor, predict_log_ratio
-from foretoken.predictor.roofline import FloatColumn
+from foretoken.predictor.regression.cross_validation import Answers, CrossValidation, Unseen
+from foretoken.predictor.regression.curves import fit_curve_regressor, has_curves
+from foretoken.predictor.regression.member import MemberFitter, Prior, learn_member_scales
+from foretoken.predictor.regression.mixture import learn_shares
+from foretoken.predictor.regression.monotone import MonotoneFloor, learn_floor
+from foretoken.predictor.regression.prediction import Regressor
+from foretoken.predictor.regression.series_regressor import SeriesRegressor, spread
+from foretoken.predictor.roofline import FloatColumn, IntColumn
 from foretoken.predictor.training_rows import Series
 
 # The share of the roofline no modelled estimate goes below. Real calls do go below the roofline
 # itself where their data fit the second-level cache, so a series that was measured even lower
 # lowers it. Source: ingest flags what is faster than half the roofline.
 MIN_ROOFLINE_RATIO = 0.5
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutScore:
-    """How a model did on whole sizes left out; all 0 where too few points could be."""
-
-    num_held_out: int = 0
-    mape_ratio: float = 0.0
-    p90_ratio: float = 0.0
-    interval_coverage_ratio: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,35 +46,41 @@ class SeriesModel:
     coverage: CoverageMap
     calibration: Calibration
     min_roofline_ratio: float
+    floor: MonotoneFloor
     content_hash: str
-    score: HeldOutScore
+    report: OperatorTrainingReport
 
 
-def train_series(series: Series, config: PredictorConfig, seed: int) -> SeriesModel:
-    """Train on all points; the folds that measure it train models of their own."""
+def train_series(
+    series: Series, config: PredictorConfig, seed: int, prior: Prior | None = None
+) -> SeriesModel:
+    """Train on all points; the folds that measure it train models of their own.
+
+    `prior` tells what other devices foretell of a call.
+    """
     spec = series.key.spec
     design = build_design(spec, series.columns, series.key.target)
-    fit = _fitter(series, config, seed)
-    sizes = _held_out_errors(series, design, fit, split_sizes(spec, series.points, seed))
-    others = (split_configurations(spec, series.points, seed), split_beyond(spec, series.points))
-    found = (sizes, *(_held_out_errors(series, design, fit, splits) for splits in others))
-    errors = [error for error in found if error is not None]
+    log_ratio = np.log(series.latency_us / design.base_us)
+    validation = CrossValidation(spec, design, log_ratio, seed)
+    trained = (
+        _train_curves(validation) if has_curves(spec) else _train_members(validation, config, prior)
+    )
+    errors = to_errors(trained.unseen, trained.shares)
     with np.errstate(divide="ignore"):
         roofline_ratio = np.min(series.latency_us / design.roofline_us)
     return SeriesModel(
         series=series,
-        regressor=fit(design, _log_ratio(series, design)),
+        regressor=trained.regressor,
         index=PointIndex(series.points),
-        coverage=map_coverage(spec, series.points),
-        calibration=calibrate(join_errors(errors) if errors else None),
+        coverage=map_coverage(spec, design),
+        calibration=calibrate(errors),
         min_roofline_ratio=float(min(MIN_ROOFLINE_RATIO, roofline_ratio)),
+        floor=learn_floor(spec, series.points, series.latency_us),
         content_hash=hash_training(series, config, seed),
-        score=_score(sizes),
+        report=report_errors(
+            series.key, len(series.points), trained.unseen, errors, trained.member_weights
+        ),
     )
-
-
-def _log_ratio(series: Series, design: Design) -> FloatColumn:
-    return np.log(series.latency_us / design.base_us)
 
 
 def hash_training(series: Series, config: PredictorConfig, seed: int) -> str:
@@ -96,47 +98,43 @@ def hash_training(series: Series, config: PredictorConfig, seed: int) -> str:
     return hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()
 
 
-Fitter = Callable[[Design, FloatColumn], Regressor]
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A regressor, and what its members said of points left out."""
+
+    regressor: Regressor
+    unseen: Sequence[Unseen]
+    shares: Matrix
+    member_names: tuple[str, ...]
+
+    @property
+    def member_weights(self) -> dict[str, float]:
+        """Share of each member in the answers inside the grid."""
+        return dict(zip(self.member_names, self.shares[Tier.GRID].tolist(), strict=True))
 
 
-def _fitter(series: Series, config: PredictorConfig, seed: int) -> Fitter:
-    if has_curves(series.key.spec):
-        return fit_curve_regressor
-    return lambda design, log_ratio: fit_tree_regressor(design, log_ratio, config, seed)
+def _train_curves(validation: CrossValidation) -> _Trained:
+    def ask(known: Design, log_ratio: FloatColumn, asked: Design, tiers: IntColumn) -> Answers:
+        prediction = fit_curve_regressor(known, log_ratio).predict(asked, tiers)
+        return prediction.log_ratio[:, None], prediction.spread_log
+
+    regressor = fit_curve_regressor(validation.design, validation.log_ratio)
+    unseen = list(validation.leave_out(ask))
+    return _Trained(regressor, unseen, np.ones((len(Tier), 1)), ("curves",))
 
 
-def _held_out_errors(
-    series: Series, design: Design, fit: Fitter, splits: Iterable[Split]
-) -> HeldOutErrors | None:
-    log_ratio = _log_ratio(series, design)
-    parts: list[HeldOutErrors] = []
-    for split in splits:
-        known, asked = design.take(split.inside), design.take(split.outside)
-        regressor = fit(known, log_ratio[split.inside])
-        neighbours = PointIndex(known.points).find(asked)
-        estimate_log = predict_log_ratio(regressor, asked, neighbours)
-        # What lies beyond the points that are left is no fair test of what lies between them.
-        tier = map_coverage(series.key.spec, known.points).tiers(asked, neighbours)
-        parts.append(
-            HeldOutErrors(
-                error_log=log_ratio[split.outside] - estimate_log,
-                base_us=asked.base_us,
-                octaves=neighbours.distance_octaves,
-                tier=tier,
-                group=split.group,
-                fold=np.zeros(len(tier), dtype=np.int64),
-            )
-        )
-    return join_errors(parts) if parts else None
+def _train_members(
+    validation: CrossValidation, config: PredictorConfig, prior: Prior | None
+) -> _Trained:
+    design, log_ratio, seed = validation.design, validation.log_ratio, validation.seed
+    scales = learn_member_scales(design, log_ratio, seed, prior)
+    quick = MemberFitter(replace(config, booster=config.booster.quick), seed, scales, prior)
 
+    def ask(known: Design, log_ratio: FloatColumn, asked: Design, _tiers: IntColumn) -> Answers:
+        answers, deviation_log = quick.fit(known, log_ratio).answer(asked)
+        return answers, spread(answers, deviation_log)
 
-def _score(errors: HeldOutErrors | None) -> HeldOutScore:
-    if errors is None:
-        return HeldOutScore()
-    ratio = errors.absolute_ratio
-    return HeldOutScore(
-        num_held_out=len(ratio),
-        mape_ratio=float(ratio.mean()),
-        p90_ratio=float(np.quantile(ratio, 0.9)),
-        interval_coverage_ratio=held_out_coverage(errors),
-    )
+    members = MemberFitter(config, seed, scales, prior).fit(design, log_ratio).settle()
+    unseen = list(validation.leave_out(ask))
+    shares = learn_shares(unseen, len(members.names))
+    return _Trained(SeriesRegressor(members, shares), unseen, shares, members.names)

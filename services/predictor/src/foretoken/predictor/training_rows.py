@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import itertools
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,14 +22,17 @@ from foretoken.wire.arrow import dims_to_columns, read_table
 
 _log = logging.getLogger(__name__)
 
-_GROUP_COLUMNS = ("operator", "device", "topology", "dtype", "phase", "framework")
+_GROUP_COLUMNS = ("operator", "device", "topology", "dtype", "phase", "framework", "variant")
+# A kernel that was measured at fewer points of a series is not asked for by name.
+_MIN_KERNEL_POINTS = 8
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class SeriesKey:
     """Circumstances of a series; `framework` is name and version, empty for all together.
 
-    A collective has a topology, and no dtype: only its bytes count.
+    A collective has a topology, and no dtype: only its bytes count. `variant` is empty for the
+    plain case, `kernel` for the fastest kernel at each point.
     """
 
     operator: str
@@ -39,6 +41,8 @@ class SeriesKey:
     dtype: str
     phase: str
     framework: str
+    variant: str = ""
+    kernel: str = ""
 
     @property
     def spec(self) -> OperatorSpec:
@@ -94,22 +98,28 @@ class Series:
 def read_series(stream: ArrowStream) -> tuple[Series, ...]:
     """Return every series of the rows that can be trained on, in the order of their keys.
 
-    Rows that failed or are flagged are left out, those of a variant (another number format of
-    weights or cache, another routing, launched in another way: none is like the plain case), those
-    of an operator, device or topology without a file, and at each point those of all kernels but
-    the fastest, which an engine would choose.
+    Rows that failed or are flagged are left out, and those of an operator, device or topology
+    without a file. A variant (another number format of weights or cache, another routing, launched
+    in another way) is a series of its own. At each point only the rows of the fastest kernel count,
+    which an engine would choose; where there are several kernels, each has one more series.
     Where several frameworks measured the same circumstances, one more series with an empty
     framework unites them.
     """
-    table = _keep_usable(read_table(stream))
+    table = keep_usable(read_table(stream))
     groups: dict[SeriesKey, list[pa.Table]] = {}
     for values, rows in _group(table):
         key = _canonical_key(values)
         if key is not None:
-            groups.setdefault(key, []).append(_take_fastest_kernel(key.spec, rows))
-    series = {key: build_series(key, *_points_of(key, parts)) for key, parts in groups.items()}
+            groups.setdefault(key, []).append(rows)
+    series: dict[SeriesKey, Series] = {}
+    for key, parts in groups.items():
+        rows = pa.concat_tables(parts)
+        series[key] = build_series(key, *read_points(key.spec, take_fastest_kernel(key.spec, rows)))
+        series |= _kernel_series(key, rows)
     by_circumstances: dict[SeriesKey, list[Series]] = {}
     for item in series.values():
+        if item.key.kernel:
+            continue
         any_framework = dataclasses.replace(item.key, framework="")
         by_circumstances.setdefault(any_framework, []).append(item)
     for key, members in by_circumstances.items():
@@ -146,12 +156,8 @@ def build_series(key: SeriesKey, points: npt.NDArray[np.int64], latency_us: Floa
     """Return the series of rows that may repeat points, in any order."""
     distinct, inverse = np.unique(points, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
-    order = np.lexsort((latency_us, inverse))
-    sorted_us = latency_us[order]
     counts = np.bincount(inverse)
-    starts = np.cumsum(counts) - counts
-    # The median of a sorted run is the mean of its one or two middle values.
-    median_us = 0.5 * (sorted_us[starts + (counts - 1) // 2] + sorted_us[starts + counts // 2])
+    median_us = _medians(inverse, latency_us)
     is_repeated = counts[inverse] > 1
     repeats = counts[inverse][is_repeated]
     # The median of few lies nearer to each of them than to a new measurement: scale for that.
@@ -161,22 +167,34 @@ def build_series(key: SeriesKey, points: npt.NDArray[np.int64], latency_us: Floa
     return Series(key=key, points=distinct, latency_us=median_us, noise_log=noise_log)
 
 
-def _keep_usable(table: pa.Table) -> pa.Table:
+def keep_usable(table: pa.Table, tolerated_flags: tuple[str, ...] = ()) -> pa.Table:
+    """Return the rows that neither failed nor are doubted for other reasons than those tolerated.
+
+    Columns: the circumstances, without nulls, `kernel`, `dims` and `latency_us`.
+    """
     latency = pc.coalesce(table["latency_us_median"], table["latency_us_mean"])
-    num_flags = pc.coalesce(pc.list_value_length(table["flags"]), pa.scalar(0, pa.int32()))
+    num_flags = _count_flags(table["flags"], tolerated_flags)
     is_usable = pc.and_(
-        pc.and_(pc.equal(table["status"], "ok"), pc.equal(num_flags, 0)),
+        pc.and_(pc.equal(table["status"], "ok"), pa.array(num_flags == 0)),
         pc.and_(pc.is_finite(latency), pc.greater(latency, 0.0)),
     )
-    is_usable = pc.and_(is_usable, pc.is_null(table["variant"]))
     version = pc.coalesce(table["framework_version"], pa.scalar(""))
     framework = pc.coalesce(table["framework"], pa.scalar(""))
     named = pc.utf8_trim_whitespace(pc.binary_join_element_wise(framework, version, " "))
     columns = {name: table[name] for name in ("operator", "device", "dtype", "phase", "dims")}
-    for name in ("topology", "kernel"):
+    for name in ("topology", "kernel", "variant"):
         columns[name] = pc.coalesce(table[name], pa.scalar(""))
     columns |= {"framework": named, "latency_us": latency}
     return pa.table(columns).filter(pc.fill_null(is_usable, fill_value=False))
+
+
+def _count_flags(flags: pa.ChunkedArray, tolerated: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    """Return for every row how many of its flags are not tolerated."""
+    rows = pc.list_parent_indices(flags).to_numpy()
+    # A flag is a name and what was found: "duplicate_disagrees: 150 us where ...".
+    names = pc.replace_substring_regex(pc.list_flatten(flags), ":.*", "")
+    is_tolerated = pc.is_in(names, pa.array(tolerated, pa.string())).to_numpy()
+    return np.bincount(rows[~is_tolerated], minlength=len(flags))
 
 
 def _group(table: pa.Table) -> Iterable[tuple[tuple[str, ...], pa.Table]]:
@@ -193,7 +211,7 @@ def _group(table: pa.Table) -> Iterable[tuple[tuple[str, ...], pa.Table]]:
 
 
 def _canonical_key(values: tuple[str, ...]) -> SeriesKey | None:
-    operator, device, topology, dtype, phase, framework = values
+    operator, device, topology, dtype, phase, framework, variant = values
     if operator not in all_operators():
         _log.warning("rows of an unknown operator are not trained on: operator=%s", operator)
         return None
@@ -207,35 +225,50 @@ def _canonical_key(values: tuple[str, ...]) -> SeriesKey | None:
     except (UnknownDeviceError, UnknownTopologyError) as err:
         _log.warning("rows are not trained on: operator=%s: %s", operator, err.message)
         return None
-    return SeriesKey(operator, device, topology, dtype.lower(), phase.lower(), framework)
+    return SeriesKey(operator, device, topology, dtype.lower(), phase.lower(), framework, variant)
 
 
-def _take_fastest_kernel(spec: OperatorSpec, rows: pa.Table) -> pa.Table:
+def _kernel_series(key: SeriesKey, rows: pa.Table) -> dict[SeriesKey, Series]:
+    """Return one series per kernel by name, where there is more than one kernel."""
+    names = sorted(set(rows["kernel"].to_pylist()) - {""})
+    found: dict[SeriesKey, Series] = {}
+    for name in names if len(names) > 1 else ():
+        own = dataclasses.replace(key, kernel=name)
+        points, latency_us = read_points(key.spec, rows.filter(pc.equal(rows["kernel"], name)))
+        series = build_series(own, points, latency_us)
+        if len(series.points) >= _MIN_KERNEL_POINTS:
+            found[own] = series
+    return found
+
+
+def take_fastest_kernel(spec: OperatorSpec, rows: pa.Table) -> pa.Table:
     """Return at each point the rows of the kernel with the lowest median."""
-    kernels = rows["kernel"].to_pylist()
-    names, codes = np.unique(kernels, return_inverse=True)
-    if len(names) == 1:
+    codes = pc.dictionary_encode(rows["kernel"].combine_chunks()).indices.to_numpy()
+    num_kernels = int(codes.max(initial=0)) + 1
+    if num_kernels == 1:
         return rows
+    points, latency_us = read_points(spec, rows)
+    place = np.unique(points, axis=0, return_inverse=True)[1].reshape(-1)
+    cells, cell = np.unique(place * num_kernels + codes, return_inverse=True)
+    median_us = _medians(cell.reshape(-1), latency_us)
+    # The first cell of every place when sorted by place, then by median, is its fastest kernel.
+    order = np.lexsort((median_us, cells // num_kernels))
+    fastest = order[np.unique((cells // num_kernels)[order], return_index=True)[1]]
+    return rows.filter(pa.array(np.isin(cell.reshape(-1), fastest)))
+
+
+def read_points(spec: OperatorSpec, rows: pa.Table) -> tuple[npt.NDArray[np.int64], FloatColumn]:
+    """Return the dimensions of rows, in canonical order, and their times in µs."""
     columns = dims_to_columns(rows, spec.dim_names)
     points = np.stack([columns[name] for name in spec.dim_names], axis=1)
-    _, places = np.unique(points, axis=0, return_inverse=True)
-    latency_us = rows["latency_us"].to_numpy()
-    medians: dict[tuple[int, int], float] = {}
-    cells = list(zip(places.reshape(-1).tolist(), codes.tolist(), strict=True))
-    order = sorted(range(len(cells)), key=cells.__getitem__)
-    for cell, members in itertools.groupby(order, key=cells.__getitem__):
-        medians[cell] = float(np.median(latency_us[list(members)]))
-    fastest: dict[int, int] = {}
-    for (place, code), median_us in medians.items():
-        if place not in fastest or median_us < medians[place, fastest[place]]:
-            fastest[place] = code
-    return rows.filter(pa.array([fastest[place] == code for place, code in cells]))
-
-
-def _points_of(
-    key: SeriesKey, parts: Iterable[pa.Table]
-) -> tuple[npt.NDArray[np.int64], FloatColumn]:
-    rows = pa.concat_tables(parts)
-    columns = dims_to_columns(rows, key.spec.dim_names)
-    points = np.stack([columns[name] for name in key.spec.dim_names], axis=1)
     return points, rows["latency_us"].to_numpy()
+
+
+def _medians(group: npt.NDArray[np.int64], values: FloatColumn) -> FloatColumn:
+    """Return the median of every group; groups are numbered from 0 without gaps."""
+    order = np.lexsort((values, group))
+    counts = np.bincount(group)
+    starts = np.cumsum(counts) - counts
+    ordered = values[order]
+    # The median of a sorted run is the mean of its one or two middle values.
+    return np.asarray(0.5 * (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]))

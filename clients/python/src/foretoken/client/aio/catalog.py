@@ -1,20 +1,23 @@
 """The catalog as a remote service, for asyncio."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Self, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from typing import Self, TypeVar, cast
 
 import grpc
 import pyarrow as pa
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
+from foretoken.api.types.v1 import artifact_pb2
 from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.aio.jobs import AsyncJobsClient
 from foretoken.client.aio.recording import AsyncRunSender, Batches
 from foretoken.client.catalog import encode_filter
 from foretoken.client.channel import ChannelOptions
 from foretoken.client.jobs import MAX_PAGE_SIZE
+from foretoken.client.uploading import Upload
+from foretoken.domain.artifact import Artifact
 from foretoken.domain.job import Job
 from foretoken.domain.measurement import (
     BatchReceipt,
@@ -151,6 +154,46 @@ class AsyncCatalogClient(AsyncJobsClient):
         request = catalog_pb2.DeleteSnapshotRequest(content_hash=content_hash)
         await self._connection.call(self._stub.DeleteSnapshot, request)
 
+    async def store_artifact(
+        self, artifact: Artifact, content: Iterable[bytes] | AsyncIterable[bytes]
+    ) -> Artifact:
+        """Keep a file; the same name and content again changes nothing."""
+        upload = Upload(artifact)
+        # Called as one that takes a single request is, but with all of them.
+        store = cast(
+            "grpc.aio.UnaryUnaryMultiCallable[AsyncIterator[catalog_pb2.StoreArtifactRequest],"
+            " artifact_pb2.Artifact]",
+            self._stub.StoreArtifact,
+        )
+        with upload.telling():
+            answer = await self._scan(store, upload.messages_async(content))
+        return codec.decode(answer, Artifact)
+
+    async def read_artifact(self, kind: str, name: str) -> AsyncIterator[bytes]:
+        """Yield a file's content, in pieces."""
+        request = catalog_pb2.ReadArtifactRequest(kind=kind, name=name)
+        async for chunk in self._connection.stream(self._stub.ReadArtifact, request):
+            yield chunk.content
+
+    async def list_artifacts(self, kind: str) -> tuple[Artifact, ...]:
+        """Return what is kept of a kind, newest first."""
+        request = catalog_pb2.ListArtifactsRequest(kind=kind)
+        pages = self._connection.pages(self._stub.ListArtifacts, request)
+        return tuple(
+            [codec.decode(one, Artifact) async for page in pages for one in page.artifacts]
+        )
+
+    async def activate_artifact(self, kind: str, name: str) -> Artifact:
+        """Make this the active one of its kind."""
+        request = catalog_pb2.ActivateArtifactRequest(kind=kind, name=name)
+        answer = await self._connection.call(self._stub.ActivateArtifact, request)
+        return codec.decode(answer, Artifact)
+
+    async def delete_artifact(self, kind: str, name: str) -> None:
+        """Forget a file that is not active."""
+        request = catalog_pb2.DeleteArtifactRequest(kind=kind, name=name)
+        await self._connection.call(self._stub.DeleteArtifact, request)
+
     async def create_check(self, request: CheckRequest) -> Job:
         """Start judging stored rows again, all batches and runs together."""
         message = codec.encode(request, catalog_pb2.CreateCheckRequest)
@@ -182,6 +225,6 @@ class AsyncCatalogClient(AsyncJobsClient):
         return codec.decode(answer, CompactReport)
 
     async def _scan(self, method: "grpc.aio.UnaryUnaryMultiCallable[Q, A]", request: Q) -> A:
-        """Return the answer to a request that reads all rows: it may take as long as a stream."""
+        """Return the answer to a request with much to read: it may take as long as a stream."""
         deadline_s = self._connection.options.stream_deadline_s
         return await self._connection.call(method, request, deadline_s)

@@ -20,6 +20,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="adam",
     summary="AdamW step over a flat shard: gradient, two moments, master weight",
+    group="optimizer",
     dims=(Dim("num_params", "parameters updated"),),
     flops=lambda d, _: 12 * d["num_params"],
     moved_bytes=lambda d, element_bytes: d["num_params"] * (_STATE_BYTES + 2 * element_bytes),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec
+from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec, dim_axes
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -15,6 +15,12 @@ BATCH_DIMS = (
 BATCH_FEATURES: Mapping[str, FeatureFormula] = {
     "kv_len_mean": lambda d, _: d["kv_tokens"] / d["num_seqs"],
     "raggedness": lambda d, _: d["kv_tokens_max"] * d["num_seqs"] / d["kv_tokens"],
+}
+
+BATCH_AXES: Mapping[str, FeatureFormula] = {
+    "num_seqs": lambda d, _: d["num_seqs"],
+    "kv_len_mean": BATCH_FEATURES["kv_len_mean"],
+    "raggedness": BATCH_FEATURES["raggedness"],
 }
 
 
@@ -31,6 +37,42 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     queries = 2 * d["num_seqs"] * d["num_heads"]
     keys = 2 * d["kv_tokens"] * d["num_kv_heads"]
     return (queries + keys) * d["head_dim"] * element_bytes
+
+
+def decode_costs(visible: str, longest: FeatureFormula) -> Mapping[str, FeatureFormula]:
+    """Return what latency grows with.
+
+    `visible` names the dimension of keys read, summed over sequences; `longest` gives those of the
+    longest sequence. One block answers for the queries that share a key head, in groups of 16 as
+    tensor cores take them.
+    """
+
+    def waves(d: Dims, num_sms: int) -> Quantity:
+        return ceil_divide(d["num_seqs"] * d["num_kv_heads"], num_sms)
+
+    def groups(d: Dims) -> Quantity:
+        return ceil_divide(d["num_heads"] / d["num_kv_heads"], 16) * d["head_dim"]
+
+    def blocks(d: Dims, num_sms: int) -> Quantity:
+        return d["num_seqs"] * d["num_kv_heads"] * ceil_divide(longest(d, num_sms), 64) * 64
+
+    return {
+        "sequences": lambda d, _: d["num_seqs"],
+        "sequence_kv_heads": lambda d, _: d["num_seqs"] * d["num_kv_heads"],
+        "sequence_heads": lambda d, _: d["num_seqs"] * d["num_heads"],
+        "queries": lambda d, _: d["num_seqs"] * d["num_heads"] * d["head_dim"],
+        "waves": waves,
+        "wave_keys": lambda d, num_sms: waves(d, num_sms) * longest(d, num_sms) * d["head_dim"],
+        "wave_products": lambda d, num_sms: waves(d, num_sms) * longest(d, num_sms) * groups(d),
+        "block_keys": lambda d, num_sms: blocks(d, num_sms) * d["head_dim"],
+        "block_products": lambda d, num_sms: blocks(d, num_sms) * groups(d),
+        "longest": longest,
+        "longest_elements": lambda d, num_sms: longest(d, num_sms) * d["head_dim"],
+        "keys": lambda d, _: d["kv_tokens"] * d["num_kv_heads"] * d["head_dim"],
+        "visible_tokens": lambda d, _: d[visible],
+        # Splitting a sequence in about the square root of its length balances split and merge.
+        "splits": lambda d, num_sms: d["num_seqs"] * d["num_kv_heads"] * longest(d, num_sms) ** 0.5,
+    }
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
@@ -51,6 +93,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="attention_decode",
     summary="softmax(qK^T)V of one query per sequence",
+    group="attention",
     dims=(
         *BATCH_DIMS,
         Dim("num_heads", "query heads"),
@@ -65,5 +108,7 @@ SPEC = OperatorSpec(
         "kv_block_fill": kv_block_fill,
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },
+    costs=decode_costs("kv_tokens", lambda d, _: d["kv_tokens_max"]),
+    axes={**BATCH_AXES, **dim_axes("num_heads", "num_kv_heads", "head_dim")},
     sweep=_sweep,
 )

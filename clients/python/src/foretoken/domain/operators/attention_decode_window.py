@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
-from foretoken.domain.operators.attention_decode import kv_block_fill
+from foretoken.domain.operator import Dim, Dims, OperatorSpec, dim_axes
+from foretoken.domain.operators.attention_decode import BATCH_AXES, decode_costs, kv_block_fill
 from foretoken.domain.sweep import pick, powers_of_two
-from foretoken.domain.units import Quantity
+from foretoken.domain.units import Quantity, smaller
 
 
 def _flops(d: Dims, _element_bytes: float) -> Quantity:
@@ -39,6 +39,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="attention_decode_window",
     summary="softmax(qK^T)V of one query per sequence over a sliding window",
+    group="attention",
     dims=(
         Dim("num_seqs", "sequences in the batch"),
         Dim("kv_tokens", "context, summed over sequences, inside the window or not"),
@@ -58,5 +59,7 @@ SPEC = OperatorSpec(
         "kv_block_fill": kv_block_fill,
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },
+    costs=decode_costs("visible_tokens", lambda d, _: smaller(d["kv_tokens_max"], d["window"])),
+    axes={**BATCH_AXES, **dim_axes("window", "num_heads", "num_kv_heads", "head_dim")},
     sweep=_sweep,
 )

@@ -36,6 +36,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="attention_mixed",
     summary="prefill chunks and decoding sequences in one variable-length kernel",
+    group="attention",
     dims=(
         Dim("num_seqs", "prefilling sequences"),
         Dim("q_tokens", "new prefill tokens, summed"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec
+from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec, dim_axes
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -17,6 +17,14 @@ BATCH_FEATURES: Mapping[str, FeatureFormula] = {
     "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
     "context_ratio": lambda d, _: d["kv_tokens"] / d["q_tokens"],
     "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
+}
+
+BATCH_AXES: Mapping[str, FeatureFormula] = {
+    "num_seqs": lambda d, _: d["num_seqs"],
+    "q_len_mean": BATCH_FEATURES["q_len_mean"],
+    "context_len_mean": lambda d, _: (d["kv_tokens"] - d["q_tokens"]) / d["num_seqs"],
+    # The share of its sequence that a query sees; for a given batch, how ragged it is.
+    "visible_ratio": lambda d, _: d["score_pairs"] * d["num_seqs"] / d["q_tokens"] / d["kv_tokens"],
 }
 
 
@@ -47,6 +55,41 @@ def attention_bytes(d: Dims, element_bytes: float) -> Quantity:
     return (queries + keys) * d["head_dim"] * element_bytes
 
 
+def _block_costs(block: int) -> Mapping[str, FeatureFormula]:
+    """Return what blocks of queries cost that go over the keys they see one after the other."""
+
+    def num_blocks(d: Dims) -> Quantity:
+        return ceil_divide(d["q_tokens"] / d["num_seqs"], block) * d["num_seqs"] * d["num_heads"]
+
+    def pairs(d: Dims) -> Quantity:
+        return block * d["score_pairs"] / d["q_tokens"] * d["head_dim"]
+
+    return {
+        f"blocks_{block}": lambda d, _: num_blocks(d),
+        f"waves_{block}": lambda d, num_sms: ceil_divide(num_blocks(d), num_sms),
+        f"wave_queries_{block}": lambda d, num_sms: (
+            ceil_divide(num_blocks(d), num_sms) * block * d["head_dim"]
+        ),
+        f"wave_pairs_{block}": lambda d, num_sms: ceil_divide(num_blocks(d), num_sms) * pairs(d),
+        f"block_pairs_{block}": lambda d, _: num_blocks(d) * pairs(d),
+    }
+
+
+# Source: the block sizes that FlashAttention 2 and 3 and FlashInfer choose among.
+ATTENTION_COSTS: Mapping[str, FeatureFormula] = {
+    **_block_costs(64),
+    **_block_costs(128),
+    "sequences": lambda d, _: d["num_seqs"],
+    "sequence_heads": lambda d, _: d["num_seqs"] * d["num_heads"],
+    "tokens": lambda d, _: d["q_tokens"],
+    "query_heads": lambda d, _: d["q_tokens"] * d["num_heads"],
+    "queries": lambda d, _: d["q_tokens"] * d["num_heads"] * d["head_dim"],
+    "keys": lambda d, _: d["kv_tokens"] * d["num_kv_heads"] * d["head_dim"],
+    "longest": lambda d, _: d["score_pairs"] / d["q_tokens"],
+    "longest_elements": lambda d, _: d["score_pairs"] / d["q_tokens"] * d["head_dim"],
+}
+
+
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     heads = ((8, 4, 64), (4, 2, 64)) if quick else ((32, 8, 128), (32, 32, 128), (8, 1, 128))
     for num_heads, num_kv_heads, head_dim in heads:
@@ -64,6 +107,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="attention_prefill",
     summary="softmax(QK^T)V of new tokens, causal, with cached context",
+    group="attention",
     dims=(
         *BATCH_DIMS,
         Dim("num_heads", "query heads"),
@@ -77,6 +121,8 @@ SPEC = OperatorSpec(
         **BATCH_FEATURES,
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },
+    costs=ATTENTION_COSTS,
+    axes={**BATCH_AXES, **dim_axes("num_heads", "num_kv_heads", "head_dim")},
     sweep=_sweep,
     # Flash attention recomputes the scores: five matrix products instead of two.
     backward_work_ratio=2.5,

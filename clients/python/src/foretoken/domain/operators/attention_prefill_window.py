@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, OperatorSpec
+from foretoken.domain.operator import Dim, OperatorSpec, dim_axes
 from foretoken.domain.operators.attention_prefill import (
+    ATTENTION_COSTS,
+    BATCH_AXES,
     BATCH_FEATURES,
     attention_bytes,
     attention_flops,
     q_block_waves,
 )
 from foretoken.domain.sweep import pick, powers_of_two
-from foretoken.domain.units import Quantity
+from foretoken.domain.units import Quantity, smaller
 
 
 def window_prefill_dims(
@@ -20,7 +22,7 @@ def window_prefill_dims(
 
     Token i sees min(i, window) tokens, itself included.
     """
-    in_window = _smaller(q_len, window)
+    in_window = smaller(q_len, window)
     pairs = in_window * (in_window + 1) // 2 + (q_len - in_window) * window
     return {
         "num_seqs": num_seqs,
@@ -29,11 +31,6 @@ def window_prefill_dims(
         "score_pairs": num_seqs * pairs,
         "window": window,
     }
-
-
-def _smaller(first: Quantity, second: Quantity) -> Quantity:
-    """Return the smaller of two counts, elementwise for columns."""
-    return (first + second - abs(first - second)) // 2
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
@@ -53,6 +50,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="attention_prefill_window",
     summary="softmax(QK^T)V of new tokens, causal, over a sliding window",
+    group="attention",
     dims=(
         Dim("num_seqs", "sequences in the batch"),
         Dim("q_tokens", "new tokens, summed over sequences"),
@@ -73,5 +71,7 @@ SPEC = OperatorSpec(
         "window_fill": lambda d, _: d["score_pairs"] / (d["q_tokens"] * d["window"]),
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },
+    costs=ATTENTION_COSTS,
+    axes={**BATCH_AXES, **dim_axes("window", "num_heads", "num_kv_heads", "head_dim")},
     sweep=_sweep,
 )

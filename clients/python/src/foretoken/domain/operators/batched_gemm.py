@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operator import Dim, Dims, OperatorSpec
 from foretoken.domain.sweep import cross, pick, powers_of_two
+from foretoken.domain.tile import tile_costs
 from foretoken.domain.units import Quantity, ceil_divide
 
 
@@ -29,6 +30,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="batched_gemm",
     summary="C[i,m,n] = A[i,m,k] B[i,k,n] for every i of a batch",
+    group="gemm",
     dims=(
         Dim("batch", "matrix products: sequences times heads"),
         Dim("m", "rows of one product"),
@@ -46,6 +48,7 @@ SPEC = OperatorSpec(
         "n_alignment": lambda d, _: d["n"] % 64,
         "k_alignment": lambda d, _: d["k"] % 64,
     },
+    costs=tile_costs(lambda d: (d["batch"], d["m"], d["n"], d["k"])),
     sweep=_sweep,
     # The gradients of both factors.
     backward_work_ratio=2.0,

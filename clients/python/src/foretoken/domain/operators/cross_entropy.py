@@ -16,6 +16,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="cross_entropy",
     summary="log-softmax over the vocabulary and the negative log likelihood per token",
+    group="loss",
     dims=(Dim("num_tokens", "rows"), Dim("vocab", "logits of a row")),
     flops=lambda d, _: 5 * d["num_tokens"] * d["vocab"],
     moved_bytes=lambda d, element_bytes: 2 * d["num_tokens"] * d["vocab"] * element_bytes,

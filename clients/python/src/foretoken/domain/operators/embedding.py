@@ -17,6 +17,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="embedding",
     summary="gather one row of the [vocab, hidden] table per token",
+    group="embedding",
     dims=(
         Dim("num_tokens", "rows gathered"),
         Dim("hidden", "features of a row"),

@@ -19,6 +19,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="fused_adam",
     summary="Adam step over tensors whose moments have the format of the parameters",
+    group="optimizer",
     dims=(
         Dim("num_params", "parameters updated"),
         Dim("num_tensors", "tensors they lie in"),

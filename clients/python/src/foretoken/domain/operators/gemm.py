@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec
 from foretoken.domain.sweep import cross, powers_of_two
+from foretoken.domain.tile import tile_costs
 from foretoken.domain.units import Quantity, ceil_divide
 
 # Output tile shapes that cuBLAS and CUTLASS choose among (rows of m, columns of n).
@@ -56,6 +57,7 @@ def _quick_sweep() -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="gemm",
     summary="C[m,n] = A[m,k] B[k,n], accumulated in fp32",
+    group="gemm",
     dims=(
         Dim("m", "rows of the activation: tokens"),
         Dim("n", "output features"),
@@ -71,6 +73,7 @@ SPEC = OperatorSpec(
         "k_alignment": lambda d, _: d["k"] % 64,
         "m_alignment": lambda d, _: d["m"] % 16,
     },
+    costs=tile_costs(lambda d: (1, d["m"], d["n"], d["k"])),
     sweep=_sweep,
     # dgrad and wgrad together, as sources that time a whole backward pass have them. Each is a GEMM
     # of its own, and lowering emits it as a forward call.

@@ -13,6 +13,7 @@ _ID_BYTES = 8
 SPEC = OperatorSpec(
     name="host_step",
     summary="schedule, prepare, sample or hand back one serving step, on the host",
+    group="host",
     dims=(
         Dim("num_seqs", "sequences in the batch"),
         Dim("num_ranks", "tensor-parallel ranks that the host drives"),

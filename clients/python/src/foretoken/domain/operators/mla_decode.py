@@ -6,8 +6,9 @@ operators of their own, or part of `mla_decode_module`. Source: DeepSeek-V2, sec
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import Dim, Dims, OperatorSpec, dim_axes
 from foretoken.domain.operators.attention_decode import (
+    BATCH_AXES,
     BATCH_DIMS,
     BATCH_FEATURES,
     kv_block_fill,
@@ -45,6 +46,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="mla_decode",
     summary="softmax(qC^T)C of one query per sequence over the latent cache C",
+    group="attention",
     dims=(
         *BATCH_DIMS,
         Dim("num_heads", "heads on this device"),
@@ -60,5 +62,6 @@ SPEC = OperatorSpec(
         **BATCH_FEATURES,
         "kv_block_fill": kv_block_fill,
     },
+    axes={**BATCH_AXES, **dim_axes("num_heads", "kv_lora_rank", "qk_rope_head_dim")},
     sweep=_sweep,
 )

@@ -40,6 +40,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="mla_decode_module",
     summary="latent attention block of one token per sequence, from hidden state to hidden state",
+    group="attention",
     dims=(
         *BATCH_DIMS,
         *MODULE_DIMS,

@@ -51,6 +51,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="mla_prefill",
     summary="softmax(QK^T)V of new tokens, causal, latent keys and values unpacked",
+    group="attention",
     dims=(
         *BATCH_DIMS,
         Dim("num_heads", "heads on this device"),

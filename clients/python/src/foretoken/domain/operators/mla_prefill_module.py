@@ -37,6 +37,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="mla_prefill_module",
     summary="latent attention block of new tokens, from hidden state to hidden state",
+    group="attention",
     dims=(
         *BATCH_DIMS,
         *MODULE_DIMS,

@@ -1,10 +1,13 @@
 """The expert MLPs of a mixture-of-experts layer: grouped GEMMs over the experts hit."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec, dim_axes
 from foretoken.domain.sweep import pick, powers_of_two
-from foretoken.domain.units import Quantity
+from foretoken.domain.units import Quantity, ceil_divide
+
+# Rows of the tiles that grouped GEMM kernels pad an expert's tokens to.
+_TILE_ROWS = (16, 64, 128)
 
 
 def _rows(d: Dims) -> Quantity:
@@ -13,6 +16,52 @@ def _rows(d: Dims) -> Quantity:
 
 def _weights(d: Dims) -> Quantity:
     return 3 * d["hidden"] * d["intermediate"]
+
+
+def moe_costs(experts: str, num_rows: Callable[[Dims], Quantity]) -> Mapping[str, FeatureFormula]:
+    """Return what latency grows with: tokens, experts hit, and the tiles their tokens fill.
+
+    `experts` names the dimension of experts held, `num_rows` counts pairs of token and expert.
+    """
+
+    def tiles(d: Dims, rows: int) -> Quantity:
+        active = d["num_active_experts"]
+        return active * ceil_divide(num_rows(d) / active, rows) * rows
+
+    def wave_cost(rows: int) -> FeatureFormula:
+        def cost(d: Dims, num_sms: int) -> Quantity:
+            num_tiles = tiles(d, rows) / rows * ceil_divide(2 * d["intermediate"], 128)
+            return ceil_divide(num_tiles, num_sms) * rows * 128 * d["hidden"]
+
+        return cost
+
+    def tile_cost(rows: int) -> FeatureFormula:
+        return lambda d, _: tiles(d, rows) * d["hidden"] * d["intermediate"]
+
+    return {
+        **{f"tiles_{rows}": tile_cost(rows) for rows in _TILE_ROWS},
+        **{f"waves_{rows}": wave_cost(rows) for rows in _TILE_ROWS},
+        "tokens": lambda d, _: d["num_tokens"],
+        "rows": lambda d, _: num_rows(d),
+        "inputs": lambda d, _: d["num_tokens"] * d["hidden"],
+        "row_inputs": lambda d, _: num_rows(d) * d["hidden"],
+        "row_hidden": lambda d, _: num_rows(d) * d["intermediate"],
+        "experts": lambda d, _: d[experts],
+        "active_experts": lambda d, _: d["num_active_experts"],
+        "active_weights": lambda d, _: d["num_active_experts"] * d["hidden"] * d["intermediate"],
+        "hidden": lambda d, _: d["hidden"],
+        "intermediate": lambda d, _: d["intermediate"],
+    }
+
+
+def hit_ratio(experts: str, num_rows: Callable[[Dims], Quantity]) -> FeatureFormula:
+    """Return experts hit over those that as many rows hit on average if routed at random."""
+
+    def ratio(d: Dims, _num_sms: int) -> Quantity:
+        expected = d[experts] * (1 - (1 - 1 / d[experts]) ** num_rows(d))
+        return d["num_active_experts"] / expected
+
+    return ratio
 
 
 def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
@@ -38,6 +87,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="moe_experts",
     summary="gated MLP of every token in each of its top-k experts",
+    group="moe",
     dims=(
         Dim("num_tokens", "tokens routed"),
         Dim("top_k", "experts per token"),
@@ -51,6 +101,11 @@ SPEC = OperatorSpec(
     features={
         "tokens_per_expert": lambda d, _: _rows(d) / d["num_active_experts"],
         "active_ratio": lambda d, _: d["num_active_experts"] / d["num_experts"],
+    },
+    costs=moe_costs("num_experts", _rows),
+    axes={
+        **dim_axes("num_tokens", "top_k", "num_experts", "hidden", "intermediate"),
+        "hit_ratio": hit_ratio("num_experts", _rows),
     },
     sweep=_sweep,
     num_weights=lambda d: d["num_experts"] * _weights(d),

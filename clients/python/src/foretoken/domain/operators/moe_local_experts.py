@@ -5,7 +5,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import Dim, Dims, OperatorSpec, dim_axes
+from foretoken.domain.operators.moe_experts import hit_ratio, moe_costs
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -17,6 +18,11 @@ def _weights(d: Dims) -> Quantity:
 def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     activations = d["num_local_pairs"] * (2 * d["hidden"] + 3 * d["intermediate"])
     return (d["num_active_experts"] * _weights(d) + activations) * element_bytes
+
+
+def _load_ratio(d: Dims, _num_sms: int) -> Quantity:
+    mean_pairs = d["num_tokens"] * d["top_k"] * d["num_local_experts"] / d["num_experts"]
+    return d["num_local_pairs"] / mean_pairs
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
@@ -40,6 +46,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="moe_local_experts",
     summary="gated MLPs of one expert-parallel rank's experts",
+    group="moe",
     dims=(
         Dim("num_tokens", "tokens routed, to experts of any rank"),
         Dim("top_k", "experts per token, on any rank"),
@@ -55,11 +62,14 @@ SPEC = OperatorSpec(
     features={
         "tokens_per_expert": lambda d, _: d["num_local_pairs"] / d["num_active_experts"],
         "active_ratio": lambda d, _: d["num_active_experts"] / d["num_local_experts"],
-        "load_ratio": lambda d, _: (
-            d["num_local_pairs"]
-            * d["num_experts"]
-            / (d["num_tokens"] * d["top_k"] * d["num_local_experts"])
-        ),
+        "load_ratio": _load_ratio,
+    },
+    costs=moe_costs("num_local_experts", lambda d: d["num_local_pairs"]),
+    axes={
+        **dim_axes("num_tokens", "top_k", "num_experts", "num_local_experts"),
+        **dim_axes("hidden", "intermediate"),
+        "load_ratio": _load_ratio,
+        "hit_ratio": hit_ratio("num_local_experts", lambda d: d["num_local_pairs"]),
     },
     sweep=_sweep,
     num_weights=lambda d: d["num_local_experts"] * _weights(d),

@@ -16,6 +16,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
 SPEC = OperatorSpec(
     name="sampler",
     summary="softmax over the vocabulary and one draw per sequence",
+    group="sampler",
     dims=(Dim("num_seqs", "sequences sampled"), Dim("vocab", "logits of a sequence")),
     flops=lambda d, _: 5 * d["num_seqs"] * d["vocab"],
     moved_bytes=lambda d, element_bytes: 3 * d["num_seqs"] * d["vocab"] * element_bytes,

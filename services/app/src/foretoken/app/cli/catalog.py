@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.app.cli import catalog_snapshots, catalog_upkeep
+from foretoken.app.cli import catalog_artifacts, catalog_snapshots, catalog_upkeep
 from foretoken.app.cli.catalog_snapshots import Where, selection_of
 from foretoken.app.cli.state import (
     CliState,
@@ -27,6 +27,7 @@ app = typer.Typer(
     help="Bring measurements in and out, and see what is there.", no_args_is_help=True
 )
 app.add_typer(catalog_snapshots.app, name="snapshots")
+app.command("artifacts")(catalog_artifacts.list_artifacts)
 app.command("sql")(catalog_upkeep.sql)
 app.command("check")(catalog_upkeep.check)
 app.command("backup")(catalog_upkeep.backup)

@@ -5,7 +5,20 @@ from typing import Annotated
 
 import typer
 
-from foretoken.app.cli import catalog, demo, lists, predict, profile, search, serve, simulate, train
+from foretoken.app.cli import (
+    calibrate,
+    catalog,
+    demo,
+    lists,
+    models,
+    plan,
+    predict,
+    profile,
+    search,
+    serve,
+    simulate,
+    train,
+)
 from foretoken.app.cli.state import CliState, fail, note, parse_assignments
 from foretoken.app.config import load_config, process_environment
 from foretoken.app.telemetry import configure_logging
@@ -29,12 +42,16 @@ app = typer.Typer(
 app.add_typer(catalog.app, name="catalog")
 app.command("profile")(profile.profile)
 app.command("train")(train.train)
+app.add_typer(models.app, name="models")
 app.command("predict")(predict.predict)
+app.command("plan")(plan.plan)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(search.app, name="search")
 app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.add_typer(lists.app, name="list")
+lists.app.command("corrections")(calibrate.list_corrections)
 
 
 @app.callback()

@@ -31,13 +31,14 @@ def serve(
     state = state_of(context)
     given = {"host": host, "port": port, "metrics_port": metrics_port}
     overrides = {key: value for key, value in given.items() if value is not None}
-    server = replace(state.config.server, **overrides)  # type: ignore[arg-type]
-    config = replace(state.config, server=server)
-
-    def announce(bound_port: int) -> None:
-        typer.echo(f"serving {server.host}:{bound_port}")
 
     try:
+        server = replace(state.config.server, **overrides)  # type: ignore[arg-type]
+        config = replace(state.config, server=server)
+
+        def announce(bound_port: int) -> None:
+            typer.echo(f"serving {server.host}:{bound_port}")
+
         serve_until_stopped(tuple(dict.fromkeys(services or SERVICES)), config, announce)
     except ForetokenError as err:
         fail(err)

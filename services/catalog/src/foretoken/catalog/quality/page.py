@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from foretoken.catalog.quality.ingest import INGEST_TESTS
 from foretoken.catalog.quality.stored_row import SUBJECT, bound_rows
 from foretoken.domain.measurement import ArrowStream, QualityFinding, QualityReport
 from foretoken.domain.operator import find_operator
+from foretoken.page.section import DataTable, Fact, Picture, Section
 from foretoken.wire.arrow import dims_to_columns, open_stream
 
 if TYPE_CHECKING:
@@ -29,13 +29,6 @@ _NEEDED = (*SUBJECT, "dims", "dtype", "variant", "status", "flags", "latency_us_
 _OTHER_TESTS = "said by the importer or the sender of the rows"
 
 
-@dataclass(frozen=True, slots=True)
-class _Picture:
-    title: str
-    caption: str
-    svg: str
-
-
 def write_quality_page(report: QualityReport, rows: ArrowStream, path: Path) -> None:
     """Write what a check found, with pictures of the groups with most rows in doubt.
 
@@ -46,23 +39,75 @@ def write_quality_page(report: QualityReport, rows: ArrowStream, path: Path) -> 
         OSError: the file cannot be written.
 
     """
-    # The command line imports this module in processes that have neither package.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
+    # The command line imports this module in processes that have no jinja2.
+    from foretoken.page.html import render_sections
 
-    environment = Environment(
-        loader=PackageLoader("foretoken.catalog"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    subtitle = (
+        f"Judged by Foretoken in {report.wall_s:.1f} s. Rows in doubt are kept, and left out of"
+        " training unless asked for."
     )
-    # The figures are our own SVG; all other text is escaped.
-    environment.filters["as_svg"] = Markup
-    page = environment.get_template("quality_page.html.j2").render(
-        report=report, tests=_describe_tests(report), pictures=_draw(report, rows)
-    )
+    sections = [_overview(report)]
+    if report.findings:
+        sections += [_tests(report), _pictures(report, rows), _findings(report)]
+    page = render_sections("Quality of measurements", subtitle, sections)
     path.write_text(page, encoding="utf-8")
+
+
+def _overview(report: QualityReport) -> Section:
+    counts = {
+        "rows judged": report.num_rows,
+        "failed": report.num_failed,
+        "in doubt": report.num_flagged,
+        "newly in doubt": report.num_new,
+        "no longer in doubt": report.num_withdrawn,
+    }
+    return Section(
+        title="Rows",
+        intro="" if report.findings else "No row is in doubt.",
+        facts=[Fact(label=label, value=f"{count:,}") for label, count in counts.items()],
+    )
+
+
+def _tests(report: QualityReport) -> Section:
+    table = DataTable(
+        headers=("test", "finds a row that is"),
+        rows=list(_describe_tests(report).items()),
+        text_columns=(1,),
+    )
+    return Section(title="Tests", table=table)
+
+
+def _pictures(report: QualityReport, rows: ArrowStream) -> Section:
+    return Section(
+        title="Pictures",
+        intro="A point is a row: the time that was measured over the least time its work can take"
+        " on that device. No sound row lies below the dashed line.",
+        pictures=_draw(report, rows),
+    )
+
+
+def _findings(report: QualityReport) -> Section:
+    headers = (
+        "test", "operator", "device", "phase", "framework, kernel",
+        "rows", "in doubt", "new", "example", "file",
+    )  # fmt: skip
+    rows = [
+        (
+            finding.test,
+            finding.operator,
+            " · ".join(filter(None, (finding.device, finding.topology))),
+            finding.phase,
+            ", ".join(filter(None, (finding.framework, finding.kernel))),
+            f"{finding.num_rows:,}",
+            f"{finding.num_flagged:,}",
+            f"{finding.num_new:,}",
+            finding.example,
+            finding.source_file,
+        )
+        for finding in report.findings
+    ]
+    table = DataTable(headers=headers, rows=rows, text_columns=(1, 2, 3, 4, 8, 9))
+    return Section(title="Findings", table=table)
 
 
 def _describe_tests(report: QualityReport) -> Mapping[str, str]:
@@ -75,9 +120,7 @@ def _describe_tests(report: QualityReport) -> Mapping[str, str]:
     return {test: known.get(test, _OTHER_TESTS) for test in ordered}
 
 
-def _draw(report: QualityReport, rows: ArrowStream) -> list[_Picture]:
-    if not report.findings:
-        return []
+def _draw(report: QualityReport, rows: ArrowStream) -> list[Picture]:
     from foretoken.catalog.quality.plot import color_tests, draw_overview, draw_scatter
 
     colors = color_tests(list(_describe_tests(report)))
@@ -85,12 +128,13 @@ def _draw(report: QualityReport, rows: ArrowStream) -> list[_Picture]:
     for finding in report.findings:
         counts[finding.device][finding.test] += finding.num_flagged
     caption = "Rows in doubt by device and test; a row that two tests doubt counts for both."
-    pictures = [_Picture("Overview", caption, draw_overview(counts, colors))]
+    pictures = [Picture(title="Overview", caption=caption, svg=draw_overview(counts, colors))]
     for place, (subject, found) in enumerate(_collect(report.findings, rows)):
         sound, doubted = _split(found)
         if doubted:
             svg = draw_scatter(f"group{place}", sound, doubted, colors)
-            pictures.append(_Picture(_title_of(subject), _caption_of(report, subject), svg))
+            caption = _caption_of(report, subject)
+            pictures.append(Picture(title=_title_of(subject), caption=caption, svg=svg))
     return pictures
 
 

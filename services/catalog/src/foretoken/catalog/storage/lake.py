@@ -32,6 +32,8 @@ _S3_EXTENSIONS = ("httpfs", "aws")
 # Fewer rows than this lie in PostgreSQL until the next compaction: the receipts and reviews of a
 # commit, which would be a Parquet file each. A thousand rows are slower there than in a file.
 _MAX_INLINE_ROWS = 100
+# What is large enough that deleted rows are worth a file written anew.
+_TABLES_OF_FILES = ("measurement", "artifact_chunk")
 # Files that nothing refers to any more stay this long for readers that began before.
 _READER_GRACE = "INTERVAL 1 HOUR"
 # Files nobody ever referred to, of writers that died. A live one takes far less for its own.
@@ -169,8 +171,9 @@ class LakeAttachment:
         orphaned = f"older_than => now() - {_ORPHAN_GRACE}"
         with self.exclusive():
             _call(connection, "ducklake_flush_inlined_data('store')")
-        with self.exclusive():
-            _call(connection, "ducklake_rewrite_data_files('store', 'measurement')")
+        for table in _TABLES_OF_FILES:
+            with self.exclusive():
+                _call(connection, f"ducklake_rewrite_data_files('store', '{table}')")
         num_merged = 1
         while num_merged:
             with self.exclusive():

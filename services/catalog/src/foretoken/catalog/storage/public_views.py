@@ -20,6 +20,7 @@ def describe_views() -> Mapping[str, str]:
         "measurements": "all operators together; dims is a map: dims['m']",
         "runs": "profiling sessions and imports",
         "snapshots": "stored snapshots, and who needs them",
+        "artifacts": "files kept for other services, such as trained models; not their content",
         **operators,
     }
 
@@ -49,6 +50,7 @@ def _queries() -> dict[str, str]:
         "measurements": _all_measurements(operators),
         "runs": "SELECT * EXCLUDE (completed_by) FROM run_state",
         "snapshots": _SNAPSHOTS,
+        "artifacts": _ARTIFACTS,
         **{f"op_{spec.name}": _measurements_of(spec) for spec in operators},
     }
 
@@ -58,6 +60,11 @@ _SNAPSHOTS = """
         (SELECT list(holder ORDER BY held_at, holder) FROM snapshot_holder
          WHERE snapshot_holder.content_hash = snapshot.content_hash), []) AS holders
     FROM snapshot
+"""
+
+
+_ARTIFACTS = """
+    SELECT * REPLACE (TRY_CAST(created_at AS TIMESTAMP) AS created_at) FROM artifact
 """
 
 

@@ -29,8 +29,17 @@ _TORN_BATCHES = """
     FULL JOIN batch USING (batch_number)
     WHERE coalesce(stored.num_rows, 0) IS DISTINCT FROM batch.num_rows
 """
+# Artifacts whose content has not the size it is known by, or content of no artifact.
+_TORN_ARTIFACTS = """
+    SELECT count(*) FROM (
+        SELECT kind, name, sum(octet_length(content)) AS num_bytes FROM artifact_chunk GROUP BY ALL
+    ) AS stored
+    FULL JOIN artifact USING (kind, name)
+    WHERE coalesce(stored.num_bytes, 0) IS DISTINCT FROM artifact.num_bytes
+"""
 # Reads every block, and with it the checksum of every block.
-_READ_ALL = "SELECT bit_xor(hash(measurement)) FROM measurement"
+_READ_ALL = "SELECT bit_xor(hash({table})) FROM {table}"
+_LARGE_TABLES = ("measurement", "artifact_chunk")
 
 
 def stream_backup(store: Store) -> Iterator[bytes]:
@@ -118,13 +127,16 @@ def _check(fresh: Path, source: Path) -> None:
         try:
             with store.cursor() as cursor:
                 ((num_torn,),) = cursor.execute(_TORN_BATCHES).fetchall()
-                cursor.execute(_READ_ALL).fetchall()
+                ((num_torn_artifacts,),) = cursor.execute(_TORN_ARTIFACTS).fetchall()
+                for table in _LARGE_TABLES:
+                    cursor.execute(_READ_ALL.format(table=table)).fetchall()
         finally:
             store.close()
     except ForetokenError as err:
         raise CorruptCatalogError(f"{source} cannot be restored: {err.message}") from err
-    if num_torn:
-        raise CorruptCatalogError(f"{source} cannot be restored: {num_torn} batches are not whole")
+    for count, what in ((num_torn, "batches"), (num_torn_artifacts, "artifacts")):
+        if count:
+            raise CorruptCatalogError(f"{source} cannot be restored: {count} {what} are not whole")
 
 
 @contextlib.contextmanager

@@ -1,20 +1,8 @@
-"""Colours that people with any colour vision can tell apart, and the figure style.
-
-Source of the colours: Okabe and Ito, "Color Universal Design", 2008.
-"""
+"""Which colour stands for what in the figures of a simulation."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-# Stands for the page's text colour: the SVG says `currentColor` instead, so a figure reads on a
-# light and on a dark page.
-INK = "#0b0c0e"
-
-BLUE, ORANGE, GREEN = "#0072b2", "#e69f00", "#009e73"
-VERMILION, SKY, PURPLE = "#d55e00", "#56b4e9", "#cc79a7"
-YELLOW, GREY = "#d8c92f", "#8f959c"
-
-SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION)
+from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
 # Few enough names to give each its own colour wherever it appears.
 _OF_GROUP: Mapping[str, str] = {
@@ -40,6 +28,7 @@ OF_PROVENANCE: Mapping[str, str] = {
     "measured": GREEN,
     "interpolated": BLUE,
     "extrapolated": ORANGE,
+    "transferred": PURPLE,
     "analytical": GREY,
 }
 
@@ -64,43 +53,6 @@ _DARK_TEXT_LUMA = 125
 
 # Light to dark with load, readable on white and on near-black.
 _LOADS = ("#8fc7e8", "#56b4e9", "#2f93cf", "#0072b2", "#7a5195", "#bc5090", "#ef5675", "#d55e00")
-
-STYLE: dict[str, Any] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.labelsize": 9.5,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "grid.color": INK,
-    "grid.alpha": 0.14,
-    "grid.linewidth": 0.7,
-    "lines.linewidth": 1.9,
-    "lines.markersize": 4.5,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "legend.title_fontsize": 9,
-    "figure.constrained_layout.h_pad": 0.09,
-    "figure.constrained_layout.w_pad": 0.07,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "foretoken",
-}
 
 
 def label_of_group(group: str) -> str:

@@ -3,8 +3,6 @@
 Every function takes plain numbers with their labels and units; none knows what they mean.
 """
 
-import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +11,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from foretoken.simulator.report.palette import GREY, INK, SERIES, STYLE, text_color_on
+from foretoken.page.figure import GREY, INK, SERIES, STYLE, WIDTH_INCHES, figure_to_svg
+from foretoken.simulator.report.palette import text_color_on
 
-_WIDTH_INCHES = 9.0
 # A logarithmic axis pays once the values span this ratio.
 _LOG_RATIO = 40.0
 # Boxes and segments narrower than these shares of the width carry no text.
@@ -60,7 +58,7 @@ class Box:
 def draw_panels(slug: str, panels: Sequence[Panel]) -> str:
     """Draw line charts side by side, with one legend where all have the same series."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(_WIDTH_INCHES, 3.5), layout="constrained")
+        figure = Figure(figsize=(WIDTH_INCHES, 3.5), layout="constrained")
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, panel in zip(all_axes, panels, strict=True):
             _draw_lines(axes, panel)
@@ -71,7 +69,7 @@ def draw_panels(slug: str, panels: Sequence[Panel]) -> str:
             for axes, panel in zip(all_axes, panels, strict=True):
                 if len(panel.series) > 1:
                     axes.legend(loc="best")
-        return _to_svg(figure, slug)
+        return figure_to_svg(figure, slug)
 
 
 def _draw_lines(axes: Any, panel: Panel) -> None:
@@ -108,7 +106,7 @@ def draw_cumulative(
 ) -> str:
     """Draw the share of values at or below x, one step line per series."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(_WIDTH_INCHES, 3.7), layout="constrained")
+        figure = Figure(figsize=(WIDTH_INCHES, 3.7), layout="constrained")
         axes = figure.subplots()
         everything = [value for values in series.values() for value in values if value > 0]
         for (label, values), color in zip(series.items(), colors, strict=True):
@@ -127,7 +125,7 @@ def draw_cumulative(
         axes.set_xlabel(x_label)
         axes.set_ylabel("share of requests")
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="offered load")
-        return _to_svg(figure, slug)
+        return figure_to_svg(figure, slug)
 
 
 def draw_stacked_rows(
@@ -142,7 +140,7 @@ def draw_stacked_rows(
     totals = [sum(parts.values()) for parts in rows.values()]
     reach = max([*totals, limit[0] if limit else 0.0, 1e-12])
     with rc_context(STYLE):
-        figure = Figure(figsize=(_WIDTH_INCHES, 1.5 + 0.42 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(WIDTH_INCHES, 1.5 + 0.42 * len(rows)), layout="constrained")
         axes = figure.subplots()
         for label, color in colors.items():
             widths = [parts.get(label, 0.0) for parts in rows.values()]
@@ -170,7 +168,7 @@ def draw_stacked_rows(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
         _finish_rows(axes, title, x_label)
         _add_legend(figure)
-        return _to_svg(figure, slug)
+        return figure_to_svg(figure, slug)
 
 
 def draw_ranked(
@@ -181,7 +179,7 @@ def draw_ranked(
     total = sum(values.values()) or 1.0
     reach = max([value for _, value in ordered] or [1.0])
     with rc_context(STYLE):
-        figure = Figure(figsize=(_WIDTH_INCHES, 1.2 + 0.31 * len(ordered)), layout="constrained")
+        figure = Figure(figsize=(WIDTH_INCHES, 1.2 + 0.31 * len(ordered)), layout="constrained")
         axes = figure.subplots()
         for row, (name, value) in enumerate(ordered):
             axes.barh(row, value, height=0.66, color=colors.get(name, GREY))
@@ -194,7 +192,7 @@ def draw_ranked(
         axes.set_xlim(0, reach * 1.2)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
         _finish_rows(axes, title, f"time ({unit})")
-        return _to_svg(figure, slug)
+        return figure_to_svg(figure, slug)
 
 
 def draw_timeline(
@@ -205,7 +203,7 @@ def draw_timeline(
     start = min((box.start for box in boxes), default=0.0)
     end = max((box.end for box in boxes), default=1.0)
     with rc_context(STYLE):
-        figure = Figure(figsize=(_WIDTH_INCHES, 1.5 + 0.44 * num_rows), layout="constrained")
+        figure = Figure(figsize=(WIDTH_INCHES, 1.5 + 0.44 * num_rows), layout="constrained")
         axes = figure.subplots()
         for row in range(num_rows):
             axes.barh(row, end - start, left=start, height=0.8, color=GREY, alpha=0.13)
@@ -234,7 +232,7 @@ def draw_timeline(
         _finish_rows(axes, title, x_label)
         axes.grid(visible=False)
         _add_legend(figure)
-        return _to_svg(figure, slug)
+        return figure_to_svg(figure, slug)
 
 
 def format_number(value: float) -> str:
@@ -275,19 +273,3 @@ def _sum_before(parts: Mapping[str, float], label: str, order: Iterable[str]) ->
             break
         total += parts.get(name, 0.0)
     return total
-
-
-def _to_svg(figure: Figure, slug: str) -> str:
-    """Return the figure as an SVG element that can stand inside a page beside others."""
-    file = io.StringIO()
-    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    figure.savefig(file, format="svg", metadata=metadata)
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    # Ids are unique in a figure only.
-    svg = re.sub(r'\bid="', f'id="{slug}-', svg)
-    svg = svg.replace('href="#', f'href="#{slug}-').replace("url(#", f"url(#{slug}-")
-    return svg.replace(INK, "currentColor")

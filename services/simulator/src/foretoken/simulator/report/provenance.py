@@ -3,9 +3,9 @@
 import json
 from collections.abc import Mapping
 
+from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.palette import OF_PROVENANCE
 from foretoken.simulator.report.plots import draw_stacked_rows, format_number
-from foretoken.simulator.report.section import Picture, Section
 
 
 def describe_interval(low: float, high: float, unit: str) -> str:
@@ -25,7 +25,8 @@ def provenance_picture(slug: str, rows: Mapping[str, Mapping[str, float]]) -> Pi
         caption=(
             "Measured: this very operator call was timed on this device. Interpolated: a latency "
             "model inside what was measured. Extrapolated: the same model outside of it. "
-            "Analytical: from the device's data sheet only."
+            "Transferred: from the operator's efficiency on other devices. Analytical: from the "
+            "device's data sheet and what other operators make of it."
         ),
     )
 

@@ -4,16 +4,9 @@ from collections.abc import Sequence
 
 from foretoken.domain.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
-from foretoken.simulator.report.palette import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    VERMILION,
-    color_of_group,
-    colors_of_loads,
-    label_of_group,
-)
+from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, VERMILION
+from foretoken.page.section import DataTable, Fact, Picture, Section
+from foretoken.simulator.report.palette import color_of_group, colors_of_loads, label_of_group
 from foretoken.simulator.report.plots import (
     Panel,
     Series,
@@ -26,7 +19,6 @@ from foretoken.simulator.report.provenance import (
     configuration_section,
     provenance_picture,
 )
-from foretoken.simulator.report.section import DataTable, Fact, Picture, Section
 
 _LOAD_LABEL = "offered load (requests/s)"
 _LATENCIES = (

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from foretoken.domain.report import PipelineSpan, StageMemory, TrainingReport, describe_shares
 from foretoken.domain.units import GIB, MS_PER_S
+from foretoken.page.section import DataTable, Fact, Picture, Section
 from foretoken.simulator.report.palette import OF_MEMORY, OF_SPAN, color_of_group, label_of_group
 from foretoken.simulator.report.plots import (
     Box,
@@ -17,7 +18,6 @@ from foretoken.simulator.report.provenance import (
     describe_interval,
     provenance_picture,
 )
-from foretoken.simulator.report.section import DataTable, Fact, Picture, Section
 
 # More boxes than this make a picture nobody can read and a page nobody can load.
 _MAX_BOXES = 900

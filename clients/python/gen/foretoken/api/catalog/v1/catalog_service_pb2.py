@@ -22,71 +22,88 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from foretoken.api.types.v1 import artifact_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_artifact__pb2
 from foretoken.api.types.v1 import job_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_job__pb2
 from foretoken.api.types.v1 import measurement_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.foretoken/api/catalog/v1/catalog_service.proto\x12\x18\x66oretoken.api.catalog.v1\x1a foretoken/api/types/v1/job.proto\x1a(foretoken/api/types/v1/measurement.proto\"\x81\x01\n\rRecordRequest\x12*\n\x03run\x18\x01 \x01(\x0b\x32\x1b.foretoken.api.types.v1.RunH\x00\x12\x39\n\x05\x63hunk\x18\x02 \x01(\x0b\x32(.foretoken.api.types.v1.MeasurementChunkH\x00\x42\t\n\x07\x63ontent\"W\n\x17ReadMeasurementsRequest\x12<\n\tselection\x18\x01 \x01(\x0b\x32).foretoken.api.types.v1.MeasurementFilter\"\x19\n\x17\x44\x65scribeCoverageRequest\"N\n\x18\x44\x65scribeCoverageResponse\x12\x32\n\x08\x63overage\x18\x01 \x03(\x0b\x32 .foretoken.api.types.v1.Coverage\"8\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x10ListRunsResponse\x12\x30\n\x04runs\x18\x01 \x03(\x0b\x32\".foretoken.api.types.v1.RunSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"W\n\x17\x44\x65scribeSnapshotRequest\x12<\n\tselection\x18\x01 \x01(\x0b\x32).foretoken.api.types.v1.MeasurementFilter\"e\n\x15\x43reateSnapshotRequest\x12<\n\tselection\x18\x01 \x01(\x0b\x32).foretoken.api.types.v1.MeasurementFilter\x12\x0e\n\x06holder\x18\x02 \x01(\t\"=\n\x14ListSnapshotsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"e\n\x15ListSnapshotsResponse\x12\x33\n\tsnapshots\x18\x01 \x03(\x0b\x32 .foretoken.api.types.v1.Snapshot\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"5\n\x14\x44iffSnapshotsRequest\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\">\n\x16ReleaseSnapshotRequest\x12\x14\n\x0c\x63ontent_hash\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\"-\n\x15\x44\x65leteSnapshotRequest\x12\x14\n\x0c\x63ontent_hash\x18\x01 \x01(\t\"\x18\n\x16\x44\x65leteSnapshotResponse\";\n\x12ListDevicesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"h\n\x13ListDevicesResponse\x12\x38\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\'.foretoken.api.types.v1.MeasuredSubject\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"f\n\x12ListModelsResponse\x12\x37\n\x06models\x18\x01 \x03(\x0b\x32\'.foretoken.api.types.v1.MeasuredSubject\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x0fQuerySqlRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x15\n\rmax_row_count\x18\x02 \x01(\x03\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"W\n\x12\x43reateCheckRequest\x12\x10\n\x08operator\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\"\'\n\x15GetCheckReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x0f\n\rBackupRequest\"\x1e\n\x0b\x42\x61\x63kupChunk\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"V\n\x0cPruneRequest\x12\x17\n\x0folder_than_days\x18\x01 \x01(\x01\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\"o\n\x0bPruneReport\x12\x17\n\x0f\x64\x65leted_run_ids\x18\x01 \x03(\t\x12\x19\n\x11\x64\x65leted_row_count\x18\x02 \x01(\x03\x12\x14\n\x0ckept_run_ids\x18\x03 \x03(\t\x12\x16\n\x0ekept_row_count\x18\x04 \x01(\x03\"\x10\n\x0e\x43ompactRequest\"J\n\rCompactReport\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x03\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x03\x12\x0e\n\x06wall_s\x18\x03 \x01(\x01\x32\x98\x11\n\x0e\x43\x61talogService\x12[\n\x06Record\x12\'.foretoken.api.catalog.v1.RecordRequest\x1a$.foretoken.api.types.v1.BatchReceipt(\x01\x30\x01\x12k\n\x10ReadMeasurements\x12\x31.foretoken.api.catalog.v1.ReadMeasurementsRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12y\n\x10\x44\x65scribeCoverage\x12\x31.foretoken.api.catalog.v1.DescribeCoverageRequest\x1a\x32.foretoken.api.catalog.v1.DescribeCoverageResponse\x12\x61\n\x08ListRuns\x12).foretoken.api.catalog.v1.ListRunsRequest\x1a*.foretoken.api.catalog.v1.ListRunsResponse\x12g\n\x10\x44\x65scribeSnapshot\x12\x31.foretoken.api.catalog.v1.DescribeSnapshotRequest\x1a .foretoken.api.types.v1.Snapshot\x12\x63\n\x0e\x43reateSnapshot\x12/.foretoken.api.catalog.v1.CreateSnapshotRequest\x1a .foretoken.api.types.v1.Snapshot\x12p\n\rListSnapshots\x12..foretoken.api.catalog.v1.ListSnapshotsRequest\x1a/.foretoken.api.catalog.v1.ListSnapshotsResponse\x12\x65\n\rDiffSnapshots\x12..foretoken.api.catalog.v1.DiffSnapshotsRequest\x1a$.foretoken.api.types.v1.SnapshotDiff\x12\x65\n\x0fReleaseSnapshot\x12\x30.foretoken.api.catalog.v1.ReleaseSnapshotRequest\x1a .foretoken.api.types.v1.Snapshot\x12s\n\x0e\x44\x65leteSnapshot\x12/.foretoken.api.catalog.v1.DeleteSnapshotRequest\x1a\x30.foretoken.api.catalog.v1.DeleteSnapshotResponse\x12j\n\x0bListDevices\x12,.foretoken.api.catalog.v1.ListDevicesRequest\x1a-.foretoken.api.catalog.v1.ListDevicesResponse\x12g\n\nListModels\x12+.foretoken.api.catalog.v1.ListModelsRequest\x1a,.foretoken.api.catalog.v1.ListModelsResponse\x12[\n\x08QuerySql\x12).foretoken.api.catalog.v1.QuerySqlRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12X\n\x0b\x43reateCheck\x12,.foretoken.api.catalog.v1.CreateCheckRequest\x1a\x1b.foretoken.api.types.v1.Job\x12h\n\x0eGetCheckReport\x12/.foretoken.api.catalog.v1.GetCheckReportRequest\x1a%.foretoken.api.types.v1.QualityReport\x12Z\n\x06\x42\x61\x63kup\x12\'.foretoken.api.catalog.v1.BackupRequest\x1a%.foretoken.api.catalog.v1.BackupChunk0\x01\x12V\n\x05Prune\x12&.foretoken.api.catalog.v1.PruneRequest\x1a%.foretoken.api.catalog.v1.PruneReport\x12\\\n\x07\x43ompact\x12(.foretoken.api.catalog.v1.CompactRequest\x1a\'.foretoken.api.catalog.v1.CompactReport\x12L\n\x06GetJob\x12%.foretoken.api.types.v1.GetJobRequest\x1a\x1b.foretoken.api.types.v1.Job\x12]\n\x08ListJobs\x12\'.foretoken.api.types.v1.ListJobsRequest\x1a(.foretoken.api.types.v1.ListJobsResponse\x12R\n\x08WatchJob\x12\'.foretoken.api.types.v1.WatchJobRequest\x1a\x1b.foretoken.api.types.v1.Job0\x01\x12R\n\tCancelJob\x12(.foretoken.api.types.v1.CancelJobRequest\x1a\x1b.foretoken.api.types.v1.Jobb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.foretoken/api/catalog/v1/catalog_service.proto\x12\x18\x66oretoken.api.catalog.v1\x1a%foretoken/api/types/v1/artifact.proto\x1a foretoken/api/types/v1/job.proto\x1a(foretoken/api/types/v1/measurement.proto\"\x81\x01\n\rRecordRequest\x12*\n\x03run\x18\x01 \x01(\x0b\x32\x1b.foretoken.api.types.v1.RunH\x00\x12\x39\n\x05\x63hunk\x18\x02 \x01(\x0b\x32(.foretoken.api.types.v1.MeasurementChunkH\x00\x42\t\n\x07\x63ontent\"W\n\x17ReadMeasurementsRequest\x12<\n\tselection\x18\x01 \x01(\x0b\x32).foretoken.api.types.v1.MeasurementFilter\"\x19\n\x17\x44\x65scribeCoverageRequest\"N\n\x18\x44\x65scribeCoverageResponse\x12\x32\n\x08\x63overage\x18\x01 \x03(\x0b\x32 .foretoken.api.types.v1.Coverage\"8\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x10ListRunsResponse\x12\x30\n\x04runs\x18\x01 \x03(\x0b\x32\".foretoken.api.types.v1.RunSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"W\n\x17\x44\x65scribeSnapshotRequest\x12<\n\tselection\x18\x01 \x01(\x0b\x32).foretoken.api.types.v1.MeasurementFilter\"e\n\x15\x43reateSnapshotRequest\x12<\n\tselection\x18\x01 \x01(\x0b\x32).foretoken.api.types.v1.MeasurementFilter\x12\x0e\n\x06holder\x18\x02 \x01(\t\"=\n\x14ListSnapshotsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"e\n\x15ListSnapshotsResponse\x12\x33\n\tsnapshots\x18\x01 \x03(\x0b\x32 .foretoken.api.types.v1.Snapshot\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"5\n\x14\x44iffSnapshotsRequest\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\">\n\x16ReleaseSnapshotRequest\x12\x14\n\x0c\x63ontent_hash\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\"-\n\x15\x44\x65leteSnapshotRequest\x12\x14\n\x0c\x63ontent_hash\x18\x01 \x01(\t\"\x18\n\x16\x44\x65leteSnapshotResponse\";\n\x12ListDevicesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"h\n\x13ListDevicesResponse\x12\x38\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\'.foretoken.api.types.v1.MeasuredSubject\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"f\n\x12ListModelsResponse\x12\x37\n\x06models\x18\x01 \x03(\x0b\x32\'.foretoken.api.types.v1.MeasuredSubject\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x0fQuerySqlRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x15\n\rmax_row_count\x18\x02 \x01(\x03\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"W\n\x12\x43reateCheckRequest\x12\x10\n\x08operator\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\"\'\n\x15GetCheckReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x0f\n\rBackupRequest\"\x1e\n\x0b\x42\x61\x63kupChunk\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"V\n\x0cPruneRequest\x12\x17\n\x0folder_than_days\x18\x01 \x01(\x01\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\"o\n\x0bPruneReport\x12\x17\n\x0f\x64\x65leted_run_ids\x18\x01 \x03(\t\x12\x19\n\x11\x64\x65leted_row_count\x18\x02 \x01(\x03\x12\x14\n\x0ckept_run_ids\x18\x03 \x03(\t\x12\x16\n\x0ekept_row_count\x18\x04 \x01(\x03\"\x10\n\x0e\x43ompactRequest\"J\n\rCompactReport\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x03\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x03\x12\x0e\n\x06wall_s\x18\x03 \x01(\x01\"h\n\x14StoreArtifactRequest\x12\x34\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32 .foretoken.api.types.v1.ArtifactH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"1\n\x13ReadArtifactRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\" \n\rArtifactChunk\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"K\n\x14ListArtifactsRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x03\x12\x12\n\npage_token\x18\x03 \x01(\t\"e\n\x15ListArtifactsResponse\x12\x33\n\tartifacts\x18\x01 \x03(\x0b\x32 .foretoken.api.types.v1.Artifact\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"5\n\x17\x41\x63tivateArtifactRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"3\n\x15\x44\x65leteArtifactRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x18\n\x16\x44\x65leteArtifactResponse2\xb7\x15\n\x0e\x43\x61talogService\x12[\n\x06Record\x12\'.foretoken.api.catalog.v1.RecordRequest\x1a$.foretoken.api.types.v1.BatchReceipt(\x01\x30\x01\x12k\n\x10ReadMeasurements\x12\x31.foretoken.api.catalog.v1.ReadMeasurementsRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12y\n\x10\x44\x65scribeCoverage\x12\x31.foretoken.api.catalog.v1.DescribeCoverageRequest\x1a\x32.foretoken.api.catalog.v1.DescribeCoverageResponse\x12\x61\n\x08ListRuns\x12).foretoken.api.catalog.v1.ListRunsRequest\x1a*.foretoken.api.catalog.v1.ListRunsResponse\x12g\n\x10\x44\x65scribeSnapshot\x12\x31.foretoken.api.catalog.v1.DescribeSnapshotRequest\x1a .foretoken.api.types.v1.Snapshot\x12\x63\n\x0e\x43reateSnapshot\x12/.foretoken.api.catalog.v1.CreateSnapshotRequest\x1a .foretoken.api.types.v1.Snapshot\x12p\n\rListSnapshots\x12..foretoken.api.catalog.v1.ListSnapshotsRequest\x1a/.foretoken.api.catalog.v1.ListSnapshotsResponse\x12\x65\n\rDiffSnapshots\x12..foretoken.api.catalog.v1.DiffSnapshotsRequest\x1a$.foretoken.api.types.v1.SnapshotDiff\x12\x65\n\x0fReleaseSnapshot\x12\x30.foretoken.api.catalog.v1.ReleaseSnapshotRequest\x1a .foretoken.api.types.v1.Snapshot\x12s\n\x0e\x44\x65leteSnapshot\x12/.foretoken.api.catalog.v1.DeleteSnapshotRequest\x1a\x30.foretoken.api.catalog.v1.DeleteSnapshotResponse\x12\x63\n\rStoreArtifact\x12..foretoken.api.catalog.v1.StoreArtifactRequest\x1a .foretoken.api.types.v1.Artifact(\x01\x12h\n\x0cReadArtifact\x12-.foretoken.api.catalog.v1.ReadArtifactRequest\x1a\'.foretoken.api.catalog.v1.ArtifactChunk0\x01\x12p\n\rListArtifacts\x12..foretoken.api.catalog.v1.ListArtifactsRequest\x1a/.foretoken.api.catalog.v1.ListArtifactsResponse\x12g\n\x10\x41\x63tivateArtifact\x12\x31.foretoken.api.catalog.v1.ActivateArtifactRequest\x1a .foretoken.api.types.v1.Artifact\x12s\n\x0e\x44\x65leteArtifact\x12/.foretoken.api.catalog.v1.DeleteArtifactRequest\x1a\x30.foretoken.api.catalog.v1.DeleteArtifactResponse\x12j\n\x0bListDevices\x12,.foretoken.api.catalog.v1.ListDevicesRequest\x1a-.foretoken.api.catalog.v1.ListDevicesResponse\x12g\n\nListModels\x12+.foretoken.api.catalog.v1.ListModelsRequest\x1a,.foretoken.api.catalog.v1.ListModelsResponse\x12[\n\x08QuerySql\x12).foretoken.api.catalog.v1.QuerySqlRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12X\n\x0b\x43reateCheck\x12,.foretoken.api.catalog.v1.CreateCheckRequest\x1a\x1b.foretoken.api.types.v1.Job\x12h\n\x0eGetCheckReport\x12/.foretoken.api.catalog.v1.GetCheckReportRequest\x1a%.foretoken.api.types.v1.QualityReport\x12Z\n\x06\x42\x61\x63kup\x12\'.foretoken.api.catalog.v1.BackupRequest\x1a%.foretoken.api.catalog.v1.BackupChunk0\x01\x12V\n\x05Prune\x12&.foretoken.api.catalog.v1.PruneRequest\x1a%.foretoken.api.catalog.v1.PruneReport\x12\\\n\x07\x43ompact\x12(.foretoken.api.catalog.v1.CompactRequest\x1a\'.foretoken.api.catalog.v1.CompactReport\x12L\n\x06GetJob\x12%.foretoken.api.types.v1.GetJobRequest\x1a\x1b.foretoken.api.types.v1.Job\x12]\n\x08ListJobs\x12\'.foretoken.api.types.v1.ListJobsRequest\x1a(.foretoken.api.types.v1.ListJobsResponse\x12R\n\x08WatchJob\x12\'.foretoken.api.types.v1.WatchJobRequest\x1a\x1b.foretoken.api.types.v1.Job0\x01\x12R\n\tCancelJob\x12(.foretoken.api.types.v1.CancelJobRequest\x1a\x1b.foretoken.api.types.v1.Jobb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foretoken.api.catalog.v1.catalog_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RECORDREQUEST']._serialized_start=153
-  _globals['_RECORDREQUEST']._serialized_end=282
-  _globals['_READMEASUREMENTSREQUEST']._serialized_start=284
-  _globals['_READMEASUREMENTSREQUEST']._serialized_end=371
-  _globals['_DESCRIBECOVERAGEREQUEST']._serialized_start=373
-  _globals['_DESCRIBECOVERAGEREQUEST']._serialized_end=398
-  _globals['_DESCRIBECOVERAGERESPONSE']._serialized_start=400
-  _globals['_DESCRIBECOVERAGERESPONSE']._serialized_end=478
-  _globals['_LISTRUNSREQUEST']._serialized_start=480
-  _globals['_LISTRUNSREQUEST']._serialized_end=536
-  _globals['_LISTRUNSRESPONSE']._serialized_start=538
-  _globals['_LISTRUNSRESPONSE']._serialized_end=631
-  _globals['_DESCRIBESNAPSHOTREQUEST']._serialized_start=633
-  _globals['_DESCRIBESNAPSHOTREQUEST']._serialized_end=720
-  _globals['_CREATESNAPSHOTREQUEST']._serialized_start=722
-  _globals['_CREATESNAPSHOTREQUEST']._serialized_end=823
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=825
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=886
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=888
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=989
-  _globals['_DIFFSNAPSHOTSREQUEST']._serialized_start=991
-  _globals['_DIFFSNAPSHOTSREQUEST']._serialized_end=1044
-  _globals['_RELEASESNAPSHOTREQUEST']._serialized_start=1046
-  _globals['_RELEASESNAPSHOTREQUEST']._serialized_end=1108
-  _globals['_DELETESNAPSHOTREQUEST']._serialized_start=1110
-  _globals['_DELETESNAPSHOTREQUEST']._serialized_end=1155
-  _globals['_DELETESNAPSHOTRESPONSE']._serialized_start=1157
-  _globals['_DELETESNAPSHOTRESPONSE']._serialized_end=1181
-  _globals['_LISTDEVICESREQUEST']._serialized_start=1183
-  _globals['_LISTDEVICESREQUEST']._serialized_end=1242
-  _globals['_LISTDEVICESRESPONSE']._serialized_start=1244
-  _globals['_LISTDEVICESRESPONSE']._serialized_end=1348
-  _globals['_LISTMODELSREQUEST']._serialized_start=1350
-  _globals['_LISTMODELSREQUEST']._serialized_end=1408
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1410
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1512
-  _globals['_QUERYSQLREQUEST']._serialized_start=1514
-  _globals['_QUERYSQLREQUEST']._serialized_end=1587
-  _globals['_CREATECHECKREQUEST']._serialized_start=1589
-  _globals['_CREATECHECKREQUEST']._serialized_end=1676
-  _globals['_GETCHECKREPORTREQUEST']._serialized_start=1678
-  _globals['_GETCHECKREPORTREQUEST']._serialized_end=1717
-  _globals['_BACKUPREQUEST']._serialized_start=1719
-  _globals['_BACKUPREQUEST']._serialized_end=1734
-  _globals['_BACKUPCHUNK']._serialized_start=1736
-  _globals['_BACKUPCHUNK']._serialized_end=1766
-  _globals['_PRUNEREQUEST']._serialized_start=1768
-  _globals['_PRUNEREQUEST']._serialized_end=1854
-  _globals['_PRUNEREPORT']._serialized_start=1856
-  _globals['_PRUNEREPORT']._serialized_end=1967
-  _globals['_COMPACTREQUEST']._serialized_start=1969
-  _globals['_COMPACTREQUEST']._serialized_end=1985
-  _globals['_COMPACTREPORT']._serialized_start=1987
-  _globals['_COMPACTREPORT']._serialized_end=2061
-  _globals['_CATALOGSERVICE']._serialized_start=2064
-  _globals['_CATALOGSERVICE']._serialized_end=4264
+  _globals['_RECORDREQUEST']._serialized_start=192
+  _globals['_RECORDREQUEST']._serialized_end=321
+  _globals['_READMEASUREMENTSREQUEST']._serialized_start=323
+  _globals['_READMEASUREMENTSREQUEST']._serialized_end=410
+  _globals['_DESCRIBECOVERAGEREQUEST']._serialized_start=412
+  _globals['_DESCRIBECOVERAGEREQUEST']._serialized_end=437
+  _globals['_DESCRIBECOVERAGERESPONSE']._serialized_start=439
+  _globals['_DESCRIBECOVERAGERESPONSE']._serialized_end=517
+  _globals['_LISTRUNSREQUEST']._serialized_start=519
+  _globals['_LISTRUNSREQUEST']._serialized_end=575
+  _globals['_LISTRUNSRESPONSE']._serialized_start=577
+  _globals['_LISTRUNSRESPONSE']._serialized_end=670
+  _globals['_DESCRIBESNAPSHOTREQUEST']._serialized_start=672
+  _globals['_DESCRIBESNAPSHOTREQUEST']._serialized_end=759
+  _globals['_CREATESNAPSHOTREQUEST']._serialized_start=761
+  _globals['_CREATESNAPSHOTREQUEST']._serialized_end=862
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=864
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=925
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=927
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=1028
+  _globals['_DIFFSNAPSHOTSREQUEST']._serialized_start=1030
+  _globals['_DIFFSNAPSHOTSREQUEST']._serialized_end=1083
+  _globals['_RELEASESNAPSHOTREQUEST']._serialized_start=1085
+  _globals['_RELEASESNAPSHOTREQUEST']._serialized_end=1147
+  _globals['_DELETESNAPSHOTREQUEST']._serialized_start=1149
+  _globals['_DELETESNAPSHOTREQUEST']._serialized_end=1194
+  _globals['_DELETESNAPSHOTRESPONSE']._serialized_start=1196
+  _globals['_DELETESNAPSHOTRESPONSE']._serialized_end=1220
+  _globals['_LISTDEVICESREQUEST']._serialized_start=1222
+  _globals['_LISTDEVICESREQUEST']._serialized_end=1281
+  _globals['_LISTDEVICESRESPONSE']._serialized_start=1283
+  _globals['_LISTDEVICESRESPONSE']._serialized_end=1387
+  _globals['_LISTMODELSREQUEST']._serialized_start=1389
+  _globals['_LISTMODELSREQUEST']._serialized_end=1447
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1449
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1551
+  _globals['_QUERYSQLREQUEST']._serialized_start=1553
+  _globals['_QUERYSQLREQUEST']._serialized_end=1626
+  _globals['_CREATECHECKREQUEST']._serialized_start=1628
+  _globals['_CREATECHECKREQUEST']._serialized_end=1715
+  _globals['_GETCHECKREPORTREQUEST']._serialized_start=1717
+  _globals['_GETCHECKREPORTREQUEST']._serialized_end=1756
+  _globals['_BACKUPREQUEST']._serialized_start=1758
+  _globals['_BACKUPREQUEST']._serialized_end=1773
+  _globals['_BACKUPCHUNK']._serialized_start=1775
+  _globals['_BACKUPCHUNK']._serialized_end=1805
+  _globals['_PRUNEREQUEST']._serialized_start=1807
+  _globals['_PRUNEREQUEST']._serialized_end=1893
+  _globals['_PRUNEREPORT']._serialized_start=1895
+  _globals['_PRUNEREPORT']._serialized_end=2006
+  _globals['_COMPACTREQUEST']._serialized_start=2008
+  _globals['_COMPACTREQUEST']._serialized_end=2024
+  _globals['_COMPACTREPORT']._serialized_start=2026
+  _globals['_COMPACTREPORT']._serialized_end=2100
+  _globals['_STOREARTIFACTREQUEST']._serialized_start=2102
+  _globals['_STOREARTIFACTREQUEST']._serialized_end=2206
+  _globals['_READARTIFACTREQUEST']._serialized_start=2208
+  _globals['_READARTIFACTREQUEST']._serialized_end=2257
+  _globals['_ARTIFACTCHUNK']._serialized_start=2259
+  _globals['_ARTIFACTCHUNK']._serialized_end=2291
+  _globals['_LISTARTIFACTSREQUEST']._serialized_start=2293
+  _globals['_LISTARTIFACTSREQUEST']._serialized_end=2368
+  _globals['_LISTARTIFACTSRESPONSE']._serialized_start=2370
+  _globals['_LISTARTIFACTSRESPONSE']._serialized_end=2471
+  _globals['_ACTIVATEARTIFACTREQUEST']._serialized_start=2473
+  _globals['_ACTIVATEARTIFACTREQUEST']._serialized_end=2526
+  _globals['_DELETEARTIFACTREQUEST']._serialized_start=2528
+  _globals['_DELETEARTIFACTREQUEST']._serialized_end=2579
+  _globals['_DELETEARTIFACTRESPONSE']._serialized_start=2581
+  _globals['_DELETEARTIFACTRESPONSE']._serialized_end=2605
+  _globals['_CATALOGSERVICE']._serialized_start=2608
+  _globals['_CATALOGSERVICE']._serialized_end=5351
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foretoken.api.types.v1 import artifact_pb2 as _artifact_pb2
 from foretoken.api.types.v1 import measurement_pb2 as _measurement_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -718,3 +719,208 @@ class CompactReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CompactReport: _TypeAlias = CompactReport  # noqa: Y015
+
+@_typing.final
+class StoreArtifactRequest(_message.Message):
+    """A message of the stream that stores a file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARTIFACT_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.bytes
+    """A piece, up to 2 MiB; the pieces joined are the file."""
+    @_builtins.property
+    def artifact(self) -> _artifact_pb2.Artifact:
+        """What is known of it; in the first message, and only there."""
+
+    def __init__(
+        self,
+        *,
+        artifact: _artifact_pb2.Artifact | None = ...,
+        chunk: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "chunk", b"chunk", "content", b"content"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "chunk", b"chunk", "content", b"content"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["artifact", "chunk"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___StoreArtifactRequest: _TypeAlias = StoreArtifactRequest  # noqa: Y015
+
+@_typing.final
+class ReadArtifactRequest(_message.Message):
+    """Ask for the content of a stored file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """Its kind. Empty: an error."""
+    name: _builtins.str
+    """Its name. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadArtifactRequest: _TypeAlias = ReadArtifactRequest  # noqa: Y015
+
+@_typing.final
+class ArtifactChunk(_message.Message):
+    """A piece of a stored file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    content: _builtins.bytes
+    """Up to 2 MiB; the pieces joined are the file. Empty: nothing."""
+    def __init__(
+        self,
+        *,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArtifactChunk: _TypeAlias = ArtifactChunk  # noqa: Y015
+
+@_typing.final
+class ListArtifactsRequest(_message.Message):
+    """Ask what is kept of a kind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """The kind. Empty: an error."""
+    page_size: _builtins.int
+    """Most in one answer, up to 1000. 0: 100."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before. Empty: the first page."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListArtifactsRequest: _TypeAlias = ListArtifactsRequest  # noqa: Y015
+
+@_typing.final
+class ListArtifactsResponse(_message.Message):
+    """A page of what is kept of a kind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Ask with it for the next page. Empty: this is the last."""
+    @_builtins.property
+    def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_artifact_pb2.Artifact]:
+        """Newest first. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        artifacts: _abc.Iterable[_artifact_pb2.Artifact] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListArtifactsResponse: _TypeAlias = ListArtifactsResponse  # noqa: Y015
+
+@_typing.final
+class ActivateArtifactRequest(_message.Message):
+    """Choose the active file of a kind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """Its kind. Empty: an error."""
+    name: _builtins.str
+    """Its name. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivateArtifactRequest: _TypeAlias = ActivateArtifactRequest  # noqa: Y015
+
+@_typing.final
+class DeleteArtifactRequest(_message.Message):
+    """Forget a stored file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """Its kind. Empty: an error."""
+    name: _builtins.str
+    """Its name. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteArtifactRequest: _TypeAlias = DeleteArtifactRequest  # noqa: Y015
+
+@_typing.final
+class DeleteArtifactResponse(_message.Message):
+    """The file is forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteArtifactResponse: _TypeAlias = DeleteArtifactResponse  # noqa: Y015

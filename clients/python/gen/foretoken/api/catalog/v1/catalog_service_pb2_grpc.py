@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2
+from foretoken.api.types.v1 import artifact_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_artifact__pb2
 from foretoken.api.types.v1 import job_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_job__pb2
 from foretoken.api.types.v1 import measurement_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2
 
@@ -86,6 +87,31 @@ class CatalogServiceStub(object):
                 '/foretoken.api.catalog.v1.CatalogService/DeleteSnapshot',
                 request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotResponse.FromString,
+                _registered_method=True)
+        self.StoreArtifact = channel.stream_unary(
+                '/foretoken.api.catalog.v1.CatalogService/StoreArtifact',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.StoreArtifactRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_artifact__pb2.Artifact.FromString,
+                _registered_method=True)
+        self.ReadArtifact = channel.unary_stream(
+                '/foretoken.api.catalog.v1.CatalogService/ReadArtifact',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ReadArtifactRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ArtifactChunk.FromString,
+                _registered_method=True)
+        self.ListArtifacts = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/ListArtifacts',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListArtifactsRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListArtifactsResponse.FromString,
+                _registered_method=True)
+        self.ActivateArtifact = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/ActivateArtifact',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ActivateArtifactRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_artifact__pb2.Artifact.FromString,
+                _registered_method=True)
+        self.DeleteArtifact = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/DeleteArtifact',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteArtifactRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteArtifactResponse.FromString,
                 _registered_method=True)
         self.ListDevices = channel.unary_unary(
                 '/foretoken.api.catalog.v1.CatalogService/ListDevices',
@@ -220,6 +246,42 @@ class CatalogServiceServicer(object):
 
     def DeleteSnapshot(self, request, context):
         """Forget a snapshot that nothing holds. Its rows stay until they are pruned.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StoreArtifact(self, request_iterator, context):
+        """Keep a file for another service. The first message says which, the rest are its pieces; the same
+        name and content again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadArtifact(self, request, context):
+        """Stream the content of a stored file, in pieces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListArtifacts(self, request, context):
+        """Return what is kept of a kind, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ActivateArtifact(self, request, context):
+        """Make a stored file the active one of its kind.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteArtifact(self, request, context):
+        """Forget a stored file that is not active.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -361,6 +423,31 @@ def add_CatalogServiceServicer_to_server(servicer, server):
                     servicer.DeleteSnapshot,
                     request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotResponse.SerializeToString,
+            ),
+            'StoreArtifact': grpc.stream_unary_rpc_method_handler(
+                    servicer.StoreArtifact,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.StoreArtifactRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_artifact__pb2.Artifact.SerializeToString,
+            ),
+            'ReadArtifact': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadArtifact,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ReadArtifactRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ArtifactChunk.SerializeToString,
+            ),
+            'ListArtifacts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListArtifacts,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListArtifactsRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListArtifactsResponse.SerializeToString,
+            ),
+            'ActivateArtifact': grpc.unary_unary_rpc_method_handler(
+                    servicer.ActivateArtifact,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ActivateArtifactRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_artifact__pb2.Artifact.SerializeToString,
+            ),
+            'DeleteArtifact': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteArtifact,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteArtifactRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteArtifactResponse.SerializeToString,
             ),
             'ListDevices': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDevices,
@@ -694,6 +781,141 @@ class CatalogService(object):
             '/foretoken.api.catalog.v1.CatalogService/DeleteSnapshot',
             foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotRequest.SerializeToString,
             foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StoreArtifact(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/StoreArtifact',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.StoreArtifactRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_artifact__pb2.Artifact.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadArtifact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/ReadArtifact',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ReadArtifactRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ArtifactChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListArtifacts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/ListArtifacts',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListArtifactsRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListArtifactsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ActivateArtifact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/ActivateArtifact',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ActivateArtifactRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_artifact__pb2.Artifact.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteArtifact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/DeleteArtifact',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteArtifactRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.DeleteArtifactResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from foretoken.api.catalog.v1 import catalog_service_pb2 as _catalog_service_pb2
+from foretoken.api.types.v1 import artifact_pb2 as _artifact_pb2
 from foretoken.api.types.v1 import job_pb2 as _job_pb2
 from foretoken.api.types.v1 import measurement_pb2 as _measurement_pb2
 from grpc import aio as _aio
@@ -58,6 +59,18 @@ class CatalogServiceStub:
     """Take a holder from a snapshot."""
     DeleteSnapshot: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteSnapshotRequest, _catalog_service_pb2.DeleteSnapshotResponse]
     """Forget a snapshot that nothing holds. Its rows stay until they are pruned."""
+    StoreArtifact: _grpc.StreamUnaryMultiCallable[_catalog_service_pb2.StoreArtifactRequest, _artifact_pb2.Artifact]
+    """Keep a file for another service. The first message says which, the rest are its pieces; the same
+    name and content again changes nothing.
+    """
+    ReadArtifact: _grpc.UnaryStreamMultiCallable[_catalog_service_pb2.ReadArtifactRequest, _catalog_service_pb2.ArtifactChunk]
+    """Stream the content of a stored file, in pieces."""
+    ListArtifacts: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListArtifactsRequest, _catalog_service_pb2.ListArtifactsResponse]
+    """Return what is kept of a kind, newest first."""
+    ActivateArtifact: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ActivateArtifactRequest, _artifact_pb2.Artifact]
+    """Make a stored file the active one of its kind."""
+    DeleteArtifact: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteArtifactRequest, _catalog_service_pb2.DeleteArtifactResponse]
+    """Forget a stored file that is not active."""
     ListDevices: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListDevicesRequest, _catalog_service_pb2.ListDevicesResponse]
     """Return the devices that were measured, by name."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListModelsRequest, _catalog_service_pb2.ListModelsResponse]
@@ -111,6 +124,18 @@ class CatalogServiceAsyncStub(CatalogServiceStub):
     """Take a holder from a snapshot."""
     DeleteSnapshot: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteSnapshotRequest, _catalog_service_pb2.DeleteSnapshotResponse]  # type: ignore[assignment]
     """Forget a snapshot that nothing holds. Its rows stay until they are pruned."""
+    StoreArtifact: _aio.StreamUnaryMultiCallable[_catalog_service_pb2.StoreArtifactRequest, _artifact_pb2.Artifact]  # type: ignore[assignment]
+    """Keep a file for another service. The first message says which, the rest are its pieces; the same
+    name and content again changes nothing.
+    """
+    ReadArtifact: _aio.UnaryStreamMultiCallable[_catalog_service_pb2.ReadArtifactRequest, _catalog_service_pb2.ArtifactChunk]  # type: ignore[assignment]
+    """Stream the content of a stored file, in pieces."""
+    ListArtifacts: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListArtifactsRequest, _catalog_service_pb2.ListArtifactsResponse]  # type: ignore[assignment]
+    """Return what is kept of a kind, newest first."""
+    ActivateArtifact: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ActivateArtifactRequest, _artifact_pb2.Artifact]  # type: ignore[assignment]
+    """Make a stored file the active one of its kind."""
+    DeleteArtifact: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.DeleteArtifactRequest, _catalog_service_pb2.DeleteArtifactResponse]  # type: ignore[assignment]
+    """Forget a stored file that is not active."""
     ListDevices: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListDevicesRequest, _catalog_service_pb2.ListDevicesResponse]  # type: ignore[assignment]
     """Return the devices that were measured, by name."""
     ListModels: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListModelsRequest, _catalog_service_pb2.ListModelsResponse]  # type: ignore[assignment]
@@ -221,6 +246,48 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_catalog_service_pb2.DeleteSnapshotResponse, _abc.Awaitable[_catalog_service_pb2.DeleteSnapshotResponse]]:
         """Forget a snapshot that nothing holds. Its rows stay until they are pruned."""
+
+    @_abc_1.abstractmethod
+    def StoreArtifact(
+        self,
+        request_iterator: _MaybeAsyncIterator[_catalog_service_pb2.StoreArtifactRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifact_pb2.Artifact, _abc.Awaitable[_artifact_pb2.Artifact]]:
+        """Keep a file for another service. The first message says which, the rest are its pieces; the same
+        name and content again changes nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadArtifact(
+        self,
+        request: _catalog_service_pb2.ReadArtifactRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_catalog_service_pb2.ArtifactChunk], _abc.AsyncIterator[_catalog_service_pb2.ArtifactChunk]]:
+        """Stream the content of a stored file, in pieces."""
+
+    @_abc_1.abstractmethod
+    def ListArtifacts(
+        self,
+        request: _catalog_service_pb2.ListArtifactsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.ListArtifactsResponse, _abc.Awaitable[_catalog_service_pb2.ListArtifactsResponse]]:
+        """Return what is kept of a kind, newest first."""
+
+    @_abc_1.abstractmethod
+    def ActivateArtifact(
+        self,
+        request: _catalog_service_pb2.ActivateArtifactRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifact_pb2.Artifact, _abc.Awaitable[_artifact_pb2.Artifact]]:
+        """Make a stored file the active one of its kind."""
+
+    @_abc_1.abstractmethod
+    def DeleteArtifact(
+        self,
+        request: _catalog_service_pb2.DeleteArtifactRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.DeleteArtifactResponse, _abc.Awaitable[_catalog_service_pb2.DeleteArtifactResponse]]:
+        """Forget a stored file that is not active."""
 
     @_abc_1.abstractmethod
     def ListDevices(

@@ -4,8 +4,10 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foretoken.api.types.v1 import correction_pb2 as _correction_pb2
 from foretoken.api.types.v1 import estimate_pb2 as _estimate_pb2
 from foretoken.api.types.v1 import operator_pb2 as _operator_pb2
+from foretoken.api.types.v1 import planning_pb2 as _planning_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -31,6 +33,9 @@ class PredictRequest(_message.Message):
     TOPOLOGY_FIELD_NUMBER: _builtins.int
     FRAMEWORK_FIELD_NUMBER: _builtins.int
     REFUSE_EXTRAPOLATION_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    PREFER_MEASURED_FIELD_NUMBER: _builtins.int
+    CORRECTION_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     """Name of the device. Empty: an error."""
     topology: _builtins.str
@@ -39,6 +44,12 @@ class PredictRequest(_message.Message):
     """Software stack whose measurements to use ("vllm 0.19"). Empty: any."""
     refuse_extrapolation: _builtins.bool
     """A call outside the measured coverage is an error. False: it is estimated."""
+    model_version: _builtins.str
+    """Version of the model that shall answer. Empty: the active one."""
+    prefer_measured: _builtins.bool
+    """A measured point is answered by its measurement alone. False: by the model around it too."""
+    correction: _builtins.str
+    """Name of a correction to apply. Empty: none."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_operator_pb2.OperatorTable]:
         """The calls. Empty: none."""
@@ -51,10 +62,13 @@ class PredictRequest(_message.Message):
         topology: _builtins.str = ...,
         framework: _builtins.str = ...,
         refuse_extrapolation: _builtins.bool = ...,
+        model_version: _builtins.str = ...,
+        prefer_measured: _builtins.bool = ...,
+        correction: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "framework", b"framework", "refuse_extrapolation", b"refuse_extrapolation", "tables", b"tables", "topology", b"topology"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "device", b"device", "framework", b"framework", "model_version", b"model_version", "prefer_measured", b"prefer_measured", "refuse_extrapolation", b"refuse_extrapolation", "tables", b"tables", "topology", b"topology"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -231,3 +245,333 @@ class ListModelsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    """Ask why an estimate is what it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def query(self) -> Global___PredictRequest:
+        """The question, of a single call. Not set: an error."""
+
+    def __init__(
+        self,
+        *,
+        query: Global___PredictRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class SurfaceAxis(_message.Message):
+    """Values of one dimension of a grid."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIM_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    dim: _builtins.str
+    """Name of the dimension. Empty: an error."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The values, ascending and distinct. Empty: an error."""
+
+    def __init__(
+        self,
+        *,
+        dim: _builtins.str = ...,
+        values: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dim", b"dim", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SurfaceAxis: _TypeAlias = SurfaceAxis  # noqa: Y015
+
+@_typing.final
+class TabulateRequest(_message.Message):
+    """Ask for an operator at all combinations of the values of its dimensions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    AXES_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    KERNEL_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
+    FRAMEWORK_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    CORRECTION_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """Name of the device. Empty: an error."""
+    operator: _builtins.str
+    """Name of the operator. Empty: an error."""
+    dtype: _operator_pb2.Dtype.ValueType
+    """Number format of its inputs. Unspecified: an error."""
+    phase: _operator_pb2.Phase.ValueType
+    """Pass of the computation. Unspecified: forward."""
+    variant: _builtins.str
+    """The special case, as in `OperatorTable`. Empty: the plain one."""
+    kernel: _builtins.str
+    """The kernel source, as in `OperatorTable`. Empty: the fastest."""
+    topology: _builtins.str
+    """Name of the topology. Empty: the first one made of the device."""
+    framework: _builtins.str
+    """Software stack whose measurements to use. Empty: any."""
+    model_version: _builtins.str
+    """Version of the model that shall answer. Empty: the active one."""
+    correction: _builtins.str
+    """Name of a correction to apply. Empty: none."""
+    @_builtins.property
+    def axes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SurfaceAxis]:
+        """One axis per dimension; the last varies fastest. Empty: an error."""
+
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        operator: _builtins.str = ...,
+        dtype: _operator_pb2.Dtype.ValueType = ...,
+        axes: _abc.Iterable[Global___SurfaceAxis] | None = ...,
+        phase: _operator_pb2.Phase.ValueType = ...,
+        variant: _builtins.str = ...,
+        kernel: _builtins.str = ...,
+        topology: _builtins.str = ...,
+        framework: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        correction: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["axes", b"axes", "correction", b"correction", "device", b"device", "dtype", b"dtype", "framework", b"framework", "kernel", b"kernel", "model_version", b"model_version", "operator", b"operator", "phase", b"phase", "topology", b"topology", "variant", b"variant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TabulateRequest: _TypeAlias = TabulateRequest  # noqa: Y015
+
+@_typing.final
+class TabulateResponse(_message.Message):
+    """Estimates on a grid."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    ESTIMATES_FIELD_NUMBER: _builtins.int
+    model_version: _builtins.str
+    """Version of the model that estimated. Empty: none is trained."""
+    @_builtins.property
+    def estimates(self) -> _estimate_pb2.LatencyColumns:
+        """Row by row with the last axis fastest, in Arrow. Not set: an error."""
+
+    def __init__(
+        self,
+        *,
+        model_version: _builtins.str = ...,
+        estimates: _estimate_pb2.LatencyColumns | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimates", b"estimates"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimates", b"estimates", "model_version", b"model_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TabulateResponse: _TypeAlias = TabulateResponse  # noqa: Y015
+
+@_typing.final
+class PlanProfileRequest(_message.Message):
+    """Ask what to profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    AXES_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
+    FRAMEWORK_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    BUDGET_GPU_S_FIELD_NUMBER: _builtins.int
+    MAX_POINT_COUNT_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """Name of the device. Empty: an error."""
+    operator: _builtins.str
+    """Name of the operator. Empty: an error."""
+    dtype: _operator_pb2.Dtype.ValueType
+    """Number format of its inputs. Unspecified: bf16."""
+    phase: _operator_pb2.Phase.ValueType
+    """Pass of the computation. Unspecified: forward."""
+    topology: _builtins.str
+    """Name of the topology, for a collective. Empty: the first one made of the device."""
+    framework: _builtins.str
+    """Software stack whose measurements count. Empty: any."""
+    variant: _builtins.str
+    """The special case, as in `OperatorTable`. Empty: the plain one."""
+    budget_gpu_s: _builtins.float
+    """GPU time there is in s. Not set: 600."""
+    max_point_count: _builtins.int
+    """Most points to plan. 0: what the budget allows."""
+    seed: _builtins.int
+    """Seed of all randomness. 0: the seed 0."""
+    @_builtins.property
+    def axes(self) -> _containers.RepeatedCompositeFieldContainer[_planning_pb2.CandidateAxis]:
+        """The candidates are all combinations. Empty: the operator's own sweep."""
+
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        operator: _builtins.str = ...,
+        dtype: _operator_pb2.Dtype.ValueType = ...,
+        phase: _operator_pb2.Phase.ValueType = ...,
+        axes: _abc.Iterable[_planning_pb2.CandidateAxis] | None = ...,
+        topology: _builtins.str = ...,
+        framework: _builtins.str = ...,
+        variant: _builtins.str = ...,
+        budget_gpu_s: _builtins.float | None = ...,
+        max_point_count: _builtins.int = ...,
+        seed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_gpu_s", b"_budget_gpu_s", "budget_gpu_s", b"budget_gpu_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_gpu_s", b"_budget_gpu_s", "axes", b"axes", "budget_gpu_s", b"budget_gpu_s", "device", b"device", "dtype", b"dtype", "framework", b"framework", "max_point_count", b"max_point_count", "operator", b"operator", "phase", b"phase", "seed", b"seed", "topology", b"topology", "variant", b"variant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__budget_gpu_s: _TypeAlias = _typing.Literal["budget_gpu_s"]  # noqa: Y015
+    _WhichOneofArgType__budget_gpu_s: _TypeAlias = _typing.Literal["_budget_gpu_s", b"_budget_gpu_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_gpu_s) -> _WhichOneofReturnType__budget_gpu_s | None: ...
+
+Global___PlanProfileRequest: _TypeAlias = PlanProfileRequest  # noqa: Y015
+
+@_typing.final
+class ActivateModelRequest(_message.Message):
+    """Choose the model version that answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """The version, or its beginning. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivateModelRequest: _TypeAlias = ActivateModelRequest  # noqa: Y015
+
+@_typing.final
+class CreateCorrectionRequest(_message.Message):
+    """Learn a correction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
+    FRAMEWORK_FIELD_NUMBER: _builtins.int
+    BY_GROUP_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name; one of that name is replaced. Empty: an error."""
+    device: _builtins.str
+    """Name of the device. Empty: an error."""
+    topology: _builtins.str
+    """Name of the topology. Empty: the first one made of the device."""
+    framework: _builtins.str
+    """Software stack whose measurements to use. Empty: any."""
+    by_group: _builtins.bool
+    """Each group of operators has its own factor. False: one stretches all."""
+    @_builtins.property
+    def observations(self) -> _containers.RepeatedCompositeFieldContainer[_correction_pb2.Observation]:
+        """What was observed. Empty: an error."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        device: _builtins.str = ...,
+        observations: _abc.Iterable[_correction_pb2.Observation] | None = ...,
+        topology: _builtins.str = ...,
+        framework: _builtins.str = ...,
+        by_group: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_group", b"by_group", "device", b"device", "framework", b"framework", "name", b"name", "observations", b"observations", "topology", b"topology"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateCorrectionRequest: _TypeAlias = CreateCorrectionRequest  # noqa: Y015
+
+@_typing.final
+class ListCorrectionsRequest(_message.Message):
+    """Ask for the corrections, newest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Most in one answer, up to 1000. 0: 100."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before. Empty: the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCorrectionsRequest: _TypeAlias = ListCorrectionsRequest  # noqa: Y015
+
+@_typing.final
+class ListCorrectionsResponse(_message.Message):
+    """A page of corrections."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CORRECTIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Ask with it for the next page. Empty: this is the last."""
+    @_builtins.property
+    def corrections(self) -> _containers.RepeatedCompositeFieldContainer[_correction_pb2.Correction]:
+        """Newest first. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        corrections: _abc.Iterable[_correction_pb2.Correction] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["corrections", b"corrections", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCorrectionsResponse: _TypeAlias = ListCorrectionsResponse  # noqa: Y015

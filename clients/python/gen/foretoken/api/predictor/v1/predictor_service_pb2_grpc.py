@@ -4,7 +4,10 @@ import grpc
 import warnings
 
 from foretoken.api.predictor.v1 import predictor_service_pb2 as foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2
+from foretoken.api.types.v1 import correction_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_correction__pb2
+from foretoken.api.types.v1 import explanation_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_explanation__pb2
 from foretoken.api.types.v1 import job_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_job__pb2
+from foretoken.api.types.v1 import planning_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_planning__pb2
 from foretoken.api.types.v1 import report_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_report__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
@@ -42,6 +45,21 @@ class PredictorServiceStub(object):
                 request_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.PredictRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.PredictResponse.FromString,
                 _registered_method=True)
+        self.Tabulate = channel.unary_unary(
+                '/foretoken.api.predictor.v1.PredictorService/Tabulate',
+                request_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.TabulateRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.TabulateResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/foretoken.api.predictor.v1.PredictorService/Explain',
+                request_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_explanation__pb2.Explanation.FromString,
+                _registered_method=True)
+        self.PlanProfile = channel.unary_unary(
+                '/foretoken.api.predictor.v1.PredictorService/PlanProfile',
+                request_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.PlanProfileRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_planning__pb2.ProfilePlan.FromString,
+                _registered_method=True)
         self.CreateTraining = channel.unary_unary(
                 '/foretoken.api.predictor.v1.PredictorService/CreateTraining',
                 request_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.CreateTrainingRequest.SerializeToString,
@@ -56,6 +74,21 @@ class PredictorServiceStub(object):
                 '/foretoken.api.predictor.v1.PredictorService/ListModels',
                 request_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.ActivateModel = channel.unary_unary(
+                '/foretoken.api.predictor.v1.PredictorService/ActivateModel',
+                request_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ActivateModelRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ModelVersion.FromString,
+                _registered_method=True)
+        self.CreateCorrection = channel.unary_unary(
+                '/foretoken.api.predictor.v1.PredictorService/CreateCorrection',
+                request_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.CreateCorrectionRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_correction__pb2.Correction.FromString,
+                _registered_method=True)
+        self.ListCorrections = channel.unary_unary(
+                '/foretoken.api.predictor.v1.PredictorService/ListCorrections',
+                request_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListCorrectionsRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListCorrectionsResponse.FromString,
                 _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/foretoken.api.predictor.v1.PredictorService/GetJob',
@@ -90,6 +123,27 @@ class PredictorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tabulate(self, request, context):
+        """Return estimates of one operator over a grid of its dimensions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Return why the estimate of a single call is what it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanProfile(self, request, context):
+        """Return which points to profile next, the most useful for its cost first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateTraining(self, request, context):
         """Start training on what the catalog holds now; the result becomes the active model.
         """
@@ -106,6 +160,27 @@ class PredictorServiceServicer(object):
 
     def ListModels(self, request, context):
         """Return the stored model versions, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ActivateModel(self, request, context):
+        """Make a stored version the one that answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateCorrection(self, request, context):
+        """Learn a correction from observations, and keep it under its name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCorrections(self, request, context):
+        """Return the corrections, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,6 +222,21 @@ def add_PredictorServiceServicer_to_server(servicer, server):
                     request_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.PredictRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.PredictResponse.SerializeToString,
             ),
+            'Tabulate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tabulate,
+                    request_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.TabulateRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.TabulateResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ExplainRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_explanation__pb2.Explanation.SerializeToString,
+            ),
+            'PlanProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanProfile,
+                    request_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.PlanProfileRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_planning__pb2.ProfilePlan.SerializeToString,
+            ),
             'CreateTraining': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateTraining,
                     request_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.CreateTrainingRequest.FromString,
@@ -161,6 +251,21 @@ def add_PredictorServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListModelsRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'ActivateModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ActivateModel,
+                    request_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ActivateModelRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ModelVersion.SerializeToString,
+            ),
+            'CreateCorrection': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateCorrection,
+                    request_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.CreateCorrectionRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_correction__pb2.Correction.SerializeToString,
+            ),
+            'ListCorrections': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCorrections,
+                    request_deserializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListCorrectionsRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListCorrectionsResponse.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
@@ -211,6 +316,87 @@ class PredictorService(object):
             '/foretoken.api.predictor.v1.PredictorService/Predict',
             foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.PredictRequest.SerializeToString,
             foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.PredictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tabulate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.predictor.v1.PredictorService/Tabulate',
+            foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.TabulateRequest.SerializeToString,
+            foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.TabulateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.predictor.v1.PredictorService/Explain',
+            foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ExplainRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_explanation__pb2.Explanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.predictor.v1.PredictorService/PlanProfile',
+            foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.PlanProfileRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_planning__pb2.ProfilePlan.FromString,
             options,
             channel_credentials,
             insecure,
@@ -292,6 +478,87 @@ class PredictorService(object):
             '/foretoken.api.predictor.v1.PredictorService/ListModels',
             foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListModelsRequest.SerializeToString,
             foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ActivateModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.predictor.v1.PredictorService/ActivateModel',
+            foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ActivateModelRequest.SerializeToString,
+            foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ModelVersion.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateCorrection(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.predictor.v1.PredictorService/CreateCorrection',
+            foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.CreateCorrectionRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_correction__pb2.Correction.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCorrections(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.predictor.v1.PredictorService/ListCorrections',
+            foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListCorrectionsRequest.SerializeToString,
+            foretoken_dot_api_dot_predictor_dot_v1_dot_predictor__service__pb2.ListCorrectionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,10 @@ isort:skip_file
 
 from collections import abc as _abc
 from foretoken.api.predictor.v1 import predictor_service_pb2 as _predictor_service_pb2
+from foretoken.api.types.v1 import correction_pb2 as _correction_pb2
+from foretoken.api.types.v1 import explanation_pb2 as _explanation_pb2
 from foretoken.api.types.v1 import job_pb2 as _job_pb2
+from foretoken.api.types.v1 import planning_pb2 as _planning_pb2
 from foretoken.api.types.v1 import report_pb2 as _report_pb2
 from grpc import aio as _aio
 import abc as _abc_1
@@ -37,12 +40,24 @@ class PredictorServiceStub:
     def __new__(cls, channel: _aio.Channel) -> PredictorServiceAsyncStub: ...
     Predict: _grpc.UnaryUnaryMultiCallable[_predictor_service_pb2.PredictRequest, _predictor_service_pb2.PredictResponse]
     """Return estimates for every row of every table."""
+    Tabulate: _grpc.UnaryUnaryMultiCallable[_predictor_service_pb2.TabulateRequest, _predictor_service_pb2.TabulateResponse]
+    """Return estimates of one operator over a grid of its dimensions."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_predictor_service_pb2.ExplainRequest, _explanation_pb2.Explanation]
+    """Return why the estimate of a single call is what it is."""
+    PlanProfile: _grpc.UnaryUnaryMultiCallable[_predictor_service_pb2.PlanProfileRequest, _planning_pb2.ProfilePlan]
+    """Return which points to profile next, the most useful for its cost first."""
     CreateTraining: _grpc.UnaryUnaryMultiCallable[_predictor_service_pb2.CreateTrainingRequest, _job_pb2.Job]
     """Start training on what the catalog holds now; the result becomes the active model."""
     GetTrainingReport: _grpc.UnaryUnaryMultiCallable[_predictor_service_pb2.GetTrainingReportRequest, _report_pb2.PredictorTrainingReport]
     """Return the result of a finished training job."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_predictor_service_pb2.ListModelsRequest, _predictor_service_pb2.ListModelsResponse]
     """Return the stored model versions, newest first."""
+    ActivateModel: _grpc.UnaryUnaryMultiCallable[_predictor_service_pb2.ActivateModelRequest, _predictor_service_pb2.ModelVersion]
+    """Make a stored version the one that answers."""
+    CreateCorrection: _grpc.UnaryUnaryMultiCallable[_predictor_service_pb2.CreateCorrectionRequest, _correction_pb2.Correction]
+    """Learn a correction from observations, and keep it under its name."""
+    ListCorrections: _grpc.UnaryUnaryMultiCallable[_predictor_service_pb2.ListCorrectionsRequest, _predictor_service_pb2.ListCorrectionsResponse]
+    """Return the corrections, newest first."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]
     """Return a job now."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]
@@ -59,12 +74,24 @@ class PredictorServiceAsyncStub(PredictorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Predict: _aio.UnaryUnaryMultiCallable[_predictor_service_pb2.PredictRequest, _predictor_service_pb2.PredictResponse]  # type: ignore[assignment]
     """Return estimates for every row of every table."""
+    Tabulate: _aio.UnaryUnaryMultiCallable[_predictor_service_pb2.TabulateRequest, _predictor_service_pb2.TabulateResponse]  # type: ignore[assignment]
+    """Return estimates of one operator over a grid of its dimensions."""
+    Explain: _aio.UnaryUnaryMultiCallable[_predictor_service_pb2.ExplainRequest, _explanation_pb2.Explanation]  # type: ignore[assignment]
+    """Return why the estimate of a single call is what it is."""
+    PlanProfile: _aio.UnaryUnaryMultiCallable[_predictor_service_pb2.PlanProfileRequest, _planning_pb2.ProfilePlan]  # type: ignore[assignment]
+    """Return which points to profile next, the most useful for its cost first."""
     CreateTraining: _aio.UnaryUnaryMultiCallable[_predictor_service_pb2.CreateTrainingRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Start training on what the catalog holds now; the result becomes the active model."""
     GetTrainingReport: _aio.UnaryUnaryMultiCallable[_predictor_service_pb2.GetTrainingReportRequest, _report_pb2.PredictorTrainingReport]  # type: ignore[assignment]
     """Return the result of a finished training job."""
     ListModels: _aio.UnaryUnaryMultiCallable[_predictor_service_pb2.ListModelsRequest, _predictor_service_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Return the stored model versions, newest first."""
+    ActivateModel: _aio.UnaryUnaryMultiCallable[_predictor_service_pb2.ActivateModelRequest, _predictor_service_pb2.ModelVersion]  # type: ignore[assignment]
+    """Make a stored version the one that answers."""
+    CreateCorrection: _aio.UnaryUnaryMultiCallable[_predictor_service_pb2.CreateCorrectionRequest, _correction_pb2.Correction]  # type: ignore[assignment]
+    """Learn a correction from observations, and keep it under its name."""
+    ListCorrections: _aio.UnaryUnaryMultiCallable[_predictor_service_pb2.ListCorrectionsRequest, _predictor_service_pb2.ListCorrectionsResponse]  # type: ignore[assignment]
+    """Return the corrections, newest first."""
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Return a job now."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]  # type: ignore[assignment]
@@ -84,6 +111,30 @@ class PredictorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_predictor_service_pb2.PredictResponse, _abc.Awaitable[_predictor_service_pb2.PredictResponse]]:
         """Return estimates for every row of every table."""
+
+    @_abc_1.abstractmethod
+    def Tabulate(
+        self,
+        request: _predictor_service_pb2.TabulateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_predictor_service_pb2.TabulateResponse, _abc.Awaitable[_predictor_service_pb2.TabulateResponse]]:
+        """Return estimates of one operator over a grid of its dimensions."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _predictor_service_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_explanation_pb2.Explanation, _abc.Awaitable[_explanation_pb2.Explanation]]:
+        """Return why the estimate of a single call is what it is."""
+
+    @_abc_1.abstractmethod
+    def PlanProfile(
+        self,
+        request: _predictor_service_pb2.PlanProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_planning_pb2.ProfilePlan, _abc.Awaitable[_planning_pb2.ProfilePlan]]:
+        """Return which points to profile next, the most useful for its cost first."""
 
     @_abc_1.abstractmethod
     def CreateTraining(
@@ -108,6 +159,30 @@ class PredictorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_predictor_service_pb2.ListModelsResponse, _abc.Awaitable[_predictor_service_pb2.ListModelsResponse]]:
         """Return the stored model versions, newest first."""
+
+    @_abc_1.abstractmethod
+    def ActivateModel(
+        self,
+        request: _predictor_service_pb2.ActivateModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_predictor_service_pb2.ModelVersion, _abc.Awaitable[_predictor_service_pb2.ModelVersion]]:
+        """Make a stored version the one that answers."""
+
+    @_abc_1.abstractmethod
+    def CreateCorrection(
+        self,
+        request: _predictor_service_pb2.CreateCorrectionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_correction_pb2.Correction, _abc.Awaitable[_correction_pb2.Correction]]:
+        """Learn a correction from observations, and keep it under its name."""
+
+    @_abc_1.abstractmethod
+    def ListCorrections(
+        self,
+        request: _predictor_service_pb2.ListCorrectionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_predictor_service_pb2.ListCorrectionsResponse, _abc.Awaitable[_predictor_service_pb2.ListCorrectionsResponse]]:
+        """Return the corrections, newest first."""
 
     @_abc_1.abstractmethod
     def GetJob(

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foretoken.api.types.v1 import operator_pb2 as _operator_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -34,7 +35,11 @@ class _ProvenanceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Provenance
     PROVENANCE_EXTRAPOLATED: _Provenance.ValueType  # 3
     """A model outside the measured points."""
     PROVENANCE_ANALYTICAL: _Provenance.ValueType  # 4
-    """The device's physical limits alone."""
+    """The device's physical limits, and what other operators make of them."""
+    PROVENANCE_TRANSFERRED: _Provenance.ValueType  # 5
+    """Measurements of the operator on other devices, or in another number format; stronger than
+    analytical.
+    """
 
 class Provenance(_Provenance, metaclass=_ProvenanceEnumTypeWrapper):
     """What an estimate rests on, from the strongest to the weakest."""
@@ -48,7 +53,11 @@ PROVENANCE_INTERPOLATED: Provenance.ValueType  # 2
 PROVENANCE_EXTRAPOLATED: Provenance.ValueType  # 3
 """A model outside the measured points."""
 PROVENANCE_ANALYTICAL: Provenance.ValueType  # 4
-"""The device's physical limits alone."""
+"""The device's physical limits, and what other operators make of them."""
+PROVENANCE_TRANSFERRED: Provenance.ValueType  # 5
+"""Measurements of the operator on other devices, or in another number format; stronger than
+analytical.
+"""
 Global___Provenance: _TypeAlias = Provenance  # noqa: Y015
 
 @_typing.final
@@ -61,6 +70,9 @@ class EstimateColumns(_message.Message):
     LOW_US_FIELD_NUMBER: _builtins.int
     HIGH_US_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
+    NEAREST_US_FIELD_NUMBER: _builtins.int
+    NEAREST_OCTAVES_FIELD_NUMBER: _builtins.int
+    NEAREST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def latency_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Median time of one call in µs. Empty: no calls."""
@@ -77,6 +89,20 @@ class EstimateColumns(_message.Message):
     def provenance(self) -> _containers.RepeatedScalarFieldContainer[Global___Provenance.ValueType]:
         """What each estimate rests on. Empty: no calls."""
 
+    @_builtins.property
+    def nearest_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """What the nearest measured point took in µs. Empty: no calls."""
+
+    @_builtins.property
+    def nearest_octaves(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """How far it is, in factors of two, in the dimension that differs most; infinite where nothing
+        was measured. Empty: no calls.
+        """
+
+    @_builtins.property
+    def nearest(self) -> _operator_pb2.DimColumns:
+        """Its dimensions. Not set: nothing was measured."""
+
     def __init__(
         self,
         *,
@@ -84,10 +110,13 @@ class EstimateColumns(_message.Message):
         low_us: _abc.Iterable[_builtins.float] | None = ...,
         high_us: _abc.Iterable[_builtins.float] | None = ...,
         provenance: _abc.Iterable[Global___Provenance.ValueType] | None = ...,
+        nearest_us: _abc.Iterable[_builtins.float] | None = ...,
+        nearest_octaves: _abc.Iterable[_builtins.float] | None = ...,
+        nearest: _operator_pb2.DimColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["nearest", b"nearest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_us", b"high_us", "latency_us", b"latency_us", "low_us", b"low_us", "provenance", b"provenance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_us", b"high_us", "latency_us", b"latency_us", "low_us", b"low_us", "nearest", b"nearest", "nearest_octaves", b"nearest_octaves", "nearest_us", b"nearest_us", "provenance", b"provenance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -101,10 +130,17 @@ class LatencyColumns(_message.Message):
 
     COLUMNS_FIELD_NUMBER: _builtins.int
     ARROW_IPC_FIELD_NUMBER: _builtins.int
+    BASIS_FIELD_NUMBER: _builtins.int
+    CORRECTION_FACTOR_FIELD_NUMBER: _builtins.int
     arrow_ipc: _builtins.bytes
-    """As one Arrow IPC stream with the columns `latency_us`, `low_us`, `high_us` (double) and
-    `provenance` (int64, the numbers of `Provenance`).
+    """As one Arrow IPC stream with the columns `latency_us`, `low_us`, `high_us`, `nearest_us`,
+    `nearest_octaves` (double), `provenance` (int64, the numbers of `Provenance`) and, where
+    anything was measured, `nearest.<dimension>` (int64).
     """
+    basis: _builtins.str
+    """In words, what the estimates rest on. Empty: not said."""
+    correction_factor: _builtins.float
+    """What a correction has multiplied all times with. Not set: 1."""
     @_builtins.property
     def columns(self) -> Global___EstimateColumns:
         """As plain columns."""
@@ -114,13 +150,102 @@ class LatencyColumns(_message.Message):
         *,
         columns: Global___EstimateColumns | None = ...,
         arrow_ipc: _builtins.bytes = ...,
+        basis: _builtins.str = ...,
+        correction_factor: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "columns", b"columns", "data", b"data"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_correction_factor", b"_correction_factor", "arrow_ipc", b"arrow_ipc", "columns", b"columns", "correction_factor", b"correction_factor", "data", b"data"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "columns", b"columns", "data", b"data"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_correction_factor", b"_correction_factor", "arrow_ipc", b"arrow_ipc", "basis", b"basis", "columns", b"columns", "correction_factor", b"correction_factor", "data", b"data"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__correction_factor: _TypeAlias = _typing.Literal["correction_factor"]  # noqa: Y015
+    _WhichOneofArgType__correction_factor: _TypeAlias = _typing.Literal["_correction_factor", b"_correction_factor"]  # noqa: Y015
     _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["columns", "arrow_ipc"]  # noqa: Y015
     _WhichOneofArgType_data: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__correction_factor) -> _WhichOneofReturnType__correction_factor | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_data) -> _WhichOneofReturnType_data | None: ...
 
 Global___LatencyColumns: _TypeAlias = LatencyColumns  # noqa: Y015
+
+@_typing.final
+class LatencyEstimate(_message.Message):
+    """How long one operator call takes, how sure that is, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NearestEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LATENCY_US_FIELD_NUMBER: _builtins.int
+    LOW_US_FIELD_NUMBER: _builtins.int
+    HIGH_US_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    BASIS_FIELD_NUMBER: _builtins.int
+    NEAREST_FIELD_NUMBER: _builtins.int
+    NEAREST_US_FIELD_NUMBER: _builtins.int
+    NEAREST_OCTAVES_FIELD_NUMBER: _builtins.int
+    CORRECTION_FACTOR_FIELD_NUMBER: _builtins.int
+    latency_us: _builtins.float
+    """Median time in µs. 0: nothing to do."""
+    low_us: _builtins.float
+    """Lower bound of the nominal 90 % interval in µs. 0: nothing to do."""
+    high_us: _builtins.float
+    """Upper bound of the nominal 90 % interval in µs. 0: nothing to do."""
+    provenance: Global___Provenance.ValueType
+    """What it rests on. Unspecified: an error."""
+    model_version: _builtins.str
+    """Version of the model that estimated. Empty: none is trained."""
+    basis: _builtins.str
+    """In words, what it rests on. Empty: not said."""
+    nearest_us: _builtins.float
+    """What that took in µs. 0: nothing was measured."""
+    nearest_octaves: _builtins.float
+    """How far it is, in factors of two. 0: it is this very point."""
+    correction_factor: _builtins.float
+    """What a correction has multiplied the times with. Not set: 1."""
+    @_builtins.property
+    def nearest(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Dimensions of the nearest measured point. Empty: nothing was measured."""
+
+    def __init__(
+        self,
+        *,
+        latency_us: _builtins.float = ...,
+        low_us: _builtins.float = ...,
+        high_us: _builtins.float = ...,
+        provenance: Global___Provenance.ValueType = ...,
+        model_version: _builtins.str = ...,
+        basis: _builtins.str = ...,
+        nearest: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        nearest_us: _builtins.float = ...,
+        nearest_octaves: _builtins.float = ...,
+        correction_factor: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_correction_factor", b"_correction_factor", "correction_factor", b"correction_factor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_correction_factor", b"_correction_factor", "basis", b"basis", "correction_factor", b"correction_factor", "high_us", b"high_us", "latency_us", b"latency_us", "low_us", b"low_us", "model_version", b"model_version", "nearest", b"nearest", "nearest_octaves", b"nearest_octaves", "nearest_us", b"nearest_us", "provenance", b"provenance"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__correction_factor: _TypeAlias = _typing.Literal["correction_factor"]  # noqa: Y015
+    _WhichOneofArgType__correction_factor: _TypeAlias = _typing.Literal["_correction_factor", b"_correction_factor"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__correction_factor) -> _WhichOneofReturnType__correction_factor | None: ...
+
+Global___LatencyEstimate: _TypeAlias = LatencyEstimate  # noqa: Y015

@@ -154,6 +154,8 @@ class OperatorTable(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     ARROW_IPC_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    KERNEL_FIELD_NUMBER: _builtins.int
     operator: _builtins.str
     """Name of the operator ("gemm"). Empty: an error."""
     dtype: Global___Dtype.ValueType
@@ -162,6 +164,10 @@ class OperatorTable(_message.Message):
     """Pass of the computation. Unspecified: forward."""
     arrow_ipc: _builtins.bytes
     """As one Arrow IPC stream with one int64 column per dimension; best for many rows."""
+    variant: _builtins.str
+    """The special case, as "key=value;..." ("quant=fp8_block"). Empty: the plain one."""
+    kernel: _builtins.str
+    """The kernel source ("flashinfer"). Empty: the fastest that was measured."""
     @_builtins.property
     def columns(self) -> Global___DimColumns:
         """As plain columns."""
@@ -174,13 +180,71 @@ class OperatorTable(_message.Message):
         phase: Global___Phase.ValueType = ...,
         columns: Global___DimColumns | None = ...,
         arrow_ipc: _builtins.bytes = ...,
+        variant: _builtins.str = ...,
+        kernel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "columns", b"columns", "data", b"data"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "columns", b"columns", "data", b"data", "dtype", b"dtype", "operator", b"operator", "phase", b"phase"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "columns", b"columns", "data", b"data", "dtype", b"dtype", "kernel", b"kernel", "operator", b"operator", "phase", b"phase", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["columns", "arrow_ipc"]  # noqa: Y015
     _WhichOneofArgType_data: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_data) -> _WhichOneofReturnType_data | None: ...
 
 Global___OperatorTable: _TypeAlias = OperatorTable  # noqa: Y015
+
+@_typing.final
+class OperatorCall(_message.Message):
+    """One call of an operator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DimsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    DIMS_FIELD_NUMBER: _builtins.int
+    operator: _builtins.str
+    """Name of the operator ("gemm"). Empty: an error."""
+    dtype: Global___Dtype.ValueType
+    """Number format of its inputs. Unspecified: an error."""
+    phase: Global___Phase.ValueType
+    """Pass of the computation. Unspecified: forward."""
+    @_builtins.property
+    def dims(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """The dimensions. Empty: an error."""
+
+    def __init__(
+        self,
+        *,
+        operator: _builtins.str = ...,
+        dtype: Global___Dtype.ValueType = ...,
+        phase: Global___Phase.ValueType = ...,
+        dims: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dims", b"dims", "dtype", b"dtype", "operator", b"operator", "phase", b"phase"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperatorCall: _TypeAlias = OperatorCall  # noqa: Y015

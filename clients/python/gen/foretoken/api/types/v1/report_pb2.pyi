@@ -502,10 +502,138 @@ class TrainingReport(_message.Message):
 Global___TrainingReport: _TypeAlias = TrainingReport  # noqa: Y015
 
 @_typing.final
+class SplitScore(_message.Message):
+    """How a model did on one kind of points kept from training."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPLIT_FIELD_NUMBER: _builtins.int
+    HELD_OUT_COUNT_FIELD_NUMBER: _builtins.int
+    MAPE_RATIO_FIELD_NUMBER: _builtins.int
+    P90_RATIO_FIELD_NUMBER: _builtins.int
+    INTERVAL_COVERAGE_RATIO_FIELD_NUMBER: _builtins.int
+    ERROR_QUANTILES_RATIO_FIELD_NUMBER: _builtins.int
+    split: _builtins.str
+    """"inside", "gap", "new configuration" or "beyond". Never empty."""
+    held_out_count: _builtins.int
+    """Points kept from training. 0: none."""
+    mape_ratio: _builtins.float
+    """Mean absolute relative error. 0: exact."""
+    p90_ratio: _builtins.float
+    """90th percentile of that error. 0: exact."""
+    interval_coverage_ratio: _builtins.float
+    """Share inside their 90 % interval, 0 to 1. 0: none."""
+    @_builtins.property
+    def error_quantiles_ratio(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """21 quantiles of estimate over truth less one, ascending. Empty: no points."""
+
+    def __init__(
+        self,
+        *,
+        split: _builtins.str = ...,
+        held_out_count: _builtins.int = ...,
+        mape_ratio: _builtins.float = ...,
+        p90_ratio: _builtins.float = ...,
+        interval_coverage_ratio: _builtins.float = ...,
+        error_quantiles_ratio: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_quantiles_ratio", b"error_quantiles_ratio", "held_out_count", b"held_out_count", "interval_coverage_ratio", b"interval_coverage_ratio", "mape_ratio", b"mape_ratio", "p90_ratio", b"p90_ratio", "split", b"split"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitScore: _TypeAlias = SplitScore  # noqa: Y015
+
+@_typing.final
+class HeldOutCase(_message.Message):
+    """One point kept from training, and what the model said of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DimsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SPLIT_FIELD_NUMBER: _builtins.int
+    DIMS_FIELD_NUMBER: _builtins.int
+    MEASURED_US_FIELD_NUMBER: _builtins.int
+    ESTIMATE_US_FIELD_NUMBER: _builtins.int
+    LOW_US_FIELD_NUMBER: _builtins.int
+    HIGH_US_FIELD_NUMBER: _builtins.int
+    split: _builtins.str
+    """Kind of point, as in `SplitScore`. Never empty."""
+    measured_us: _builtins.float
+    """What it took in µs. 0: never."""
+    estimate_us: _builtins.float
+    """The estimate in µs. 0: never."""
+    low_us: _builtins.float
+    """Lower bound of the estimate's 90 % interval in µs. 0: never."""
+    high_us: _builtins.float
+    """Upper bound of it in µs. 0: never."""
+    @_builtins.property
+    def dims(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Its dimensions. Never empty."""
+
+    def __init__(
+        self,
+        *,
+        split: _builtins.str = ...,
+        dims: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        measured_us: _builtins.float = ...,
+        estimate_us: _builtins.float = ...,
+        low_us: _builtins.float = ...,
+        high_us: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dims", b"dims", "estimate_us", b"estimate_us", "high_us", b"high_us", "low_us", b"low_us", "measured_us", b"measured_us", "split", b"split"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldOutCase: _TypeAlias = HeldOutCase  # noqa: Y015
+
+@_typing.final
 class OperatorTrainingReport(_message.Message):
     """How well the latency model of one operator predicts rows it was not trained on."""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MemberWeightsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     OPERATOR_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
@@ -514,6 +642,9 @@ class OperatorTrainingReport(_message.Message):
     HELD_OUT_MAPE_RATIO_FIELD_NUMBER: _builtins.int
     HELD_OUT_P90_RATIO_FIELD_NUMBER: _builtins.int
     INTERVAL_COVERAGE_RATIO_FIELD_NUMBER: _builtins.int
+    SPLITS_FIELD_NUMBER: _builtins.int
+    MEMBER_WEIGHTS_FIELD_NUMBER: _builtins.int
+    WORST_FIELD_NUMBER: _builtins.int
     operator: _builtins.str
     """Name of the operator. Never empty."""
     device: _builtins.str
@@ -528,6 +659,18 @@ class OperatorTrainingReport(_message.Message):
     """90th percentile of that error. 0: exact, or none were kept."""
     interval_coverage_ratio: _builtins.float
     """Share of rows kept from training inside their 90 % interval, 0 to 1. 0: none."""
+    @_builtins.property
+    def splits(self) -> _containers.RepeatedCompositeFieldContainer[Global___SplitScore]:
+        """The same by kind of points kept from training. Empty: none were."""
+
+    @_builtins.property
+    def member_weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Share of each way of estimating in the answers inside the grid. Empty: only one."""
+
+    @_builtins.property
+    def worst(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldOutCase]:
+        """The points furthest off, worst first. Empty: none were kept from training."""
+
     def __init__(
         self,
         *,
@@ -538,10 +681,13 @@ class OperatorTrainingReport(_message.Message):
         held_out_mape_ratio: _builtins.float = ...,
         held_out_p90_ratio: _builtins.float = ...,
         interval_coverage_ratio: _builtins.float = ...,
+        splits: _abc.Iterable[Global___SplitScore] | None = ...,
+        member_weights: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        worst: _abc.Iterable[Global___HeldOutCase] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "held_out_count", b"held_out_count", "held_out_mape_ratio", b"held_out_mape_ratio", "held_out_p90_ratio", b"held_out_p90_ratio", "interval_coverage_ratio", b"interval_coverage_ratio", "operator", b"operator", "row_count", b"row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "held_out_count", b"held_out_count", "held_out_mape_ratio", b"held_out_mape_ratio", "held_out_p90_ratio", b"held_out_p90_ratio", "interval_coverage_ratio", b"interval_coverage_ratio", "member_weights", b"member_weights", "operator", b"operator", "row_count", b"row_count", "splits", b"splits", "worst", b"worst"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -558,6 +704,8 @@ class PredictorTrainingReport(_message.Message):
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     CPU_S_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    REUSED_COUNT_FIELD_NUMBER: _builtins.int
     model_version: _builtins.str
     """The model version it made. Empty: none."""
     snapshot_hash: _builtins.str
@@ -566,6 +714,10 @@ class PredictorTrainingReport(_message.Message):
     """Rows it was trained on. 0: none."""
     cpu_s: _builtins.float
     """CPU time in s. 0: none."""
+    created_at: _builtins.str
+    """When it was made, ISO 8601 UTC. Empty: not said."""
+    reused_count: _builtins.int
+    """Models kept from before, as neither rows nor parameters changed. 0: none."""
     @_builtins.property
     def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorTrainingReport]:
         """One report for each operator and device. Empty: none was trained."""
@@ -578,10 +730,12 @@ class PredictorTrainingReport(_message.Message):
         row_count: _builtins.int = ...,
         cpu_s: _builtins.float = ...,
         operators: _abc.Iterable[Global___OperatorTrainingReport] | None = ...,
+        created_at: _builtins.str = ...,
+        reused_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "model_version", b"model_version", "operators", b"operators", "row_count", b"row_count", "snapshot_hash", b"snapshot_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "created_at", b"created_at", "model_version", b"model_version", "operators", b"operators", "reused_count", b"reused_count", "row_count", b"row_count", "snapshot_hash", b"snapshot_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,1 @@
+"""Self-contained HTML pages with pictures; needs jinja2 and matplotlib."""

@@ -1,0 +1,1 @@
+"""Files of other services: checked, stored, read, activated and deleted."""

@@ -1,0 +1,148 @@
+"""Corrections: learned from times observed end to end, kept in the catalog, applied to replies."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from foretoken.domain import schema
+from foretoken.domain.artifact import Artifact
+from foretoken.domain.correction import Correction, CorrectionRequest
+from foretoken.domain.errors import InvalidRequestError, UnknownCorrectionError
+from foretoken.domain.estimate import (
+    LatencyColumns,
+    LatencyQuery,
+    LatencyReply,
+    OperatorCall,
+    table_of_calls,
+)
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.operator import find_operator
+from foretoken.domain.ports import CatalogPort
+from foretoken.predictor.correction_fit import COMMON_FACTOR, learn_correction
+from foretoken.predictor.roofline import FloatColumn
+
+Predict = Callable[[LatencyQuery], LatencyReply]
+
+_KIND = "corrections"
+
+
+class CorrectionBook:
+    """The corrections, kept in the catalog; those found are remembered until `refresh`."""
+
+    def __init__(self, catalog: CatalogPort, now: Callable[[], str]) -> None:
+        """Keep the port; `now` returns ISO 8601 UTC."""
+        self._catalog = catalog
+        self._now = now
+        self._found: dict[str, Correction] = {}
+
+    def learn(self, request: CorrectionRequest, predict: Predict) -> Correction:
+        """Learn a correction and keep it; one of the same name is replaced.
+
+        Raises:
+            UnknownDeviceError: no such device file.
+            InvalidRequestError: calls that take no time.
+            what `predict` raises.
+
+        """
+        known = replace(request, device=find_device(request.device).name)
+        raw_us, model_version = _price(known, predict)
+        correction = learn_correction(known, raw_us, model_version, self._now())
+        content = json.dumps(schema.encode(correction), sort_keys=True).encode()
+        artifact = Artifact(
+            kind=_KIND,
+            name=known.name,
+            content_hash=hashlib.sha256(content).hexdigest(),
+            num_bytes=len(content),
+            created_at=correction.created_at,
+        )
+        self._catalog.store_artifact(artifact, (content,))
+        self._found[known.name] = correction
+        return correction
+
+    def find(self, name: str, device: str = "") -> Correction:
+        """Return the correction of that name.
+
+        Raises:
+            UnknownCorrectionError: there is none; the message names the nearest.
+            InvalidRequestError: it is another device's than the one given.
+
+        """
+        correction = self._found.get(name)
+        if correction is None:
+            kept = {artifact.name: artifact for artifact in self._catalog.list_artifacts(_KIND)}
+            correction = self._read(UnknownCorrectionError.look_up(name, kept))
+            self._found[name] = correction
+        if device and device != correction.device:
+            reason = f"{name} was learned on {correction.device}, not on {device}"
+            raise InvalidRequestError.of_field("correction", reason)
+        return correction
+
+    def list(self) -> tuple[Correction, ...]:
+        """Return the corrections, newest first."""
+        return tuple(self._read(artifact) for artifact in self._catalog.list_artifacts(_KIND))
+
+    def refresh(self) -> None:
+        """Forget what was found: another process may have replaced it."""
+        self._found.clear()
+
+    def _read(self, artifact: Artifact) -> Correction:
+        content = b"".join(self._catalog.read_artifact(_KIND, artifact.name))
+        return schema.decode(Correction, json.loads(content), artifact.name)
+
+
+def factor_for(correction: Correction, operator: str) -> float:
+    """Return what a correction multiplies an operator's estimates with."""
+    common = correction.factors.get(COMMON_FACTOR, 1.0)
+    return correction.factors.get(find_operator(operator).group, common)
+
+
+def apply_correction(
+    correction: Correction, query: LatencyQuery, reply: LatencyReply
+) -> LatencyReply:
+    """Return the reply with all times stretched; the raw ones stay within reach."""
+    pairs = zip(query.tables, reply.tables, strict=True)
+    return replace(
+        reply,
+        tables=tuple(
+            _stretch(columns, factor_for(correction, table.operator)) for table, columns in pairs
+        ),
+    )
+
+
+def _stretch(columns: LatencyColumns, factor: float) -> LatencyColumns:
+    return replace(
+        columns,
+        latency_us=columns.latency_us * factor,
+        low_us=columns.low_us * factor,
+        high_us=columns.high_us * factor,
+        correction_factor=factor,
+    )
+
+
+def _price(request: CorrectionRequest, predict: Predict) -> tuple[Mapping[str, FloatColumn], str]:
+    """Return what each group takes in each observation, and the model version that says so."""
+    places: dict[tuple[object, ...], list[tuple[int, float, OperatorCall]]] = {}
+    for index, observation in enumerate(request.observations):
+        for item in observation.calls:
+            call = item.call
+            key = (call.operator, call.dtype, call.phase, tuple(sorted(call.dims)))
+            places.setdefault(key, []).append((index, item.count, call))
+    tables = tuple(table_of_calls([call for _, _, call in members]) for members in places.values())
+    reply = predict(
+        LatencyQuery(
+            device=request.device,
+            tables=tables,
+            topology=request.topology,
+            framework=request.framework,
+        )
+    )
+    raw_us: dict[str, FloatColumn] = {}
+    for table, answer, members in zip(tables, reply.tables, places.values(), strict=True):
+        group = find_operator(table.operator).group
+        column = raw_us.setdefault(group, np.zeros(len(request.observations)))
+        rows = [index for index, _, _ in members]
+        np.add.at(column, rows, np.array([count for _, count, _ in members]) * answer.latency_us)
+    return dict(sorted(raw_us.items())), reply.model_version

@@ -1,0 +1,238 @@
+"""All model versions: kept by the catalog, shared by every predictor, loaded as they are asked for.
+
+The catalog's artifacts are the truth; the folder holds copies, so that a predictor starts without
+its catalog too. The active version changes for all predictors within a refresh.
+"""
+
+import dataclasses
+import json
+import logging
+import shutil
+import threading
+import zipfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from foretoken.domain.artifact import Artifact
+from foretoken.domain.errors import (
+    CorruptCatalogError,
+    ForetokenError,
+    UnknownModelVersionError,
+)
+from foretoken.domain.ports import CatalogPort, ModelVersion
+from foretoken.predictor.model_archive import (
+    PARTIAL,
+    hash_content,
+    pack_folder,
+    unpack_folder,
+    version_of,
+)
+from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.model_store import read_models, write_models
+
+_log = logging.getLogger(__name__)
+
+_KIND = "latency_models"
+_PIECE_BYTES = 2 * 1024 * 1024
+
+
+class ModelLibrary:
+    """The versions, of which one is active and a few are loaded."""
+
+    def __init__(
+        self, catalog: CatalogPort, folder: Path, *, num_threads: int, max_loaded: int
+    ) -> None:
+        """Keep copies under `folder`; the active version and `max_loaded` pinned ones in memory."""
+        self._catalog = catalog
+        self._folder = folder
+        self._num_threads = num_threads
+        self._max_loaded = max_loaded
+        self._active = ModelSet()
+        self._pinned: OrderedDict[str, ModelSet] = OrderedDict()
+        self._pinning, self._switching = threading.Lock(), threading.Lock()
+
+    @property
+    def active(self) -> ModelSet:
+        """The models that answer; the empty set where nothing was trained yet."""
+        return self._active
+
+    def open(self) -> None:
+        """Make the folder, and load the active version, from the copies if the catalog is away.
+
+        Without either it answers as if nothing was trained, until `refresh` finds what it can load.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self._folder.glob(f"*{PARTIAL}"):
+            shutil.rmtree(leftover)
+        try:
+            self.refresh()
+        except ForetokenError as err:
+            version = self._read_pointer()
+            _log.warning("on with the copy: version=%s: %s", version or "none", err.message)
+            self._open_copy(version)
+
+    def refresh(self) -> bool:
+        """Take up the version that is active in the catalog; tell whether it is another one.
+
+        Raises:
+            ForetokenError: the catalog's; what answers stays as it is.
+
+        """
+        # Nothing else may become active between the look and what follows from it.
+        with self._switching:
+            kept = self._catalog.list_artifacts(_KIND)
+            active = next((artifact for artifact in kept if artifact.is_active), None)
+            present = (self._active.version, self._active.created_at)
+            if active is None or (active.name, active.created_at) == present:
+                return False
+            self._activate(self._fetch(active))
+        _log.info("model version taken up: version=%s", active.name)
+        return True
+
+    def find(self, version: str) -> ModelSet:
+        """Return the models of a version, or of the one that begins like this; empty: the active.
+
+        Raises:
+            UnknownModelVersionError: no such version is kept, or several begin like this.
+            ForetokenError: the catalog's, for a version that is not in memory.
+
+        """
+        active = self._active
+        if version in ("", active.version):
+            return active
+        with self._pinning:
+            models = self._pinned.get(version)
+            if models is None:
+                artifact = self._resolve(version)
+                if artifact.name == active.version:
+                    return active
+                models = self._pinned.get(artifact.name) or self._fetch(artifact)
+                self._pinned[models.version] = models
+            self._pinned.move_to_end(models.version)
+            while len(self._pinned) > self._max_loaded:
+                self._pinned.popitem(last=False)
+        return models
+
+    def keep(self, models: ModelSet) -> ModelSet:
+        """Keep models as a new version, which does not answer yet, and return them as read back."""
+        with TemporaryDirectory(dir=self._folder, suffix=PARTIAL) as scratch:
+            write_models(Path(scratch), models)
+            content = pack_folder(Path(scratch))
+        content_hash = hash_content(content)
+        metadata = {"snapshot_hash": models.snapshot_hash, "num_rows": models.num_rows}
+        artifact = Artifact(
+            kind=_KIND,
+            name=version_of(content_hash),
+            content_hash=content_hash,
+            num_bytes=len(content),
+            created_at=models.created_at,
+            metadata_json=json.dumps(metadata),
+        )
+        unpack_folder(content, self._folder / artifact.name)
+        # The same models may have been kept before.
+        return self._fetch(self._catalog.store_artifact(artifact, _pieces(content)))
+
+    def take_up(self, models: ModelSet) -> Artifact:
+        """Make models that are kept the ones that answer, for every predictor of the catalog."""
+        with self._switching:
+            artifact = self._catalog.activate_artifact(_KIND, models.version)
+            self._activate(models)
+        return artifact
+
+    def activate(self, version: str) -> ModelVersion:
+        """Make a kept version, or the one that begins like this, the one that answers.
+
+        Raises:
+            UnknownModelVersionError: no such version is kept, or several begin like this.
+
+        """
+        return _describe(self.take_up(self._fetch(self._resolve(version))))
+
+    def list(self) -> tuple[ModelVersion, ...]:
+        """Return the versions, newest first."""
+        return tuple(_describe(artifact) for artifact in self._catalog.list_artifacts(_KIND))
+
+    def _activate(self, models: ModelSet) -> None:
+        # One assignment: a question under way is answered by the models it began with.
+        self._active = models
+        temporary = self._folder / "active.tmp"
+        temporary.write_text(models.version, encoding="utf-8")
+        temporary.replace(self._folder / "active")
+
+    def _open_copy(self, version: str) -> None:
+        if not version or not (self._folder / version).exists():
+            return
+        try:
+            self._active = self._load(version)
+        except ForetokenError as err:
+            _log.warning("the copy is of no use either: %s", err.message)
+
+    def _resolve(self, version: str) -> Artifact:
+        kept = self._catalog.list_artifacts(_KIND)
+        found = [artifact for artifact in kept if version and artifact.name.startswith(version)]
+        if len(found) != 1:
+            raise UnknownModelVersionError.named(version, [artifact.name for artifact in kept])
+        return found[0]
+
+    def _fetch(self, artifact: Artifact) -> ModelSet:
+        folder = self._folder / artifact.name
+        if not folder.exists():
+            self._copy(artifact)
+        try:
+            models = self._load(artifact.name)
+        except CorruptCatalogError as err:
+            _log.warning("copied anew: version=%s: %s", artifact.name, err.message)
+            shutil.rmtree(folder, ignore_errors=True)
+            self._copy(artifact)
+            models = self._load(artifact.name)
+        snapshot_hash = json.loads(artifact.metadata_json)["snapshot_hash"]
+        return dataclasses.replace(
+            models, created_at=artifact.created_at, snapshot_hash=snapshot_hash
+        )
+
+    def _copy(self, artifact: Artifact) -> None:
+        content = b"".join(self._catalog.read_artifact(_KIND, artifact.name))
+        if hash_content(content) != artifact.content_hash:
+            raise CorruptCatalogError(f"the model version {artifact.name} arrived damaged; retry")
+        try:
+            unpack_folder(content, self._folder / artifact.name)
+        except (zipfile.BadZipFile, zlib.error) as err:
+            raise _unreadable(artifact.name, err) from err
+
+    def _load(self, version: str) -> ModelSet:
+        try:
+            models = read_models(self._folder / version, self._num_threads)
+        except ForetokenError:
+            raise
+        except Exception as err:  # what is damaged can fail anywhere
+            raise _unreadable(version, err) from err
+        return dataclasses.replace(models, version=version)
+
+    def _read_pointer(self) -> str:
+        pointer = self._folder / "active"
+        return pointer.read_text("utf-8") if pointer.exists() else ""
+
+
+def _unreadable(version: str, err: Exception) -> CorruptCatalogError:
+    return CorruptCatalogError(
+        f"the model version {version} cannot be read ({err!r}): activate another, or train"
+    )
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    for start in range(0, len(content), _PIECE_BYTES):
+        yield content[start : start + _PIECE_BYTES]
+
+
+def _describe(artifact: Artifact) -> ModelVersion:
+    metadata = json.loads(artifact.metadata_json)
+    return ModelVersion(
+        version=artifact.name,
+        created_at=artifact.created_at,
+        snapshot_hash=metadata["snapshot_hash"],
+        num_rows=metadata["num_rows"],
+        is_active=artifact.is_active,
+    )

@@ -1,0 +1,1 @@
+"""Which points to profile next."""

@@ -1,0 +1,157 @@
+"""A plan of what to profile next, for the models there are."""
+
+import itertools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import LatencyQuery, LatencyReply, OperatorTable
+from foretoken.domain.operator import OperatorSpec, find_operator
+from foretoken.domain.planning import PlannedPoint, PlanRequest, ProfilePlan
+from foretoken.predictor.features import Design, build_design
+from foretoken.predictor.honesty.coverage import hash_rows
+from foretoken.predictor.model_set import ModelSet, Wanted
+from foretoken.predictor.planning.error_field import thin_rows
+from foretoken.predictor.planning.ranking import PlanQuestion, rank_points
+from foretoken.predictor.query_columns import read_columns
+from foretoken.predictor.query_target import find_target
+from foretoken.predictor.regression.kriging import Scales, learn_scales
+from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
+from foretoken.predictor.trainer import SeriesModel
+
+Predict = Callable[[LatencyQuery], LatencyReply]
+
+# What it takes to time a point: warming up and settling, then calls until the median is steady.
+# Source: the profiler's own protocol, at least 25 ms and 10 calls, mostly two to three times that.
+_SETTLE_S, _NUM_CALLS = 0.05, 25.0
+_US_PER_S = 1e6
+
+# How many points of a series serve to learn how far errors stay alike.
+_MAX_SCALED = 2_000
+# What one knows before any measurement: errors stay alike over an octave, hardly any of them is
+# noise, and 90 % of latencies are 0.5 to 3 times the typical one.
+_UNKNOWN_NUGGET_LOG, _UNKNOWN_SILL_LOG = -4.0, 0.54
+
+
+def plan_profile(models: ModelSet, request: PlanRequest, predict: Predict) -> ProfilePlan:
+    """Return the points that lower the expected error most for the GPU time they take.
+
+    `predict` says what a point will take. How far errors stay alike is learned from the series
+    itself, else from the largest series of the operator on another device.
+
+    Raises:
+        UnknownDeviceError, UnknownTopologyError, UnknownOperatorError: no file of that name.
+        InvalidRequestError: axes that are not the operator's dimensions, or an operator without a
+            sweep of its own and without axes.
+
+    """
+    spec = find_operator(request.operator)
+    target = find_target(spec, request.device, request.topology, request.dtype, request.phase)
+    columns = read_columns(spec, _candidates(spec, request))
+    design = build_design(spec, columns, target)
+    model = _find_model(models, spec, target, request)
+    known = _design_of(model) if model else design.take(np.arange(0))
+    is_new = ~np.isin(hash_rows(design.points), hash_rows(known.points))
+    latency_us = _price(request, columns, predict)
+    gpu_s = (_SETTLE_S + _NUM_CALLS * latency_us / _US_PER_S) * _num_gpus(columns)
+    ranking = rank_points(
+        PlanQuestion(
+            candidates=design.axes[is_new],
+            known=known.axes,
+            gpu_s=gpu_s[is_new],
+            scales=_learn_scales(model or _largest(models, spec, target), design, request.seed),
+            budget_gpu_s=request.budget_gpu_s,
+            max_points=request.max_num_points,
+            seed=request.seed,
+        )
+    )
+    rows = np.flatnonzero(is_new)[ranking.rows]
+    errors = ranking.error_ratio.tolist()
+    points = tuple(
+        PlannedPoint(
+            dims={name: int(column[row]) for name, column in columns.items()},
+            latency_us=float(latency_us[row]),
+            gpu_s=float(gpu_s[row]),
+            error_ratio=error,
+        )
+        for row, error in zip(rows.tolist(), errors, strict=True)
+    )
+    return ProfilePlan(
+        points=points,
+        num_candidates=len(is_new),
+        num_measured=int((~is_new).sum()),
+        error_before_ratio=ranking.error_before_ratio,
+        error_after_ratio=errors[-1] if errors else ranking.error_before_ratio,
+        gpu_s=float(gpu_s[rows].sum()),
+        model_version=models.version,
+    )
+
+
+def _candidates(spec: OperatorSpec, request: PlanRequest) -> Mapping[str, IntColumn]:
+    if request.axes:
+        values = {axis.dim: axis.values for axis in request.axes}
+        points = list(itertools.product(*values.values()))
+        return dict(zip(values, np.array(points, dtype=np.int64).T, strict=True))
+    swept = list(spec.sweep(False))
+    if not swept:
+        reason = f"{spec.name} has no sweep of its own: say which values may be measured"
+        raise InvalidRequestError.of_field("axes", reason)
+    return {name: np.array([dims[name] for dims in swept]) for name in spec.dim_names}
+
+
+def _find_model(
+    models: ModelSet, spec: OperatorSpec, target: Target, request: PlanRequest
+) -> SeriesModel | None:
+    choice = models.choose(spec, target, Wanted(request.framework, request.variant))
+    return choice.model if choice is not None and not choice.is_other_code else None
+
+
+def _largest(models: ModelSet, spec: OperatorSpec, target: Target) -> SeriesModel | None:
+    """Return the model of the operator elsewhere that rests on the most points."""
+    others = [
+        model
+        for key, model in models.series.items()
+        if key.spec.name == spec.name and key.target.phase is target.phase
+    ]
+    return max(others, key=lambda model: len(model.series.points), default=None)
+
+
+def _design_of(model: SeriesModel) -> Design:
+    key = model.series.key
+    return build_design(key.spec, model.series.columns, key.target)
+
+
+def _learn_scales(model: SeriesModel | None, candidates: Design, seed: int) -> Scales:
+    """Return how far errors stay alike: as in a series, or as one knows before any measurement."""
+    if model is None:
+        lengths_log = np.zeros(candidates.axes.shape[1])
+        return Scales(lengths_log, _UNKNOWN_NUGGET_LOG, _UNKNOWN_SILL_LOG)
+    design = _design_of(model)
+    rows = thin_rows(design.num_rows, _MAX_SCALED, seed)
+    log_ratio = np.log(model.series.latency_us / design.base_us)
+    return learn_scales(design.axes[rows], log_ratio[rows], seed)
+
+
+def _price(request: PlanRequest, columns: Columns, predict: Predict) -> FloatColumn:
+    table = OperatorTable(
+        operator=request.operator,
+        dtype=request.dtype,
+        phase=request.phase,
+        columns=columns,
+        variant=request.variant,
+    )
+    query = LatencyQuery(
+        device=request.device,
+        tables=(table,),
+        topology=request.topology,
+        framework=request.framework,
+    )
+    return np.asarray(predict(query).tables[0].latency_us)
+
+
+def _num_gpus(columns: Columns) -> IntColumn | int:
+    """Return how many GPUs a call keeps busy: all those of a collective's group."""
+    if "devices_per_node" not in columns:
+        return 1
+    return np.asarray(columns["devices_per_node"] * columns["num_nodes"])

@@ -1,0 +1,56 @@
+"""Columns of a query, checked against the operator they are of."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.operator import OperatorSpec
+from foretoken.predictor.roofline import Columns, IntColumn
+
+# Larger integers are not exact as floats, in which work is computed.
+_DIM_MAX = 2**53
+
+
+def read_columns(spec: OperatorSpec, given: Mapping[str, object]) -> Columns:
+    """Return the columns as integers.
+
+    Raises:
+        InvalidRequestError: one violation per missing, unknown, ragged or illegal column.
+
+    """
+    violations = [
+        FieldViolation(name, f"{spec.name} has no such dimension; it has {spec.dim_names}")
+        for name in given
+        if name not in spec.dim_names
+    ]
+    columns: dict[str, IntColumn] = {}
+    for dim in spec.dims:
+        if dim.name not in given:
+            violations.append(FieldViolation(dim.name, f"missing ({dim.meaning})"))
+            continue
+        column = np.atleast_1d(np.asarray(given[dim.name]))
+        reason = _reject(column, dim.minimum)
+        if reason:
+            violations.append(FieldViolation(dim.name, reason))
+        else:
+            columns[dim.name] = column.astype(np.int64)
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) > 1:
+        violations.append(FieldViolation("columns", f"lengths differ: {sorted(lengths)}"))
+    if violations:
+        raise InvalidRequestError.of_violations(violations, spec.name)
+    return columns
+
+
+def _reject(column: npt.NDArray[np.generic], minimum: int) -> str:
+    if column.ndim != 1 or column.dtype.kind not in "iuf":
+        return "must be a column of integers" if column.size else ""
+    if column.dtype.kind == "f" and not (column == np.floor(column)).all():
+        return "must be a column of integers"
+    if column.size and column.min() < minimum:
+        return f"must be at least {minimum}"
+    if column.size and column.max() > _DIM_MAX:
+        return f"must be at most {_DIM_MAX}"
+    return ""

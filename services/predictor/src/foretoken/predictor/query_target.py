@@ -1,0 +1,23 @@
+"""What the calls of a query run on."""
+
+from foretoken.domain.estimate import DType, Phase
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.operator import OperatorSpec
+from foretoken.predictor.roofline import Target
+
+
+def find_target(
+    spec: OperatorSpec, device: str, topology: str, dtype: DType, phase: Phase
+) -> Target:
+    """Return the target; a collective without a named topology takes the device's first.
+
+    Raises:
+        UnknownDeviceError, UnknownTopologyError: no file of that name.
+
+    """
+    found = find_device(device)
+    links = None
+    if spec.is_collective:
+        links = find_topology(topology) if topology else topology_of_device(found.name)
+    return Target(device=found, dtype=dtype, phase=phase, topology=links)

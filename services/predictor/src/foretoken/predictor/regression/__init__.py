@@ -1,0 +1,1 @@
+"""What learns the latency of one series: its members, and how they are mixed."""

@@ -1,0 +1,125 @@
+"""The parts of a series' model, each an answer of its own to every call.
+
+The law of the work comes first. Trees and kriging both learn what it leaves over: trees know
+steps and many features, kriging knows how near the measured points are. Further trees with constant
+leaves do without the law: where it is far off beyond the measured range, the ratio to the base
+latency at the end of the range holds better. Where other devices are known, kriging also learns
+what this device adds to what they foretell.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.features import Design, Matrix
+from foretoken.predictor.regression.kriging import Kriging, Scales, learn_scales
+from foretoken.predictor.regression.regime import Regimes, fit_regimes
+from foretoken.predictor.regression.trees import Trees, grow_trees
+from foretoken.predictor.roofline import FloatColumn
+
+# The place of the trees that do without the law among the members.
+STEPS = 2
+
+# What other devices foretell of a call: log(latency / base).
+Prior = Callable[[Design], FloatColumn]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberScales:
+    """How far values stay alike, of what the law leaves over and of what the prior does."""
+
+    law: Scales
+    prior: Scales | None
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The trained parts of a model."""
+
+    law: Regimes
+    trees: Trees
+    steps: Trees
+    kriging: Kriging
+    prior: Prior | None = None
+    prior_kriging: Kriging | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the members."""
+        own = ("trees", "kriging", "steps")
+        return own if self.prior is None else (*own, "prior")
+
+    def settle(self) -> "Members":
+        """Return the members as they are after a restart."""
+        return replace(self, trees=self.trees.settle(), steps=self.steps.settle())
+
+    def answer(self, design: Design) -> tuple[Matrix, FloatColumn]:
+        """Return the log ratio of every call by every member, and kriging's deviation."""
+        law_log = self.law.log_ratio(design)
+        residual_log, deviation_log = self.kriging.predict(design.axes)
+        answers = [
+            law_log + self.trees.predict(_features(design, law_log)),
+            law_log + residual_log,
+            self.steps.predict(design.features),
+        ]
+        if self.prior is not None and self.prior_kriging is not None:
+            answers.append(self.prior(design) + self.prior_kriging.predict(design.axes)[0])
+        return np.column_stack(answers), deviation_log
+
+
+def learn_member_scales(
+    design: Design, log_ratio: FloatColumn, seed: int, prior: Prior | None
+) -> MemberScales:
+    """Return the scales of a series; those of parts of it differ little."""
+    residual_log = log_ratio - fit_regimes(design, log_ratio).log_ratio(design)
+    of_law = learn_scales(design.axes, residual_log, seed)
+    if prior is None:
+        return MemberScales(of_law, None)
+    return MemberScales(of_law, learn_scales(design.axes, log_ratio - prior(design), seed))
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFitter:
+    """Trains members; scales and prior are of the whole series."""
+
+    config: PredictorConfig
+    seed: int
+    scales: MemberScales
+    prior: Prior | None = None
+
+    def fit(self, design: Design, log_ratio: FloatColumn) -> Members:
+        """Train on measured points."""
+        law = fit_regimes(design, log_ratio)
+        law_log = law.log_ratio(design)
+        residual_log = log_ratio - law_log
+        trees = grow_trees(_features(design, law_log), residual_log, self.config, self.seed)
+        as_steps = replace(self.config, booster=self.config.booster.steps)
+        steps = grow_trees(design.features, log_ratio, as_steps, self.seed)
+        kriging = Kriging(design.axes, residual_log, self.scales.law)
+        if self.prior is None or self.scales.prior is None:
+            return Members(law, trees, steps, kriging)
+        of_prior = Kriging(design.axes, log_ratio - self.prior(design), self.scales.prior)
+        return Members(law, trees, steps, kriging, self.prior, of_prior)
+
+
+def _features(design: Design, law_log: FloatColumn) -> Matrix:
+    return np.column_stack([design.features, law_log])
+
+
+def kriging_arrays(name: str, kriging: Kriging) -> Mapping[str, Matrix]:
+    """Return what kriging is made of, to be stored under a name."""
+    scales = kriging.scales
+    return {
+        f"{name}_axes": kriging.axes,
+        f"{name}_values": kriging.values,
+        f"{name}_scales": np.array([*scales.lengths_log, scales.nugget_log, scales.sill_log]),
+    }
+
+
+def kriging_from_arrays(name: str, arrays: Mapping[str, Matrix]) -> Kriging:
+    """Return kriging from what is stored under a name."""
+    *lengths_log, nugget_log, sill_log = arrays[f"{name}_scales"].tolist()
+    scales = Scales(np.array(lengths_log), nugget_log, sill_log)
+    return Kriging(arrays[f"{name}_axes"], arrays[f"{name}_values"], scales)

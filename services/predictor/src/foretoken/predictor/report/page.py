@@ -1,0 +1,232 @@
+"""Write a training report as one HTML page with pictures."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from foretoken.domain.report import (
+    HeldOutCase,
+    OperatorTrainingReport,
+    PredictorTrainingReport,
+    SplitScore,
+)
+from foretoken.page.html import render_sections
+from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.predictor.report.chance import coverage_by_chance
+from foretoken.predictor.report.plots import (
+    draw_coverage,
+    draw_errors,
+    draw_members,
+    draw_operators,
+)
+from foretoken.predictor.report.scoring import merge_splits
+
+# Rows of a picture, and cases of the last table; the report as JSON has all.
+_PICTURED_MAX = 40
+_CASES_MAX = 30
+_CASES_PER_OPERATOR = 3
+
+_SPLIT_MEANINGS = {
+    "inside": "single points left out among measured ones",
+    "gap": "a whole value of a size left out, with all its points",
+    "new configuration": "a whole shape or head configuration left out",
+    "beyond": "the largest sizes left out",
+}
+_HOW_TO_READ = (
+    "Points were left out of training, estimated by models that had not seen them, and compared"
+    " with what was measured. MAPE is the mean size of the error, P90 the error that nine in ten"
+    " points stay below. Coverage is the share of truths inside their interval, which should be"
+    " 90 %. Beside it stands the range that chance alone explains for that many points: ▼ is"
+    " below it, so the intervals promise too much; ▲ is above it, so they are wider than they"
+    " need be. Points that err together stray further than chance says."
+)
+_WHAT_TO_DO = (
+    "Where an error is too large for you or a coverage is marked ▼, measure more there:"
+    " foretoken plan ranks the points that help most for the time they take. An error that is"
+    " large beyond the grid only asks for larger sizes, one in new configurations for shapes like"
+    " yours. Points in the last table that look wrong, rather than hard, are measurements to"
+    " check: foretoken catalog check."
+)
+
+
+def write_page(report: PredictorTrainingReport, path: Path) -> None:
+    """Write the page.
+
+    Raises:
+        OSError: the file cannot be written.
+
+    """
+    path.write_text(render_page(report), encoding="utf-8")
+
+
+def render_page(report: PredictorTrainingReport) -> str:
+    """Return the page as HTML."""
+    judged = sorted(
+        (operator for operator in report.operators if operator.splits),
+        key=lambda operator: -operator.held_out_mape_ratio,
+    )
+    pooled = merge_splits(score for operator in judged for score in operator.splits)
+    sections = [_overview(report, pooled)]
+    if judged:
+        sections += [
+            Section(title="How to read it", intro=_HOW_TO_READ),
+            Section(title="What to do", intro=_WHAT_TO_DO),
+            _by_split(judged, pooled),
+            _by_operator(judged),
+            _scores(judged),
+            _worst(judged),
+        ]
+    return render_sections("Training report", _subtitle(report), sections)
+
+
+def _subtitle(report: PredictorTrainingReport) -> str:
+    made = ""
+    if report.created_at:
+        made = f", made {datetime.fromisoformat(report.created_at):%Y-%m-%d %H:%M} UTC"
+    return (
+        f"Model {report.model_version or 'without a version'}{made}: how far its estimates are off"
+        " on points it was not trained on."
+    )
+
+
+def _overview(report: PredictorTrainingReport, pooled: Sequence[SplitScore]) -> Section:
+    num_held_out = sum(score.num_held_out for score in pooled)
+    facts = [
+        Fact(label="rows", value=f"{report.num_rows:,}", note=report.snapshot_hash[:12]),
+        Fact(
+            label="operators on devices",
+            value=f"{len(report.operators):,}",
+            note=f"{report.num_reused:,} models kept from before",
+        ),
+        Fact(label="training", value=f"{report.cpu_s:,.1f} s", note="of CPU time"),
+        Fact(label="points held out", value=f"{num_held_out:,}"),
+    ]
+    if pooled:
+        first = pooled[0]
+        note = f"P90 {first.p90_ratio:.1%}, of all operators"
+        facts.append(Fact(label=f"MAPE {first.split}", value=f"{first.mape_ratio:.1%}", note=note))
+    warning = "Too few points to leave any out: nothing is known of errors."
+    return Section(title="Model", warning="" if pooled else warning, facts=facts)
+
+
+def _by_split(judged: Sequence[OperatorTrainingReport], pooled: Sequence[SplitScore]) -> Section:
+    return Section(
+        title="By kind of point",
+        pictures=(
+            Picture(
+                svg=draw_errors(pooled),
+                caption="All points of all operators. Left: a line that is right of zero at 50 %"
+                " estimates too slow more often than too fast. Right: the error that a share of"
+                " the points stays below, up to its P90.",
+            ),
+            Picture(
+                svg=draw_coverage(judged, pooled),
+                caption="A mark per operator and device, larger with more points; the bar is all"
+                " together, the grey band what chance explains of it, the dashed line the nominal"
+                " 90 %.",
+            ),
+        ),
+        table=DataTable(
+            headers=("points left out", "how", *_SCORE_HEADERS),
+            rows=[
+                (score.split, _SPLIT_MEANINGS[score.split], *_score_cells(score))
+                for score in pooled
+            ],
+            text_columns=(1,),
+        ),
+    )
+
+
+def _by_operator(judged: Sequence[OperatorTrainingReport]) -> Section:
+    drawn = judged[:_PICTURED_MAX]
+    left_out = len(judged) - len(drawn)
+    rest = f" {left_out} with smaller errors are in the table alone." if left_out else ""
+    pictures = [
+        Picture(svg=draw_operators(drawn), caption=f"The largest error over all comes first.{rest}")
+    ]
+    weighted = [operator for operator in drawn if operator.member_weights]
+    if weighted:
+        caption = (
+            "What the answers are made of: each way of estimating counts by how well it did on"
+            " points left out."
+        )
+        pictures.append(Picture(svg=draw_members(weighted), caption=caption))
+    return Section(title="By operator", pictures=pictures)
+
+
+def _scores(judged: Sequence[OperatorTrainingReport]) -> Section:
+    rows = [
+        (operator.operator, operator.device, score.split, *_score_cells(score))
+        for operator in sorted(judged, key=lambda report: (report.device, report.operator))
+        for score in operator.splits
+    ]
+    headers = ("operator", "device", "points left out", *_SCORE_HEADERS)
+    table = DataTable(headers=headers, rows=rows, text_columns=range(1, 3))
+    return Section(title="By operator, device and kind of point", table=table)
+
+
+def _worst(judged: Sequence[OperatorTrainingReport]) -> Section:
+    cases = [
+        (operator, case) for operator in judged for case in operator.worst[:_CASES_PER_OPERATOR]
+    ]
+    cases.sort(key=lambda found: -_factor(found[1]))
+    return Section(
+        title="Furthest off",
+        intro=f"At most {_CASES_PER_OPERATOR} points of an operator on a device, those with the"
+        " largest ratio of estimate and truth. Times are in µs; ▼ marks an interval that does not"
+        " have the truth in it. The report as JSON has more.",
+        table=DataTable(
+            headers=(
+                "operator", "device", "points left out",
+                "measured", "estimate", "error", "90 % interval", "dimensions",
+            ),
+            rows=[_case_row(operator, case) for operator, case in cases[:_CASES_MAX]],
+            text_columns=(1, 2, 7),
+        ),
+    )  # fmt: skip
+
+
+_SCORE_HEADERS = ("points", "MAPE", "P90", "coverage", "by chance")
+
+
+def _score_cells(score: SplitScore) -> tuple[str | Cell, ...]:
+    low, high = coverage_by_chance(score.num_held_out)
+    return (
+        f"{score.num_held_out:,}",
+        f"{score.mape_ratio:.1%}",
+        f"{score.p90_ratio:.1%}",
+        _coverage_cell(score.interval_coverage_ratio, low, high),
+        f"{low:.1%} - {high:.1%}",
+    )
+
+
+def _coverage_cell(coverage: float, low: float, high: float) -> str | Cell:
+    if coverage < low:
+        return Cell(text=f"▼ {coverage:.1%}", tone="alert")
+    if coverage > high:
+        return Cell(text=f"▲ {coverage:.1%}", tone="calm")
+    return f"{coverage:.1%}"
+
+
+def _case_row(operator: OperatorTrainingReport, case: HeldOutCase) -> tuple[str | Cell, ...]:
+    interval = f"{_time(case.low_us)} - {_time(case.high_us)}"
+    is_covered = case.low_us <= case.measured_us <= case.high_us
+    return (
+        operator.operator,
+        operator.device,
+        case.split,
+        _time(case.measured_us),
+        _time(case.estimate_us),
+        f"{case.estimate_us / case.measured_us - 1:+.0%}",
+        interval if is_covered else Cell(text=f"▼ {interval}", tone="alert"),
+        ", ".join(f"{name}\u00a0{value}" for name, value in case.dims.items()),
+    )
+
+
+def _factor(case: HeldOutCase) -> float:
+    return max(case.estimate_us / case.measured_us, case.measured_us / case.estimate_us)
+
+
+def _time(latency_us: float) -> str:
+    """Return a time with three digits that matter, or all before the point."""
+    return f"{latency_us:,.0f}" if latency_us >= 100 else f"{latency_us:.3g}"  # noqa: PLR2004

@@ -1,0 +1,59 @@
+"""What an estimate rests on where nothing like it was measured on the device asked about."""
+
+from dataclasses import dataclass
+
+from foretoken.domain.hardware.device import DeviceSpec
+from foretoken.domain.operator import OperatorSpec
+
+# Beside collectives, operators whose kernels are written anew for every architecture: what one
+# reaches of its data sheet says little of the next.
+_UNTELLABLE_GROUPS = frozenset({"moe"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grounds:
+    """The measurements that a typical efficiency was learned from; none of them for the default.
+
+    `operators` and `devices` are names, `architectures` those of the devices.
+    """
+
+    operators: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+
+    def has_measured(self, spec: OperatorSpec) -> bool:
+        """Tell whether the very operator was measured, not only others."""
+        return spec.name in self.operators
+
+    def can_tell(self, spec: OperatorSpec, device: DeviceSpec) -> bool:
+        """Tell whether measurements elsewhere say much of an operator on a device.
+
+        MoE and collectives can only be told from the same operator on the same architecture.
+        """
+        if not (spec.is_collective or spec.group in _UNTELLABLE_GROUPS):
+            return True
+        return self.has_measured(spec) and device.architecture in self.architectures
+
+    def describe(self, spec: OperatorSpec, device: DeviceSpec) -> str:
+        """Say in words what an estimate of an operator on a device rests on."""
+        basis = self._name_measurements(spec, device)
+        if self.can_tell(spec, device):
+            return basis
+        return (
+            f"{basis}; {spec.name} on an architecture where nobody measured it "
+            f"({device.architecture}) cannot be told without a measurement"
+        )
+
+    def _name_measurements(self, spec: OperatorSpec, device: DeviceSpec) -> str:
+        if not self.operators:
+            return "the roofline alone"
+        num_others = len(set(self.devices) - {device.name})
+        kind = device.kind.upper() if num_others == 1 else f"{device.kind.upper()}s"
+        elsewhere = f"{num_others} other {kind}"
+        if not self.has_measured(spec):
+            return f"other operators of {elsewhere if num_others else 'this device'}"
+        places = [elsewhere] if num_others else []
+        if device.name in self.devices:
+            # What is asked has no model of its own, so it must differ in one of these.
+            places.append("this device in another number format, pass or topology")
+        return f"{spec.name} on {' and '.join(places)}"

@@ -1,0 +1,301 @@
+"""The commands about estimates, against a predictor elsewhere that remembers what it was asked."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import typer
+
+from foretoken.app.cli.call_words import parse_values
+from foretoken.domain.correction import CorrectedObservation, Correction, CorrectionRequest
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyEstimate,
+    LatencyQuery,
+    LatencyReply,
+    Phase,
+    Provenance,
+)
+from foretoken.domain.explanation import (
+    Contribution,
+    Explanation,
+    MeasuredNeighbour,
+    MemberAnswer,
+)
+from foretoken.domain.job import Job
+from foretoken.domain.job_runner import JobRunner, RunsJobs
+from foretoken.domain.planning import CandidateAxis, PlannedPoint, PlanRequest, ProfilePlan
+from foretoken.domain.ports import ModelVersion, TrainRequest
+from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.surface import LatencySurface, SurfaceQuery
+from foretoken.predictor.servicer import register
+
+_NEAREST = {"m": 512, "n": 4096, "k": 4096}
+_ESTIMATE = LatencyEstimate(
+    latency_us=300.0,
+    low_us=270.0,
+    high_us=330.0,
+    provenance=Provenance.INTERPOLATED,
+    model_version="v2",
+    basis="64 points of vllm 0.19",
+    nearest=_NEAREST,
+    nearest_us=131.0,
+    nearest_octaves=1.0,
+)
+_EXPLANATION = Explanation(
+    estimate=_ESTIMATE,
+    floor_us=4.0,
+    compute_us=208.0,
+    memory_us=72.0,
+    efficiency_ratio=0.693,
+    tier="gap",
+    members=(MemberAnswer(name="trees", latency_us=310.0, weight_ratio=0.75),),
+    contributions=(Contribution(feature="tile_m_fill", value=1.0, factor=0.93),),
+    neighbours=(MeasuredNeighbour(dims=_NEAREST, latency_us=131.0, distance_octaves=1.0),),
+)
+_PLAN = ProfilePlan(
+    points=(PlannedPoint(dims=_NEAREST, latency_us=131.0, gpu_s=0.25, error_ratio=0.05),),
+    num_candidates=8,
+    num_measured=3,
+    error_before_ratio=0.08,
+    error_after_ratio=0.05,
+    gpu_s=0.25,
+)
+_MODELS = tuple(
+    ModelVersion(
+        version=name, created_at="2026", snapshot_hash="abc", num_rows=64, is_active=name == "v2"
+    )
+    for name in ("v2", "v1")
+)
+_CORRECTION = Correction(
+    name="mine",
+    device="a30",
+    created_at="2026",
+    model_version="v2",
+    factors={"": 1.5, "gemm": 1.25},
+    observations=(
+        CorrectedObservation(
+            name="step", observed_us=100.0, raw_us=80.0, corrected_us=101.0, left_out_us=104.0
+        ),
+    )
+    * 2,
+    raw_error_ratio=0.2,
+    corrected_error_ratio=0.01,
+    left_out_error_ratio=0.04,
+)
+
+
+class _Predictor(RunsJobs):
+    """Answers every question alike, and keeps what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(JobRunner(folder))
+        self.asked: list[LatencyQuery | PlanRequest | CorrectionRequest | str] = []
+
+    def predict(self, query: LatencyQuery) -> LatencyReply:
+        self.asked.append(query)
+        factor = 1.5 if query.correction else 1.0
+        (table,) = query.tables
+        columns = LatencyColumns(
+            latency_us=np.array([_ESTIMATE.latency_us]) * factor,
+            low_us=np.array([_ESTIMATE.low_us]) * factor,
+            high_us=np.array([_ESTIMATE.high_us]) * factor,
+            provenance=np.array([_ESTIMATE.provenance.value]),
+            nearest={name: np.array([_NEAREST[name]]) for name in table.columns},
+            nearest_us=np.array([_ESTIMATE.nearest_us]),
+            nearest_octaves=np.array([_ESTIMATE.nearest_octaves]),
+            basis=_ESTIMATE.basis,
+            correction_factor=factor,
+        )
+        return LatencyReply(model_version="v2", tables=(columns,))
+
+    def explain(self, query: LatencyQuery) -> Explanation:
+        self.asked.append(query)
+        return _EXPLANATION
+
+    def plan_profile(self, request: PlanRequest) -> ProfilePlan:
+        self.asked.append(request)
+        return _PLAN
+
+    def create_correction(self, request: CorrectionRequest) -> Correction:
+        self.asked.append(request)
+        return _CORRECTION
+
+    def list_corrections(self) -> tuple[Correction, ...]:
+        return (_CORRECTION,)
+
+    def list_models(self) -> tuple[ModelVersion, ...]:
+        return _MODELS
+
+    def activate_model(self, version: str) -> ModelVersion:
+        self.asked.append(version)
+        return replace(_MODELS[1], is_active=True)
+
+    def tabulate(self, query: SurfaceQuery) -> LatencySurface:
+        raise AssertionError(query)
+
+    def create_training(self, request: TrainRequest) -> Job:
+        raise AssertionError(request)
+
+    def get_training_report(self, job_id: str) -> PredictorTrainingReport:
+        raise AssertionError(job_id)
+
+
+@pytest.fixture
+def predictor(tmp_path: Path) -> _Predictor:
+    """Return a predictor to be asked."""
+    return _Predictor(tmp_path / "jobs")
+
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(predictor: _Predictor, tmp_path: Path) -> Iterator[Run]:
+    """Return a function that runs a command against the predictor and returns its output."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    register(server, predictor)
+    endpoint = f"predictor=127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+
+    def run_program(*words: str) -> str:
+        program = (sys.executable, "-W", "error", "-m", "foretoken.app", "--endpoint", endpoint)
+        outcome = subprocess.run(
+            [*program, *words],
+            env={**os.environ, "FORETOKEN_HOME": str(tmp_path), "COLUMNS": "160"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert outcome.returncode == 0, outcome.stderr
+        return outcome.stdout
+
+    yield run_program
+    server.stop(grace=None).wait()
+
+
+def test_words_say_what_is_asked_and_what_may_answer(run: Run, predictor: _Predictor) -> None:
+    text = run(
+        *("predict", "gemm", "m=1024", "n=4096", "k=4096", "--device", "a30", "--as-measured"),
+        *("dtype=fp8", "variant=quant=fp8_block", "kernel=cublas", "framework=vllm"),
+        *("model_version=v2", "correction=mine"),
+    )
+    (query,) = predictor.asked
+    assert isinstance(query, LatencyQuery)
+    (table,) = query.tables
+    assert (DType.FP8, "quant=fp8_block", "cublas") == (table.dtype, table.variant, table.kernel)
+    expected = ("vllm", "v2", "mine", True)
+    found = (query.framework, query.model_version, query.correction, query.prefer_measured)
+    assert expected == found
+    # The raw figure stands beside the corrected one.
+    assert "uncorrected (µs)" in text
+    assert "450 │              300 " in text
+    assert "rests on 64 points of vllm 0.19" in text
+    assert "nearest measurement: 131 µs at m=512 n=4096 k=4096, a factor 2 away" in text
+
+
+def test_an_explanation_shows_all_it_is_made_of(run: Run) -> None:
+    words = ("predict", "gemm", "m=1024", "n=4096", "k=4096", "--device", "a30", "--explain")
+    text = run(*words)
+    for part in ("launch (µs)", "69.3%", "gap", "trees", "75.0%", "tile_m_fill", "away (octaves)"):
+        assert part in text
+    assert json.loads(run("--output", "json", *words))["neighbours"][0]["dims"] == _NEAREST
+
+
+def test_a_plan_is_a_ranked_table_and_a_file(
+    run: Run, predictor: _Predictor, tmp_path: Path
+) -> None:
+    path = tmp_path / "points.csv"
+    text = run(
+        *("plan", "gemm", "m=1:8,6", "n=4096", "dtype=fp16", "phase=backward", "seed=7"),
+        *("--device", "a30", "--budget", "60", "--max-points", "5", "--points-csv", str(path)),
+    )
+    assert predictor.asked == [
+        PlanRequest(
+            device="a30",
+            operator="gemm",
+            dtype=DType.FP16,
+            phase=Phase.BACKWARD,
+            axes=(
+                CandidateAxis(dim="m", values=(1, 2, 4, 6, 8)),
+                CandidateAxis(dim="n", values=(4096,)),
+            ),
+            budget_gpu_s=60.0,
+            max_num_points=5,
+            seed=7,
+        )
+    ]
+    assert "expected mean error 8.00% -> 5.00% with 1 points in 0.25 GPU seconds" in text
+    with path.open(encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert ("gemm", "fp16", "backward", "512") == tuple(
+        row[name] for name in ("operator", "dtype", "phase", "m")
+    )
+
+
+def test_a_correction_is_shown_beside_what_is_raw(
+    run: Run, predictor: _Predictor, tmp_path: Path
+) -> None:
+    path = tmp_path / "observations.json"
+    call = {"operator": "gemm", "dtype": "bf16", "dims": {"m": 8, "n": 8, "k": 8}, "count": 32}
+    path.write_text(json.dumps([{"name": "step", "observed_us": 100, "calls": [call]}]))
+    text = run("calibrate", "mine", str(path), "--device", "a30", "--by-group")
+    (request,) = predictor.asked
+    assert isinstance(request, CorrectionRequest)
+    (observed,) = request.observations[0].calls
+    assert (True, 32.0, {"m": 8, "n": 8, "k": 8}) == (
+        request.by_group,
+        observed.count,
+        observed.call.dims,
+    )
+    assert "factors: all x1.5, gemm x1.25" in text
+    assert "mean error: raw 20.0%, corrected 1.0%" in text
+    # Each observation's own errors: raw, corrected, left out.
+    assert all(error in text for error in ("-20.0%", " 1.0%", " 4.0%"))
+    assert "all x1.5, gemm x1.25" in run("list", "corrections")
+
+
+def test_versions_are_listed_and_chosen(run: Run, predictor: _Predictor) -> None:
+    rows = json.loads(run("--output", "json", "models", "list"))
+    assert {"v2": "yes", "v1": "-"} == {row["version"]: row["active"] for row in rows}
+    assert "yes" in run("models", "use", "v1")
+    assert ["v1"] == predictor.asked
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("7", (7,)),
+        ("4,1,2,2", (1, 2, 4)),
+        ("1:8", (1, 2, 4, 8)),
+        ("3:20", (3, 6, 12)),
+        ("128:400:128", (128, 256, 384)),
+        ("1:4,100", (1, 2, 4, 100)),
+        ("0:2:1", (0, 1, 2)),
+    ],
+)
+def test_values_are_lists_and_ranges(text: str, expected: tuple[int, ...]) -> None:
+    assert expected == parse_values("m", text)
+
+
+@pytest.mark.parametrize("text", ["0:8", "8:1", "1:8:0", "1:2:3:4", "1:1000000000:1"])
+def test_a_range_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="m: "):
+        parse_values("m", text)
+
+
+def test_a_value_that_is_no_number_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match="m: expected a whole number, got 'many'"):
+        parse_values("m", "1,many")

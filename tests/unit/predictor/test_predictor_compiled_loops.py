@@ -1,0 +1,46 @@
+"""Compiled loops say what their plain counterparts say, with or without a place for their code."""
+
+from collections.abc import Callable
+from types import FunctionType
+
+import numpy as np
+import pytest
+
+from foretoken.predictor.regression.jit import compiled
+from foretoken.predictor.regression.kriging_loop import krige_many
+from foretoken.predictor.regression.kriging_system import krige, krige_few
+
+
+@pytest.mark.parametrize("num_neighbours", [1, 2, 12])
+@pytest.mark.parametrize("num_calls", [1, 16, 37])
+@pytest.mark.parametrize("num_axes", [0, 1, 4])
+def test_many_calls_are_told_as_few_are(num_neighbours: int, num_calls: int, num_axes: int) -> None:
+    """Whether or not their number is one of those that are solved together."""
+    rng = np.random.default_rng(0)
+    places, values = rng.normal(0.0, 2.0, (60, num_axes)), rng.normal(0.0, 1.0, 60)
+    calls = rng.normal(0.0, 5.0, (num_calls, num_axes))
+    neighbours = np.array([rng.permutation(60)[:num_neighbours] for _ in range(num_calls)])
+    few = krige_few(places, values, calls, neighbours, 0.02)
+    many = krige_many(places, values, calls, neighbours, 0.02)
+    assert pytest.approx(few[0], abs=1e-9) == many[0]
+    assert pytest.approx(few[1], rel=1e-9) == many[1]
+
+
+def test_places_far_apart_have_nothing_in_common() -> None:
+    """Where the correlation is too small for a float, a call is told by the mean."""
+    places, calls = np.array([[0.0], [1e6]]), np.full((20, 1), -1e9)
+    mean, variance = krige(places, np.array([1.0, 3.0]), calls, np.tile([0, 1], (20, 1)), 0.1)
+    assert pytest.approx(np.full(20, 2.0)) == mean
+    assert pytest.approx(np.full(20, 1.1 + 1.1 / 2.0)) == variance
+
+
+def test_without_a_place_for_machine_code_loops_are_compiled_all_the_same() -> None:
+    """A function that no file holds has no place beside its source."""
+
+    def double(value: float) -> float:
+        return 2.0 * value
+
+    homeless: Callable[[float], float] = FunctionType(
+        double.__code__.replace(co_filename="/nowhere/loop.py"), {}
+    )
+    assert 6.0 == compiled(homeless)(3.0)
