@@ -239,7 +239,7 @@ def test_points_left_out_are_asked_of_models_that_do_not_know_them() -> None:
 
 
 def train(design: Design, truth_log: _Floats) -> SeriesRegressor:
-    fitter = MemberFitter(CONFIG, 0, learn_member_scales(design, truth_log, 0, None))
+    fitter = MemberFitter(CONFIG, 0, learn_member_scales(design, truth_log, 0))
     members = fitter.fit(design, truth_log).settle()
     return SeriesRegressor(members, np.full((len(Tier), 3), 1.0 / 3.0))
 
@@ -262,21 +262,6 @@ def test_equal_trainings_give_equal_states() -> None:
     assert {name: array.tobytes() for name, array in first.arrays.items()} == {
         name: array.tobytes() for name, array in second.arrays.items()
     }
-
-
-def test_what_other_devices_foretell_is_a_member_where_it_is_given() -> None:
-    """A prior that is off by a constant tells the rest from a dozen points."""
-    known, asked = gemms(12), gemms(200, seed=1)
-
-    def shape(design: Design) -> _Floats:
-        return np.asarray(np.sin(3.0 * design.log_points[:, 0]))
-
-    truth_log = shape(known) + 0.3
-    scales = learn_member_scales(known, truth_log, 0, shape)
-    members = MemberFitter(CONFIG, 0, scales, shape).fit(known, truth_log)
-    answers, _ = members.answer(asked)
-    assert members.names == ("trees", "kriging", "steps", "prior")
-    assert mape(answers[:, -1], shape(asked) + 0.3) < 0.01
 
 
 def test_kriging_tells_a_measured_point_from_those_around_it() -> None:

@@ -224,8 +224,11 @@ class PredictorService(RunsJobs):
         kept_rows = MeasurementFilter(snapshot=snapshot.content_hash)
         found = read_series(self._catalog.read_measurements(kept_rows))
         if not found:
+            asked = [text for text in (request.operator, request.device) if text]
+            of_what = f" of {' on '.join(asked)}" if asked else ""
             raise InvalidRequestError(
-                "the catalog has no rows to train on; profile a device or import measurements"
+                f"the catalog has no rows{of_what} to train on; profile a device or import "
+                f"measurements"
             )
         trained = train_models(found, request, self._library.active, self._config, progress)
         models = self._library.keep(

@@ -20,9 +20,15 @@ from foretoken.predictor.held_out import report_errors, to_errors
 from foretoken.predictor.honesty.calibration import Calibration, calibrate
 from foretoken.predictor.honesty.coverage import CoverageMap, Tier, map_coverage
 from foretoken.predictor.neighbours import PointIndex
-from foretoken.predictor.regression.cross_validation import Answers, CrossValidation, Unseen
+from foretoken.predictor.regression.cross_validation import (
+    Answers,
+    CrossValidation,
+    Heartbeat,
+    Unseen,
+    no_heartbeat,
+)
 from foretoken.predictor.regression.curves import fit_curve_regressor, has_curves
-from foretoken.predictor.regression.member import MemberFitter, Prior, learn_member_scales
+from foretoken.predictor.regression.member import NAMES, MemberFitter, learn_member_scales
 from foretoken.predictor.regression.mixture import learn_shares
 from foretoken.predictor.regression.monotone import MonotoneFloor, learn_floor
 from foretoken.predictor.regression.prediction import Regressor
@@ -52,19 +58,17 @@ class SeriesModel:
 
 
 def train_series(
-    series: Series, config: PredictorConfig, seed: int, prior: Prior | None = None
+    series: Series, config: PredictorConfig, seed: int, heartbeat: Heartbeat = no_heartbeat
 ) -> SeriesModel:
     """Train on all points; the folds that measure it train models of their own.
 
-    `prior` tells what other devices foretell of a call.
+    `heartbeat` is called before every fold; what it raises ends the training.
     """
     spec = series.key.spec
     design = build_design(spec, series.columns, series.key.target)
     log_ratio = np.log(series.latency_us / design.base_us)
-    validation = CrossValidation(spec, design, log_ratio, seed)
-    trained = (
-        _train_curves(validation) if has_curves(spec) else _train_members(validation, config, prior)
-    )
+    validation = CrossValidation(spec, design, log_ratio, seed, heartbeat)
+    trained = _train_curves(validation) if has_curves(spec) else _train_members(validation, config)
     errors = to_errors(trained.unseen, trained.shares)
     with np.errstate(divide="ignore"):
         roofline_ratio = np.min(series.latency_us / design.roofline_us)
@@ -123,18 +127,16 @@ def _train_curves(validation: CrossValidation) -> _Trained:
     return _Trained(regressor, unseen, np.ones((len(Tier), 1)), ("curves",))
 
 
-def _train_members(
-    validation: CrossValidation, config: PredictorConfig, prior: Prior | None
-) -> _Trained:
+def _train_members(validation: CrossValidation, config: PredictorConfig) -> _Trained:
     design, log_ratio, seed = validation.design, validation.log_ratio, validation.seed
-    scales = learn_member_scales(design, log_ratio, seed, prior)
-    quick = MemberFitter(replace(config, booster=config.booster.quick), seed, scales, prior)
+    scales = learn_member_scales(design, log_ratio, seed)
+    quick = MemberFitter(replace(config, booster=config.booster.quick), seed, scales)
 
     def ask(known: Design, log_ratio: FloatColumn, asked: Design, _tiers: IntColumn) -> Answers:
         answers, deviation_log = quick.fit(known, log_ratio).answer(asked)
         return answers, spread(answers, deviation_log)
 
-    members = MemberFitter(config, seed, scales, prior).fit(design, log_ratio).settle()
+    members = MemberFitter(config, seed, scales).fit(design, log_ratio).settle()
     unseen = list(validation.leave_out(ask))
-    shares = learn_shares(unseen, len(members.names))
-    return _Trained(SeriesRegressor(members, shares), unseen, shares, members.names)
+    shares = learn_shares(unseen, len(NAMES))
+    return _Trained(SeriesRegressor(members, shares), unseen, shares, NAMES)

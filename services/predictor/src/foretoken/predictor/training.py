@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.ports import TrainRequest
@@ -54,11 +55,14 @@ def train_models(
     trained: dict[SeriesKey, SeriesModel] = {}
     num_reused = 0
     for ratio, label, series in _with_progress(found):
-        progress.update(_READ_RATIO + _SERIES_RATIO * ratio, label)
+        heartbeat = partial(progress.update, _READ_RATIO + _SERIES_RATIO * ratio, label)
+        heartbeat()
         pool = library.find(series.key) if may_borrow(series) else None
         same = known.get(hash_borrowing(series, pool, config, request.seed))
         num_reused += same is not None
-        trained[series.key] = same or train_borrowing_series(series, pool, config, request.seed)
+        trained[series.key] = same or train_borrowing_series(
+            series, pool, config, request.seed, heartbeat
+        )
     series_models = dict(sorted({**kept, **trained}.items()))
     progress.update(_READ_RATIO + _SERIES_RATIO, "learning typical efficiencies")
     transfers = train_transfers(list(own_models(series_models)), config, request.seed)

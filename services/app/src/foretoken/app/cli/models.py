@@ -43,4 +43,4 @@ def _print_models(state: CliState, models: Sequence[ModelVersion]) -> None:
         )
         for model in models
     ]
-    state.print_rows("Latency models", ("version", "active", "created", "rows", "snapshot"), rows)
+    state.print_rows("Latency models", ("version", "active", "created", "points", "snapshot"), rows)

@@ -23,6 +23,14 @@ Answers: TypeAlias = tuple[Matrix, FloatColumn]
 Ask: TypeAlias = Callable[[Design, FloatColumn, Design, IntColumn], Answers]
 
 
+# Called now and then by long work; what it raises ends the work.
+Heartbeat: TypeAlias = Callable[[], None]
+
+
+def no_heartbeat() -> None:
+    """Do nothing: nobody watches."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unseen:
     """Points left out of training: what every member said of them, and the truth."""
@@ -46,11 +54,13 @@ class CrossValidation:
     design: Design
     log_ratio: FloatColumn
     seed: int
+    heartbeat: Heartbeat = no_heartbeat
 
     def leave_out(self, ask: Ask) -> Iterator[Unseen]:
         """Yield what is said of the points outside each split."""
         rng = np.random.default_rng(self.seed)
         for split in split_points(self.spec, self.design, self.seed):
+            self.heartbeat()
             inside = _thin(np.arange(len(split.inside)), _MAX_INSIDE, rng)
             outside = _thin(np.arange(len(split.outside)), _MAX_OUTSIDE, rng)
             rows = split.inside[inside], split.outside[outside]

@@ -3,11 +3,10 @@
 The law of the work comes first. Trees and kriging both learn what it leaves over: trees know
 steps and many features, kriging knows how near the measured points are. Further trees with constant
 leaves do without the law: where it is far off beyond the measured range, the ratio to the base
-latency at the end of the range holds better. Where other devices are known, kriging also learns
-what this device adds to what they foretell.
+latency at the end of the range holds better.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,16 +21,7 @@ from foretoken.predictor.roofline import FloatColumn
 # The place of the trees that do without the law among the members.
 STEPS = 2
 
-# What other devices foretell of a call: log(latency / base).
-Prior = Callable[[Design], FloatColumn]
-
-
-@dataclass(frozen=True, slots=True)
-class MemberScales:
-    """How far values stay alike, of what the law leaves over and of what the prior does."""
-
-    law: Scales
-    prior: Scales | None
+NAMES = ("trees", "kriging", "steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +32,13 @@ class Members:
     trees: Trees
     steps: Trees
     kriging: Kriging
-    prior: Prior | None = None
-    prior_kriging: Kriging | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the members."""
-        own = ("trees", "kriging", "steps")
-        return own if self.prior is None else (*own, "prior")
 
     def settle(self) -> "Members":
         """Return the members as they are after a restart."""
         return replace(self, trees=self.trees.settle(), steps=self.steps.settle())
 
     def answer(self, design: Design) -> tuple[Matrix, FloatColumn]:
-        """Return the log ratio of every call by every member, and kriging's deviation."""
+        """Return the log ratio of every call by each of `NAMES`, and kriging's deviation."""
         law_log = self.law.log_ratio(design)
         residual_log, deviation_log = self.kriging.predict(design.axes)
         answers = [
@@ -64,30 +46,22 @@ class Members:
             law_log + residual_log,
             self.steps.predict(design.features),
         ]
-        if self.prior is not None and self.prior_kriging is not None:
-            answers.append(self.prior(design) + self.prior_kriging.predict(design.axes)[0])
         return np.column_stack(answers), deviation_log
 
 
-def learn_member_scales(
-    design: Design, log_ratio: FloatColumn, seed: int, prior: Prior | None
-) -> MemberScales:
-    """Return the scales of a series; those of parts of it differ little."""
+def learn_member_scales(design: Design, log_ratio: FloatColumn, seed: int) -> Scales:
+    """Return kriging's scales for a series; those of parts of it differ little."""
     residual_log = log_ratio - fit_regimes(design, log_ratio).log_ratio(design)
-    of_law = learn_scales(design.axes, residual_log, seed)
-    if prior is None:
-        return MemberScales(of_law, None)
-    return MemberScales(of_law, learn_scales(design.axes, log_ratio - prior(design), seed))
+    return learn_scales(design.axes, residual_log, seed)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberFitter:
-    """Trains members; scales and prior are of the whole series."""
+    """Trains members; the scales are of the whole series."""
 
     config: PredictorConfig
     seed: int
-    scales: MemberScales
-    prior: Prior | None = None
+    scales: Scales
 
     def fit(self, design: Design, log_ratio: FloatColumn) -> Members:
         """Train on measured points."""
@@ -97,11 +71,7 @@ class MemberFitter:
         trees = grow_trees(_features(design, law_log), residual_log, self.config, self.seed)
         as_steps = replace(self.config, booster=self.config.booster.steps)
         steps = grow_trees(design.features, log_ratio, as_steps, self.seed)
-        kriging = Kriging(design.axes, residual_log, self.scales.law)
-        if self.prior is None or self.scales.prior is None:
-            return Members(law, trees, steps, kriging)
-        of_prior = Kriging(design.axes, log_ratio - self.prior(design), self.scales.prior)
-        return Members(law, trees, steps, kriging, self.prior, of_prior)
+        return Members(law, trees, steps, Kriging(design.axes, residual_log, self.scales))
 
 
 def _features(design: Design, law_log: FloatColumn) -> Matrix:

@@ -6,9 +6,9 @@ import numpy as np
 
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.regression.member import (
+    NAMES,
     STEPS,
     Members,
-    Prior,
     kriging_arrays,
     kriging_from_arrays,
 )
@@ -28,20 +28,18 @@ class SeriesRegressor:
     def predict(self, design: Design, tiers: IntColumn) -> Prediction:
         """Return the prediction of every call."""
         answers, deviation_log = self.members.answer(design)
-        columns = dict(zip(self.members.names, answers.T, strict=True))
+        columns = dict(zip(NAMES, answers.T, strict=True))
         log_ratio = mix(answers, self.shares, tiers)
         return Prediction(log_ratio, spread(answers, deviation_log), columns)
 
     def to_state(self) -> RegressorState:
-        """Return what the model is made of, but for the prior."""
+        """Return what the model is made of."""
         members = self.members
         arrays = {
             **members.law.to_arrays(),
             "shares": self.shares,
             **kriging_arrays("kriging", members.kriging),
         }
-        if members.prior_kriging is not None:
-            arrays |= kriging_arrays("prior", members.prior_kriging)
         grown = {"trees": members.trees, "steps": members.steps}
         texts = {name: trees.text for name, trees in grown.items() if trees.text}
         numbers: dict[str, float] = {}
@@ -50,19 +48,14 @@ class SeriesRegressor:
         return RegressorState(arrays, texts, numbers)
 
     @classmethod
-    def from_state(
-        cls, state: RegressorState, num_threads: int, prior: Prior | None = None
-    ) -> "SeriesRegressor":
-        """Return the model; `prior` is the one that it was trained with."""
+    def from_state(cls, state: RegressorState, num_threads: int) -> "SeriesRegressor":
+        """Return the model that a state was taken from."""
         arrays = state.arrays
-        has_prior = prior is not None and "prior_axes" in arrays
         members = Members(
             Regimes.from_arrays(arrays),
             _load_trees("trees", state, num_threads),
             _load_trees("steps", state, num_threads),
             kriging_from_arrays("kriging", arrays),
-            prior if has_prior else None,
-            kriging_from_arrays("prior", arrays) if has_prior else None,
         )
         return cls(members, arrays["shares"])
 

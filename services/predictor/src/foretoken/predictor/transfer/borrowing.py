@@ -11,6 +11,7 @@ import numpy as np
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.honesty.coverage import Tier
+from foretoken.predictor.regression.cross_validation import Heartbeat, no_heartbeat
 from foretoken.predictor.regression.prediction import Prediction, Regressor, RegressorState
 from foretoken.predictor.roofline import IntColumn
 from foretoken.predictor.trainer import SeriesModel, hash_training, train_series
@@ -101,13 +102,17 @@ def hash_borrowing(
 
 
 def train_borrowing_series(
-    series: Series, pool: DonorPool | None, config: PredictorConfig, seed: int
+    series: Series,
+    pool: DonorPool | None,
+    config: PredictorConfig,
+    seed: int,
+    heartbeat: Heartbeat = no_heartbeat,
 ) -> SeriesModel:
     """Train the series' own model and, where it may gain, the pooled one beside it.
 
     Bounds are those of the own model, on points it had not seen: with few points rather too wide.
     """
-    own = train_series(series, config, seed)
+    own = train_series(series, config, seed, heartbeat)
     if pool is None or not may_borrow(series):
         return own
     own = dataclasses.replace(own, content_hash=hash_borrowing(series, pool, config, seed))
