@@ -75,3 +75,11 @@ def test_few_calls_and_many_find_the_same() -> None:
     asked = 2 ** rng.integers(3, 11, (60, 3))
     few = [floor.floor_us(asked[start : start + 5]) for start in range(0, 60, 5)]
     assert floor.floor_us(asked).tolist() == np.concatenate(few).tolist()
+
+
+def test_a_configuration_of_many_points_keeps_its_slowest() -> None:
+    m = np.arange(1, 1001)
+    points = np.stack([m, np.full(1000, 64), np.full(1000, 64)], axis=1)
+    floor = learn_floor(GEMM, points, m.astype(float))
+    assert len(floor.points) <= 256
+    assert floor.floor_us(np.array([[5000, 64, 64]])).tolist() == [1000.0]
