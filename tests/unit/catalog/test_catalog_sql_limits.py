@@ -14,6 +14,7 @@ from catalog_rows import batches, gemms, run
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import (
+    CatalogBusyError,
     ForetokenError,
     InvalidRequestError,
     QueryLimitError,
@@ -68,7 +69,11 @@ def limited(tmp_path: Path) -> Iterator[Callable[..., CatalogService]]:
 
 
 class _Recorder:
-    """Records a run of batch after batch until it is stopped."""
+    """Records a run of batch after batch until it is stopped.
+
+    As clients do, it sends again what found the catalog busy: a query may hold all memory for the
+    moment in which a batch needs some.
+    """
 
     def __init__(self, catalog: CatalogService) -> None:
         self._stopped = threading.Event()
@@ -95,6 +100,8 @@ class _Recorder:
         while not self._stopped.is_set() and self.error is None:
             try:
                 list(catalog.record(run(f"run-{self.num_batches}"), batches(rows)))
+            except CatalogBusyError:
+                continue
             except ForetokenError as err:
                 self.error = err
             self.num_batches += 1

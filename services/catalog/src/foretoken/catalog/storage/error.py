@@ -61,7 +61,12 @@ _MEANINGS: Meanings = (
         CatalogBusyError,
         "was closed while it was read; open it and ask again",
     ),
-    (("out of memory",), CatalogBusyError, "has no memory left; raise memory_limit"),
+    # A commit that finds none names only the setting.
+    (
+        ("out of memory", "set memory_limit"),
+        CatalogBusyError,
+        "has no memory left; raise memory_limit",
+    ),
 )
 _DAMAGE = (
     duckdb.IOException,
