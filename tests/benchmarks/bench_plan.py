@@ -16,7 +16,6 @@ from accuracy.source import AICONFIGURATOR, import_sources
 from accuracy.table import Integers, Mask, split_into_tables, take
 from accuracy.trial import CONFIG
 
-from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.honesty.coverage import Tier
 from foretoken.predictor.planning.ranking import PlanQuestion, rank_points
 from foretoken.predictor.regression.kriging import Scales, learn_scales
@@ -43,7 +42,7 @@ class Table:
     def __init__(self, series: Series) -> None:
         """Build the design of every point."""
         self.series = series
-        self.design = design_of(series)
+        self.design = series.design
         self.log_ratio = np.log(series.latency_us / self.design.base_us)
 
     def error_ratio(self, chosen: Integers, pool: DonorPool | None) -> float:
@@ -92,11 +91,6 @@ class Table:
             per_dim += 1
             rows = _grid_rows(self.design.points, per_dim)
         return np.flatnonzero(rows)
-
-
-def design_of(series: Series) -> Design:
-    """Return the design of all points of a series."""
-    return build_design(series.key.spec, series.columns, series.key.target)
 
 
 def _grid_rows(points: Integers, per_dim: int) -> Mask:

@@ -1,19 +1,21 @@
 """Latency surfaces as messages: the axes go once, the estimates come back as columns."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
+from foretoken.domain.axis import Axis
 from foretoken.domain.surface import LatencySurface, SurfaceQuery
 from foretoken.wire import columns
 
 
-def grid_columns(query: SurfaceQuery) -> dict[str, npt.NDArray[np.int64]]:
+def grid_columns(axes: Sequence[Axis]) -> dict[str, npt.NDArray[np.int64]]:
     """Return the grid's points as columns by dimension, the last axis varying fastest."""
-    meshes = np.meshgrid(*(axis.values for axis in query.axes), indexing="ij")
+    meshes = np.meshgrid(*(axis.values for axis in axes), indexing="ij")
     return {
-        axis.dim: mesh.reshape(-1).astype(np.int64)
-        for axis, mesh in zip(query.axes, meshes, strict=True)
+        axis.dim: mesh.reshape(-1).astype(np.int64) for axis, mesh in zip(axes, meshes, strict=True)
     }
 
 

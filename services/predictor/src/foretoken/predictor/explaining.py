@@ -20,7 +20,7 @@ from foretoken.predictor.honesty.coverage import Tier
 from foretoken.predictor.model_set import ModelSet, Wanted
 from foretoken.predictor.query_columns import read_columns
 from foretoken.predictor.query_target import find_target
-from foretoken.predictor.regression.member import Members
+from foretoken.predictor.regression.member import Members, tree_inputs
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
 from foretoken.predictor.roofline import FloatColumn, compute_limits
 from foretoken.predictor.trainer import SeriesModel
@@ -120,7 +120,7 @@ def _contributions(members: Members, series: Series, design: Design) -> Iterator
         return np.asarray(inputs[:, -1] + members.trees.predict(inputs))
 
     def inputs_of(calls: Design) -> Matrix:
-        return np.column_stack([calls.features, members.law.log_ratio(calls)])
+        return tree_inputs(calls, members.law.log_ratio(calls))
 
     spec, call = series.key.spec, inputs_of(design)[0]
     moves_log = attribute(answer, call, inputs_of(_background(series)))

@@ -12,7 +12,6 @@ import threading
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,7 +35,6 @@ from foretoken.predictor.model_store import read_models, write_models
 _log = logging.getLogger(__name__)
 
 _KIND = "latency_models"
-_PIECE_BYTES = 2 * 1024 * 1024
 
 
 class ModelLibrary:
@@ -133,7 +131,7 @@ class ModelLibrary:
         )
         unpack_folder(content, self._folder / artifact.name)
         # The same models may have been kept before.
-        return self._fetch(self._catalog.store_artifact(artifact, _pieces(content)))
+        return self._fetch(self._catalog.store_artifact(artifact, (content,)))
 
     def take_up(self, models: ModelSet) -> Artifact:
         """Make models that are kept the ones that answer, for every predictor of the catalog."""
@@ -220,11 +218,6 @@ def _unreadable(version: str, err: Exception) -> CorruptCatalogError:
     return CorruptCatalogError(
         f"the model version {version} cannot be read ({err!r}): activate another, or train"
     )
-
-
-def _pieces(content: bytes) -> Iterator[bytes]:
-    for start in range(0, len(content), _PIECE_BYTES):
-        yield content[start : start + _PIECE_BYTES]
 
 
 def _describe(artifact: Artifact) -> ModelVersion:

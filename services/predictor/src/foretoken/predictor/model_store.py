@@ -19,7 +19,7 @@ import numpy.typing as npt
 from foretoken.domain import schema
 from foretoken.domain.errors import NotTrainedError
 from foretoken.domain.report import OperatorTrainingReport
-from foretoken.predictor.features import FEATURE_REVISION, build_design
+from foretoken.predictor.features import FEATURE_REVISION
 from foretoken.predictor.honesty.calibration import Calibration
 from foretoken.predictor.honesty.coverage import map_coverage
 from foretoken.predictor.model_set import ModelSet
@@ -114,7 +114,7 @@ def _read_series(folder: Path, entry: Mapping[str, Any], num_threads: int) -> Se
         series=series,
         regressor=_read_regressor(folder, entry, arrays, num_threads),
         index=PointIndex(series.points),
-        coverage=map_coverage(key.spec, build_design(key.spec, series.columns, key.target)),
+        coverage=map_coverage(key.spec, series.design),
         calibration=Calibration(
             arrays["bin_edges_us"], arrays["bin_ratio"], entry["spread_power"], arrays["tier_log"]
         ),

@@ -147,7 +147,7 @@ class PredictorService(RunsJobs):
 
     def tabulate(self, query: SurfaceQuery) -> LatencySurface:
         """Return estimates of one operator over a grid of its dimensions."""
-        reply = self.predict(query.to_query(grid_columns(query)))
+        reply = self.predict(query.to_query(grid_columns(query.axes)))
         return LatencySurface(
             axes=query.axes, estimates=reply.tables[0], model_version=reply.model_version
         )

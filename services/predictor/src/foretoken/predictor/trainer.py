@@ -13,7 +13,6 @@ from foretoken.predictor.features import (
     FEATURE_REVISION,
     Design,
     Matrix,
-    build_design,
     feature_names,
 )
 from foretoken.predictor.held_out import report_errors, to_errors
@@ -65,7 +64,7 @@ def train_series(
     `heartbeat` is called before every fold; what it raises ends the training.
     """
     spec = series.key.spec
-    design = build_design(spec, series.columns, series.key.target)
+    design = series.design
     log_ratio = np.log(series.latency_us / design.base_us)
     validation = CrossValidation(spec, design, log_ratio, seed, heartbeat)
     trained = _train_curves(validation) if has_curves(spec) else _train_members(validation, config)

@@ -17,6 +17,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.measurement import ArrowStream
 from foretoken.domain.operator import OperatorSpec, all_operators, find_operator
+from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.roofline import Columns, FloatColumn, Target
 from foretoken.wire.arrow import dims_to_columns, read_table
 
@@ -85,6 +86,11 @@ class Series:
         """The points as columns by dimension."""
         names = self.key.spec.dim_names
         return {name: self.points[:, index] for index, name in enumerate(names)}
+
+    @property
+    def design(self) -> Design:
+        """The points as models take them, worked out anew."""
+        return build_design(self.key.spec, self.columns, self.key.target)
 
     @property
     def content_hash(self) -> str:

@@ -1,6 +1,5 @@
 """A plan of what to profile next, for the models there are."""
 
-import itertools
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -9,6 +8,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import LatencyQuery, LatencyReply, OperatorTable
 from foretoken.domain.operator import OperatorSpec, find_operator
 from foretoken.domain.planning import PlannedPoint, PlanRequest, ProfilePlan
+from foretoken.domain.units import US_PER_S
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.honesty.coverage import hash_rows
 from foretoken.predictor.model_set import ModelSet, Wanted
@@ -19,13 +19,13 @@ from foretoken.predictor.query_target import find_target
 from foretoken.predictor.regression.kriging import Scales, learn_scales
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
 from foretoken.predictor.trainer import SeriesModel
+from foretoken.wire.surfaces import grid_columns
 
 Predict = Callable[[LatencyQuery], LatencyReply]
 
 # What it takes to time a point: warming up and settling, then calls until the median is steady.
 # Source: the profiler's own protocol, at least 25 ms and 10 calls, mostly two to three times that.
 _SETTLE_S, _NUM_CALLS = 0.05, 25.0
-_US_PER_S = 1e6
 
 # How many points of a series serve to learn how far errors stay alike.
 _MAX_SCALED = 2_000
@@ -51,10 +51,10 @@ def plan_profile(models: ModelSet, request: PlanRequest, predict: Predict) -> Pr
     columns = read_columns(spec, _candidates(spec, request))
     design = build_design(spec, columns, target)
     model = _find_model(models, spec, target, request)
-    known = _design_of(model) if model else design.take(np.arange(0))
+    known = model.series.design if model else design.take(np.arange(0))
     is_new = ~np.isin(hash_rows(design.points), hash_rows(known.points))
     latency_us = _price(request, columns, predict)
-    gpu_s = (_SETTLE_S + _NUM_CALLS * latency_us / _US_PER_S) * _num_gpus(columns)
+    gpu_s = (_SETTLE_S + _NUM_CALLS * latency_us / US_PER_S) * _num_gpus(columns)
     ranking = rank_points(
         PlanQuestion(
             candidates=design.axes[is_new],
@@ -90,9 +90,7 @@ def plan_profile(models: ModelSet, request: PlanRequest, predict: Predict) -> Pr
 
 def _candidates(spec: OperatorSpec, request: PlanRequest) -> Mapping[str, IntColumn]:
     if request.axes:
-        values = {axis.dim: axis.values for axis in request.axes}
-        points = list(itertools.product(*values.values()))
-        return dict(zip(values, np.array(points, dtype=np.int64).T, strict=True))
+        return grid_columns(request.axes)
     swept = list(spec.sweep(False))
     if not swept:
         reason = f"{spec.name} has no sweep of its own: say which values may be measured"
@@ -117,17 +115,12 @@ def _largest(models: ModelSet, spec: OperatorSpec, target: Target) -> SeriesMode
     return max(others, key=lambda model: len(model.series.points), default=None)
 
 
-def _design_of(model: SeriesModel) -> Design:
-    key = model.series.key
-    return build_design(key.spec, model.series.columns, key.target)
-
-
 def _learn_scales(model: SeriesModel | None, candidates: Design, seed: int) -> Scales:
     """Return how far errors stay alike: as in a series, or as one knows before any measurement."""
     if model is None:
         lengths_log = np.zeros(candidates.axes.shape[1])
         return Scales(lengths_log, _UNKNOWN_NUGGET_LOG, _UNKNOWN_SILL_LOG)
-    design = _design_of(model)
+    design = model.series.design
     rows = thin_rows(design.num_rows, _MAX_SCALED, seed)
     log_ratio = np.log(model.series.latency_us / design.base_us)
     return learn_scales(design.axes[rows], log_ratio[rows], seed)

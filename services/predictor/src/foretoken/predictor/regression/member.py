@@ -42,7 +42,7 @@ class Members:
         law_log = self.law.log_ratio(design)
         residual_log, deviation_log = self.kriging.predict(design.axes)
         answers = [
-            law_log + self.trees.predict(_features(design, law_log)),
+            law_log + self.trees.predict(tree_inputs(design, law_log)),
             law_log + residual_log,
             self.steps.predict(design.features),
         ]
@@ -68,13 +68,14 @@ class MemberFitter:
         law = fit_regimes(design, log_ratio)
         law_log = law.log_ratio(design)
         residual_log = log_ratio - law_log
-        trees = grow_trees(_features(design, law_log), residual_log, self.config, self.seed)
+        trees = grow_trees(tree_inputs(design, law_log), residual_log, self.config, self.seed)
         as_steps = replace(self.config, booster=self.config.booster.steps)
         steps = grow_trees(design.features, log_ratio, as_steps, self.seed)
         return Members(law, trees, steps, Kriging(design.axes, residual_log, self.scales))
 
 
-def _features(design: Design, law_log: FloatColumn) -> Matrix:
+def tree_inputs(design: Design, law_log: FloatColumn) -> Matrix:
+    """Return what the trees over the law see of every call, what the law says last."""
     return np.column_stack([design.features, law_log])
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from foretoken.predictor.config import PredictorConfig
-from foretoken.predictor.features import Design, build_design
+from foretoken.predictor.features import Design
 from foretoken.predictor.honesty.coverage import Tier
 from foretoken.predictor.regression.cross_validation import Heartbeat, no_heartbeat
 from foretoken.predictor.regression.prediction import Prediction, Regressor, RegressorState
@@ -126,7 +126,7 @@ def train_borrowing_series(
 
 def _learn_share(series: Series, pool: DonorPool, config: PredictorConfig, seed: int) -> float:
     """Return the own model's share that errs least on points left out."""
-    design = _design(series)
+    design = series.design
     num_rows = design.num_rows
     truth_log = np.log(series.latency_us / design.base_us)
     own_log, pooled_log = np.empty(num_rows), np.empty(num_rows)
@@ -154,12 +154,8 @@ def _learn_share(series: Series, pool: DonorPool, config: PredictorConfig, seed:
 
 
 def _fit(pool: DonorPool, series: Series, config: PredictorConfig, seed: int) -> PooledModel:
-    design = _design(series)
+    design = series.design
     return pool.fit(design, np.log(series.latency_us / design.base_us), config, seed)
-
-
-def _design(series: Series) -> Design:
-    return build_design(series.key.spec, series.columns, series.key.target)
 
 
 def _prefix(beginning: str, parts: Mapping[str, _Part]) -> dict[str, _Part]:

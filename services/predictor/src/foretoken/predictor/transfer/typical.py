@@ -13,7 +13,7 @@ import numpy as np
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.operator import OperatorSpec
 from foretoken.predictor.config import PredictorConfig
-from foretoken.predictor.features import Design, Matrix, build_design
+from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.honesty.calibration import quantiles
 from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.roofline import FloatColumn
@@ -117,7 +117,7 @@ def train_transfers(
 
 def _sample(model: SeriesModel, group: str, seed: int) -> _Sample:
     key = model.series.key
-    design = build_design(key.spec, model.series.columns, key.target)
+    design = model.series.design
     log_ratio = np.log(model.series.latency_us / design.base_us)
     num_rows = min(design.num_rows, _MAX_ROWS_PER_SERIES)
     rows = np.random.default_rng(seed).choice(design.num_rows, num_rows, replace=False)
