@@ -31,6 +31,7 @@ BASE ?= main
 DOCKERFILES := $(wildcard services/*/Dockerfile)
 LAKE_TESTS := $(addprefix tests/,contract/test_contract_catalog_lake.py contract/test_contract_catalog_admin.py unit/catalog/test_catalog_lake.py)
 BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_*.py))
+SERVING_BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_serving_*.py))
 
 # $(call missing,tool,what was to be checked): a tool that is not here is an error in CI only.
 missing = { echo "SKIPPED $(2): $(1) is not on this machine" >&2; test -z "$${CI:-}"; }
@@ -129,6 +130,10 @@ docs-check: setup ## run the code blocks of README and docs, follow their links
 .PHONY: bench
 bench: setup ## run the benchmarks; they print ratios and judge nothing
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+.PHONY: bench-serving
+bench-serving: setup ## serving simulations beside measured engines and other simulators (minutes)
+	@for script in $(SERVING_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 .PHONY: bench-accuracy
 bench-accuracy: setup ## the predictor's errors by operator and split, beside its peers (minutes)

@@ -32,6 +32,7 @@ from foretoken.domain.hardware.sourced import strip_sources
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.plugins import parse_yaml
 from foretoken.predictor.config import PredictorConfig
+from foretoken.simulator.config import SimulatorConfig
 
 _ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -156,6 +157,7 @@ def test_the_keys_of_services_are_shown_with_their_defaults() -> None:
     defaults = {
         "catalog": schema.encode(CatalogConfig(path="catalog.duckdb")),
         "predictor": schema.encode(PredictorConfig(state_folder="predictor")),
+        "simulator": schema.encode(SimulatorConfig(state_folder="simulator")),
     }
     assert services == {
         service: {key: defaults[service].get(key) for key in section}

@@ -1,80 +1,207 @@
-"""Simulated requests and serving steps per CPU second, on the first 2,000 Splitwise requests.
+"""CPU time of whole serving simulations and of their engines alone, beside other simulators.
 
-Qwen2 7B on one A30 under Vidur's limits, operator latencies from the data sheet. Needs
-../shared/data; without it the same number of synthetic requests is taken.
+The first 2,000 and 10,000 Splitwise requests, and up to 100,000 synthetic ones, one A100 with
+Llama 2 7B. Whole is what a job does: resolve the workload, ask for the costs (of the data sheet
+here, not the predictor's), run, report, tables, with every metric on. Engines alone is the compiled
+kernel with flat costs. Each workload has a process of its own that loads compiled code and does not
+compile; what compiling takes is said apart. Without ../shared/data only synthetic requests run.
 """
 
+import csv
+import os
 import sys
+import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
 
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import EngineSpec, ServingScenario
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
-from foretoken.simulator.latency_surfaces import LatencySurfaces, fetch_surfaces, surface_spec
-from foretoken.simulator.serving.arrivals.trace import load_trace
-from foretoken.simulator.serving.simulation import simulate_serving
+import numpy as np
 
-_TESTS = Path(__file__).resolve().parents[1]
-_TRACE = _TESTS.parents[1] / "shared/data/vidur/traces/splitwise_conv_first2000.csv"
-# Vidur on this workload and kind of machine, from its own timing: run_cpu_s, batches.
-_VIDUR_REQUESTS_PER_S, _VIDUR_STEPS_PER_S = 340, 4400
-_NUM_ROUNDS = 5
+from foretoken.domain.engine import EngineSpec, find_engine
+from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply, OperatorTable
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.roofline import compute_terms
+from foretoken.domain.job_runner import JobProgress
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.operator import find_operator
+from foretoken.domain.ports import PredictorPort
+from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.slo import Slo
+from foretoken.domain.workload import LengthSpec, Request, WorkloadSpec
+from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
+from foretoken.simulator.serving.deployment import run_deployment, warm_up
+from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import ServingResult, simulate_serving
+from foretoken.simulator.serving.workload import resolve_workload
+
+T = TypeVar("T")
+_TRACES = Path(__file__).resolve().parents[3] / "shared/data/vidur/traces"
+# Requests per CPU second of others on this kind of machine, from their own timings.
+_PEERS = {"Vidur": 340, "BLIS": 220}
+_ENGINE = "vllm-0.19"
+_NUM_ROUNDS = 3
+# Costs like those of a 7B model on a data-centre GPU: 8 ms a step and more.
+_TABLES = flat_tables(8_000.0, 20.0, us_per_kv_token=0.05)
+
+
+class _Figures(NamedTuple):
+    num_requests: int
+    whole_s: float
+    whole_steps: int
+    engines_s: float
+    engine_steps: int
+    peak_mb: float
+
+
+class _DataSheet:
+    """A predictor of rooflines."""
+
+    def predict(self, query: LatencyQuery) -> LatencyReply:
+        tables = tuple(self._answer(query, table) for table in query.tables)
+        return LatencyReply(model_version="data sheet", tables=tables)
+
+    def _answer(self, query: LatencyQuery, table: OperatorTable) -> LatencyColumns:
+        spec, device = find_operator(table.operator), find_device(query.device)
+        columns = {name: np.asarray(column) for name, column in table.columns.items()}
+        terms = compute_terms(spec, columns, table.dtype, table.phase, device)
+        latency_us = np.maximum(terms.compute_us, terms.memory_us) + terms.floor_us
+        return LatencyColumns(
+            latency_us=latency_us,
+            low_us=latency_us,
+            high_us=latency_us,
+            provenance=np.zeros(len(latency_us), dtype=np.int64),
+        )
+
+
+class _Silent(JobProgress):
+    def __init__(self) -> None:
+        """Report to nobody."""
+
+    def update(self, ratio: float, message: str = "") -> None:
+        """Report to nobody."""
 
 
 def main() -> int:
-    """Print rates and their ratios to Vidur's."""
-    sys.path.insert(0, str(_TESTS / "unit" / "simulator" / "serving"))
-    from serving_fakes import RooflinePredictor, SilentProgress, build_scenario
-
-    base = build_scenario(
-        workload=_workload(),
-        engine=EngineSpec(max_num_batched_tokens=512, max_num_seqs=128, num_kv_blocks=11008),
-    )
-    started = time.process_time()
-    surfaces = fetch_surfaces(surface_spec(base, 4096), RooflinePredictor())
-    print(f"latency surfaces from a data-sheet predictor: {_elapsed(started):.2f} CPU s")
-    for time_scale in (2.0, 0.5):
-        workload = replace(base.workload, time_scale=time_scale)
-        _measure(replace(base, workload=workload), surfaces, SilentProgress())
+    """Print times, rates, memory, ratios to other simulators, and growth with the requests."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["NUMBA_CACHE_DIR"] = folder
+        print(f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
+        print(f"compiling takes {_alone(_warm_up_s, ''):.1f} CPU s once on a machine;", end=" ")
+        print(f"then loading takes {_alone(_warm_up_s, ''):.2f} CPU s in each process")
+        _alone(_measure, "1000")
+        for count in (2_000, 10_000):
+            path = _TRACES / f"splitwise_conv_first{count}.csv"
+            if path.is_file():
+                _show(f"Splitwise, first {count:,}", _alone(_measure, str(path)))
+            else:
+                print(f"skipped {path.name}: the shared measurements are not here")
+        for count in (25_000, 50_000, 100_000):
+            _show(f"synthetic, {count:,}", _alone(_measure, str(count)))
     return 0
 
 
-def _measure(scenario: ServingScenario, surfaces: LatencySurfaces, progress: object) -> None:
-    reports: list[ServingReport] = []
+def _alone(work: Callable[[str], T], what: str) -> T:
+    """Return what a function does with an argument in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, what).result()
+
+
+def _show(name: str, figures: _Figures) -> None:
+    rate = figures.num_requests / figures.whole_s
+    peers = ", ".join(f"{rate / peer:,.0f} x {name}" for name, peer in _PEERS.items())
+    print(f"{name}: whole {figures.whole_s:.2f} CPU s, {rate:,.0f} requests/s ({peers})")
+    whole_rate = figures.whole_steps / figures.whole_s
+    engine_rate = figures.engine_steps / figures.engines_s
+    print(
+        f"  {figures.whole_steps:,} iterations, {whole_rate:,.0f}/s; peak {figures.peak_mb:.0f} MB"
+    )
+    print(f"  engines alone {figures.engines_s:.3f} CPU s, {engine_rate:,.0f} iterations/s", end="")
+    print(f", {1e6 * figures.engines_s / figures.num_requests:.2f} us a request")
+
+
+def _warm_up_s(_what: str) -> float:
+    started = time.process_time()
+    warm_up(_setup(), _TABLES)
+    return time.process_time() - started
+
+
+def _setup() -> DeploymentSetup:
+    return DeploymentSetup(profile=find_engine(_ENGINE), num_kv_blocks=30_000, uses_fast_path=True)
+
+
+def _measure(what: str) -> _Figures:
+    """Return the medians for a trace or a number of synthetic requests."""
+    scenario = ServingScenario(
+        model=find_model("llama-2-7b"),
+        device="a100_sxm_80",
+        engine=EngineSpec(profile=_ENGINE),
+        workload=_workload(what),
+        slo=Slo(ttft_ms=500, itl_ms=50),
+        device_idle_w=100,
+        device_busy_w=400,
+    )
+    warm_up(_setup(), _TABLES)
+    _simulate(scenario)
+    peak_mb = _peak_mb()
+    result, whole_s = _time(lambda: _simulate(scenario))
+    plan = resolve_workload(scenario.workload, (), scenario.seed)
+    record, engines_s = _time(lambda: run_deployment(plan, _setup(), _TABLES, lambda _: None))
+    return _Figures(
+        num_requests=plan.num_requests,
+        whole_s=whole_s,
+        whole_steps=result.report.num_serving_steps,
+        engines_s=engines_s,
+        engine_steps=len(record.steps[0].end_ns),
+        peak_mb=peak_mb,
+    )
+
+
+def _time(work: Callable[[], T]) -> tuple[T, float]:
+    """Return what work does and the median CPU time of some rounds of it."""
     cpu_s = []
     for _ in range(_NUM_ROUNDS):
         started = time.process_time()
-        reports.append(simulate_serving(scenario, lambda _: surfaces, progress))  # type: ignore[arg-type]
-        cpu_s.append(_elapsed(started))
-    report, best_s = reports[0], sorted(cpu_s)[_NUM_ROUNDS // 2]
-    requests_per_s = report.num_requests / best_s
-    steps_per_s = report.num_serving_steps / best_s
-    print(
-        f"arrival times x {scenario.workload.time_scale}: {report.num_requests} requests,"
-        f" {report.num_serving_steps} serving steps, mean batch {report.batch_size_mean:.1f},"
-        f" {best_s:.3f} CPU s (median of {_NUM_ROUNDS}), report included"
-    )
-    print(
-        f"  {requests_per_s:,.0f} requests/s, {requests_per_s / _VIDUR_REQUESTS_PER_S:.1f} x Vidur"
-    )
-    print(f"  {steps_per_s:,.0f} serving steps/s, {steps_per_s / _VIDUR_STEPS_PER_S:.1f} x Vidur")
+        done = work()
+        cpu_s.append(time.process_time() - started)
+    return done, sorted(cpu_s)[_NUM_ROUNDS // 2]
 
 
-def _workload() -> WorkloadSpec:
-    if _TRACE.is_file():
+def _simulate(scenario: ServingScenario) -> ServingResult:
+    def fetch(spec: SurfaceSpec) -> LatencySurfaces:
+        return fetch_surfaces(spec, cast("PredictorPort", _DataSheet()))
+
+    return simulate_serving(scenario, fetch, _Silent())
+
+
+def _workload(what: str) -> WorkloadSpec:
+    if what.isdecimal():
         return WorkloadSpec(
-            arrival="trace", trace_requests=load_trace(_TRACE), max_tokens_per_request=4096
+            rate_rps=8.0,
+            num_requests=int(what),
+            prefill=LengthSpec(kind="lognormal", mean=500, spread=1.0),
+            decode=LengthSpec(kind="lognormal", mean=200, spread=1.0),
         )
-    print("the shared measurements (../shared/data) are not here: synthetic requests instead")
-    return WorkloadSpec(
-        rate_rps=4.7, num_requests=2000, prefill=LengthSpec(mean=1100), decode=LengthSpec(mean=260)
+    with Path(what).open(encoding="utf-8") as lines:
+        rows = [[float(value) for value in row.values()] for row in csv.DictReader(lines)]
+    requests = tuple(
+        Request(
+            arrival_s=arrival_s,
+            num_prefill_tokens=int(prompt),
+            num_decode_tokens=max(int(answer), 1),
+        )
+        for arrival_s, prompt, answer in rows
     )
+    return WorkloadSpec(arrival="trace", trace_requests=requests)
 
 
-def _elapsed(started: float) -> float:
-    return time.process_time() - started
+def _peak_mb() -> float:
+    """Return the most memory this process had, without what started it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 if __name__ == "__main__":

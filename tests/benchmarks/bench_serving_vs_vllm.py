@@ -1,7 +1,8 @@
-"""Compare a simulated deployment with real vLLM 0.19 runs of 300 ShareGPT requests.
+"""Compare simulated deployments with real vLLM 0.19 runs of 300 ShareGPT requests.
 
-Everything comes from the one-layer operator profiles of the same GPU: nothing is fitted to the
-runs. The KV capacity is the one vLLM logged. Prints our errors beside LLMServingSim's own.
+Everything comes from the operator profiles of the same GPU, read through one predictor: nothing is
+fitted to the runs. The KV capacity is the one vLLM logged, where it did. Prints the errors of every
+figure beside LLMServingSim's own; a case without a published run prints what it takes.
 
     python tests/benchmarks/bench_serving_vs_vllm.py [path of the shared measurements]
 """
@@ -11,114 +12,174 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
 from foretoken.catalog.importing import ImportRequest, find_importer
+from foretoken.client.facade import Foretoken
+from foretoken.domain.engine import EngineSpec
 from foretoken.domain.estimate import DType
+from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import RequestColumns
-from foretoken.domain.scenario import EngineSpec, ServingScenario
+from foretoken.domain.report import ServingReport
+from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.workload import Request, WorkloadSpec
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-_DEVICES = {"rtx4090-llama8b": "rtx_4090", "rtxpro6000-llama8b": "rtx_pro_6000"}
+_DEVICES = {
+    "rtx4090-llama8b": "rtx_4090",
+    "rtxpro6000-llama8b": "rtx_pro_6000",
+    "rtxpro6000-qwen32b-tp2": "rtx_pro_6000",
+    "rtxpro6000-qwen30a3b-dp2ep2": "rtx_pro_6000",
+}
+_STATISTICS = ("mean", "p50", "p90", "p99")
+_PER_REQUEST = ("mape", "median")
 
-Summary = dict[str, float]
+Times = dict[str, list[float]]
 
 
 def main(data: Path) -> None:
-    """Import, train, simulate both runs and print the errors."""
+    """Import, train, simulate all runs and print the errors."""
     with tempfile.TemporaryDirectory() as home, Composition(AppConfig(home=home)) as services:
         plan = find_importer("llmservingsim").read(ImportRequest(path=data / "llmservingsim"))
         list(services.catalog.record(plan.run, plan.batches))
         foretoken = services.foretoken("predictor", "simulator")
         print(f"trained in {foretoken.train().cpu_s:.1f} CPU s")
         for case, device in _DEVICES.items():
-            folder = data / "llmservingsim" / "runs" / case
-            measured = _read_measured(folder / "measured_requests.csv")
-            report = foretoken.simulate_serving(_scenario(folder, device, measured))
-            print(f"\n{case}: {report.num_preemptions} preemptions simulated")
-            shares = report.step_time_ratio_by_provenance
-            print("rests on", {name: round(share, 3) for name, share in shares.items() if share})
-            _print_errors(_summarise(report.requests), measured, folder)
+            _run_case(foretoken, data / "llmservingsim" / "runs" / case, device)
 
 
-def _scenario(folder: Path, device: str, measured: Sequence[dict[str, str]]) -> ServingScenario:
-    requests = tuple(
-        Request(
-            arrival_s=float(row["arrival_s"]),
-            num_prefill_tokens=int(row["input_tokens"]),
-            num_decode_tokens=int(row["output_tokens"]),
-        )
-        for row in measured
+def _run_case(foretoken: Foretoken, folder: Path, device: str) -> None:
+    arrivals = _read_arrivals(folder)
+    started = time.process_time()
+    report = foretoken.simulate_serving(_scenario(folder, device, arrivals))
+    cpu_s = time.process_time() - started
+    if not report.feasibility.is_feasible:
+        print(f"\n{folder.name}: cannot run: {report.feasibility.reason}")
+        return
+    print(f"\n{folder.name}: {report.num_preemptions} preemptions simulated, {cpu_s:.1f} CPU s")
+    _print_basis(report)
+    columns = report.requests
+    simulated = _times(
+        columns.arrival_s, columns.first_token_s, columns.finished_s, columns.num_decode_tokens
     )
+    measured = _read_measured(folder)
+    if not measured:
+        _print_times(simulated, max(columns.finished_s))
+        return
+    truth = _times(
+        [float(row["arrival_s"]) for row in measured],
+        [float(row["first_token_s"]) for row in measured],
+        [float(row["last_token_s"]) for row in measured],
+        [int(row["output_tokens"]) for row in measured],
+    )
+    _print_errors(simulated, truth)
+    makespan_s = max(float(row["last_token_s"]) for row in measured)
+    ours_s = max(columns.finished_s)
+    print(f"makespan {ours_s / makespan_s - 1:+.1%}, throughput {makespan_s / ours_s - 1:+.1%}")
+    print("LLMServingSim, from the same profiles, on its own run:")
+    print((folder / "peer_LLMServingSim_summary.txt").read_text())
+
+
+def _scenario(
+    folder: Path, device: str, arrivals: Mapping[int, tuple[float, Mapping[str, Any]]]
+) -> ServingScenario:
     config = json.loads((folder / "config.json").read_text())
     arguments = config["engine_kwargs"]
+    dp = arguments["data_parallel_size"]
+    requests = tuple(
+        Request(
+            arrival_s=arrival_s,
+            num_prefill_tokens=row["input_tokens"],
+            num_decode_tokens=row["output_tokens"],
+            block_hashes=tuple(row["prompt_block_ids_16"]),
+        )
+        for arrival_s, row in sorted(arrivals.values(), key=lambda item: item[0])
+    )
     return ServingScenario(
         model=find_model(arguments["model"]),
         device=device,
         dtype=DType.BF16,
+        layout=ParallelLayout(
+            tp=arguments["tensor_parallel_size"],
+            dp=dp,
+            ep=dp if arguments["enable_expert_parallel"] else 1,
+        ),
         engine=EngineSpec(
+            profile="vllm-0.19",
             max_num_seqs=arguments["max_num_seqs"],
             max_num_batched_tokens=arguments["max_num_batched_tokens"],
-            block_size=config["block_size"],
             num_kv_blocks=config["num_gpu_blocks"] or 0,
-            fuses_add_norm=True,
         ),
-        workload=WorkloadSpec(arrival="trace", trace_requests=requests, num_requests=len(requests)),
+        workload=WorkloadSpec(
+            arrival="trace",
+            trace_requests=requests,
+            num_requests=len(requests),
+            hash_block_tokens=config["block_size"],
+        ),
     )
 
 
-def _read_measured(path: Path) -> list[dict[str, str]]:
+def _read_arrivals(folder: Path) -> dict[int, tuple[float, Mapping[str, Any]]]:
+    """Return when each request came, as the client saw it where that was recorded, and what."""
+    lines = (folder / "workload.jsonl").read_text().splitlines()
+    rows = {row["request_id"]: row for row in map(json.loads, lines)}
+    seen = {int(row["request_id"]): float(row["arrival_s"]) for row in _read_measured(folder)}
+    return {key: (seen.get(key, row["arrival_s"]), row) for key, row in rows.items()}
+
+
+def _read_measured(folder: Path) -> list[dict[str, str]]:
+    path = folder / "measured_requests.csv"
+    if not path.exists():
+        return []
     with path.open(newline="") as file:
         return sorted(csv.DictReader(file), key=lambda row: float(row["arrival_s"]))
 
 
-def _summarise(columns: RequestColumns) -> dict[str, list[float]]:
-    rows = zip(
-        columns.arrival_s,
-        columns.first_token_s,
-        columns.finished_s,
-        columns.num_decode_tokens,
-        strict=True,
-    )
-    times: dict[str, list[float]] = {"TTFT": [], "TPOT": [], "e2e": []}
-    for arrival_s, first_s, finished_s, num_tokens in rows:
-        times["TTFT"].append(first_s - arrival_s)
-        times["TPOT"].append((finished_s - first_s) / max(1, num_tokens - 1))
-        times["e2e"].append(finished_s - arrival_s)
-    return times
+def _times(
+    arrival_s: Sequence[float],
+    first_token_s: Sequence[float],
+    finished_s: Sequence[float],
+    num_tokens: Sequence[int],
+) -> Times:
+    rows = list(zip(arrival_s, first_token_s, finished_s, num_tokens, strict=True))
+    return {
+        "TTFT": [first - arrival for arrival, first, _, _ in rows],
+        "TPOT": [(end - first) / max(1, tokens - 1) for _, first, end, tokens in rows],
+        "e2e": [end - arrival for arrival, _, end, _ in rows],
+    }
 
 
-def _print_errors(
-    simulated: dict[str, list[float]], measured: Sequence[dict[str, str]], folder: Path
-) -> None:
-    truth = _summarise(
-        RequestColumns(
-            arrival_s=tuple(float(row["arrival_s"]) for row in measured),
-            first_token_s=tuple(float(row["first_token_s"]) for row in measured),
-            finished_s=tuple(float(row["last_token_s"]) for row in measured),
-            num_decode_tokens=tuple(int(row["output_tokens"]) for row in measured),
-        )
-    )
-    print(f"{'':6}{'mean':>9}{'p50':>9}{'p90':>9}{'p99':>9}{'per request':>13}")
+def _print_basis(report: ServingReport) -> None:
+    shares = report.step_time_ratio_by_provenance
+    print("rests on", {name: round(share, 3) for name, share in shares.items() if share})
+    times_s = report.step_time_s_by_group
+    print("busy s", {name: round(time_s, 2) for name, time_s in times_s.items()})
+
+
+def _print_errors(simulated: Times, truth: Times) -> None:
+    print(f"{'':6}" + "".join(f"{name:>9}" for name in _STATISTICS + _PER_REQUEST))
     for name, true in truth.items():
-        errors = [
-            statistic(simulated[name]) / statistic(true) - 1
-            for statistic in (statistics.fmean, _quantile(50), _quantile(90), _quantile(99))
-        ]
-        per_request = statistics.fmean(
-            abs(ours / theirs - 1) for ours, theirs in zip(simulated[name], true, strict=True)
-        )
-        cells = "".join(f"{error:9.1%}" for error in errors)
-        print(f"{name:6}{cells}{per_request:13.1%}")
-    peer = folder / "peer_LLMServingSim_summary.txt"
-    if peer.exists():
-        print("LLMServingSim, from the same profiles, on its own run:")
-        print(peer.read_text())
+        errors = [statistic(simulated[name]) / statistic(true) - 1 for statistic in _figures()]
+        apart = [abs(ours / theirs - 1) for ours, theirs in zip(simulated[name], true, strict=True)]
+        per_request = f"{statistics.fmean(apart):9.1%}{statistics.median(apart):9.1%}"
+        print(f"{name:6}" + "".join(f"{error:+9.1%}" for error in errors) + per_request)
+
+
+def _print_times(simulated: Times, makespan_s: float) -> None:
+    print(f"no published run; ours takes {makespan_s:.1f} s; times in ms")
+    print(f"{'':6}" + "".join(f"{name:>10}" for name in _STATISTICS))
+    for name, values in simulated.items():
+        cells = "".join(f"{1000 * statistic(values):10.1f}" for statistic in _figures())
+        print(f"{name:6}{cells}")
+
+
+def _figures() -> tuple[Callable[[Sequence[float]], float], ...]:
+    return (statistics.fmean, *(_quantile(percent) for percent in (50, 90, 99)))
 
 
 def _quantile(percent: int) -> Callable[[Sequence[float]], float]:

@@ -12,6 +12,7 @@ from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply
 from foretoken.domain.job import Job
 from foretoken.domain.job_runner import JobProgress, JobRunner
 from foretoken.domain.measurement import (
+    ArrowStream,
     BatchReceipt,
     Coverage,
     MeasurementBatch,
@@ -29,6 +30,7 @@ from foretoken.domain.report import (
     TrainingReport,
 )
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.wire import ipc
 
 Work = Callable[[JobProgress], object]
 
@@ -72,6 +74,12 @@ class FakeSimulator(FakeJobs):
 
     def get_serving_report(self, job_id: str) -> ServingReport:
         return self.runner.result(job_id, ServingReport)
+
+    def read_serving_table(self, job_id: str, table: str) -> ArrowStream:
+        report = self.get_serving_report(job_id)
+        if table == "requests":
+            return ipc.requests_to_table(report.requests)
+        return ipc.series_to_table(report.series)
 
     def create_training_simulation(self, scenario: TrainingScenario) -> Job:
         self.scenarios.append(scenario)

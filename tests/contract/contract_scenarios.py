@@ -2,7 +2,6 @@
 
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.report import (
-    Feasibility,
     Percentiles,
     PipelineSpan,
     RequestColumns,
@@ -38,18 +37,23 @@ SERVING = ServingScenario(
 )
 TRAINING = TrainingScenario(model=TINY_MODEL, device="a30", sequence_length=128)
 SERVING_REPORT = ServingReport(
-    feasibility=Feasibility(is_feasible=False, reason="too little memory"),
     ttft_ms=Percentiles(mean=1.5, p50=1.0, max=3.0),
     num_requests=2,
     step_time_s_by_group={"attention": 0.25, "mlp": 0.5},
     requests=RequestColumns(
         arrival_s=(0.0, 0.5),
+        queued_s=(0.0, 0.5),
         scheduled_s=(0.0, 0.75),
         first_token_s=(0.25, -1.0),
         finished_s=(1.0, -1.0),
         num_prefill_tokens=(7, 8),
         num_decode_tokens=(3, 4),
         num_preemptions=(0, 1),
+        num_cached_tokens=(0, 2),
+        num_loaded_tokens=(0, 0),
+        engine=(0, 1),
+        slo_class=("", "chat"),
+        outcome=("completed", ""),
     ),
 )
 TRAINING_REPORT = TrainingReport(

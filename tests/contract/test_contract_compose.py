@@ -75,7 +75,7 @@ def test_estimates_are_the_same(remote: Foretoken, embedded: Foretoken, m: int) 
 
 def test_simulations_are_the_same(remote: Foretoken, embedded: Foretoken) -> None:
     serving = [
-        replace(foretoken.simulate_serving(_SERVING), model_version="")
+        replace(foretoken.simulate_serving(_SERVING), model_version="", job_id="")
         for foretoken in (remote, embedded)
     ]
     assert serving[0] == serving[1]

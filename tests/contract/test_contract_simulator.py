@@ -11,6 +11,7 @@ from contract_scenarios import SERVING, TRAINING
 
 from foretoken.client.facade import Foretoken
 from foretoken.client.simulator import SimulatorClient
+from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import (
     InvalidRequestError,
     UnknownDeviceError,
@@ -22,12 +23,13 @@ from foretoken.domain.job import Job, JobState
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.ports import SimulatorPort
 from foretoken.domain.report import TrainingReport
-from foretoken.domain.scenario import EngineSpec, ServingScenario
+from foretoken.domain.scenario import ServingScenario
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService
 from foretoken.simulator import servicer
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.service import SimulatorService
+from foretoken.wire.arrow import read_table
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_serving_gives_a_whole_report(service: SimulatorService, port: Simulator
     assert seen[-1].state is JobState.SUCCEEDED
     assert report == service.get_serving_report(seen[-1].job_id)
     assert report.num_completed == 3
-    assert report.requests.num_prefill_tokens == (16, 16, 16)
+    assert list(report.requests.num_prefill_tokens) == [16, 16, 16]
     assert 0 < report.ttft_ms.p50 <= report.e2e_latency_ms.p50
 
 
@@ -72,8 +74,20 @@ def test_training_gives_a_whole_report(service: SimulatorService, port: Simulato
 
 
 def test_the_same_scenario_gives_the_same_numbers(port: SimulatorPort) -> None:
+    """Reports and tables alike; only the jobs have names of their own."""
     foretoken = Foretoken(simulator=port)
-    assert foretoken.simulate_serving(SERVING) == foretoken.simulate_serving(SERVING)
+    first, second = (foretoken.simulate_serving(SERVING) for _ in range(2))
+    assert first == dataclasses.replace(second, job_id=first.job_id)
+    for table in ("requests", "steps", "series"):
+        tables = [read_table(foretoken.read_serving_table(r, table)) for r in (first, second)]
+        assert tables[0].equals(tables[1])
+
+
+def test_a_table_there_is_not_is_refused(port: SimulatorPort) -> None:
+    foretoken = Foretoken(simulator=port)
+    report = foretoken.simulate_serving(SERVING)
+    with pytest.raises(InvalidRequestError, match="requests, steps, series"):
+        read_table(foretoken.read_serving_table(report, "tokens"))
 
 
 def test_an_infeasible_deployment_is_a_result_with_a_reason(port: SimulatorPort) -> None:
@@ -101,12 +115,19 @@ def test_a_layout_that_does_not_divide_is_infeasible(port: SimulatorPort) -> Non
         (dataclasses.replace(SERVING, device="a31"), UnknownDeviceError),
         (dataclasses.replace(SERVING, topology="ring"), UnknownTopologyError),
         (
-            dataclasses.replace(SERVING, engine=EngineSpec(scheduler="lottery")),
+            dataclasses.replace(SERVING, engine=EngineSpec(profile="lottery")),
             UnknownPluginError,
         ),
-        (dataclasses.replace(SERVING, engine=EngineSpec(block_size=0)), InvalidRequestError),
+        (
+            dataclasses.replace(SERVING, engine=EngineSpec(rules={"scheduler": "lottery"})),
+            UnknownPluginError,
+        ),
+        (
+            dataclasses.replace(SERVING, engine=EngineSpec(rules={"block_size": "0"})),
+            InvalidRequestError,
+        ),
     ],
-    ids=["device", "topology", "scheduler", "block size"],
+    ids=["device", "topology", "engine", "scheduler", "block size"],
 )
 def test_a_scenario_that_cannot_be_is_refused_at_once(
     scenario: ServingScenario, error: type[Exception], port: SimulatorPort

@@ -30,6 +30,7 @@ from foretoken.api.types.v1 import (
 )
 from foretoken.domain import (
     correction,
+    engine,
     estimate,
     explanation,
     measurement,
@@ -46,7 +47,7 @@ from foretoken.domain.hardware.topology import Link, TopologySpec
 from foretoken.domain.job import Job
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec
-from foretoken.domain.slo import Slo
+from foretoken.domain.slo import Slo, SloClass
 from foretoken.wire import codec
 
 # Every dataclass that the codec translates. Queries and replies of the predictor travel as columns
@@ -61,6 +62,7 @@ MIRRORS: Mapping[type, type[Message]] = {
     MoeSpec: model_pb2.MoeSpec,
     ParallelLayout: parallelism_pb2.ParallelLayout,
     Slo: scenario_pb2.Slo,
+    SloClass: scenario_pb2.SloClass,
     TopologySpec: hardware_pb2.TopologySpec,
     correction.CorrectedObservation: correction_pb2.CorrectedObservation,
     correction.Correction: correction_pb2.Correction,
@@ -96,21 +98,29 @@ MIRRORS: Mapping[type, type[Message]] = {
     ports.ModelVersion: predictor_pb2.ModelVersion,
     ports.ProfileRequest: profiler_pb2.CreateProfileRequest,
     ports.TrainRequest: predictor_pb2.CreateTrainingRequest,
+    report.ClassReport: report_pb2.ClassReport,
+    report.EngineReport: report_pb2.EngineReport,
     report.Feasibility: report_pb2.Feasibility,
     report.HeldOutCase: report_pb2.HeldOutCase,
+    report.Histogram: report_pb2.Histogram,
     report.OperatorTrainingReport: report_pb2.OperatorTrainingReport,
     report.Percentiles: report_pb2.Percentiles,
     report.PipelineSpan: report_pb2.PipelineSpan,
     report.PredictorTrainingReport: report_pb2.PredictorTrainingReport,
     report.ProfileReport: report_pb2.ProfileReport,
     report.ServingReport: report_pb2.ServingReport,
+    report.ServingStageMemory: report_pb2.ServingStageMemory,
     report.SplitScore: report_pb2.SplitScore,
     report.StageMemory: report_pb2.StageMemory,
+    report.StageReport: report_pb2.StageReport,
+    report.SteadyWindow: report_pb2.SteadyWindow,
     report.TrainingReport: report_pb2.TrainingReport,
-    scenario.EngineSpec: scenario_pb2.EngineSpec,
+    engine.EngineSpec: scenario_pb2.EngineSpec,
+    engine.KvTier: scenario_pb2.KvTier,
     scenario.ServingScenario: scenario_pb2.ServingScenario,
     scenario.TrainingScenario: scenario_pb2.TrainingScenario,
     workload.LengthSpec: workload_pb2.LengthSpec,
+    workload.SessionSpec: workload_pb2.SessionSpec,
     workload.Request: workload_pb2.WorkloadRequest,
     workload.WorkloadSpec: workload_pb2.WorkloadSpec,
 }
@@ -122,9 +132,13 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 FLOATS = st.floats(allow_nan=False)
 
 POSITIVE_FLOATS = st.floats(min_value=1e-9, allow_nan=False)
+NOT_NEGATIVE_FLOATS = st.floats(min_value=0.0, allow_nan=False)
 POSITIVE_FINITE = st.floats(min_value=1e-9, allow_infinity=False)
 
 _SLO_LIMITS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
+
+_ENGINE_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks")
+_TRACE_COUNTS = ("hash_block_tokens", "max_num_requests")
 
 # What a dataclass refuses on its own.
 _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
@@ -160,7 +174,28 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (ports.TrainRequest, "seed"): NOT_NEGATIVE,
     (planning.PlanRequest, "max_num_points"): NOT_NEGATIVE,
     (scenario.ServingScenario, "seed"): NOT_NEGATIVE,
+    (scenario.ServingScenario, "moe_imbalance_ratio"): st.floats(min_value=1.0),
+    (scenario.ServingScenario, "slo_classes"): st.deferred(
+        lambda: st.lists(values_of(SloClass), max_size=1).map(tuple)
+    ),
+    (scenario.ServingScenario, "device_usd_per_hour"): NOT_NEGATIVE_FLOATS,
+    (scenario.ServingScenario, "device_idle_w"): st.just(0.0),
+    (scenario.ServingScenario, "device_busy_w"): NOT_NEGATIVE_FLOATS,
+    (SloClass, "share_ratio"): st.floats(0.0, 1.0),
+    **{(engine.EngineSpec, name): NOT_NEGATIVE for name in _ENGINE_LIMITS},
+    (engine.EngineSpec, "memory_utilization_ratio"): st.floats(0.0, 1.0),
+    (engine.KvTier, "capacity_bytes"): POSITIVE,
+    (engine.KvTier, "read_bytes_per_s"): POSITIVE_FLOATS,
+    (engine.KvTier, "write_bytes_per_s"): POSITIVE_FLOATS,
     **{(workload.LengthSpec, name): NOT_NEGATIVE for name in ("mean", "minimum", "maximum")},
+    (workload.LengthSpec, "spread"): NOT_NEGATIVE_FLOATS,
+    (workload.LengthSpec, "values"): st.lists(POSITIVE, max_size=3).map(tuple),
+    (workload.SessionSpec, "think_s"): NOT_NEGATIVE_FLOATS,
+    (workload.SessionSpec, "shared_prefix_tokens"): NOT_NEGATIVE,
+    (workload.SessionSpec, "num_shared_prefixes"): POSITIVE,
+    **{(workload.WorkloadSpec, name): NOT_NEGATIVE for name in _TRACE_COUNTS},
+    (workload.WorkloadSpec, "window_start_s"): st.floats(0.0, 1e6),
+    (workload.WorkloadSpec, "window_end_s"): st.just(0.0) | st.floats(1e7, 1e9),
     (workload.WorkloadSpec, "rate_rps"): POSITIVE_FLOATS,
     (workload.WorkloadSpec, "num_requests"): POSITIVE,
     (workload.WorkloadSpec, "time_scale"): POSITIVE_FLOATS,

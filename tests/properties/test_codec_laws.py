@@ -19,7 +19,7 @@ from foretoken.domain.estimate import (
     Phase,
     Provenance,
 )
-from foretoken.domain.report import RequestColumns
+from foretoken.domain.report import REQUEST_OUTCOMES, RequestColumns, SeriesColumns
 from foretoken.wire import codec, columns, ipc
 
 
@@ -123,17 +123,37 @@ def test_splitting_a_query_changes_no_answer(query: LatencyQuery, max_values: in
     assert _plain(_answer(query)) == _plain(joined)
 
 
+_REQUEST_VALUES = {
+    "slo_class": TEXT,
+    "outcome": st.sampled_from(REQUEST_OUTCOMES),
+    "engine": INT64,
+}
+
+
 @settings(max_examples=30)
-@given(
-    times=st.lists(st.tuples(FLOATS, FLOATS, FLOATS, FLOATS, INT64, INT64, INT64), max_size=20),
-    chunk_bytes=st.integers(1, 3_000),
-)
-def test_single_requests_survive_the_wire(times: list[tuple[float, ...]], chunk_bytes: int) -> None:
-    values = tuple(zip(*times, strict=True)) or ((),) * 7
-    requests = RequestColumns(**dict(zip(_REQUEST_FIELDS, values, strict=True)))
+@given(data=st.data(), num_requests=st.integers(0, 20), chunk_bytes=st.integers(1, 3_000))
+def test_single_requests_survive_the_wire(
+    data: st.DataObject, num_requests: int, chunk_bytes: int
+) -> None:
+    def column(name: str) -> list[object]:
+        values = _REQUEST_VALUES.get(name, INT64 if name.startswith("num_") else FLOATS)
+        return data.draw(st.lists(values, min_size=num_requests, max_size=num_requests))
+
+    requests = RequestColumns(**{name: column(name) for name in _REQUEST_FIELDS})
     chunks = list(ipc.write_chunks(ipc.requests_to_table(requests), chunk_bytes))
     assert requests == ipc.table_to_requests(ipc.read_chunks(chunks))
     assert all(len(chunk) <= chunk_bytes for chunk in chunks)
+
+
+@settings(max_examples=30)
+@given(values=st.lists(FLOATS, max_size=20))
+def test_a_series_survives_the_wire(values: list[float]) -> None:
+    names = SeriesColumns.__dataclass_fields__
+    whole = range(len(values))
+    series = SeriesColumns(
+        **{name: tuple(whole) if name.startswith("num_") else tuple(values) for name in names}
+    )
+    assert series == ipc.table_to_series(ipc.series_to_table(series))
 
 
 _REQUEST_FIELDS = tuple(RequestColumns.__dataclass_fields__)

@@ -87,7 +87,7 @@ def test_wrong_usage_has_a_status_of_its_own(tmp_path: Path) -> None:
     "words",
     [
         ("simulate", "serving", str(_EXAMPLES / "serving.yaml"), "--html"),
-        ("simulate", "serving", str(_EXAMPLES / "serving.yaml"), "--requests-csv"),
+        ("simulate", "serving", str(_EXAMPLES / "serving.yaml"), "--trace"),
         ("simulate", "training", str(_EXAMPLES / "training.yaml"), "--trace"),
         ("demo", "--report"),
     ],
@@ -121,10 +121,11 @@ def test_a_reader_that_leaves_causes_no_traceback(tmp_path: Path) -> None:
     ("scenario", "words", "reason"),
     [
         ("serving-trace.yaml", ("--rate", "2"), "a trace has its own arrivals"),
+        ("serving.yaml", ("--rate", "0"), "--rate: must be positive"),
         (
             "serving.yaml",
-            ("--rate", "1", "--rate", "2", "--requests-csv", "requests.csv"),
-            "goes with one rate only",
+            ("--rate", "1", "--rate", "2", "--table", "requests=requests.csv"),
+            "give one rate",
         ),
     ],
 )

@@ -24,10 +24,10 @@ def test_every_documented_scenario_can_be_read(path: Path) -> None:
 def test_a_flag_changes_one_key(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("model: tiny-llama\ndevice: cpu\ndtype: fp32\nengine: {max_num_seqs: 4}\n")
-    scenario = read_serving_scenario(path, {"engine.block_size": 32, "seed": 7})
+    scenario = read_serving_scenario(path, {"engine.rules.block_size": 32, "seed": 7})
     assert scenario.dtype is DType.FP32
     assert scenario.engine.max_num_seqs == 4
-    assert scenario.engine.block_size == 32
+    assert scenario.engine.resolve().block_size == 32
     assert scenario.seed == 7
 
 

@@ -32,6 +32,19 @@ CONFIGS_OF_PRESETS: Mapping[str, Mapping[str, Any]] = {
         mlp_bias=False,
         tie_word_embeddings=False,
     ),
+    "gpt-oss-20b": _llama_like(
+        "gpt_oss",
+        *(24, 2880, 64, 2880, 201088, 131072),
+        num_key_value_heads=8,
+        head_dim=64,
+        attention_bias=True,
+        sliding_window=128,
+        layer_types=["sliding_attention", "full_attention"] * 12,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        swiglu_limit=7.0,
+        tie_word_embeddings=False,
+    ),
     "internlm-7b": _llama_like("internlm", 32, 4096, 32, 11008, 103168, 2048, bias=True),
     "internlm-20b": _llama_like(
         "internlm", 60, 5120, 40, 13824, 103168, 4096, bias=False, num_key_value_heads=40

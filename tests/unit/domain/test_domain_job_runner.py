@@ -154,6 +154,32 @@ def test_a_result_that_is_not_there_yet_is_an_error(runner: JobRunner) -> None:
     gate.may_go_on.set()
 
 
+def test_a_file_that_a_job_attached_is_kept_beside_its_result(runner: JobRunner) -> None:
+    def work(progress: JobProgress) -> _Answer:
+        with progress.attach("notes.txt") as path:
+            path.write_text("all of it", encoding="utf-8")
+        return _Answer(value=1)
+
+    job = runner.create("test", work)
+    list(runner.watch(job.job_id))
+    assert "all of it" == runner.attachment(job.job_id, "notes.txt").read_text(encoding="utf-8")
+    with pytest.raises(InvalidRequestError, match="kept no"):
+        runner.attachment(job.job_id, "other.txt")
+
+
+def test_a_file_that_was_not_written_to_its_end_is_not_left_behind(
+    runner: JobRunner, tmp_path: Path
+) -> None:
+    def work(progress: JobProgress) -> _Answer:
+        with progress.attach("notes.txt") as path:
+            path.write_text("half", encoding="utf-8")
+            raise CancelledJobError("enough")
+
+    job = runner.create("test", work)
+    assert JobState.CANCELLED is list(runner.watch(job.job_id))[-1].state
+    assert [f"{job.job_id}.job.json"] == [path.name for path in tmp_path.iterdir()]
+
+
 def test_an_unknown_job_is_an_error(runner: JobRunner) -> None:
     with pytest.raises(UnknownJobError):
         runner.get("train-0")

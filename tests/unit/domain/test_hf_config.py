@@ -49,6 +49,12 @@ def test_a_window_counts_only_where_it_is_used() -> None:
     assert 4096 == _read("mixtral-8x7b", sliding_window=4096).sliding_window
 
 
+def test_layers_that_see_all_tokens_come_at_one_distance() -> None:
+    types = (["sliding_attention"] * 5 + ["full_attention"]) * 4
+    assert 6 == _read("gpt-oss-20b", layer_types=types).full_attention_period
+    assert 0 == _read("gpt-oss-20b", layer_types=None).full_attention_period
+
+
 def test_the_first_layers_may_be_dense() -> None:
     model = _read("qwen3-30b-a3b", mlp_only_layers=[1, 0])
     assert model.moe is not None
@@ -91,6 +97,8 @@ def test_all_missing_keys_are_named_together() -> None:
         ("deepseek-v3", "moe_layer_freq", 2),
         ("deepseek-v3", "kv_lora_rank", None),
         ("phi-2", "qk_layernorm", True),
+        ("gpt-oss-20b", "layer_types", ["full_attention"] * 3),
+        ("gpt-oss-20b", "layer_types", "full_attention"),
     ],
 )
 def test_a_key_that_cannot_be_simulated_is_refused(preset: str, key: str, value: Any) -> None:

@@ -193,9 +193,14 @@ def test_a_layout_that_does_not_fit_says_why() -> None:
     assert {"layout.tp", "layout.pp", "layout.cp"} == fields
 
 
-def test_latent_attention_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="latent attention"):
-        lower_forward(find_model("deepseek-v3"), _BATCH, _SERVING)
+def test_latent_attention_cannot_be_trained() -> None:
+    with pytest.raises(InvalidRequestError, match="latent attention cannot be trained"):
+        lower_forward(find_model("deepseek-v3"), _BATCH, _TRAINING)
+
+
+def test_a_form_there_is_not_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="mla_form: must be one of module, operators"):
+        dataclasses.replace(_SERVING, mla_form="kernel")
 
 
 def test_gradients_are_reduced_over_data_parallel_ranks_only() -> None:

@@ -19,6 +19,8 @@ _PUBLISHED = {
     "codellama-34b": 33_743_970_304,
     "deepseek-v3": 671_026_419_200,
     "gpt-neox-20b": 20_554_567_680,
+    "gpt-oss-120b": 116_829_156_672,
+    "gpt-oss-20b": 20_914_757_184,
     "gpt2-xl": 1_557_611_200,
     "internlm2-20b": 19_861_149_696,
     "internlm2-7b": 7_737_708_544,
@@ -62,6 +64,9 @@ _PUBLISHED_ROUNDED = {"internlm-20b": 20.1e9, "internlm-7b": 7.32e9, "qwen-72b":
 # What their model cards say one token passes through, in billions.
 _PUBLISHED_ACTIVE = {
     "deepseek-v3": 37.0,
+    # Their card does not count the embedding: 5.13 and 3.61 without it.
+    "gpt-oss-120b": 5.71,
+    "gpt-oss-20b": 4.19,
     "mixtral-8x7b": 12.9,
     "mixtral-8x22b": 39.0,
     "qwen3-30b-a3b": 3.3,

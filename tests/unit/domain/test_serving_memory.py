@@ -1,84 +1,211 @@
+"""What a rank of a serving engine holds, against what vLLM logged."""
+
+import dataclasses
+from typing import Any
+
 import pytest
 
+from foretoken.domain.engine import EngineProfile, find_engine
 from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, RankContext
+from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.lowering import LoweringOptions, lower_rank
-from foretoken.domain.memory import ServingMemory, plan_serving_memory
-from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import EngineSpec
+from foretoken.domain.memory import UNLIMITED_BLOCKS, ServingMemory, plan_serving_memory
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.units import GIB
 
-_ENGINE = EngineSpec(max_num_batched_tokens=2048, max_num_seqs=256)
+_ENGINE = dataclasses.replace(
+    find_engine("vllm-0.19"), max_num_batched_tokens=2048, max_num_seqs=256
+)
+# The limits vLLM 0.19 takes on an H100, where the figures below were logged.
+_H100_ENGINE = dataclasses.replace(_ENGINE, max_num_batched_tokens=8192, max_num_seqs=1024)
+_LLAMA = find_model("llama-3.1-8b")
 
 
 def _plan(
-    model: str, layout: ParallelLayout, device: str, stage: int = 0, dtype: DType = DType.BF16
+    model: str | ModelArchitecture,
+    device: str = "h100_sxm",
+    engine: EngineProfile = _ENGINE,
+    *,
+    stage: int = 0,
+    options: dict[str, Any] | None = None,
+    **degrees: int,
 ) -> ServingMemory:
-    architecture = find_model(model)
+    architecture = find_model(model) if isinstance(model, str) else model
+    layout = ParallelLayout(**degrees)
     rank = RankContext(model=architecture, layout=layout, devices_per_node=8, stage=stage)
-    options = LoweringOptions(dtype=dtype, has_kv_cache=True, has_sampler=True)
-    shape = BatchShape(num_tokens=2048, num_output_rows=256)
-    nodes = lower_rank(shape, options, rank)
-    return plan_serving_memory(nodes, architecture.hidden, _ENGINE, find_device(device))
+    chosen = LoweringOptions(
+        dtype=DType.BF16,
+        has_kv_cache=True,
+        has_sampler=True,
+        fuses_add_norm=True,
+        **(options or {}),
+    )
+    tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
+    shape = BatchShape(
+        num_tokens=tokens,
+        num_output_rows=seqs,
+        prefill=PrefillShape(num_seqs=1, q_tokens=tokens, kv_tokens=tokens, score_pairs=tokens),
+        decode=DecodeShape(num_seqs=seqs, kv_tokens=seqs, kv_tokens_max=1),
+    )
+    nodes = lower_rank(shape, chosen, rank)
+    return plan_serving_memory(nodes, architecture, engine, find_device(device))
 
 
-def test_weights_are_the_parameters_of_the_model() -> None:
-    """Llama 3 8B has 8.03 billion parameters, of which norms are a few hundred thousand."""
-    memory = _plan("llama-3-8b", ParallelLayout(), "a100_sxm_80")
-    assert memory.weights_bytes == pytest.approx(2 * 8.03e9, rel=2e-3)
+def test_weights_are_the_parameters_and_the_rotation() -> None:
+    """vLLM logs 14.99 GiB for Llama 3.1 8B; 131,072 positions of 128 features rotate."""
+    memory = _plan(_LLAMA)
+    assert 2 * 8_030_261_248 + 2 * 131072 * 128 == memory.weights_bytes
+    assert pytest.approx(14.989, abs=1e-3) == memory.weights_bytes / GIB
+
+
+# Peak activations on an H100 with 1,024 sequences and 8,192 tokens, in GiB, as vLLM 0.19 logs them.
+# Source: accuracy report of llm-d's capacity planner for vLLM 0.19.0, sections 1 and 2.
+@pytest.mark.parametrize(
+    ("model", "degrees", "expected_gib"),
+    [
+        ("llama-3.1-8b", {}, 1.89),
+        ("llama-3.1-8b", {"tp": 4}, 1.89),
+        ("llama-3.1-8b", {"pp": 4}, 1.05),
+        ("qwen2.5-7b", {}, 2.21),
+        ("qwen3-14b", {}, 2.23),
+        ("qwen2.5-72b", {"tp": 4}, 2.29),
+        ("qwen3-30b-a3b", {}, 2.68),
+        ("mixtral-8x7b", {"tp": 2}, 1.21),
+    ],
+)
+def test_activations_are_what_the_engine_logs(
+    model: str, degrees: dict[str, Any], expected_gib: float
+) -> None:
+    memory = _plan(model, engine=_H100_ENGINE, **degrees)
+    assert pytest.approx(expected_gib, rel=0.01) == memory.activations_bytes / GIB
+
+
+def test_quantized_experts_keep_no_buffers() -> None:
+    """2.87 GiB for gpt-oss-20b in the same report."""
+    memory = _plan("gpt-oss-20b", engine=_H100_ENGINE, options={"quantization": "mxfp4"}, tp=2)
+    assert pytest.approx(2.87, rel=0.01) == memory.activations_bytes / GIB
+
+
+def test_a_layer_is_the_peak_where_the_vocabulary_is_small() -> None:
+    """0.77 GiB for CodeLlama 7B in the same report: its vocabulary has 32,016 entries."""
+    memory = _plan("llama-2-7b", engine=_H100_ENGINE)
+    assert pytest.approx(0.77, rel=0.01) == memory.activations_bytes / GIB
+
+
+def test_the_capacity_of_a_real_engine_is_met() -> None:
+    """vLLM 0.19 had 2,588 blocks for Llama 3.1 8B on an RTX 4090; the parts add up to 7 % more."""
+    memory = _plan(_LLAMA, "rtx_4090")
+    assert pytest.approx(2588, rel=0.07) == memory.num_kv_blocks(16)
 
 
 def test_tied_embeddings_count_once_on_a_device_and_twice_over_stages() -> None:
     model = find_model("qwen2-0.5b")
     assert model.has_tied_embedding
-    whole = _plan("qwen2-0.5b", ParallelLayout(), "a30").weights_bytes
-    halves = [_plan("qwen2-0.5b", ParallelLayout(pp=2), "a30", stage) for stage in (0, 1)]
-    embedding_bytes = 2 * model.vocab * model.hidden
-    assert sum(half.weights_bytes for half in halves) == whole + embedding_bytes
-    assert whole == pytest.approx(2 * 0.494e9, rel=2e-3)
+    rotation_bytes = 2 * model.max_position * model.head_dim
+    whole = _plan(model, "a30").weights_bytes
+    halves = [_plan(model, "a30", pp=2, stage=stage).weights_bytes for stage in (0, 1)]
+    assert whole + 2 * model.vocab * model.hidden + rotation_bytes == sum(halves)
 
 
 def test_tensor_parallelism_splits_weights_and_cache() -> None:
-    one = _plan("llama-3-70b", ParallelLayout(), "h100_sxm")
-    four = _plan("llama-3-70b", ParallelLayout(tp=4), "h100_sxm")
-    assert four.weights_bytes == pytest.approx(one.weights_bytes / 4, rel=1e-3)
-    assert four.kv_bytes_per_token == one.kv_bytes_per_token / 4
+    one, four = _plan("llama-3-70b"), _plan("llama-3-70b", tp=4)
+    assert pytest.approx(one.weights_bytes / 4, rel=1e-3) == four.weights_bytes
+    assert one.kv_bytes_per_token / 4 == four.kv_bytes_per_token
     # 80 layers, 8 key heads, keys and values of 128 features in 2 bytes.
-    assert one.kv_bytes_per_token == 80 * 8 * 2 * 128 * 2
+    assert 80 * 8 * 2 * 128 * 2 == one.kv_bytes_per_token
+
+
+def test_ranks_that_communicate_need_more() -> None:
+    alone, pair = _plan(_LLAMA), _plan(_LLAMA, tp=2)
+    assert alone.reserved_bytes + _ENGINE.collective_bytes == pair.reserved_bytes
+    assert alone.reserved_bytes == _plan(_LLAMA, pp=2).reserved_bytes
 
 
 def test_key_heads_are_repeated_when_there_are_too_few() -> None:
-    two = _plan("qwen2-0.5b", ParallelLayout(tp=2), "a30")
-    assert two.kv_bytes_per_token == 24 * 1 * 2 * 64 * 2
+    assert 24 * 1 * 2 * 64 * 2 == _plan("qwen2-0.5b", "a30", tp=2).kv_bytes_per_token
 
 
-def test_what_weights_and_activations_leave_holds_blocks() -> None:
-    memory = _plan("qwen2-7b", ParallelLayout(), "a30")
-    left = 0.9 * find_device("a30").memory_bytes - memory.weights_bytes - memory.activations_bytes
-    assert memory.infeasibility == ""
-    assert memory.num_kv_blocks(16) == int(left // (16 * 28 * 4 * 2 * 128 * 2))
+def test_a_narrow_cache_holds_twice_the_tokens() -> None:
+    plain, narrow = _plan(_LLAMA), _plan(_LLAMA, options={"kv_dtype": DType.FP8})
+    assert plain.kv_bytes_per_token == 2 * narrow.kv_bytes_per_token
 
 
-def test_activations_are_the_residual_stream_and_the_widest_operator() -> None:
-    """The two halves of the gated MLP and their product are the widest of Llama 2."""
-    memory = _plan("llama-2-7b", ParallelLayout(), "a30")
-    assert memory.activations_bytes == 2 * 2048 * (4096 + 3 * 11008)
+def test_latent_attention_keeps_one_vector_per_token() -> None:
+    for form in ("module", "operators"):
+        memory = _plan("deepseek-v3", "b200", options={"mla_form": form}, tp=8)
+        assert 61 * (512 + 64) * 2 == memory.kv_bytes_per_token
 
 
-def test_weights_that_do_not_fit_leave_no_blocks_and_say_why() -> None:
-    memory = _plan("llama-3-70b", ParallelLayout(), "h100_sxm")
-    assert memory.num_kv_blocks(16) == 0
-    assert f"{memory.weights_bytes / GIB:.2f} GiB" in memory.infeasibility
+def test_layers_with_a_window_keep_a_part_for_every_sequence() -> None:
+    memory = _plan("gpt-oss-20b", options={"quantization": "mxfp4"})
+    assert 12 * 8 * 2 * 64 * 2 == memory.kv_bytes_per_token
+    assert 256 * (128 + 16) * memory.kv_bytes_per_token == memory.window_bytes
+    always = dataclasses.replace(_LLAMA, sliding_window=4096)
+    assert (0, _plan(_LLAMA).kv_bytes_per_token) == (
+        _plan(always).window_bytes,
+        _plan(always).kv_bytes_per_token,
+    )
 
 
-def test_logits_in_fp32_can_be_the_largest_activation() -> None:
-    architecture = find_model("qwen2-0.5b")
-    engine = EngineSpec(max_num_batched_tokens=256, max_num_seqs=256)
-    rank = RankContext(model=architecture, layout=ParallelLayout(), devices_per_node=1)
-    options = LoweringOptions(dtype=DType.BF16, has_kv_cache=True, has_sampler=True)
-    nodes = lower_rank(BatchShape(num_tokens=256, num_output_rows=256), options, rank)
-    memory = plan_serving_memory(nodes, architecture.hidden, engine, find_device("a30"))
-    residual_bytes = 2 * 256 * architecture.hidden
-    assert memory.activations_bytes == residual_bytes + 2 * 4 * 256 * architecture.vocab
+def test_a_stage_of_windows_alone_sets_no_limit() -> None:
+    """Every other layer of gpt-oss-20b has a window; each of 24 stages holds one layer."""
+    windows, whole = (_plan("gpt-oss-20b", pp=24, stage=stage) for stage in (0, 1))
+    assert 0 == windows.kv_bytes_per_token
+    assert UNLIMITED_BLOCKS == windows.num_kv_blocks(16)
+    assert 0 < whole.num_kv_blocks(16) < UNLIMITED_BLOCKS
+    assert 0 == dataclasses.replace(windows, usable_bytes=0).num_kv_blocks(16)
+
+
+def test_a_model_of_windows_alone_keeps_all_tokens() -> None:
+    """The only layer of a model of one has a window: nothing else would bound the cache."""
+    model = dataclasses.replace(find_model("gpt-oss-20b"), num_layers=1)
+    assert 0 < _plan(model).kv_bytes_per_token
+
+
+def test_four_bits_with_scales_are_a_quarter_and_a_little() -> None:
+    """Of the blocks' weights; embedding and head stay."""
+    memory = _plan("llama-3-70b", options={"quantization": "int4_wo"})
+    kept = 2 * 2 * 128256 * 8192
+    assert pytest.approx(kept + (2 * 70.55e9 - kept) * 0.2598, rel=2e-3) == memory.weights_bytes
+
+
+@pytest.mark.parametrize("rule", ["utilization", "static", "free"])
+def test_the_cache_gets_what_the_rule_leaves(rule: str) -> None:
+    memory = _plan(_LLAMA, engine=dataclasses.replace(_ENGINE, memory_rule=rule))
+    held = memory.weights_bytes + memory.reserved_bytes
+    running = memory.activations_bytes + memory.graphs_bytes
+    expected = {
+        "utilization": 0.9 * memory.device_bytes - held - running,
+        "static": 0.9 * memory.device_bytes - held,
+        "free": 0.9 * (memory.device_bytes - held - running),
+    }
+    assert pytest.approx(expected[rule]) == memory.kv_bytes
+    assert int(memory.kv_bytes // (16 * memory.kv_bytes_per_token)) == memory.num_kv_blocks(16)
+
+
+def test_graphs_take_their_share_of_the_weights() -> None:
+    engine = dataclasses.replace(_ENGINE, graph_bytes_ratio=0.05)
+    memory = _plan(_LLAMA, engine=engine)
+    assert 0.05 * memory.weights_bytes == memory.graphs_bytes
+    assert _plan(_LLAMA).kv_bytes - memory.graphs_bytes == pytest.approx(memory.kv_bytes)
+
+
+def test_weights_that_do_not_fit_leave_no_blocks_and_say_what_helps() -> None:
+    memory = _plan("llama-3-70b")
+    assert 0 == memory.num_kv_blocks(16)
+    assert f"weights {memory.weights_bytes / GIB:.2f} GiB" in memory.infeasibility
+    assert "spread the model over more devices" in memory.infeasibility
+    assert "" == _plan("llama-3-70b", tp=4).infeasibility
+
+
+def test_activations_that_do_not_fit_say_what_helps() -> None:
+    wide = dataclasses.replace(_ENGINE, max_num_batched_tokens=2**19)
+    assert "lower max_num_batched_tokens" in _plan(_LLAMA, "rtx_4090", wide).infeasibility
+    static = dataclasses.replace(
+        wide, max_num_batched_tokens=2**16, memory_rule="static", memory_utilization_ratio=0.95
+    )
+    reason = _plan(_LLAMA, "rtx_4090", static).infeasibility
+    assert "activations and graphs" in reason
+    assert "lower memory_utilization_ratio" in reason

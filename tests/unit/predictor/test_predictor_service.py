@@ -186,15 +186,43 @@ def test_an_unmeasured_device_takes_the_efficiency_of_others(
     assert estimates.latency_us[0] == pytest.approx(expected_us, rel=1e-3)
 
 
+def test_an_unmeasured_device_takes_the_same_weights_of_others_first(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """Weights of another format take other kernels; how tokens were routed does not matter here."""
+    rows = gemm_rows(lambda _: 1.6) + gemm_rows(lambda _: 3.2, variant="quant=int8_wo")
+    service = make_predictor(rows)
+    train(service)
+    columns = {name: np.array([value]) for name, value in MEASURED.items()}
+    table = OperatorTable(
+        operator="gemm",
+        dtype=DType.FP16,
+        columns=columns,
+        variant="quant=int8_wo;routing=balanced",
+    )
+    reply = service.predict(LatencyQuery(device="a100_sxm_80", tables=(table,)))
+    expected_us = 3.2 * base_us("gemm", MEASURED, "a100_sxm_80")
+    assert expected_us == pytest.approx(reply.tables[0].latency_us[0], rel=0.01)
+
+
 def test_an_unmeasured_operator_takes_the_efficiency_of_its_device(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    dims = {"batch": 4, **MEASURED}
+    service = make_predictor(gemm_rows(lambda _: 1.6))
+    train(service)
+    estimates = ask(service, dims, operator="batched_gemm")
+    assert provenances(estimates) == [Provenance.ANALYTICAL]
+    assert estimates.basis == "other operators of this device"
+    assert estimates.latency_us[0] == pytest.approx(1.6 * base_us("batched_gemm", dims), rel=1e-3)
+
+
+def test_what_streams_is_not_told_from_matrix_products(
     make_predictor: MakePredictor, train: Train
 ) -> None:
     service = make_predictor(gemm_rows(lambda _: 1.6))
     train(service)
-    estimates = ask(service, RMS_NORM, operator="rms_norm")
-    assert provenances(estimates) == [Provenance.ANALYTICAL]
-    assert estimates.basis == "other operators of this device"
-    assert estimates.latency_us[0] == pytest.approx(1.6 * base_us("rms_norm", RMS_NORM), rel=1e-3)
+    assert "the roofline alone" == ask(service, RMS_NORM, operator="rms_norm").basis
 
 
 def test_half_formats_stand_in_for_each_other_but_are_not_measured(

@@ -3,6 +3,7 @@
 import dataclasses
 
 from foretoken.domain.report import (
+    ITL_QUANTILES,
     Feasibility,
     Percentiles,
     PipelineSpan,
@@ -27,12 +28,14 @@ def build_serving(rate_rps: float) -> ServingReport:
     return ServingReport(
         ttft_ms=percentiles(80.0 * rate_rps),
         itl_ms=percentiles(20.0),
+        itl_ms_quantiles=tuple(15.0 + 0.1 * place for place in range(len(ITL_QUANTILES))),
         tpot_ms=percentiles(21.0),
         e2e_latency_ms=percentiles(3000.0),
         num_requests=5,
         num_completed=5,
         num_serving_steps=100,
         duration_s=5 / rate_rps + 3,
+        offered_rps=rate_rps,
         request_throughput_rps=rate_rps,
         output_throughput_tps=200 * rate_rps,
         output_throughput_tps_per_gpu=100 * rate_rps,
@@ -49,8 +52,12 @@ def build_serving(rate_rps: float) -> ServingReport:
             scheduled_s=arrivals,
             first_token_s=tuple(0.1 * (i + 1) + at for i, at in enumerate(arrivals)),
             finished_s=tuple(3.0 + at for at in arrivals),
+            num_decode_tokens=(100, 120, 1, 90, 80),
         ),
-        scenario_json='{"name": "chat", "workload": {"rate_rps": 1.0, "trace_requests": [1, 2]}}',
+        scenario_json=(
+            '{"name": "chat", "slo": {"ttft_ms": 300.0},'
+            ' "workload": {"rate_rps": 1.0, "trace_requests": [1, 2]}}'
+        ),
     )
 
 

@@ -1,10 +1,12 @@
 """A predictor that knows the data sheet, and ready-made scenarios."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import UnknownJobError
 from foretoken.domain.estimate import (
     LatencyColumns,
@@ -25,6 +27,7 @@ from foretoken.domain.report import PredictorTrainingReport, ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.latency_surfaces import fetch_surfaces
 from foretoken.simulator.serving.simulation import simulate_serving
+from foretoken.wire import ipc
 
 
 class RooflinePredictor:
@@ -95,16 +98,29 @@ class SilentProgress(JobProgress):
 
 
 def build_scenario(**changes: Any) -> ServingScenario:
-    """Return Qwen2 7B on one A30 under light load, other fields as given."""
-    return ServingScenario(**{"model": find_model("qwen2-7b"), "device": "a30", **changes})
+    """Return Qwen2 7B on one A30 under light load and plain rules, other fields as given."""
+    defaults = {"model": find_model("qwen2-7b"), "device": "a30", "engine": plain_engine()}
+    return ServingScenario(**{**defaults, **changes})
+
+
+def plain_engine(**changes: Any) -> EngineSpec:
+    """Return an engine that caches and hides nothing, with some limits of its own."""
+    return EngineSpec(profile="plain", **changes)
 
 
 def simulate(
     scenario: ServingScenario, predictor: RooflinePredictor | None = None
 ) -> ServingReport:
-    """Return the report of a scenario on data-sheet latencies."""
+    """Return the report of a scenario on data-sheet latencies, with its columns."""
     source = predictor or RooflinePredictor()
-    return simulate_serving(scenario, lambda spec: fetch_surfaces(spec, source), SilentProgress())
+    result = simulate_serving(scenario, lambda spec: fetch_surfaces(spec, source), SilentProgress())
+    if not result.report.feasibility.is_feasible:
+        return result.report
+    return replace(
+        result.report,
+        requests=ipc.table_to_requests(result.tables["requests"]),
+        series=ipc.table_to_series(result.tables["series"]),
+    )
 
 
 def _provenance_of(operator: str) -> Provenance:

@@ -1,149 +1,157 @@
-from collections import Counter
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.workload import LengthSpec, Request, WorkloadSpec
 from foretoken.simulator.engine.rng import named_stream
-from foretoken.simulator.serving.arrivals.trace import load_trace
-from foretoken.simulator.serving.workload import resolve_requests
-
-_HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+from foretoken.simulator.serving.request_plan import RequestPlan
+from foretoken.simulator.serving.workload import resolve_workload
 
 
-def _request(arrival_s: float, num_prefill: int, num_decode: int) -> Request:
-    return Request(
-        arrival_s=arrival_s, num_prefill_tokens=num_prefill, num_decode_tokens=num_decode
-    )
+def _resolve(seed: int = 0, **fields: object) -> RequestPlan:
+    return resolve_workload(WorkloadSpec(**fields), (), seed)  # type: ignore[arg-type]
+
+
+def _gaps_s(plan: RequestPlan) -> np.ndarray:
+    return np.diff(plan.arrival_ns, prepend=0) / 1e9
 
 
 def test_constant_arrivals_have_equal_gaps() -> None:
-    spec = WorkloadSpec(arrival="constant", rate_rps=4.0, num_requests=3)
-    assert resolve_requests(spec, 0) == (
-        _request(0.0, 512, 128),
-        _request(0.25, 512, 128),
-        _request(0.5, 512, 128),
-    )
+    plan = _resolve(arrival="constant", rate_rps=4.0, num_requests=3)
+    assert plan.arrival_ns.tolist() == [0, 250_000_000, 500_000_000]
+    assert plan.num_prefill_tokens.tolist() == [512] * 3
+    assert plan.num_decode_tokens.tolist() == [128] * 3
 
 
 def test_poisson_gaps_have_the_mean_and_spread_of_an_exponential() -> None:
-    spec = WorkloadSpec(rate_rps=5.0, num_requests=20_000)
-    times = [request.arrival_s for request in resolve_requests(spec, 3)]
-    gaps = np.diff([0.0, *times])
+    gaps = _gaps_s(_resolve(3, rate_rps=5.0, num_requests=20_000))
     assert gaps.min() > 0
     assert gaps.mean() == pytest.approx(0.2, rel=0.03)
     assert gaps.std() == pytest.approx(0.2, rel=0.05)
 
 
-def test_another_rate_stretches_the_same_arrivals() -> None:
-    slow = resolve_requests(WorkloadSpec(rate_rps=1.0), 3)
-    fast = resolve_requests(WorkloadSpec(rate_rps=2.0), 3)
-    assert [r.arrival_s for r in slow] == [2 * r.arrival_s for r in fast]
-
-
-def test_a_seed_decides_everything_and_streams_do_not_disturb_each_other() -> None:
-    spec = WorkloadSpec(decode=LengthSpec(kind="uniform", minimum=5, maximum=9))
-    other_prompts = WorkloadSpec(
-        prefill=LengthSpec(kind="uniform", minimum=1, maximum=3), decode=spec.decode
+@pytest.mark.parametrize(
+    ("options", "cv"), [({"shape": "0.25"}, 2.0), ({"cv": "2"}, 2.0), ({"cv": "0.5"}, 0.5)]
+)
+def test_gamma_gaps_have_the_mean_of_the_rate_and_the_spread_asked_for(
+    options: dict[str, str], cv: float
+) -> None:
+    gaps = _gaps_s(
+        _resolve(arrival="gamma", arrival_options=options, rate_rps=5.0, num_requests=40_000)
     )
-    requests = resolve_requests(spec, 1)
-    assert requests == resolve_requests(spec, 1)
-    assert requests != resolve_requests(spec, 2)
-    assert [(r.arrival_s, r.num_decode_tokens) for r in requests] == [
-        (r.arrival_s, r.num_decode_tokens) for r in resolve_requests(other_prompts, 1)
-    ]
+    assert gaps.mean() == pytest.approx(0.2, rel=0.04)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+
+
+def test_gamma_of_shape_one_is_poisson() -> None:
+    gaps = _gaps_s(_resolve(arrival="gamma", rate_rps=5.0, num_requests=40_000))
+    assert gaps.std() / gaps.mean() == pytest.approx(1.0, rel=0.03)
+
+
+@pytest.mark.parametrize("options", [{}, {"rate_ratios": "0, 1, 5", "dwell_s": "[10, 5, 1]"}])
+def test_markov_arrivals_keep_the_mean_rate_and_are_burstier_than_poisson(
+    options: dict[str, str],
+) -> None:
+    plan = _resolve(arrival="markov", arrival_options=options, rate_rps=8.0, num_requests=200_000)
+    end_s = plan.arrival_ns[-1] / 1e9
+    assert 200_000 / end_s == pytest.approx(8.0, rel=0.05)
+    per_second = np.bincount((plan.arrival_ns // 10**9).astype(int))
+    assert per_second.var() > 2 * per_second.mean()
+
+
+def test_markov_rates_are_taken_as_they_are() -> None:
+    options = {"rates_rps": "2, 10", "dwell_s": "30, 10"}
+    plan = _resolve(arrival="markov", arrival_options=options, num_requests=100_000)
+    assert 100_000 / (plan.arrival_ns[-1] / 1e9) == pytest.approx(4.0, rel=0.05)
+
+
+def test_closed_loop_arrivals_begin_along_the_ramp() -> None:
+    options = {"concurrency": "4", "ramp_s": "2"}
+    plan = _resolve(arrival="closed_loop", arrival_options=options, num_requests=6)
+    assert plan.concurrency == 4
+    assert plan.arrival_ns.tolist() == [
+        0, 500_000_000, 1_000_000_000, 1_500_000_000, 1_500_000_000, 1_500_000_000,
+    ]  # fmt: skip
+    at_once = _resolve(arrival="closed_loop", arrival_options={"concurrency": "4"})
+    assert set(at_once.arrival_ns.tolist()) == {0}
+
+
+def test_open_loops_have_no_concurrency() -> None:
+    assert _resolve().concurrency == 0
+
+
+@pytest.mark.parametrize("arrival", ["poisson", "constant", "gamma"])
+def test_another_rate_stretches_the_same_arrivals(arrival: str) -> None:
+    slow = _resolve(3, arrival=arrival, rate_rps=1.0)
+    fast = _resolve(3, arrival=arrival, rate_rps=2.0)
+    assert np.abs(slow.arrival_ns - 2 * fast.arrival_ns).max() <= 1
+
+
+def test_a_rate_without_limit_is_all_at_once() -> None:
+    assert set(_resolve(rate_rps=float("inf")).arrival_ns.tolist()) == {0}
+
+
+def test_streams_do_not_disturb_each_other() -> None:
+    decode = LengthSpec(kind="uniform", minimum=5, maximum=9)
+    plan = _resolve(1, decode=decode)
+    other_prompts = _resolve(
+        1, decode=decode, prefill=LengthSpec(kind="uniform", minimum=1, maximum=3)
+    )
+    assert plan.arrival_ns.tolist() == other_prompts.arrival_ns.tolist()
+    assert plan.num_decode_tokens.tolist() == other_prompts.num_decode_tokens.tolist()
+    assert plan.arrival_ns.tolist() != _resolve(2, decode=decode).arrival_ns.tolist()
     draws = {name: named_stream(0, name).integers(2**60) for name in ("arrivals", "prefill")}
     assert draws["arrivals"] != draws["prefill"]
 
 
-def test_uniform_lengths_reach_both_ends() -> None:
-    lengths = LengthSpec(kind="uniform", minimum=5, maximum=7)
-    spec = WorkloadSpec(num_requests=300, prefill=lengths)
-    counts = Counter(r.num_prefill_tokens for r in resolve_requests(spec, 0))
-    assert set(counts) == {5, 6, 7}
-
-
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        (LengthSpec(kind="normal"), r"workload\.prefill\.kind: 'normal'"),
-        (LengthSpec(kind="fixed", mean=0), r"workload\.prefill\.mean: must be at least 1"),
-        (LengthSpec(kind="uniform", minimum=4, maximum=3), r"found 4 and 3"),
-    ],
-)
-def test_lengths_that_mean_nothing_are_refused(lengths: LengthSpec, message: str) -> None:
-    with pytest.raises(InvalidRequestError, match=message):
-        resolve_requests(WorkloadSpec(prefill=lengths), 0)
-
-
 def test_an_unknown_arrival_process_names_the_nearest() -> None:
     with pytest.raises(UnknownPluginError, match="poisson"):
-        resolve_requests(WorkloadSpec(arrival="poison"), 0)
-
-
-def test_an_unknown_option_is_refused() -> None:
-    spec = WorkloadSpec(arrival="constant", arrival_options={"burst": "2"})
-    with pytest.raises(InvalidRequestError, match=r"arrival_options\.burst"):
-        resolve_requests(spec, 0)
-
-
-def test_a_trace_is_stretched_sorted_and_cut(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(_HEADER + "1.5,20,3\n0.25,90,20\n2,1,200\n")
-    spec = WorkloadSpec(
-        arrival="trace", trace_path=str(path), time_scale=2.0, max_tokens_per_request=100
-    )
-    assert resolve_requests(spec, 0) == (
-        _request(0.5, 80, 20),
-        _request(3.0, 20, 3),
-        _request(4.0, 1, 99),
-    )
-
-
-def test_inline_requests_need_no_file() -> None:
-    spec = WorkloadSpec(
-        arrival="trace", trace_path="gone.csv", trace_requests=(_request(1.0, 2, 3),)
-    )
-    assert resolve_requests(spec, 0) == (_request(1.0, 2, 3),)
-
-
-def test_columns_are_found_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text("id,num_decode_tokens,arrived_at,num_prefill_tokens\na,3,0.5,7\n\n")
-    assert load_trace(path) == (_request(0.5, 7, 3),)
+        _resolve(arrival="poison")
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("arrival", "options", "message"),
     [
-        (_HEADER + "0,1,2\n0.5,x,2\n", r"trace\.csv:3: expected 3 numbers, found '0\.5,x,2'"),
-        (_HEADER + "0,1\n", r"trace\.csv:2: expected 3 numbers"),
-        (_HEADER + "-1,1,2\n", r"trace\.csv:2: arrived_at must be at least 0"),
-        (_HEADER + "nan,1,2\n", r"trace\.csv:2: arrived_at must be at least 0"),
-        (_HEADER + "0,1,0\n", r"trace\.csv:2: num_decode_tokens must be a whole number"),
-        (_HEADER + "0,1.5,2\n", r"trace\.csv:2: num_prefill_tokens must be a whole number"),
-        (_HEADER, "holds no requests"),
-        ("arrived_at,num_prefill_tokens\n0,1\n", r"trace\.csv:1: the header lacks num_decode"),
-        ("", r"trace\.csv:1: the header lacks arrived_at"),
+        ("constant", {"burst": "2"}, r"arrival_options\.burst: constant knows these options: none"),
+        ("gamma", {"rate": "2"}, r"arrival_options\.rate: gamma knows these options: shape, cv"),
+        ("gamma", {"shape": "0"}, r"arrival_options\.shape: must be positive"),
+        ("gamma", {"shape": "-1"}, r"arrival_options\.shape: must be positive"),
+        ("gamma", {"shape": "x"}, r"arrival_options\.shape: expected a number, found 'x'"),
+        ("gamma", {"shape": "nan"}, r"arrival_options\.shape: expected a number"),
+        ("gamma", {"shape": "1e9"}, r"arrival_options\.shape: must be from 1e-06 to 1e\+06"),
+        ("gamma", {"shape": "1", "cv": "1"}, r"arrival_options\.cv: .* give one of the two"),
+        ("markov", {"dwell_s": "0, 1"}, r"arrival_options\.dwell_s: must be positive"),
+        ("markov", {"dwell_s": "1, a"}, r"arrival_options\.dwell_s: expected a number, found 'a'"),
+        ("markov", {"dwell_s": "1"}, r"arrival_options\.rate_ratios: needs a number for each"),
+        ("markov", {"rate_ratios": "0, 0"}, r"arrival_options\.rate_ratios: must not all be 0"),
+        ("markov", {"rates_rps": "-1, 1"}, r"arrival_options\.rates_rps: must not be negative"),
+        ("markov", {"rates_rps": "1, 2", "rate_ratios": "1, 2"}, "give rates_rps or rate_ratios"),
+        ("markov", {"dwell_s": "1e-9, 1e-9"}, r"arrival_options\.dwell_s: changes more than"),
+        ("closed_loop", {}, r"arrival_options\.concurrency: a closed loop needs"),
+        ("closed_loop", {"concurrency": "0"}, r"arrival_options\.concurrency: must be positive"),
+        ("closed_loop", {"concurrency": "1.5"}, r"concurrency: must be a whole number"),
+        (
+            "closed_loop",
+            {"concurrency": "2", "ramp_s": "-1"},
+            r"options\.ramp_s: must not be negative",
+        ),
     ],
 )
-def test_a_bad_trace_names_file_and_line(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(content)
+def test_options_that_mean_nothing_are_refused(
+    arrival: str, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        load_trace(path)
+        _resolve(arrival=arrival, arrival_options=options)
 
 
-def test_a_missing_trace_is_an_invalid_request(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="cannot read"):
-        load_trace(tmp_path / "none.csv")
-    with pytest.raises(InvalidRequestError, match="a trace needs a file"):
-        resolve_requests(WorkloadSpec(arrival="trace"), 0)
+def test_times_that_no_clock_holds_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="look at rate_rps"):
+        _resolve(rate_rps=1e-12)
+    with pytest.raises(InvalidRequestError, match=r"rate_ratios: a rate without limit"):
+        _resolve(arrival="markov", rate_rps=float("inf"))
 
 
-def test_the_splitwise_traces_load(shared_data: Path) -> None:
-    requests = load_trace(shared_data / "vidur" / "traces" / "splitwise_conv_first2000.csv")
-    assert len(requests) == 2000
-    assert requests[1] == _request(4.314579, 396, 109)
+def test_a_process_of_its_own_lengths_takes_no_trace() -> None:
+    request = Request(arrival_s=0.0, num_prefill_tokens=1, num_decode_tokens=1)
+    with pytest.raises(InvalidRequestError, match=r"workload\.arrival: poisson draws its own"):
+        _resolve(trace_requests=(request,))

@@ -1,9 +1,11 @@
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving_fakes import RooflinePredictor, build_scenario
+from serving_fakes import RooflinePredictor, build_scenario, plain_engine
 
+from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import (
     InvalidRequestError,
     UnknownDeviceError,
@@ -14,7 +16,7 @@ from foretoken.domain.errors import (
 from foretoken.domain.job import JobState
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import ModelVersion
-from foretoken.domain.scenario import EngineSpec, TrainingScenario
+from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.workload import WorkloadSpec
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.latency_surfaces import surface_spec
@@ -76,11 +78,21 @@ def test_what_can_never_work_is_refused_at_once(service: SimulatorService) -> No
     with pytest.raises(UnknownTopologyError):
         service.create_serving_simulation(build_scenario(topology="ring"))
     with pytest.raises(UnknownPluginError):
-        service.create_serving_simulation(build_scenario(engine=EngineSpec(scheduler="fifo")))
-    with pytest.raises(InvalidRequestError, match=r"engine\.block_size"):
-        service.create_serving_simulation(build_scenario(engine=EngineSpec(block_size=0)))
+        service.create_serving_simulation(build_scenario(engine=EngineSpec(profile="fifo")))
+    with pytest.raises(InvalidRequestError, match=r"engine\.rules\.block_size"):
+        service.create_serving_simulation(
+            build_scenario(engine=plain_engine(rules={"block_size": "0"}))
+        )
     with pytest.raises(UnknownJobError):
         service.get_job("serving-none")
+
+
+def test_what_cannot_run_has_a_reason_and_no_tables(service: SimulatorService) -> None:
+    job = service.create_serving_simulation(build_scenario(model=find_model("llama-2-70b")))
+    assert JobState.SUCCEEDED is list(service.watch_job(job.job_id))[-1].state
+    assert not service.get_serving_report(job.job_id).feasibility.is_feasible
+    with pytest.raises(InvalidRequestError, match="cannot run"):
+        service.read_serving_table(job.job_id, "steps")
 
 
 def test_surfaces_are_kept_by_model_version() -> None:
@@ -110,3 +122,15 @@ def test_a_predictor_without_a_model_is_asked_every_time() -> None:
     for _ in range(2):
         cache.get(surface_spec(_SCENARIO, 100))
     assert len(predictor.queries) == 2
+
+
+def test_a_service_that_compiles_at_its_start_answers_meanwhile(tmp_path: Path) -> None:
+    config = SimulatorConfig(state_folder=str(tmp_path), compiles_at_start=True)
+    service = SimulatorService(config, RooflinePredictor())
+    service.open()
+    job = service.create_serving_simulation(_SCENARIO)
+    assert JobState.SUCCEEDED is list(service.watch_job(job.job_id))[-1].state
+    service.close()
+    for thread in threading.enumerate():
+        if thread.name == "compile":
+            thread.join()

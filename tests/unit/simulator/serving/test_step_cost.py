@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from serving_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape
+from foretoken.domain.engine import EngineSpec
+from foretoken.domain.graph import BatchShape, DecodeShape, OperatorNode, PrefillShape
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.roofline import collective_terms, compute_terms
 from foretoken.domain.hardware.topology import topology_of_device
@@ -12,51 +14,91 @@ from foretoken.domain.lowering import lower_rank
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.scenario import EngineSpec, ServingScenario
-from foretoken.simulator.grid import grid_weights, spaced_integers
+from foretoken.domain.scenario import ServingScenario
+from foretoken.simulator.cost_tables import StepShape, shared_us, stage_us
 from foretoken.simulator.latency_surfaces import (
     fetch_surfaces,
     replica_ranks,
     serving_options,
     surface_spec,
 )
-from foretoken.simulator.serving.batch import StepShape
-from foretoken.simulator.serving.step_log import StepLog
-from foretoken.simulator.step_cost import SurfaceCost
+from foretoken.simulator.serving.record import StepRecord
+from foretoken.simulator.step_cost import LAUNCH_GROUP, SurfaceCost
 
+_PLAIN = EngineSpec(profile="plain")
 _SCENARIOS = {
-    "dense": build_scenario(),
-    "fused": build_scenario(engine=EngineSpec(fuses_add_norm=True)),
-    "tensor parallel": build_scenario(device="a100_sxm_80", layout=ParallelLayout(tp=2, dp=3)),
-    "pipeline": build_scenario(device="a100_sxm_80", layout=ParallelLayout(pp=3)),
-    "experts": build_scenario(
-        model=find_model("mixtral-8x7b"), device="h100_sxm", layout=ParallelLayout(tp=2, pp=2)
+    "dense": build_scenario(engine=_PLAIN),
+    "fused": build_scenario(engine=EngineSpec(profile="plain", rules={"fuses_add_norm": "true"})),
+    "tensor parallel": build_scenario(
+        device="a100_sxm_80", layout=ParallelLayout(tp=2, dp=3), engine=_PLAIN
     ),
+    "pipeline": build_scenario(device="a100_sxm_80", layout=ParallelLayout(pp=3), engine=_PLAIN),
+    "experts": build_scenario(
+        model=find_model("mixtral-8x7b"),
+        device="h100_sxm",
+        layout=ParallelLayout(tp=2, pp=2),
+        engine=_PLAIN,
+    ),
+    "fp8": build_scenario(device="h100_sxm", quantization="fp8", engine=_PLAIN),
 }
-_SHAPES = {
-    "decodes": StepShape(7, 7, 7, 7 * 811, 1300),
-    "one": StepShape(1, 1, 1, 33, 33),
-    "chunk": StepShape(333, 0, 0, 0, 0, ((333, 700),)),
-    "mixed": StepShape(505, 6, 5, 5000, 2100, ((400, 0), (100, 55))),
+# A step and its prefills: (new tokens, context). Token counts are whole tiles.
+_Step = tuple[StepShape, tuple[tuple[int, int], ...]]
+_STEPS: dict[str, _Step] = {
+    "decodes": (StepShape(7, 7, 7, 7 * 811, 1300, 0), ()),
+    "one": (StepShape(1, 1, 1, 33, 33, 0), ()),
+    "chunk": (StepShape(336, 0, 0, 0, 0, 1), ((336, 700),)),
+    "mixed": (StepShape(512, 6, 5, 5000, 2100, 1), ((507, 55),)),
 }
+_SEVERAL: _Step = (StepShape(512, 8, 5, 5000, 2100, 3), ((100, 0), (400, 55), (7, 900)))
 
 
 def _cost(scenario: ServingScenario) -> SurfaceCost:
-    surfaces = fetch_surfaces(surface_spec(scenario, 4000), RooflinePredictor())
-    return SurfaceCost(surfaces, scenario.engine.max_num_batched_tokens)
+    return SurfaceCost(fetch_surfaces(surface_spec(scenario, 4000), RooflinePredictor()))
 
 
-def _direct_stage_us(scenario: ServingScenario, shape: StepShape) -> list[float]:
+def _stages_us(cost: SurfaceCost, step: _Step) -> list[float]:
+    shape, prefills = step
+    pairs = np.array(prefills, dtype=np.int64).reshape(-1, 2)
+    tokens, contexts = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+    return [
+        stage_us(cost.tables, stage, shape, tokens, contexts) for stage in range(cost.num_stages)
+    ]
+
+
+def _record(steps: list[_Step]) -> StepRecord:
+    shapes = [shape for shape, _ in steps]
+    prefills = [(i, n, c) for i, (_, parts) in enumerate(steps) for n, c in parts]
+    owner, tokens, context = np.array(prefills, dtype=np.int64).reshape(-1, 3).T
+    zeros = np.zeros(len(steps), dtype=np.int64)
+    columns = {
+        name: np.array([getattr(s, name) for s in shapes], dtype=np.int64)
+        for name in StepShape._fields
+    }
+    others = ("scheduled_ns", "start_ns", "end_ns", "num_running", "num_waiting")
+    return StepRecord(
+        **columns,
+        **dict.fromkeys(others, zeros),
+        num_used_blocks=zeros,
+        num_preempted=zeros,
+        prefill_step=owner,
+        prefill_tokens=tokens,
+        prefill_context=context,
+        prefill_request=0 * owner,
+    )
+
+
+def _direct_us(scenario: ServingScenario, step: _Step) -> list[float]:
     """Add up the roofline of every operator of exactly this step, prefills one by one."""
+    shape, pairs = step
     decode = DecodeShape(
         num_seqs=shape.num_decodes,
         kv_tokens=shape.decode_kv_tokens,
         kv_tokens_max=shape.decode_kv_tokens_max,
     )
     parts = [decode] if shape.num_decodes else []
-    prefills = [PrefillShape(**prefill_dims(1, n, context)) for n, context in shape.prefills]
+    prefills = [PrefillShape(**prefill_dims(1, n, context)) for n, context in pairs]
     stages = []
-    for rank in replica_ranks(scenario):
+    for rank in replica_ranks(surface_spec(scenario, 4000)):
         total_us = 0.0
         for number, part in enumerate([None, *parts, *prefills]):
             batch = BatchShape(
@@ -65,8 +107,7 @@ def _direct_stage_us(scenario: ServingScenario, shape: StepShape) -> list[float]
                 prefill=part if isinstance(part, PrefillShape) else None,
                 decode=part if isinstance(part, DecodeShape) else None,
             )
-            options = serving_options(scenario.dtype, scenario.engine.fuses_add_norm)
-            for node in lower_rank(batch, options, rank):
+            for node in lower_rank(batch, serving_options(scenario), rank):
                 is_attention = node.operator.startswith("attention")
                 has_rows = shape.num_rows > 0 or not (
                     node.role.startswith("lm_head") or node.operator == "sampler"
@@ -77,35 +118,94 @@ def _direct_stage_us(scenario: ServingScenario, shape: StepShape) -> list[float]
     return stages
 
 
-def _roofline_us(device: str, node: object) -> float:
-    spec = find_operator(node.operator)  # type: ignore[attr-defined]
-    dims, dtype, phase = node.dims, node.dtype, node.phase  # type: ignore[attr-defined]
+def _roofline_us(device: str, node: OperatorNode) -> float:
+    spec = find_operator(node.operator)
     if spec.is_collective:
-        terms = collective_terms(spec, dims, dims["num_nodes"], topology_of_device(device))
+        nodes = int(node.dims["num_nodes"])
+        terms = collective_terms(spec, node.dims, nodes, topology_of_device(device))
     else:
-        terms = compute_terms(spec, dims, dtype, phase, find_device(device))
+        terms = compute_terms(spec, node.dims, node.dtype, node.phase, find_device(device))
     return float(max(terms.compute_us, terms.memory_us) + terms.floor_us)
 
 
-@pytest.mark.parametrize("shape", _SHAPES.values(), ids=_SHAPES)
+@pytest.mark.parametrize("step", _STEPS.values(), ids=_STEPS)
 @pytest.mark.parametrize("scenario", _SCENARIOS.values(), ids=_SCENARIOS)
-def test_a_step_costs_the_sum_of_its_operators(scenario: ServingScenario, shape: StepShape) -> None:
+def test_a_step_costs_the_sum_of_its_operators(scenario: ServingScenario, step: _Step) -> None:
     """Interpolation between grid points costs under a hundredth of the step."""
-    expected = _direct_stage_us(scenario, shape)
-    assert _cost(scenario).stage_us(shape) == pytest.approx(expected, rel=0.01)
+    assert _stages_us(_cost(scenario), step) == pytest.approx(_direct_us(scenario, step), rel=0.01)
 
 
-def test_a_decoding_step_costs_the_same_on_both_ways() -> None:
-    cost = _cost(build_scenario())
-    shape = _SHAPES["decodes"]
-    decode_us = cost.decode_us(7, shape.decode_kv_tokens, shape.decode_kv_tokens_max)
-    assert [decode_us] == cost.stage_us(shape)
+@pytest.mark.parametrize("name", ["dense", "pipeline", "experts"])
+def test_an_account_is_the_sum_of_its_steps(name: str) -> None:
+    cost, steps = _cost(_SCENARIOS[name]), [*_STEPS.values(), _SEVERAL] * 2
+    account = cost.account(_record(steps))
+    stages_us = np.array([_stages_us(cost, step) for step in steps])
+    assert account.stage_busy_s == pytest.approx(stages_us.sum(axis=0) / 1e6)
+    assert account.busy_s == pytest.approx(stages_us.sum() / 1e6)
+    assert sum(account.time_s_by_provenance.values()) == pytest.approx(account.busy_s)
+    assert account.low_s == pytest.approx(0.8 * account.busy_s)
+    assert account.high_s == pytest.approx(1.5 * account.busy_s)
 
 
-def test_token_counts_above_the_exact_range_cost_as_much_as_whole_tiles() -> None:
-    cost = _cost(build_scenario())
-    costs = [cost.stage_us(StepShape(n, 0, 0, 0, 0))[0] for n in (512, 513, 576, 577)]
-    assert costs[0] < costs[1] == costs[2] < costs[3]
+def test_a_breakdown_adds_up_to_every_step() -> None:
+    cost, steps = _cost(_SCENARIOS["pipeline"]), [*_STEPS.values(), _SEVERAL]
+    by_group = cost.breakdown(_record(steps))
+    stages_us = np.array([_stages_us(cost, step) for step in steps])
+    stages = [by_group[f"stage_{stage}"] for stage in range(3)]
+    groups = [us for name, us in by_group.items() if not name.startswith("stage_")]
+    assert np.transpose(stages) == pytest.approx(stages_us)
+    assert sum(groups) == pytest.approx(stages_us.sum(axis=1))
+    assert by_group["sampler"][2] == 0.0
+
+
+def test_an_account_of_no_steps_is_empty() -> None:
+    cost = _cost(_SCENARIOS["dense"])
+    assert cost.account(_record([])).busy_s == 0.0
+    assert len(cost.breakdown(_record([]))["gemm"]) == 0
+
+
+def test_a_step_outside_a_graph_takes_at_least_its_launches() -> None:
+    rules = {"launch_us": "1000", "graph_mode": "full", "graph_capture_sizes": "[1, 8]"}
+    cost = _cost(build_scenario(engine=EngineSpec(profile="plain", rules=rules)))
+    captured, eager = _STEPS["decodes"], _STEPS["mixed"]
+    account = cost.account(_record([captured, eager]))
+    launches = cost.tables.floor_us[0, 1, 512]
+    assert _stages_us(cost, eager) == [launches]
+    assert _stages_us(cost, captured)[0] < launches
+    assert account.time_s_by_group[LAUNCH_GROUP] > 0
+    assert account.busy_s == pytest.approx((launches + _stages_us(cost, captured)[0]) / 1e6)
+    assert cost.breakdown(_record([captured, eager]))[LAUNCH_GROUP][0] == 0.0
+
+
+def test_decodes_are_padded_to_captured_sizes() -> None:
+    rules = {"graph_mode": "full", "graph_capture_sizes": "[16, 32]"}
+    padded = _cost(build_scenario(engine=EngineSpec(profile="plain", rules=rules)))
+    plain = _cost(_SCENARIOS["dense"])
+    for num_tokens, paid in ((1, 16), (16, 16), (17, 32), (33, 33)):
+        expected = plain.tables.tokens_us[0, 0, paid]
+        assert padded.tables.tokens_us[0, 0, num_tokens] == expected
+        assert padded.tables.tokens_us[0, 1, num_tokens] == plain.tables.tokens_us[0, 1, num_tokens]
+
+
+def test_engines_in_lock_step_share_what_their_experts_take() -> None:
+    """What depends on the tokens of all comes once, and an engine alone has none of it."""
+    layout = ParallelLayout(dp=2, ep=2)
+    scenario = build_scenario(
+        model=find_model("mixtral-8x7b"), device="h100_sxm", layout=layout, engine=_PLAIN
+    )
+    cost, alone = _cost(scenario), _cost(replace(scenario, layout=ParallelLayout(tp=2)))
+    shared = [shared_us(cost.tables, 0, n) for n in (2, 256, 4096)]
+    assert 0 < shared[0] < shared[1] < shared[2]
+    assert shared_us(alone.tables, 0, 256) == 0.0
+    record = _record([_STEPS["decodes"]])
+    own_us = _stages_us(cost, _STEPS["decodes"])[0]
+    expected = (own_us + shared_us(cost.tables, 0, 14)) / 1e6
+    assert cost.account(record).busy_s == pytest.approx(expected)
+    # The engine beside it had another 249.
+    unequal = replace(record, num_group_tokens=np.array([256]))
+    expected = (own_us + shared[1]) / 1e6
+    assert cost.account(unequal).busy_s == pytest.approx(expected)
+    assert sum(cost.breakdown(unequal).values()) == pytest.approx(expected * 1e6)
 
 
 def test_the_predictor_is_asked_once_and_for_nothing_twice() -> None:
@@ -113,74 +213,17 @@ def test_the_predictor_is_asked_once_and_for_nothing_twice() -> None:
     fetch_surfaces(surface_spec(build_scenario(), 4000), predictor)
     (query,) = predictor.queries
     keys = [
-        (table.operator, tuple(column.tobytes() for column in table.columns.values()))
+        (table.operator, table.variant, tuple(c.tobytes() for c in table.columns.values()))
         for table in query.tables
     ]
     assert len(set(keys)) == len(keys)
-    assert sum(table.num_rows for table in query.tables) < 20_000
+    assert sum(table.num_rows for table in query.tables) < 30_000
 
 
 def test_replicas_and_nearby_contexts_share_surfaces() -> None:
     one, many = build_scenario(), build_scenario(layout=ParallelLayout(dp=4), seed=9)
     assert surface_spec(one, 3000) == surface_spec(many, 4000)
+    assert hash(surface_spec(one, 3000)) == hash(surface_spec(many, 4000))
     assert surface_spec(one, 3000) != surface_spec(one, 5000)
     assert surface_spec(one, 1).max_context == 2
     assert surface_spec(one, 4096).max_context == 4096
-
-
-@pytest.mark.parametrize("name", ["dense", "pipeline", "experts"])
-def test_an_account_adds_up_to_the_steps(name: str) -> None:
-    cost = _cost(_SCENARIOS[name])
-    log = StepLog()
-    total_us = 0.0
-    for shape in _SHAPES.values():
-        log.add(shape, 1)
-        log.end_ns.append(0)
-        log.num_used_blocks.append(0)
-        total_us += sum(cost.stage_us(shape))
-    account = cost.account(log.columns())
-    assert account.busy_s == pytest.approx(total_us / 1e6, rel=1e-9)
-    assert sum(account.time_s_by_provenance.values()) == pytest.approx(account.busy_s)
-    assert account.low_s == pytest.approx(0.8 * account.busy_s)
-    assert account.high_s == pytest.approx(1.5 * account.busy_s)
-    assert account.time_s_by_provenance["measured"] == pytest.approx(
-        account.time_s_by_group["gemm"]
-    )
-    assert account.time_s_by_provenance["extrapolated"] == pytest.approx(
-        account.time_s_by_group["attention"]
-    )
-
-
-def test_a_run_of_growing_steps_is_logged_as_its_steps() -> None:
-    log = StepLog()
-    log.add(StepShape(2, 2, 2, 30, 20), 3)
-    log.end_ns += [1, 2, 3]
-    log.num_used_blocks += [4, 4, 5]
-    columns = log.columns()
-    assert columns.decode_kv_tokens.tolist() == [30, 32, 34]
-    assert columns.decode_kv_tokens_max.tolist() == [20, 21, 22]
-    assert columns.num_seqs.tolist() == [2, 2, 2]
-
-
-def test_grid_weights_interpolate_linear_functions_exactly() -> None:
-    axes = (np.array([0, 1, 4]), np.array([2, 3, 7, 9]))
-    first, second = np.array([0.5, 2.0, 4.0]), np.array([2.0, 5.5, 8.9])
-    points = np.add.outer(3.0 * axes[0], 2.0 * axes[1]).ravel()
-    weights = grid_weights(axes, (first, second))
-    assert weights @ points == pytest.approx((3 * first + 2 * second).sum())
-    assert weights.sum() == pytest.approx(3.0)
-
-
-def test_spaced_integers_hold_both_ends_and_never_repeat() -> None:
-    assert spaced_integers(1, 8, 1).tolist() == [1, 2, 4, 8]
-    assert spaced_integers(5, 5, 3).tolist() == [5]
-    points = spaced_integers(1, 300, 3).tolist()
-    assert (points[0], points[-1]) == (1, 300)
-    assert sorted(set(points)) == points
-
-
-def test_a_dtype_changes_the_surfaces() -> None:
-    shape = _SHAPES["one"]
-    half = _cost(build_scenario()).stage_us(shape)[0]
-    full = _cost(build_scenario(dtype=DType.FP32)).stage_us(shape)[0]
-    assert full > 1.8 * half

@@ -40,7 +40,7 @@ _SAFE_METHODS: Mapping[str, tuple[str, ...]] = {
     "foretoken.api.predictor.v1.PredictorService": ("Predict", "GetTrainingReport", "ListModels"),
     "foretoken.api.simulator.v1.SimulatorService": (
         "GetServingReport",
-        "ReadServingRequests",
+        "ReadServingTable",
         "GetTrainingReport",
     ),
 }

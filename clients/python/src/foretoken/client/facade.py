@@ -239,6 +239,10 @@ class Foretoken:
         wait_for_job(self.simulator, job, on_progress)
         return self.simulator.get_serving_report(job.job_id)
 
+    def read_serving_table(self, report: ServingReport, table: str) -> ArrowStream:
+        """Return a table of a serving simulation: `requests`, `steps` or `series`."""
+        return self.simulator.read_serving_table(report.job_id, table)
+
     def simulate_training(
         self, scenario: TrainingScenario, on_progress: OnProgress | None = None
     ) -> TrainingReport:

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Self
 
+import pyarrow as pa
+
 from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
 from foretoken.api.simulator.v1.simulator_service_pb2_grpc import SimulatorServiceStub
 from foretoken.api.types.v1 import scenario_pb2
@@ -40,12 +42,20 @@ class SimulatorClient(JobsClient):
         answer = self._connection.call(
             self._stub.GetServingReport, simulator_pb2.GetServingReportRequest(job_id=job_id)
         )
-        chunks = self._connection.stream(
-            self._stub.ReadServingRequests, simulator_pb2.ReadServingRequestsRequest(job_id=job_id)
-        )
-        table = ipc.read_chunks(chunk.arrow_ipc for chunk in chunks)
         report = codec.decode(answer, ServingReport)
-        return dataclasses.replace(report, requests=ipc.table_to_requests(table))
+        if not report.feasibility.is_feasible:
+            return report
+        requests = self.read_serving_table(job_id, "requests").read_all()
+        series = self.read_serving_table(job_id, "series").read_all()
+        return dataclasses.replace(
+            report, requests=ipc.table_to_requests(requests), series=ipc.table_to_series(series)
+        )
+
+    def read_serving_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished serving simulation, as it arrives."""
+        request = simulator_pb2.ReadServingTableRequest(job_id=job_id, table=table)
+        chunks = self._connection.stream(self._stub.ReadServingTable, request)
+        return ipc.open_chunks(chunk.arrow_ipc for chunk in chunks)
 
     def create_training_simulation(self, scenario: TrainingScenario) -> Job:
         """Start simulating a training step."""

@@ -21,6 +21,7 @@ class Partition(enum.Enum):
     HEADS = 5  # by attention heads
     WIDTH = 6  # an elementwise operator by its features
     VOCAB = 7  # by rows of the vocabulary
+    QUERIES = 8  # by query heads, over keys that every rank holds
 
 
 class Section(enum.Enum):
@@ -39,8 +40,14 @@ class OperatorNode:
     """One operator of a step, run `repeat` times. `dims` may be columns.
 
     `role` is what the model calls it ("mlp_down_proj"); `group` what a breakdown shows it under.
-    In the section LAYER it runs in `repeat` layers from `first_layer` on. With `shares_weights` its
-    weights are another operator's (a tied embedding) and count there.
+    In the section LAYER it runs in `repeat` layers from `first_layer` on, in every
+    `layer_stride`-th. With `shares_weights` its weights are another operator's (a tied embedding)
+    and count there.
+
+    `dtype` and `variant` say what latency to ask for (see `domain/variant.py`); `output_dtype` is
+    the format of what it writes, where that differs, and `weight_bits` are those a stored weight
+    takes with its share of the scales (0: as `dtype`). With `is_group_wide` it depends on the
+    tokens of all engines that run in lock step, and on nothing else of the batch.
     """
 
     role: str
@@ -53,14 +60,33 @@ class OperatorNode:
     partition: Partition = Partition.REPLICATED
     repeat: int = 1
     first_layer: int = 0
+    layer_stride: int = 1
     shares_weights: bool = False
+    variant: str = ""
+    output_dtype: DType | None = None
+    weight_bits: float = 0.0
+    is_group_wide: bool = False
 
     @property
     def num_weights(self) -> Quantity:
         """Parameters held by all repetitions together."""
         if self.shares_weights:
             return 0
+        if self.operator == "batched_gemm" and self.partition is Partition.QUERIES:
+            # One matrix for every head; elsewhere both factors are activations.
+            return self.dims["batch"] * self.dims["n"] * self.dims["k"] * self.repeat
         return find_operator(self.operator).num_weights(self.dims) * self.repeat
+
+    @property
+    def weights_bytes(self) -> float:
+        """Bytes of the weights as they are stored, scales included."""
+        bits = self.weight_bits or 8 * self.dtype.num_bytes
+        return float(self.num_weights * bits / 8)
+
+    @property
+    def written_dtype(self) -> DType:
+        """Number format of its output."""
+        return self.output_dtype or self.dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,13 +112,15 @@ class DecodeShape:
 class BatchShape:
     """What a forward pass is run on. Fields may be columns, of one length.
 
-    `num_tokens` rows go through the layers, `num_output_rows` through the head.
+    `num_tokens` rows go through the layers, `num_output_rows` through the head. Engines that run in
+    lock step share experts: these see `num_group_tokens` of all engines (None: as many on each).
     """
 
     num_tokens: Quantity
     num_output_rows: Quantity
     prefill: PrefillShape | None = None
     decode: DecodeShape | None = None
+    num_group_tokens: Quantity | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +131,18 @@ class RankContext:
     layout: ParallelLayout
     devices_per_node: int
     stage: int = 0
+
+    @property
+    def has_lock_step(self) -> bool:
+        """Whether the engines of the data-parallel ranks share experts and step together."""
+        return self.layout.ep > 1 and self.layout.dp > 1
+
+    @property
+    def moe_tp(self) -> int:
+        """Ranks that split each expert: those of the group that expert parallelism leaves."""
+        if self.layout.ep == 1:
+            return self.layout.tp
+        return max(1, self.layout.tp * self.layout.dp // self.layout.ep)
 
     @property
     def stage_layers(self) -> range:

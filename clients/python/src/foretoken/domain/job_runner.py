@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -34,12 +35,23 @@ _log = logging.getLogger(__name__)
 
 
 class JobProgress:
-    """Given to the work of a job: tells how far it is, and learns that it was cancelled."""
+    """Given to the work of a job: tells how far it is, and learns that it was cancelled.
 
-    def __init__(self, report: Callable[[float, str], None], cancelled: threading.Event) -> None:
+    `job_id` names the job; files it attaches are kept beside its result.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[float, str], None],
+        cancelled: threading.Event,
+        job_id: str = "",
+        folder: Path = Path(),
+    ) -> None:
         """Connect to the runner."""
         self._report = report
         self._cancelled = cancelled
+        self._folder = folder
+        self.job_id = job_id
 
     def update(self, ratio: float, message: str = "") -> None:
         """Publish progress between 0 and 1.
@@ -51,6 +63,24 @@ class JobProgress:
         if self._cancelled.is_set():
             raise CancelledJobError("the job was cancelled")
         self._report(min(max(ratio, 0.0), 1.0), message)
+
+    @contextmanager
+    def attach(self, name: str) -> Iterator[Path]:
+        """Give the path to write a file to; it is the job's `name` when the block ends well.
+
+        Raises:
+            StorageFullError: it cannot be written.
+
+        """
+        path = self._folder / f"{self.job_id}.{name}"
+        temporary = path.with_suffix(".tmp")
+        try:
+            yield temporary
+            temporary.replace(path)
+        except OSError as err:
+            raise _full(self._folder, err) from err
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 Work = Callable[[JobProgress], object]
@@ -167,6 +197,10 @@ class JobRunner:
             ForetokenError: it failed; the job's own error.
 
         """
+        self._check_succeeded(job_id)
+        return schema.decode(cls, json.loads(self._path(job_id, "result").read_text("utf-8")))
+
+    def _check_succeeded(self, job_id: str) -> None:
         job = self.get(job_id)
         if job.state is JobState.CANCELLED:
             raise CancelledJobError(f"job {job_id} was cancelled")
@@ -174,7 +208,20 @@ class JobRunner:
             raise error_of_job(job)
         if job.state is not JobState.SUCCEEDED:
             raise JobNotFinishedError(f"job {job_id} is {job.state.name.lower()}")
-        return schema.decode(cls, json.loads(self._path(job_id, "result").read_text("utf-8")))
+
+    def attachment(self, job_id: str, name: str) -> Path:
+        """Return the path of a file that a finished job has attached.
+
+        Raises:
+            JobNotFinishedError, CancelledJobError, ForetokenError: as `result`.
+            InvalidRequestError: it attached no such file.
+
+        """
+        self._check_succeeded(job_id)
+        path = self._folder / f"{job_id}.{name}"
+        if not path.is_file():
+            raise InvalidRequestError.of_field("job_id", f"job {job_id} kept no {name}")
+        return path
 
     def _wait_for_change(self, seen: Job) -> Job:
         with self._changed:
@@ -191,7 +238,8 @@ class JobRunner:
             self._update(job_id, progress_ratio=ratio, message=message)
 
         try:
-            outcome = work(JobProgress(report, self._cancelled[job_id]))
+            progress = JobProgress(report, self._cancelled[job_id], job_id, self._folder)
+            outcome = work(progress)
             self._save_result(job_id, outcome)
         except CancelledJobError:
             self._finish(job_id, JobState.CANCELLED)
@@ -240,10 +288,7 @@ class JobRunner:
         try:
             _write_whole(self._path(job_id, "result"), json.dumps(schema.encode(outcome)))
         except OSError as err:
-            raise StorageFullError(
-                f"the result could not be saved in {self._folder}: {err.strerror}; make room and "
-                "create the job again"
-            ) from err
+            raise _full(self._folder, err) from err
 
     def _path(self, job_id: str, kind: str) -> Path:
         return self._folder / f"{job_id}.{kind}.json"
@@ -286,6 +331,13 @@ def _subclasses(cls: type[ForetokenError]) -> Iterator[type[ForetokenError]]:
     for child in cls.__subclasses__():
         yield child
         yield from _subclasses(child)
+
+
+def _full(folder: Path, err: OSError) -> StorageFullError:
+    return StorageFullError(
+        f"the result could not be saved in {folder}: {err.strerror}; make room and create the job"
+        " again"
+    )
 
 
 def _load(path: Path) -> Job | None:

@@ -11,10 +11,14 @@ from functools import cache
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType, Phase
+from foretoken.domain.expert_layer import lower_experts
 from foretoken.domain.graph import BatchShape, OperatorNode, Partition, RankContext, Section
+from foretoken.domain.latent_attention import lower_latent_attention
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.node_builder import NodeBuilder
 from foretoken.domain.operator import find_operator
 from foretoken.domain.plugins import scan_modules
+from foretoken.domain.self_attention import lower_attention
 
 Nodes = tuple[OperatorNode, ...]
 
@@ -25,6 +29,14 @@ class LoweringOptions:
 
     `has_kv_cache` and `has_sampler` are serving; `has_loss` is training. With
     `fuses_add_norm` the residual addition and the norm after it are one kernel.
+
+    `quantization` names how weights are stored (see `domain/quantization.py`), `kv_dtype` the
+    format of the KV cache (None: `dtype`). `mla_form` asks for latent attention as one `module`
+    from hidden state to hidden state, or as `operators`.
+
+    Under expert parallelism the busiest rank has `moe_imbalance_ratio` times the mean load; engines
+    in lock step hand tokens to experts by `expert_exchange`: `all_gather` (and reduce-scatter) or
+    `all_to_all`. `moe_routing` is the distribution of tokens under which latencies were measured.
     """
 
     dtype: DType
@@ -32,6 +44,25 @@ class LoweringOptions:
     has_sampler: bool = False
     has_loss: bool = False
     fuses_add_norm: bool = False
+    quantization: str = ""
+    kv_dtype: DType | None = None
+    mla_form: str = "module"
+    moe_imbalance_ratio: float = 1.0
+    moe_routing: str = "balanced"
+    expert_exchange: str = "all_gather"
+
+    def __post_init__(self) -> None:
+        """Refuse forms there are not."""
+        violations = [
+            FieldViolation(name, f"must be one of {', '.join(allowed)}")
+            for name, allowed in _FORMS.items()
+            if getattr(self, name) not in allowed
+        ]
+        if violations:
+            raise InvalidRequestError.of_violations(violations, "lowering options")
+
+
+_FORMS = {"mla_form": ("module", "operators"), "expert_exchange": ("all_gather", "all_to_all")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +74,16 @@ class ParallelPass:
 
     axis: str
     check: Callable[[RankContext], Iterator[str]]
-    rewrite: Callable[[Nodes, RankContext], Nodes]
+    rewrite: Callable[[Nodes, "Lowering"], Nodes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lowering:
+    """What a graph is lowered for: a rank, the batch of its engine, and what the framework does."""
+
+    rank: RankContext
+    shape: BatchShape
+    options: LoweringOptions
 
 
 def lower_rank(shape: BatchShape, options: LoweringOptions, rank: RankContext) -> Nodes:
@@ -51,12 +91,14 @@ def lower_rank(shape: BatchShape, options: LoweringOptions, rank: RankContext) -
 
     Raises:
         InvalidRequestError: the layout does not fit the model, or an axis has no pass.
+        UnknownPluginError: no such quantisation.
 
     """
     check_layout(rank)
     nodes = lower_forward(rank.model, shape, options)
+    lowering = Lowering(rank=rank, shape=shape, options=options)
     for parallel_pass in _passes():
-        nodes = parallel_pass.rewrite(nodes, rank)
+        nodes = parallel_pass.rewrite(nodes, lowering)
     return nodes
 
 
@@ -86,15 +128,16 @@ def lower_forward(model: ModelArchitecture, shape: BatchShape, options: Lowering
     """Return the forward operators of the whole model on one device.
 
     Raises:
-        InvalidRequestError: the model needs an operator that is not lowered yet.
+        InvalidRequestError: the model has no backward pass here and the options ask for training.
+        UnknownPluginError: no such quantisation.
 
     """
-    if model.mla is not None:
+    if model.mla is not None and not options.has_kv_cache:
         raise InvalidRequestError.of_field(
-            "model", f"{model.name}: multi-head latent attention is not simulated yet"
+            "model", f"{model.name}: multi-head latent attention cannot be trained yet"
         )
-    builder = _Builder(model, shape, options)
-    return (*builder.embedding(), *builder.layers(), *builder.head())
+    builder = NodeBuilder(model, shape, options)
+    return (*_embedding(builder), *_layers(builder), *_head(builder))
 
 
 def lower_backward(nodes: Nodes) -> Nodes:
@@ -150,161 +193,66 @@ def _passes() -> Sequence[ParallelPass]:
     return sorted(found, key=lambda item: order.index(item.axis))
 
 
-class _Builder:
-    """Writes the nodes of one model section by section."""
+def _embedding(builder: NodeBuilder) -> Iterator[OperatorNode]:
+    model, tokens = builder.model, builder.shape.num_tokens
+    section = Section.EMBEDDING
+    dims = {"num_tokens": tokens, "hidden": model.hidden, "vocab": model.vocab}
+    yield builder.node("embedding", section, "embedding", dims, Partition.VOCAB)
+    if model.position == "learned":
+        dims = {"num_tokens": tokens, "hidden": model.hidden, "vocab": model.max_position}
+        yield builder.node("position_embedding", section, "embedding", dims)
 
-    def __init__(
-        self, model: ModelArchitecture, shape: BatchShape, options: LoweringOptions
-    ) -> None:
-        self._model = model
-        self._shape = shape
-        self._options = options
 
-    def embedding(self) -> Iterator[OperatorNode]:
-        model, tokens = self._model, self._shape.num_tokens
-        section = Section.EMBEDDING
-        dims = {"num_tokens": tokens, "hidden": model.hidden, "vocab": model.vocab}
-        yield self._node("embedding", section, "embedding", dims, Partition.VOCAB)
-        if model.position == "learned":
-            dims = {"num_tokens": tokens, "hidden": model.hidden, "vocab": model.max_position}
-            yield self._node("position_embedding", section, "embedding", dims)
+def _layers(builder: NodeBuilder) -> Iterator[OperatorNode]:
+    model = builder.model
+    num_dense = model.moe.num_dense_layers if model.moe else model.num_layers
+    num_moe = model.num_layers - num_dense
+    yield from _attention(builder)
+    if num_dense:
+        for node in _dense_mlp(builder):
+            yield dataclasses.replace(node, repeat=num_dense)
+    if model.moe and num_moe:
+        for node in lower_experts(builder, model.moe):
+            yield dataclasses.replace(node, repeat=num_moe, first_layer=num_dense)
 
-    def layers(self) -> Iterator[OperatorNode]:
-        num_dense = self._model.moe.num_dense_layers if self._model.moe else self._model.num_layers
-        num_moe = self._model.num_layers - num_dense
-        for node in self._attention():
-            yield dataclasses.replace(node, repeat=self._model.num_layers)
-        if num_dense:
-            for node in self._dense_mlp():
-                yield dataclasses.replace(node, repeat=num_dense)
-        if num_moe:
-            for node in self._moe_mlp():
-                yield dataclasses.replace(node, repeat=num_moe, first_layer=num_dense)
 
-    def head(self) -> Iterator[OperatorNode]:
-        model, rows = self._model, self._shape.num_output_rows
-        section = Section.HEAD
-        yield self._norm("final_norm", section, self._shape.num_tokens)
-        dims = {"m": rows, "n": model.vocab, "k": model.hidden}
-        head = self._node("lm_head", section, "gemm", dims, Partition.COLUMN)
-        yield dataclasses.replace(head, shares_weights=model.has_tied_embedding)
-        if self._options.has_sampler:
-            dims = {"num_seqs": rows, "vocab": model.vocab}
-            yield self._node("sampler", section, "sampler", dims)
-        if self._options.has_loss:
-            dims = {"num_tokens": rows, "vocab": model.vocab}
-            yield self._node("loss", section, "cross_entropy", dims, Partition.VOCAB)
+def _attention(builder: NodeBuilder) -> Iterator[OperatorNode]:
+    model = builder.model
+    yield builder.norm("input_norm", Section.LAYER, builder.shape.num_tokens)
+    if model.mla is not None:
+        yield from lower_latent_attention(builder, model.mla)
+    else:
+        yield from lower_attention(builder)
+    if not builder.options.fuses_add_norm and not model.has_parallel_residual:
+        yield builder.residual("attn_residual")
 
-    def _attention(self) -> Iterator[OperatorNode]:
-        model, tokens = self._model, self._shape.num_tokens
-        heads = {"num_heads": model.num_heads, "num_kv_heads": model.num_kv_heads}
-        yield self._norm("input_norm", Section.LAYER, tokens)
-        q_width = model.num_heads * model.head_dim
-        kv_width = model.num_kv_heads * model.head_dim
-        dims = {"m": tokens, "n": q_width + 2 * kv_width, "k": model.hidden}
-        yield self._layer_node("attn_qkv_proj", "gemm", dims, Partition.QKV)
-        if model.has_qk_norm:
-            for role, num_heads in (("q_norm", model.num_heads), ("k_norm", model.num_kv_heads)):
-                dims = {"num_tokens": tokens * num_heads, "hidden": model.head_dim}
-                yield self._layer_node(role, "rms_norm", dims, Partition.HEADS)
-        if model.position == "rope":
-            dims = {"num_tokens": tokens, **heads, "head_dim": model.head_dim}
-            yield self._layer_node("attn_rope", "rope", dims, Partition.HEADS)
-        if self._options.has_kv_cache:
-            dims = {"num_tokens": tokens, "num_kv_heads": model.num_kv_heads}
-            dims["head_dim"] = model.head_dim
-            yield self._layer_node("kv_cache_write", "kv_cache_write", dims, Partition.HEADS)
-        for part, name in ((self._shape.prefill, "prefill"), (self._shape.decode, "decode")):
-            if part is not None:
-                fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
-                dims = {**fields, **heads, "head_dim": model.head_dim}
-                operator = f"attention_{name}"
-                yield self._layer_node(operator, operator, dims, Partition.HEADS)
-        dims = {"m": tokens, "n": model.hidden, "k": q_width}
-        yield self._layer_node("attn_out_proj", "gemm", dims, Partition.ROW)
-        if not self._options.fuses_add_norm and not model.has_parallel_residual:
-            yield self._residual("attn_residual")
 
-    def _dense_mlp(self) -> Iterator[OperatorNode]:
-        model, tokens = self._model, self._shape.num_tokens
-        if not model.has_parallel_residual:
-            yield self._norm("post_attention_norm", Section.LAYER, tokens)
-        width = (2 if model.is_gated else 1) * model.intermediate
-        dims = {"m": tokens, "n": width, "k": model.hidden}
-        yield self._layer_node("mlp_up_proj", "gemm", dims, Partition.COLUMN)
-        operator = "silu_mul" if model.is_gated else "gelu"
-        dims = {"num_tokens": tokens, "intermediate": model.intermediate}
-        yield self._layer_node("mlp_activation", operator, dims, Partition.WIDTH)
-        dims = {"m": tokens, "n": model.hidden, "k": model.intermediate}
-        yield self._layer_node("mlp_down_proj", "gemm", dims, Partition.ROW)
-        if not self._options.fuses_add_norm:
-            yield self._residual("mlp_residual")
+def _dense_mlp(builder: NodeBuilder) -> Iterator[OperatorNode]:
+    model, tokens = builder.model, builder.shape.num_tokens
+    if not model.has_parallel_residual:
+        yield builder.norm("post_attention_norm", Section.LAYER, tokens)
+    width = (2 if model.is_gated else 1) * model.intermediate
+    dims = {"m": tokens, "n": width, "k": model.hidden}
+    yield builder.projection("mlp_up_proj", dims, Partition.COLUMN)
+    operator = "silu_mul" if model.is_gated else "gelu"
+    dims = {"num_tokens": tokens, "intermediate": model.intermediate}
+    yield builder.layer("mlp_activation", operator, dims, Partition.WIDTH)
+    dims = {"m": tokens, "n": model.hidden, "k": model.intermediate}
+    yield builder.projection("mlp_down_proj", dims, Partition.ROW)
+    if not builder.options.fuses_add_norm:
+        yield builder.residual("mlp_residual")
 
-    def _moe_mlp(self) -> Iterator[OperatorNode]:
-        model, tokens, moe = self._model, self._shape.num_tokens, self._model.moe
-        if moe is None:
-            return
-        yield self._norm("post_attention_norm", Section.LAYER, tokens)
-        dims = {"m": tokens, "n": moe.num_experts, "k": model.hidden}
-        yield self._layer_node("moe_router", "gemm", dims)
-        # Experts hit when every token draws its experts evenly.
-        missed_ratio = (1 - moe.top_k / moe.num_experts) ** (tokens * 1.0)
-        dims = {
-            "num_tokens": tokens,
-            "top_k": moe.top_k,
-            "num_experts": moe.num_experts,
-            "num_active_experts": (moe.num_experts * (1 - missed_ratio) + 0.5) // 1,
-            "hidden": model.hidden,
-            "intermediate": moe.expert_intermediate,
-        }
-        yield self._layer_node("moe_experts", "moe_experts", dims, Partition.WIDTH)
-        if moe.num_shared_experts:
-            width = moe.num_shared_experts * moe.expert_intermediate
-            dims = {"m": tokens, "n": 2 * width, "k": model.hidden}
-            yield self._layer_node("shared_up_proj", "gemm", dims, Partition.COLUMN)
-            dims = {"num_tokens": tokens, "intermediate": width}
-            yield self._layer_node("shared_activation", "silu_mul", dims, Partition.WIDTH)
-            # Its sum over ranks is the experts': one reduction serves both.
-            dims = {"m": tokens, "n": model.hidden, "k": width}
-            yield self._layer_node("shared_down_proj", "gemm", dims, Partition.ROW)
-        if not self._options.fuses_add_norm:
-            yield self._residual("mlp_residual")
 
-    def _norm(self, role: str, section: Section, rows: object) -> OperatorNode:
-        operator = self._model.norm
-        if self._options.fuses_add_norm and operator == "rms_norm":
-            operator = "add_rms_norm"
-        return self._node(
-            role, section, operator, {"num_tokens": rows, "hidden": self._model.hidden}
-        )
-
-    def _residual(self, role: str) -> OperatorNode:
-        dims = {"num_tokens": self._shape.num_tokens, "hidden": self._model.hidden}
-        return self._layer_node(role, "residual_add", dims)
-
-    def _layer_node(
-        self,
-        role: str,
-        operator: str,
-        dims: dict[str, object],
-        partition: Partition = Partition.REPLICATED,
-    ) -> OperatorNode:
-        return self._node(role, Section.LAYER, operator, dims, partition)
-
-    def _node(
-        self,
-        role: str,
-        section: Section,
-        operator: str,
-        dims: dict[str, object],
-        partition: Partition = Partition.REPLICATED,
-    ) -> OperatorNode:
-        return OperatorNode(
-            role=role,
-            group=find_operator(operator).group,
-            section=section,
-            operator=operator,
-            dims=dims,
-            dtype=self._options.dtype,
-            partition=partition,
-        )
+def _head(builder: NodeBuilder) -> Iterator[OperatorNode]:
+    model, rows = builder.model, builder.shape.num_output_rows
+    section = Section.HEAD
+    yield builder.norm("final_norm", section, builder.shape.num_tokens)
+    dims = {"m": rows, "n": model.vocab, "k": model.hidden}
+    head = builder.node("lm_head", section, "gemm", dims, Partition.COLUMN)
+    yield dataclasses.replace(head, shares_weights=model.has_tied_embedding)
+    if builder.options.has_sampler:
+        dims = {"num_seqs": rows, "vocab": model.vocab}
+        yield builder.node("sampler", section, "sampler", dims)
+    if builder.options.has_loss:
+        dims = {"num_tokens": rows, "vocab": model.vocab}
+        yield builder.node("loss", section, "cross_entropy", dims, Partition.VOCAB)

@@ -1,95 +1,267 @@
-"""What serving a model occupies on one device: weights, activations, KV cache."""
+"""What serving a model occupies on one device: weights, activations, KV cache, the engine itself.
 
+An engine runs its largest batch once before it takes requests, and gives what that leaves to the
+KV cache. The parts below are what that run holds at its peak, as vLLM allocates it.
+Source: vLLM 0.19, `v1/worker/gpu_worker.py` (determine_available_memory) and the files named below.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from foretoken.domain.engine import EngineProfile
 from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode
+from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.lowering import Nodes
+from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operator import find_operator
-from foretoken.domain.scenario import EngineSpec
 from foretoken.domain.units import GIB
+from foretoken.domain.variant import parse_variant, stored_dtype
 
-# Their traffic is the cache's or another operator's tensors, not activations of their own.
-_WITHOUT_ACTIVATIONS = (
-    "attention_prefill",
-    "attention_decode",
-    "attention_mixed",
-    "kv_cache_write",
-)
+# What the driver keeps of the memory that nvidia-smi shows: 0.46 GiB of an H100's, 0.47 GiB of an
+# RTX 4090's, 0.59 GiB of an H200's. Source: torch.cuda.mem_get_info of each, as engines log it.
+_DRIVER_BYTES = GIB // 2
+# Widths of the residual stream alive in a layer: two handed in, one on its way out.
+_NUM_RESIDUALS = 3
+# Workspace of PyTorch's matrix products. Source: PyTorch, CUDABlas workspace defaults.
+_WORKSPACE_BYTES = {"hopper": 32 * 2**20, "blackwell": 32 * 2**20}
+_OTHER_WORKSPACE_BYTES = 8_519_680
+# More blocks than any device holds.
+UNLIMITED_BLOCKS = 2**62
+_LATENT_OPERATORS = ("mla_prefill_module", "mla_decode_module")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingMemory:
     """Bytes on one rank of a serving replica.
 
-    `usable_bytes` is what the engine may take of the device's memory; what weights and the peak of
-    the activations leave of it holds KV blocks. Graphs and the driver's own memory have to fit into
-    what the engine leaves.
+    `usable_bytes` is what the engine may take of the device for what its `memory_rule` counts
+    (see `EngineProfile`), `reserved_bytes` what it takes beside its tensors, `graphs_bytes` what
+    captured graphs take, `window_bytes` the part of the KV cache that layers with a sliding window
+    need for all sequences together. What is left holds blocks of `kv_bytes_per_token`.
     """
 
     usable_bytes: float
     weights_bytes: float
     activations_bytes: float
     kv_bytes_per_token: float
+    graphs_bytes: float = 0.0
+    reserved_bytes: float = 0.0
+    window_bytes: float = 0.0
+    device_bytes: float = 0.0
+    memory_rule: str = "utilization"
 
     @property
     def kv_bytes(self) -> float:
-        """Bytes left for the KV cache; negative when weights and activations do not fit."""
-        return self.usable_bytes - self.weights_bytes - self.activations_bytes
+        """Bytes left for the KV cache; negative when the rest does not fit."""
+        held_bytes = self.weights_bytes + self.reserved_bytes
+        if self.memory_rule != "static":
+            held_bytes += self.activations_bytes + self.graphs_bytes
+        left_bytes = self.usable_bytes - held_bytes
+        if self.memory_rule == "free":
+            # The share is one of what the rest of the device leaves.
+            left_bytes = self.device_bytes - held_bytes
+            left_bytes *= self.usable_bytes / self.device_bytes
+        return left_bytes - self.window_bytes
 
     def num_kv_blocks(self, block_size: int) -> int:
-        """Return how many blocks of `block_size` tokens fit; 0 when nothing does."""
+        """Return how many blocks of `block_size` tokens fit; 0 when nothing does.
+
+        A pipeline stage of nothing but layers with a window sets no limit: `UNLIMITED_BLOCKS`.
+        """
+        if self.kv_bytes_per_token == 0:
+            return UNLIMITED_BLOCKS if self.kv_bytes >= 0 else 0
         return max(0, int(self.kv_bytes // (self.kv_bytes_per_token * block_size)))
 
     @property
     def infeasibility(self) -> str:
-        """Why the rank does not fit, or nothing."""
+        """Why the rank does not fit and what would help, or nothing."""
+        outside_bytes = self.device_bytes - self.usable_bytes
+        if (
+            self.memory_rule == "static"
+            and self.device_bytes
+            and self.activations_bytes + self.graphs_bytes > outside_bytes
+        ):
+            return (
+                f"activations and graphs ({_gib(self.activations_bytes + self.graphs_bytes)}) do"
+                f" not fit into the {_gib(outside_bytes)} that weights and KV cache leave;"
+                f" lower memory_utilization_ratio or max_num_batched_tokens"
+            )
         if self.kv_bytes > 0:
             return ""
+        parts = {
+            "weights": self.weights_bytes,
+            "activations": self.activations_bytes,
+            "the engine itself": self.reserved_bytes,
+            "graphs": self.graphs_bytes,
+            "attention windows": self.window_bytes,
+        }
+        named = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+        largest = max(parts, key=lambda name: parts[name])
         return (
-            f"weights ({self.weights_bytes / GIB:.2f} GiB) and activations"
-            f" ({self.activations_bytes / GIB:.2f} GiB) of a rank do not fit into the"
-            f" {self.usable_bytes / GIB:.2f} GiB the engine may use of a device"
+            f"a rank does not fit into the {_gib(self.usable_bytes)} the engine may use of a"
+            f" device: {named}; {_REMEDIES[largest]}"
         )
 
 
+_REMEDIES = {
+    "weights": "spread the model over more devices (tp, pp, ep for experts) or quantize it",
+    "activations": "lower max_num_batched_tokens or max_num_seqs",
+    "the engine itself": "take a larger device",
+    "graphs": "capture fewer graph sizes",
+    "attention windows": "lower max_num_seqs",
+}
+
+
 def plan_serving_memory(
-    nodes: Nodes, hidden: int, engine: EngineSpec, device: DeviceSpec
+    nodes: Nodes, model: ModelArchitecture, engine: EngineProfile, device: DeviceSpec
 ) -> ServingMemory:
     """Return the memory of a rank.
 
-    `nodes` are its operators on the largest batch the engine runs.
+    `nodes` are its operators on the largest batch the engine runs, prefill and decode both.
     """
+    device_bytes = device.memory_bytes - (_DRIVER_BYTES if device.kind == "gpu" else 0)
+    weights_bytes = sum(node.weights_bytes for node in nodes) + _rotation_bytes(nodes, model)
+    window_tokens = model.sliding_window + engine.block_size
+    token_bytes, window_token_bytes = _kv_bytes_per_token(nodes, model)
+    reserved_bytes = float(engine.reserved_bytes)
+    if any(_communicates(node) for node in nodes):
+        reserved_bytes += engine.collective_bytes
     return ServingMemory(
-        usable_bytes=device.memory_bytes * engine.memory_utilization_ratio,
-        weights_bytes=sum(node.dtype.bytes_of(node.num_weights) for node in nodes),
-        activations_bytes=_activations_bytes(nodes, engine.max_num_batched_tokens * hidden),
-        kv_bytes_per_token=sum(_kv_bytes_per_token(node) for node in nodes),
+        usable_bytes=device_bytes * engine.memory_utilization_ratio,
+        weights_bytes=weights_bytes,
+        activations_bytes=_activations_bytes(nodes, model, engine, device),
+        kv_bytes_per_token=token_bytes,
+        graphs_bytes=engine.graph_bytes_ratio * weights_bytes,
+        reserved_bytes=reserved_bytes,
+        window_bytes=engine.max_num_seqs * window_tokens * window_token_bytes,
+        device_bytes=device_bytes,
+        memory_rule=engine.memory_rule,
     )
 
 
-def _activations_bytes(nodes: Nodes, num_residual_elements: int) -> float:
-    # The residual stream lives throughout; beside it the operator with the largest tensors counts.
-    residual_bytes = nodes[0].dtype.bytes_of(num_residual_elements)
-    return float(residual_bytes + max(_tensor_bytes(node) for node in nodes))
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB"
 
 
-def _tensor_bytes(node: OperatorNode) -> float:
-    """Return the bytes of an operator's inputs and outputs without its weights."""
-    spec = find_operator(node.operator)
-    if spec.is_collective or node.operator in _WITHOUT_ACTIVATIONS:
+def _communicates(node: OperatorNode) -> bool:
+    return find_operator(node.operator).is_collective and node.section is not Section.BOUNDARY
+
+
+def _rotation_bytes(nodes: Nodes, model: ModelArchitecture) -> float:
+    """Return the bytes of the sines and cosines of every position, which all layers share."""
+    dim = model.mla.qk_rope_head_dim if model.mla else model.head_dim
+    has_layers = any(node.section is Section.LAYER for node in nodes)
+    if model.position != "rope" or not has_layers:
         return 0.0
-    if node.operator == "sampler":
-        # It works on a copy of the logits in fp32 and writes their probabilities.
-        return float(2 * DType.FP32.bytes_of(node.dims["num_seqs"] * node.dims["vocab"]))
-    element_bytes = node.dtype.num_bytes
-    weights_bytes = spec.num_weights(node.dims) * element_bytes
-    return float(max(0.0, spec.moved_bytes(node.dims, element_bytes) - weights_bytes))
+    return float(nodes[0].written_dtype.bytes_of(model.max_position * dim))
 
 
-def _kv_bytes_per_token(node: OperatorNode) -> float:
-    if node.operator != "kv_cache_write":
-        return 0.0
-    num_elements = 2 * node.dims["num_kv_heads"] * node.dims["head_dim"] * node.repeat
-    return float(node.dtype.bytes_of(num_elements))
+def _activations_bytes(
+    nodes: Nodes, model: ModelArchitecture, engine: EngineProfile, device: DeviceSpec
+) -> float:
+    """Return the peak of a run of the largest batch.
+
+    Either a layer is the peak or the sampler after the last one. What holds the tokens of experts
+    stays allocated from the first to the last (vLLM, `v1/worker/workspace.py`).
+    """
+    hidden_bytes = nodes[0].written_dtype.bytes_of(engine.max_num_batched_tokens * model.hidden)
+    workspace = _WORKSPACE_BYTES.get(device.architecture, _OTHER_WORKSPACE_BYTES)
+    in_layers = (node for node in nodes if node.section is Section.LAYER)
+    # Compiled kernels are tuned on that first run, between reads that flush the cache.
+    # Source: PyTorch, torch/_inductor/runtime/benchmarking.py.
+    layer_bytes = _NUM_RESIDUALS * hidden_bytes + device.l2_cache_bytes + _widest(in_layers)
+    if any(node.section is Section.BOUNDARY for node in nodes):
+        # Buffers of what comes from and goes to other stages: hidden state and residual.
+        layer_bytes += 2 * hidden_bytes
+    sampler_bytes = sum(
+        hidden_bytes + _sampler_bytes(node, model, engine, device)
+        for node in nodes
+        if node.operator == "sampler"
+    )
+    return float(workspace + _expert_bytes(nodes) + max(layer_bytes, sampler_bytes))
+
+
+def _sampler_bytes(
+    node: OperatorNode, model: ModelArchitecture, engine: EngineProfile, device: DeviceSpec
+) -> float:
+    rows, vocab = node.dims["num_seqs"], node.dims["vocab"]
+    logits_bytes = rows * vocab * engine.sampler_bytes_per_logit
+    # Each block of the kernel that cuts to the top works on a row of its own, one block a
+    # multiprocessor. Source: vLLM, `v1/sample/ops/topk_topp_triton.py`.
+    blocks_bytes = DType.FP32.bytes_of(min(rows, device.num_sms) * vocab)
+    # The hidden states of the rows are picked from all, then replaced by random ones.
+    rows_bytes = 2 * node.written_dtype.bytes_of(rows * model.hidden)
+    return float(logits_bytes + blocks_bytes + rows_bytes)
+
+
+def _expert_bytes(nodes: Nodes) -> float:
+    """Return the bytes of the buffers between the two products of the experts.
+
+    Source: vLLM, `fused_moe/fused_moe.py` (TritonExperts.workspace_shapes). The kernels for MXFP4
+    experts have none that stay.
+    """
+    return float(
+        max(
+            (
+                node.written_dtype.bytes_of(
+                    node.dims["num_tokens"]
+                    * node.dims["top_k"]
+                    * (
+                        max(node.dims["intermediate"], node.dims["hidden"])
+                        + max(2 * node.dims["intermediate"], node.dims["hidden"])
+                    )
+                )
+                for node in nodes
+                if node.operator in ("moe_experts", "moe_local_experts")
+                and "mxfp4" not in node.variant
+            ),
+            default=0,
+        )
+    )
+
+
+def _widest(nodes: Iterable[OperatorNode]) -> float:
+    """Return the bytes of the largest inputs and outputs of an elementwise operator.
+
+    What a matrix product reads is gone when the operator after it runs, and is never wider.
+    """
+    return max(
+        (
+            float(find_operator(node.operator).moved_bytes(node.dims, node.written_dtype.num_bytes))
+            for node in nodes
+            if node.operator in ("silu_mul", "gelu")
+        ),
+        default=0.0,
+    )
+
+
+def _kv_bytes_per_token(nodes: Nodes, model: ModelArchitecture) -> tuple[float, float]:
+    """Return the bytes of a token in layers that keep all tokens, and in those with a window.
+
+    Where every layer of the model has a window, the first number counts them all: tokens that have
+    left every window are not freed here.
+    """
+    # Of fewer layers than a period none keeps all tokens.
+    period = model.full_attention_period
+    period = period if period <= model.num_layers else 0
+    kept_bytes = window_bytes = 0.0
+    for node in nodes:
+        if node.operator in _LATENT_OPERATORS and not node.shares_weights:
+            width = node.dims["kv_lora_rank"] + node.dims["qk_rope_head_dim"]
+            kept_bytes += _stored_bytes(node, width * node.repeat)
+        if node.operator == "kv_cache_write":
+            width = 2 * node.dims["num_kv_heads"] * node.dims["head_dim"]
+            num_full = sum(
+                not period or (node.first_layer + layer) % period == period - 1
+                for layer in range(node.repeat)
+            )
+            kept_bytes += _stored_bytes(node, width * num_full)
+            window_bytes += _stored_bytes(node, width * (node.repeat - num_full))
+    return kept_bytes, window_bytes
+
+
+def _stored_bytes(node: OperatorNode, num_elements: int) -> float:
+    scheme = parse_variant(node.variant).get("kv", "")
+    dtype = stored_dtype(scheme) or node.written_dtype
+    return float(dtype.bytes_of(num_elements))

@@ -235,6 +235,9 @@ class SimulatorPort(JobsPort, Protocol):
     def get_serving_report(self, job_id: str) -> ServingReport:
         """Return the result of a finished serving simulation."""
 
+    def read_serving_table(self, job_id: str, table: str) -> ArrowStream:
+        """Return a table of a finished serving simulation: `requests`, `steps` or `series`."""
+
     def create_training_simulation(self, scenario: TrainingScenario) -> Job:
         """Start simulating a training step."""
 

@@ -1,7 +1,10 @@
 """What a simulation answers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
+
+from foretoken.domain.units import Quantity
 
 
 def describe_shares(shares: Mapping[str, float]) -> str:
@@ -23,16 +26,86 @@ class Percentiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RequestColumns:
-    """One entry per request in arrival order; times in s from the start, -1 where never reached."""
+class Histogram:
+    """How often values fell into ranges; those of the i-th are in `edges[i]` to `edges[i + 1]`.
 
-    arrival_s: tuple[float, ...] = ()
-    scheduled_s: tuple[float, ...] = ()
-    first_token_s: tuple[float, ...] = ()
-    finished_s: tuple[float, ...] = ()
-    num_prefill_tokens: tuple[int, ...] = ()
-    num_decode_tokens: tuple[int, ...] = ()
-    num_preemptions: tuple[int, ...] = ()
+    `shares` add up to 1; both are empty when nothing was observed. The last range contains its
+    upper edge, every other one does not.
+    """
+
+    edges: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+
+
+class _Columns:
+    """Columns of one length: arrays or sequences, equal where their entries are."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        """Compare entry by entry; what holds a column does not matter."""
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [item.name for item in fields(cast("Any", self))]
+        return all(list(getattr(self, name)) == list(getattr(other, name)) for name in names)
+
+    # Columns may be arrays, which have no hash.
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RequestColumns(_Columns):
+    """One entry per request in arrival order; times in s from the start, -1 where never reached.
+
+    `arrival_s` is when the client sent it, `queued_s` when the engine's scheduler could first see
+    it, `scheduled_s` when it was first in a step. Of its prompt, and of what it had to compute
+    again, `num_cached_tokens` were found in the prefix cache, `num_loaded_tokens` of them below the
+    device's memory. `engine` is the replica it ran on, `slo_class` the name of its class or
+    nothing, `outcome` one of `REQUEST_OUTCOMES`. Columns are arrays or tuples.
+    """
+
+    arrival_s: Quantity = ()
+    queued_s: Quantity = ()
+    scheduled_s: Quantity = ()
+    first_token_s: Quantity = ()
+    finished_s: Quantity = ()
+    num_prefill_tokens: Quantity = ()
+    num_decode_tokens: Quantity = ()
+    num_preemptions: Quantity = ()
+    num_cached_tokens: Quantity = ()
+    num_loaded_tokens: Quantity = ()
+    engine: Quantity = ()
+    slo_class: Quantity = ()
+    outcome: Quantity = ()
+
+
+# How a request can end, by the number the engines keep: cut off by the end of the run, with all
+# its tokens, or refused on arrival for one of two reasons.
+REQUEST_OUTCOMES = ("unfinished", "completed", "context_too_long", "exceeds_kv_cache")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SeriesColumns(_Columns):
+    """One entry per interval of time, a second each or a multiple where the run is very long.
+
+    Requests that arrived, got their first token, completed; prompt tokens computed and output
+    tokens that left; means over the interval of requests running and waiting, of the share of KV
+    blocks in use, of the requests in a step, and of the share of time that the devices were busy;
+    mean power of all devices in W, 0 where the scenario gives none. Columns are arrays or tuples.
+    """
+
+    start_s: Quantity = ()
+    num_arrivals: Quantity = ()
+    num_first_tokens: Quantity = ()
+    num_completions: Quantity = ()
+    num_prefill_tokens: Quantity = ()
+    num_output_tokens: Quantity = ()
+    running_mean: Quantity = ()
+    waiting_mean: Quantity = ()
+    kv_utilization_ratio: Quantity = ()
+    batch_size_mean: Quantity = ()
+    utilization_ratio: Quantity = ()
+    power_w: Quantity = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,15 +117,94 @@ class Feasibility:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ClassReport:
+    """How the requests of one SLO class fared; `name` is empty for those of no class.
+
+    `is_limited` says whether the class limits anything; where it does not, every completed request
+    attains.
+    """
+
+    name: str
+    num_requests: int = 0
+    num_completed: int = 0
+    is_limited: bool = False
+    goodput_rps: float = 0.0
+    slo_attainment_ratio: float = 0.0
+    ttft_ms: Percentiles = field(default_factory=Percentiles)
+    tpot_ms: Percentiles = field(default_factory=Percentiles)
+    e2e_latency_ms: Percentiles = field(default_factory=Percentiles)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageReport:
+    """How much of a pipeline stage of an engine was used, as means over the whole run."""
+
+    stage: int
+    utilization_ratio: float = 0.0
+    mfu_ratio: float = 0.0
+    mbu_ratio: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineReport:
+    """What one replica did. The share of KV blocks in use is a mean over time."""
+
+    engine: int
+    num_requests: int = 0
+    num_serving_steps: int = 0
+    num_preemptions: int = 0
+    kv_utilization_ratio_mean: float = 0.0
+    kv_utilization_ratio_max: float = 0.0
+    stages: tuple[StageReport, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingStageMemory:
+    """Bytes on one device of a pipeline stage, by what occupies them; `device_bytes` is all it has.
+
+    `usable_bytes` is what the engine may take. `kv_bytes` is the room of the KV cache.
+    """
+
+    stage: int
+    device_bytes: float = 0.0
+    usable_bytes: float = 0.0
+    weights_bytes: float = 0.0
+    activations_bytes: float = 0.0
+    graphs_bytes: float = 0.0
+    reserved_bytes: float = 0.0
+    kv_bytes: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SteadyWindow:
+    """The run without its warm-up and its end: all 0 where nothing is left between them.
+
+    From a tenth after the first arrival to a tenth before the last one, or before the last
+    completion where all arrive at once. Latencies are those of the requests that arrived in it,
+    rates count tokens and completions in it.
+    """
+
+    start_s: float = 0.0
+    end_s: float = 0.0
+    num_requests: int = 0
+    request_throughput_rps: float = 0.0
+    output_throughput_tps: float = 0.0
+    ttft_ms: Percentiles = field(default_factory=Percentiles)
+    tpot_ms: Percentiles = field(default_factory=Percentiles)
+    e2e_latency_ms: Percentiles = field(default_factory=Percentiles)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServingReport:
-    """Outcome of a serving simulation.
+    """Outcome of a serving simulation; docs/reference/serving-metrics.md defines every number.
 
     Rates count from the first arrival to the last completion. `step_time_s_by_group` splits the
     busy time by operator group; `step_time_ratio_by_provenance` says what share of it rests on
     measured, interpolated, extrapolated, transferred or analytical estimates.
     `step_time_low_ratio` and `step_time_high_ratio` are the busy time at the operators' lower and
-    upper bounds, over the busy time at their estimates. `scenario_json` is the resolved
-    configuration.
+    upper bounds, over the busy time at their estimates. `itl_ms_quantiles` are the token gaps at
+    `ITL_QUANTILES`. Energy and money are 0 where the scenario gives no power or price.
+    `scenario_json` is the resolved configuration, `job_id` the job whose tables can be read.
     """
 
     feasibility: Feasibility = field(default_factory=Feasibility)
@@ -61,37 +213,76 @@ class ServingReport:
     tpot_ms: Percentiles = field(default_factory=Percentiles)
     e2e_latency_ms: Percentiles = field(default_factory=Percentiles)
     queueing_ms: Percentiles = field(default_factory=Percentiles)
+    ttft_queued_ms: Percentiles = field(default_factory=Percentiles)
+    e2e_latency_ms_per_token: Percentiles = field(default_factory=Percentiles)
+    service_ms: Percentiles = field(default_factory=Percentiles)
+    prefill_ms: Percentiles = field(default_factory=Percentiles)
+    prefill_ms_per_token: Percentiles = field(default_factory=Percentiles)
+    decode_ms: Percentiles = field(default_factory=Percentiles)
+    execution_ms: Percentiles = field(default_factory=Percentiles)
+    preempted_ms: Percentiles = field(default_factory=Percentiles)
+    interarrival_ms: Percentiles = field(default_factory=Percentiles)
+    prompt_tokens: Percentiles = field(default_factory=Percentiles)
+    answer_tokens: Percentiles = field(default_factory=Percentiles)
+    request_preemptions: Percentiles = field(default_factory=Percentiles)
+    batch_size: Percentiles = field(default_factory=Percentiles)
+    batch_tokens: Percentiles = field(default_factory=Percentiles)
+    step_ms: Percentiles = field(default_factory=Percentiles)
+    running: Percentiles = field(default_factory=Percentiles)
+    waiting: Percentiles = field(default_factory=Percentiles)
+    itl_ms_quantiles: tuple[float, ...] = ()
+    batch_size_histogram: Histogram = field(default_factory=Histogram)
+    batch_tokens_histogram: Histogram = field(default_factory=Histogram)
     num_requests: int = 0
     num_completed: int = 0
     num_serving_steps: int = 0
     num_preemptions: int = 0
+    num_refused_by_reason: Mapping[str, int] = field(default_factory=dict)
+    num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
+    num_devices: int = 0
     duration_s: float = 0.0
+    offered_rps: float = 0.0
     request_throughput_rps: float = 0.0
     input_throughput_tps: float = 0.0
     output_throughput_tps: float = 0.0
+    request_throughput_rps_per_gpu: float = 0.0
+    input_throughput_tps_per_gpu: float = 0.0
     output_throughput_tps_per_gpu: float = 0.0
     goodput_rps: float = 0.0
     slo_attainment_ratio: float = 0.0
     utilization_ratio: float = 0.0
     mfu_ratio: float = 0.0
+    mbu_ratio: float = 0.0
+    prefix_cache_hit_ratio: float = 0.0
     num_kv_blocks: int = 0
+    kv_block_size: int = 0
     kv_utilization_ratio_mean: float = 0.0
     kv_utilization_ratio_max: float = 0.0
     batch_size_mean: float = 0.0
+    energy_wh: float = 0.0
+    energy_j_per_output_token: float = 0.0
+    power_w_mean: float = 0.0
+    cost_usd: float = 0.0
+    usd_per_million_output_tokens: float = 0.0
+    usd_per_million_tokens: float = 0.0
     step_time_s_by_group: Mapping[str, float] = field(default_factory=dict)
     step_time_ratio_by_provenance: Mapping[str, float] = field(default_factory=dict)
     step_time_low_ratio: float = 1.0
     step_time_high_ratio: float = 1.0
+    classes: tuple[ClassReport, ...] = ()
+    engines: tuple[EngineReport, ...] = ()
+    memory: tuple[ServingStageMemory, ...] = ()
+    steady: SteadyWindow = field(default_factory=SteadyWindow)
     requests: RequestColumns = field(default_factory=RequestColumns)
+    series: SeriesColumns = field(default_factory=SeriesColumns)
     model_version: str = ""
     scenario_json: str = ""
+    job_id: str = ""
 
-    @property
-    def offered_rps(self) -> float:
-        """Rate at which the requests arrived, in requests/s; 0 where they are too few to tell."""
-        arrivals = self.requests.arrival_s
-        span_s = max(arrivals, default=0.0) - min(arrivals, default=0.0)
-        return (len(arrivals) - 1) / span_s if span_s > 0 else 0.0
+
+# Percents at which `ServingReport.itl_ms_quantiles` are: finer towards the end, where tails are.
+ITL_QUANTILES = (*range(100), *(99 + tenth / 10 for tenth in range(1, 10)), 100)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,37 +1,32 @@
 """The questions the simulator answers: a serving deployment, or a training step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.engine import EngineSpec
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.slo import Slo
+from foretoken.domain.slo import Slo, SloClass
 from foretoken.domain.workload import WorkloadSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineSpec:
-    """The serving engine's rules and limits.
-
-    `num_kv_blocks` overrides the capacity computed from device memory (0: compute it).
-    `host_gap_us` is CPU time between steps that the device waits for. With `fuses_add_norm` the
-    engine adds the residual inside the norm kernel, as vLLM and SGLang do.
-    """
-
-    scheduler: str = "chunked_prefill"
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    block_size: int = 16
-    memory_utilization_ratio: float = 0.9
-    num_kv_blocks: int = 0
-    host_gap_us: float = 0.0
-    fuses_add_norm: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ServingScenario:
-    """One inference deployment under one workload."""
+    """One inference deployment under one workload.
+
+    `quantization` names how weights are stored and multiplied, as the catalog's variants do
+    (`fp8`, `fp8_block`, `int8_wo`, `int4_wo`; empty: as `dtype`), `kv_dtype` the number format of
+    the KV cache (unset: `dtype`). `kernels` names the kernel source of an operator (empty: the
+    fastest measured). `moe_routing` is the spread of tokens over experts under which latencies were
+    measured, as the catalog's `routing=` variants name it (`balanced`, `power_law_1.01`), and
+    `moe_imbalance_ratio` the load of the busiest expert-parallel rank over the mean. `slo` holds
+    for requests of no class.
+
+    `device_usd_per_hour` prices a device for the cost of a million tokens (0: not priced), and
+    `device_idle_w` and `device_busy_w` are its measured power for the energy (0: not measured).
+    """
 
     name: str = "serving"
     model: ModelArchitecture
@@ -44,11 +39,39 @@ class ServingScenario:
     workload: WorkloadSpec = field(default_factory=WorkloadSpec)
     slo: Slo = field(default_factory=Slo)
     seed: int = 0
+    quantization: str = ""
+    kv_dtype: DType | None = None
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    moe_routing: str = ""
+    moe_imbalance_ratio: float = 1.0
+    slo_classes: tuple[SloClass, ...] = ()
+    device_usd_per_hour: float = 0.0
+    device_idle_w: float = 0.0
+    device_busy_w: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a seed that random generators do not take."""
-        if self.seed < 0:
-            raise InvalidRequestError.of_field("seed", "must not be negative")
+        """Refuse a seed that random generators do not take, and negative prices and powers."""
+        checks = {
+            "seed": (self.seed >= 0, "must not be negative"),
+            "moe_imbalance_ratio": (self.moe_imbalance_ratio >= 1, "must be at least 1"),
+            "device_usd_per_hour": (self.device_usd_per_hour >= 0, "must not be negative"),
+            "device_idle_w": (self.device_idle_w >= 0, "must not be negative"),
+            "device_busy_w": (
+                self.device_busy_w >= self.device_idle_w,
+                "must be at least device_idle_w",
+            ),
+            "slo_classes": (
+                sum(item.share_ratio for item in self.slo_classes) <= 1 + 1e-9,
+                "their shares must not add up to more than 1",
+            ),
+        }
+        violations = [
+            FieldViolation(name, problem)
+            for name, (is_legal, problem) in checks.items()
+            if not is_legal
+        ]
+        if violations:
+            raise InvalidRequestError.of_violations(violations, "scenario")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

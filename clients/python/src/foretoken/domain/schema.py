@@ -41,7 +41,8 @@ def encode(value: Any) -> Any:
         return {str(encode(key)): encode(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [encode(item) for item in value]
-    return value
+    # A column of numbers, which the domain knows by no other name.
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def set_key(content: dict[str, Any], dotted: str, value: Any) -> None:

@@ -1,6 +1,6 @@
 """Service-level objectives of an inference deployment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 
@@ -32,3 +32,22 @@ class Slo:
         if violations:
             first = violations[0]
             raise InvalidRequestError(f"slo: {first.field} {first.description}", violations)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SloClass:
+    """Requests with limits of their own.
+
+    Of synthetic requests `share_ratio` belong to the class; those of a trace name theirs. Of
+    waiting requests those of the higher `priority` go first where the scheduler knows priorities.
+    """
+
+    name: str
+    slo: Slo = field(default_factory=Slo)
+    share_ratio: float = 0.0
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse shares that are none."""
+        if not 0 <= self.share_ratio <= 1:
+            raise InvalidRequestError.of_field("share_ratio", "must be between 0 and 1")

@@ -25,7 +25,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 # Columns that travel as Arrow, beside the message.
-ARROW_FIELDS = frozenset({(ServingReport, "requests")})
+ARROW_FIELDS = frozenset({(ServingReport, "requests"), (ServingReport, "series")})
 
 _BOOLEAN_PREFIX = re.compile(r"^(is|has|was)_")
 _COUNT = re.compile(r"^(|.*_)num_(.*)$")
@@ -77,7 +77,9 @@ def label_prefix(descriptor: EnumDescriptor) -> str:
 
 
 def _singular(plural: str) -> str:
-    return plural.removesuffix("es") if plural.endswith("ches") else plural.removesuffix("s")
+    return (
+        plural.removesuffix("es") if plural.endswith(("ches", "xes")) else plural.removesuffix("s")
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurement import ArrowStream
-from foretoken.domain.report import RequestColumns
+from foretoken.domain.report import RequestColumns, SeriesColumns
 from foretoken.domain.schema import field_types
 from foretoken.wire.arrow import open_stream
 
@@ -126,30 +126,63 @@ def ipc_to_columns(data: bytes) -> dict[str, npt.NDArray[Any]]:
 
 def requests_to_table(requests: RequestColumns) -> pa.Table:
     """Return the single requests of a serving simulation as a table."""
-    columns = {
-        name: pa.array(getattr(requests, name), pa.float64() if _is_time(name) else pa.int64())
-        for name in field_types(RequestColumns)
-    }
-    return pa.table(columns)
+    return _record_to_table(requests, RequestColumns)
 
 
 def table_to_requests(table: pa.Table) -> RequestColumns:
-    """Return the single requests of a serving simulation from their table.
+    """Return the single requests of a serving simulation from their table; more columns may be.
+
+    Columns become arrays; numbers without a copy where the table is in one piece.
 
     Raises:
         InvalidRequestError: a column is missing.
 
     """
-    missing = [name for name in field_types(RequestColumns) if name not in table.schema.names]
-    if missing:
-        raise InvalidRequestError(f"requests of a simulation: missing columns {missing}")
-    return RequestColumns(
-        **{name: tuple(table.column(name).to_pylist()) for name in field_types(RequestColumns)}
+    return RequestColumns(**_table_to_record(table, RequestColumns, "requests"))
+
+
+def series_to_table(series: SeriesColumns) -> pa.Table:
+    """Return a simulation second by second as a table."""
+    return _record_to_table(series, SeriesColumns)
+
+
+def table_to_series(table: pa.Table) -> SeriesColumns:
+    """Return a simulation second by second from its table; more columns may be.
+
+    Raises:
+        InvalidRequestError: a column is missing.
+
+    """
+    return SeriesColumns(**_table_to_record(table, SeriesColumns, "series"))
+
+
+# Columns of text; whole numbers begin with `num_`, all others are real.
+_TEXTS = ("slo_class", "outcome")
+_ENTRIES = pa.dictionary(pa.int32(), pa.string())
+
+
+def _record_to_table(columns: object, cls: type) -> pa.Table:
+    return pa.table(
+        {name: pa.array(getattr(columns, name), _type_of(name)) for name in field_types(cls)}
     )
 
 
-def _is_time(name: str) -> bool:
-    return name.endswith("_s")
+def _type_of(name: str) -> pa.DataType:
+    if name in _TEXTS:
+        return _ENTRIES
+    return pa.int64() if name.startswith("num_") or name == "engine" else pa.float64()
+
+
+def _table_to_record(table: pa.Table, cls: type, title: str) -> dict[str, Any]:
+    names = list(field_types(cls))
+    missing = [name for name in names if name not in table.schema.names]
+    if missing:
+        raise InvalidRequestError(f"{title} of a simulation: missing columns {missing}")
+    columns = {
+        name: table.column(name).cast(pa.string()) if name in _TEXTS else table.column(name)
+        for name in names
+    }
+    return {name: column.to_numpy() for name, column in columns.items()}
 
 
 class _Pending:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from foretoken.client.facade import Foretoken
+from foretoken.domain.engine import EngineSpec
 from foretoken.domain.estimate import DType, LatencyEstimate
 from foretoken.domain.job import Job
 from foretoken.domain.models.architecture import find_model
@@ -15,7 +16,7 @@ from foretoken.domain.report import (
     ServingReport,
     TrainingReport,
 )
-from foretoken.domain.scenario import EngineSpec, ServingScenario, TrainingScenario
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.slo import Slo
 from foretoken.domain.workload import LengthSpec, WorkloadSpec
 
@@ -26,6 +27,7 @@ ProgressDisplay = Callable[[str], AbstractContextManager[Callable[[Job], None]]]
 OPERATORS = (
     "adam",
     "attention_decode",
+    "attention_mixed",
     "attention_prefill",
     "cross_entropy",
     "embedding",
@@ -48,7 +50,9 @@ _SERVING = ServingScenario(
     model=find_model("tiny-llama"),
     device="cpu",
     dtype=DType.FP32,
-    engine=EngineSpec(max_num_seqs=16, max_num_batched_tokens=256, num_kv_blocks=2048),
+    engine=EngineSpec(
+        profile="plain", max_num_seqs=16, max_num_batched_tokens=256, num_kv_blocks=2048
+    ),
     workload=WorkloadSpec(
         num_requests=200,
         prefill=LengthSpec(kind="uniform", minimum=16, maximum=256),

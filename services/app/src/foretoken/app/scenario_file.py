@@ -1,5 +1,6 @@
 """Scenario files: YAML that names a model, a device and a workload, made into a scenario."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from foretoken.domain import schema
 from foretoken.domain.models.load import load_model
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.simulator.serving.arrivals.trace import load_trace
+from foretoken.simulator.serving.trace_file import load_trace
 
 T = TypeVar("T", ServingScenario, TrainingScenario)
 
@@ -26,9 +27,12 @@ def read_serving_scenario(path: Path, overrides: Mapping[str, Any]) -> ServingSc
     """
     scenario = _read(ServingScenario, path, overrides)
     workload = scenario.workload
-    if workload.trace_path and not workload.trace_requests:
+    if workload.arrival == "trace" and workload.trace_path and not workload.trace_requests:
         trace_path = path.parent / Path(workload.trace_path).expanduser()
-        workload = replace(workload, trace_requests=load_trace(trace_path))
+        trace = load_trace(trace_path, workload.trace_format, workload.hash_block_tokens)
+        workload = replace(
+            workload, trace_requests=trace.requests, hash_block_tokens=trace.hash_block_tokens
+        )
     return replace(scenario, workload=workload)
 
 
@@ -43,8 +47,19 @@ def _read(cls: type[T], path: Path, overrides: Mapping[str, Any]) -> T:
         if value is not None:
             schema.set_key(content, dotted, value)
     content.setdefault("name", path.stem)
+    _write_as_text(content.get("engine"), "rules")
+    _write_as_text(content.get("workload"), "arrival_options")
     model = content.get("model")
     if isinstance(model, str):
         beside = path.parent / model
         content["model"] = load_model(str(beside) if beside.exists() else model)
     return schema.decode(cls, content)
+
+
+def _write_as_text(section: Any, key: str) -> None:
+    """Let a file say `has_prefix_caching: false`: these options travel as YAML text."""
+    if isinstance(section, dict) and isinstance(section.get(key), Mapping):
+        section[key] = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in section[key].items()
+        }

@@ -98,11 +98,11 @@ class Estimator:
         if choice is not None:
             design = build_design(spec, columns, target)
             weight = 1.0 if query.prefer_measured else self._measured_weight
-            transfer = self._models.transfer(spec, device)
+            transfer = self._models.transfer(spec, device, table.variant)
             return _limit_doubt(self._from_series(choice, design, weight), transfer)
         if table.phase is Phase.BACKWARD:
             return self._scale_forward(table, query, device)
-        transfer = self._models.transfer(spec, device)
+        transfer = self._models.transfer(spec, device, table.variant)
         return _from_transfer(transfer, spec, device, build_design(spec, columns, target))
 
     def _from_series(

@@ -20,7 +20,7 @@ from foretoken.predictor.roofline import (
 Matrix = npt.NDArray[np.float64]
 
 # Part of every model's version: raise it when a feature or the calibration changes its meaning.
-FEATURE_REVISION = 4
+FEATURE_REVISION = 5
 
 # Dimensions that a model's architecture, its sharding or the machine fixes; the others change from
 # step to step. A new combination of these is predicted worse than a new size of a known one.
@@ -40,6 +40,9 @@ CONFIGURATION_DIMS = frozenset(
         "num_nodes",
     }
 )
+
+# How many columns of a design's work the roofline gives; the operator's own follow.
+NUM_ROOFLINE_PARTS = 4
 
 _TINY_US = 1e-6
 

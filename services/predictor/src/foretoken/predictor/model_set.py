@@ -3,10 +3,12 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.variant import parse_variant
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import SeriesKey
@@ -64,6 +66,7 @@ class ModelSet:
     _by_circumstances: Mapping[SeriesKey, tuple[SeriesModel, ...]] = field(
         init=False, repr=False, compare=False
     )
+    _variants: Mapping[str, Sequence[str]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Index the models by what they have in common but framework and kernel."""
@@ -72,6 +75,12 @@ class ModelSet:
             found.setdefault(_circumstances(key), []).append(model)
         index = {key: tuple(models) for key, models in found.items()}
         object.__setattr__(self, "_by_circumstances", index)
+        variants = sorted({(key.operator, key.variant) for key in index})
+        by_operator = {
+            operator: tuple(variant for _, variant in pairs)
+            for operator, pairs in groupby(variants, lambda pair: pair[0])
+        }
+        object.__setattr__(self, "_variants", by_operator)
 
     @property
     def num_rows(self) -> int:
@@ -81,9 +90,10 @@ class ModelSet:
     def choose(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Choice | None:
         """Return the model of the series nearest to what is asked, None where there is none.
 
-        A variant nobody measured is answered by the plain case, in doubt.
+        A variant nobody measured is answered in doubt: by one that differs in nothing but how
+        tokens were routed to experts, else by the plain case.
         """
-        for variant in dict.fromkeys((wanted.variant, "")):
+        for variant in self._near_variants(spec, wanted.variant):
             for dtype in _candidates(target):
                 key = SeriesKey(
                     spec.name,
@@ -103,9 +113,18 @@ class ModelSet:
                     )
         return None
 
-    def transfer(self, spec: OperatorSpec, device: DeviceSpec) -> TransferModel:
-        """Return the typical efficiency of an operator, or of its kind, or the default."""
-        names = transfer_names(spec, device)
+    def _near_variants(self, spec: OperatorSpec, variant: str) -> Sequence[str]:
+        """Return the variants to try, the nearest first."""
+        essence = _without_routing(variant)
+        alike = [v for v in self._variants.get(spec.name, ()) if _without_routing(v) == essence]
+        return tuple(dict.fromkeys((variant, *alike, "")))
+
+    def transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> TransferModel:
+        """Return the typical efficiency of an operator, or of its kind, or the default.
+
+        That of the variant comes first: other weights take other kernels.
+        """
+        names = transfer_names(spec, device, variant)
         found = (self.transfers[name] for name in names if name in self.transfers)
         return next(found, default_transfer()).for_device(spec, device)
 
@@ -138,6 +157,11 @@ def own_models(series: Mapping[SeriesKey, SeriesModel]) -> Iterator[SeriesModel]
     for key, model in series.items():
         if not key.kernel and (key.framework or _circumstances(key) not in named):
             yield model
+
+
+def _without_routing(variant: str) -> Mapping[str, str]:
+    """Return a variant's facts but how tokens are spread over experts."""
+    return {name: value for name, value in parse_variant(variant).items() if name != "routing"}
 
 
 def _circumstances(key: SeriesKey) -> SeriesKey:

@@ -1,6 +1,6 @@
 """Rectangular grids of points, and linear interpolation between them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 def spaced_integers(low: int, high: int, per_octave: int) -> Ints:
@@ -24,6 +25,28 @@ def cross_points(axes: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     return [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]
 
 
+def grid_corners(
+    axes: Sequence[NDArray[Any]], coordinates: Sequence[Floats]
+) -> Iterator[tuple[Ints, Floats]]:
+    """Yield the grid points (flat) that linear interpolation at many coordinates takes, by weight.
+
+    Coordinates outside an axis take its end.
+    """
+    num_coordinates = len(coordinates[0])
+    corners = [(np.zeros(num_coordinates, dtype=np.int64), np.ones(num_coordinates))]
+    for axis, wanted in zip(axes, coordinates, strict=True):
+        lower, ratio = _locate(axis, wanted)
+        upper = np.minimum(lower + 1, len(axis) - 1)
+        # An axis of one point has one corner.
+        sides = ((lower, 1 - ratio), (upper, ratio)) if len(axis) > 1 else ((lower, 1 - ratio),)
+        corners = [
+            (flat * len(axis) + index, weight * share)
+            for flat, weight in corners
+            for index, share in sides
+        ]
+    yield from corners
+
+
 def grid_weights(axes: Sequence[NDArray[Any]], coordinates: Sequence[Floats]) -> Floats:
     """Return how often each grid point (flat) enters linear interpolation at many coordinates.
 
@@ -32,17 +55,18 @@ def grid_weights(axes: Sequence[NDArray[Any]], coordinates: Sequence[Floats]) ->
     """
     num_points = int(np.prod([len(axis) for axis in axes]))
     total = np.zeros(num_points)
-    corners = [(np.zeros(len(coordinates[0]), dtype=np.int64), np.ones(len(coordinates[0])))]
-    for axis, wanted in zip(axes, coordinates, strict=True):
-        lower, ratio = _locate(axis, wanted)
-        upper = np.minimum(lower + 1, len(axis) - 1)
-        corners = [
-            (flat * len(axis) + index, weight * share)
-            for flat, weight in corners
-            for index, share in ((lower, 1 - ratio), (upper, ratio))
-        ]
-    for flat, weight in corners:
+    for flat, weight in grid_corners(axes, coordinates):
         total += np.bincount(flat, weight, minlength=num_points)
+    return total
+
+
+def interpolate(
+    axes: Sequence[NDArray[Any]], values: Floats, coordinates: Sequence[Floats]
+) -> Floats:
+    """Return the values at many coordinates, `values` being [..., grid point]."""
+    total = np.zeros((*values.shape[:-1], len(coordinates[0])))
+    for flat, weight in grid_corners(axes, coordinates):
+        total += values[..., flat] * weight
     return total
 
 

@@ -3,8 +3,8 @@
 from foretoken.domain.lowering import Nodes
 from foretoken.domain.operator import find_operator
 
-# Operators whose FLOPs are the model's own work; the rest is bandwidth.
-_OPERATORS = ("gemm", "moe_experts", "attention_prefill", "attention_decode")
+# Groups of operators whose FLOPs are the model's own work; the rest is bandwidth.
+_GROUPS = ("gemm", "moe", "attention")
 
 
 def count_model_flops(nodes: Nodes) -> float:
@@ -13,6 +13,6 @@ def count_model_flops(nodes: Nodes) -> float:
         sum(
             find_operator(node.operator).flops(node.dims, node.dtype.num_bytes) * node.repeat
             for node in nodes
-            if node.operator in _OPERATORS
+            if find_operator(node.operator).group in _GROUPS
         )
     )

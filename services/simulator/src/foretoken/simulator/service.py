@@ -2,19 +2,29 @@
 
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobRunner, RunsJobs
+from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.report import ServingReport, TrainingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
-from foretoken.simulator.serving.simulation import check_engine, find_scheduler, simulate_serving
+from foretoken.simulator.serving.reference import find_scheduler
+from foretoken.simulator.serving.simulation import (
+    SERVING_TABLES,
+    compile_engines,
+    simulate_serving,
+)
 from foretoken.simulator.training.step import simulate_training
+from foretoken.wire import ipc
 
 
 class SimulatorService(RunsJobs):
@@ -27,12 +37,15 @@ class SimulatorService(RunsJobs):
             max_queued=config.max_queued_jobs,
         )
         super().__init__(jobs)
+        self._compiles_at_start = config.compiles_at_start
         self._predictor = predictor
         self._surfaces = SurfaceCache(predictor, config.max_cached_surfaces)
 
     def open(self) -> None:
         """Load earlier jobs."""
         self._jobs.open()
+        if self._compiles_at_start:
+            threading.Thread(target=compile_engines, name="compile", daemon=True).start()
 
     def close(self) -> None:
         """Cancel what runs and wait for it."""
@@ -46,17 +59,49 @@ class SimulatorService(RunsJobs):
             UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
 
         """
-        check_engine(scenario.engine)
-        find_scheduler(scenario.engine.scheduler)
+        find_scheduler(scenario.engine.resolve().scheduler)
         _check_hardware(scenario)
-        return self._jobs.create(
-            "serving",
-            lambda progress: simulate_serving(scenario, self._surfaces.get, progress),
-        )
+        return self._jobs.create("serving", lambda progress: self._simulate(scenario, progress))
 
     def get_serving_report(self, job_id: str) -> ServingReport:
         """Return the result of a finished serving simulation."""
-        return self._jobs.result(job_id, ServingReport)
+        report = self._jobs.result(job_id, ServingReport)
+        if not report.feasibility.is_feasible:
+            return report
+        requests = self.read_serving_table(job_id, "requests").read_all()
+        series = self.read_serving_table(job_id, "series").read_all()
+        return replace(
+            report, requests=ipc.table_to_requests(requests), series=ipc.table_to_series(series)
+        )
+
+    def read_serving_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished serving simulation.
+
+        Raises:
+            InvalidRequestError: no such table, or the deployment could not run.
+
+        """
+        if table not in SERVING_TABLES:
+            choices = ", ".join(SERVING_TABLES)
+            raise InvalidRequestError.of_field("table", f"{table!r} is not one of {choices}")
+        if not self._jobs.result(job_id, ServingReport).feasibility.is_feasible:
+            raise InvalidRequestError.of_field(
+                "job_id", f"the deployment of {job_id} cannot run: there is no table of {table}"
+            )
+        return pa.ipc.open_stream(
+            pa.memory_map(str(self._jobs.attachment(job_id, f"{table}.arrow")))
+        )
+
+    def _simulate(self, scenario: ServingScenario, progress: JobProgress) -> ServingReport:
+        result = simulate_serving(scenario, self._surfaces.get, progress)
+        for name, table in result.tables.items():
+            with (
+                progress.attach(f"{name}.arrow") as path,
+                pa.OSFile(str(path), "wb") as file,
+                pa.ipc.new_stream(file, table.schema) as writer,
+            ):
+                writer.write_table(table)
+        return replace(result.report, job_id=progress.job_id)
 
     def create_training_simulation(self, scenario: TrainingScenario) -> Job:
         """Start simulating a training step.

@@ -40,12 +40,11 @@ class SimulatorServicer(JobRpcs):
         report = self._port.get_serving_report(request.job_id)
         return codec.encode(report, report_pb2.ServingReport)
 
-    def read_serving_requests(
-        self, request: simulator_pb2.ReadServingRequestsRequest, _context: grpc.ServicerContext
+    def read_serving_table(
+        self, request: simulator_pb2.ReadServingTableRequest, _context: grpc.ServicerContext
     ) -> Iterator[measurement_pb2.ArrowChunk]:
-        """Stream the single requests of a finished serving simulation."""
-        report = self._port.get_serving_report(request.job_id)
-        for chunk in ipc.write_chunks(ipc.requests_to_table(report.requests)):
+        """Stream one table of a finished serving simulation."""
+        for chunk in ipc.write_chunks(self._port.read_serving_table(request.job_id, request.table)):
             yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
 
     def create_training_simulation(

@@ -1,29 +1,34 @@
-"""How long a serving step takes, from latency surfaces held in memory."""
+"""How long serving steps take, and what that time consists of."""
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretoken.domain.estimate import Provenance
 from foretoken.domain.units import US_PER_S
-from foretoken.simulator.grid import Floats, grid_weights
-from foretoken.simulator.latency_surfaces import LatencySurfaces, Surface
-from foretoken.simulator.serving.batch import StepShape
-from foretoken.simulator.serving.step_log import StepColumns
+from foretoken.simulator.cost.answer import NUM_BOUNDS
+from foretoken.simulator.cost.surface import LatencySurfaces, Surface
+from foretoken.simulator.cost_tables import DECODE, MIXED, CostTables
+from foretoken.simulator.grid import Floats, Ints, grid_corners, interpolate
+from foretoken.simulator.serving.record import Ints as AnyInts
+from foretoken.simulator.serving.record import StepRecord, split_steps
+
+# The group of time in which the device waits for launches.
+LAUNCH_GROUP = "launch"
+# Steps whose shares of the surfaces are in memory at once.
+_PIECE_STEPS = 50_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepAccount:
-    """Busy time of many steps in s, summed over pipeline stages."""
+    """Busy time of many steps in s, summed over pipeline stages; `stage_busy_s` is of each."""
 
     time_s_by_group: Mapping[str, float]
     time_s_by_provenance: Mapping[str, float]
     low_s: float
     high_s: float
+    stage_busy_s: tuple[float, ...]
 
     @property
     def busy_s(self) -> float:
@@ -31,147 +36,220 @@ class StepAccount:
         return sum(self.time_s_by_group.values())
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """Grid points of a surface that enter some steps, each with its weight."""
+
+    surface: Surface
+    steps: AnyInts
+    points: AnyInts
+    weights: Floats
+
+
 class SurfaceCost:
-    """Adds what a step's tokens, sequences, decoding contexts and prefills cost.
+    """The cost of an engine's steps: `tables` to look up one, methods to account for many."""
 
-    Several prefills in a step are added one by one: their kernels fill the device differently, so
-    no single equivalent prefill stands for them.
-    """
-
-    def __init__(self, surfaces: LatencySurfaces, max_num_tokens: int) -> None:
+    def __init__(self, surfaces: LatencySurfaces) -> None:
         self._surfaces = surfaces
         self._num_groups = len(surfaces.groups)
-        token_points = surfaces.tokens.axes[0]
-        # Counts between two points cost as much as the upper one.
-        self._token_index = np.searchsorted(token_points, np.arange(max_num_tokens + 1))
-        self._tokens_us: list[list[float]] = self._total_us(surfaces.tokens)[
-            :, self._token_index
-        ].tolist()
-        self._rows_us: list[list[float]] = np.pad(
-            self._total_us(surfaces.rows), ((0, 0), (1, 0))
-        ).tolist()
-        self._decode = [
-            _DecodePlanes(surfaces.decode.axes, v) for v in self._total_us(surfaces.decode)
-        ]
-        self._prefill = [
-            _Plane(surfaces.prefill.axes, values) for values in self._total_us(surfaces.prefill)
-        ]
+        self._tables = self._make_tables()
+
+    @property
+    def tables(self) -> CostTables:
+        """What compiled code looks up."""
+        return self._tables
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages of a replica."""
-        return len(self._tokens_us)
+        """Pipeline stages of an engine."""
+        return len(self._surfaces.tokens.values)
 
-    def stage_us(self, shape: StepShape) -> Sequence[float]:
-        """Return the time of a step on each stage, in µs."""
-        return [self._one_stage_us(stage, shape) for stage in range(self.num_stages)]
+    def account(self, steps: StepRecord) -> StepAccount:
+        """Return where the time of these steps goes and what it rests on.
 
-    def decode_us(self, num_decodes: int, kv_tokens: int, kv_tokens_max: int) -> float:
-        """Return the time on the first stage of a step that only decodes, in µs."""
-        return (
-            self._tokens_us[0][num_decodes]
-            + self._rows_us[0][num_decodes]
-            + self._decode[0].at(num_decodes, kv_tokens, kv_tokens_max)
+        Engines in lock step are each charged for the tokens of all.
+        """
+        # Bit by bit: a step's share of every surface takes far more room than the step itself.
+        channels = np.zeros((self.num_stages, self._surfaces.tokens.values.shape[1]))
+        waits_s = np.zeros(self.num_stages)
+        for piece in split_steps(steps, _PIECE_STEPS):
+            channels += self._channels_us(piece).sum(axis=-1) / US_PER_S
+            waits_s += self._waits_us(piece).sum(axis=-1) / US_PER_S
+        groups, bounds, provenance = np.split(
+            channels, (self._num_groups, self._num_groups + NUM_BOUNDS), axis=1
         )
-
-    def account(self, steps: StepColumns) -> StepAccount:
-        """Return where the time of these steps goes and what it rests on."""
-        surfaces = self._surfaces
-        token_counts = np.bincount(
-            self._token_index[steps.num_tokens], minlength=len(surfaces.tokens.axes[0])
-        )
-        row_counts = np.bincount(steps.num_rows, minlength=len(surfaces.rows.axes[0]) + 1)[1:]
-        has_decodes = steps.num_decodes > 0
-        num, kv = steps.num_decodes[has_decodes], steps.decode_kv_tokens[has_decodes]
-        longest = steps.decode_kv_tokens_max[has_decodes]
-        decode_weights = grid_weights(
-            surfaces.decode.axes, (num.astype(np.float64), kv / num, longest * num / kv)
-        )
-        prefill_weights = grid_weights(
-            surfaces.prefill.axes,
-            (steps.prefill_tokens.astype(np.float64), steps.prefill_context.astype(np.float64)),
-        )
-        channels_s = (
-            surfaces.tokens.values @ token_counts
-            + surfaces.rows.values @ row_counts
-            + surfaces.decode.values @ decode_weights
-            + surfaces.prefill.values @ prefill_weights
-        ).sum(axis=0) / US_PER_S
-        by_group, (low_s, high_s), by_provenance = np.split(
-            channels_s, (self._num_groups, self._num_groups + 2)
-        )
+        by_group = dict(zip(self._surfaces.groups, groups.sum(axis=0).tolist(), strict=True))
+        wait_s = float(waits_s.sum())
+        if wait_s:
+            by_group[LAUNCH_GROUP] = wait_s
+        low_s, high_s = bounds.sum(axis=0).tolist()
+        by_provenance = provenance.sum(axis=0).tolist()
+        names = [member.name.lower() for member in Provenance]
         return StepAccount(
-            time_s_by_group=dict(zip(surfaces.groups, by_group.tolist(), strict=True)),
-            time_s_by_provenance={
-                member.name.lower(): value
-                for member, value in zip(Provenance, by_provenance.tolist(), strict=True)
-            },
-            low_s=float(low_s),
-            high_s=float(high_s),
+            time_s_by_group=by_group,
+            time_s_by_provenance=dict(zip(names, by_provenance, strict=True)),
+            low_s=low_s + wait_s,
+            high_s=high_s + wait_s,
+            stage_busy_s=tuple((groups.sum(axis=1) + waits_s).tolist()),
         )
+
+    def breakdown(self, steps: StepRecord) -> Mapping[str, Floats]:
+        """Return the time of each step in µs by operator group, summed over stages.
+
+        With several stages `stage_0`, `stage_1`, ... are the time of each on top.
+        """
+        pieces = [self._break_down(piece) for piece in split_steps(steps, _PIECE_STEPS)]
+        names = dict.fromkeys(name for piece in pieces for name in piece)
+        none = [np.zeros(len(next(iter(piece.values())))) for piece in pieces]
+        return {
+            name: np.concatenate(
+                [piece.get(name, zero) for piece, zero in zip(pieces, none, strict=True)]
+            )
+            for name in names
+        }
+
+    def _break_down(self, steps: StepRecord) -> dict[str, Floats]:
+        num_steps = len(steps.num_tokens)
+        total = np.zeros((self._num_groups, num_steps))
+        for part in self._parts(steps):
+            values = part.surface.values[:, : self._num_groups].sum(axis=0)
+            for group in range(self._num_groups):
+                total[group] += np.bincount(
+                    part.steps, values[group, part.points] * part.weights, minlength=num_steps
+                )
+        by_group = dict(zip(self._surfaces.groups, total, strict=True))
+        waits_us = self._waits_us(steps)
+        if waits_us.any():
+            by_group[LAUNCH_GROUP] = waits_us.sum(axis=0)
+        if self.num_stages > 1:
+            stages_us = self._busy_us(steps) + waits_us
+            by_group.update({f"stage_{stage}": us for stage, us in enumerate(stages_us)})
+        return by_group
+
+    def _channels_us(self, steps: StepRecord) -> Floats:
+        """Return [stage, channel, 1] of all steps together."""
+        total = np.zeros((self.num_stages, self._surfaces.tokens.values.shape[1], 1))
+        for part in self._parts(steps):
+            num_points = part.surface.values.shape[-1]
+            weights = np.bincount(part.points, part.weights, minlength=num_points)
+            total += part.surface.values @ weights[:, None]
+        return total
+
+    def _waits_us(self, steps: StepRecord) -> Floats:
+        """Return [stage, step]: how much longer than its operators the launches take."""
+        floor_us = self._surfaces.floor_us
+        if not floor_us.any():
+            return np.zeros((self.num_stages, len(steps.num_tokens)))
+        at_least_us = floor_us[:, _kinds(steps), steps.num_tokens]
+        return np.maximum(at_least_us - self._busy_us(steps), 0.0)
+
+    def _busy_us(self, steps: StepRecord) -> Floats:
+        """Return [stage, step]: what the operators take."""
+        busy_us = np.zeros((self.num_stages, len(steps.num_tokens)))
+        for part in self._parts(steps):
+            values = self._total_us(part.surface)
+            for stage in range(self.num_stages):
+                busy_us[stage] += np.bincount(
+                    part.steps,
+                    values[stage, part.points] * part.weights,
+                    minlength=busy_us.shape[1],
+                )
+        return busy_us
+
+    def _parts(self, steps: StepRecord) -> Iterator[_Part]:
+        surfaces = self._surfaces
+        everyone = np.arange(len(steps.num_tokens))
+        index = np.where(
+            _kinds(steps) == MIXED,
+            surfaces.mixed_tokens[steps.num_tokens],
+            surfaces.decode_tokens[steps.num_tokens],
+        )
+        yield _points(surfaces.tokens, everyone, index)
+        with_rows = np.flatnonzero(steps.num_rows > 0)
+        yield _points(surfaces.rows, with_rows, steps.num_rows[with_rows] - 1)
+        yield from self._decode_parts(steps)
+        yield from self._prefill_parts(steps)
+        if surfaces.group is not None:
+            counts, tokens = surfaces.group.axes[0], steps.num_group_tokens
+            if tokens is None:  # as many on each
+                tokens = steps.num_tokens * surfaces.num_engines
+            yield _points(surfaces.group, everyone, np.searchsorted(counts, tokens))
+
+    def _decode_parts(self, steps: StepRecord) -> Iterator[_Part]:
+        kinds = _kinds(steps)
+        longest = np.zeros(len(kinds), dtype=np.int64)
+        np.maximum.at(longest, steps.prefill_step, steps.prefill_tokens)
+        for kind, surface in ((DECODE, self._surfaces.decode), (MIXED, self._surfaces.mixed)):
+            chosen = np.flatnonzero((kinds == kind) & (steps.num_decodes > 0))
+            num, kv = steps.num_decodes[chosen], steps.decode_kv_tokens[chosen]
+            ragged = steps.decode_kv_tokens_max[chosen] * num / np.maximum(kv, 1)
+            at: tuple[Floats, ...] = (num.astype(np.float64), kv / num, ragged)
+            if kind == MIXED:
+                at = (longest[chosen].astype(np.float64), *at)
+            yield from _corners(surface, chosen, at)
+
+    def _prefill_parts(self, steps: StepRecord) -> Iterator[_Part]:
+        """Yield the prefill of each step that takes longest as alone, every other as one more."""
+        alone, more = self._surfaces.prefill, self._surfaces.prefill_more
+        owners = steps.prefill_step
+        at = (steps.prefill_tokens.astype(np.float64), steps.prefill_context.astype(np.float64))
+        alone_us = interpolate(alone.axes, self._total_us(alone)[0], at)
+        order = np.lexsort((-alone_us, owners))
+        firsts = order[np.diff(owners[order], prepend=-1) > 0]
+        others = np.setdiff1d(order, firsts, assume_unique=True)
+        for surface, chosen in ((alone, firsts), (more, others)):
+            yield from _corners(surface, owners[chosen], (at[0][chosen], at[1][chosen]))
+
+    def _make_tables(self) -> CostTables:
+        surfaces = self._surfaces
+        tokens_us = self._total_us(surfaces.tokens)
+        by_kind = (tokens_us[:, surfaces.decode_tokens], tokens_us[:, surfaces.mixed_tokens])
+        return CostTables(
+            tokens_us=np.ascontiguousarray(np.stack(by_kind, axis=1)),
+            rows_us=np.pad(self._total_us(surfaces.rows), ((0, 0), (1, 0))),
+            decode_seqs=_floats(surfaces.decode.axes[0]),
+            decode_mean=_floats(surfaces.decode.axes[1]),
+            decode_raggedness=_floats(surfaces.decode.axes[2]),
+            decode_us=self._shaped_us(surfaces.decode),
+            mixed_prefill=_floats(surfaces.mixed.axes[0]),
+            mixed_us=self._shaped_us(surfaces.mixed),
+            prefill_tokens=_floats(surfaces.prefill.axes[0]),
+            prefill_context=_floats(surfaces.prefill.axes[1]),
+            prefill_us=self._shaped_us(surfaces.prefill),
+            prefill_more_us=self._shaped_us(surfaces.prefill_more),
+            floor_us=np.ascontiguousarray(surfaces.floor_us),
+            shared_us=self._shared_us(),
+        )
+
+    def _shared_us(self) -> Floats:
+        group = self._surfaces.group
+        if group is None:
+            return np.zeros((self.num_stages, 1))
+        counts = group.axes[0]
+        index = np.searchsorted(counts, np.arange(counts[-1] + 1))
+        return np.ascontiguousarray(self._total_us(group)[:, index])
 
     def _total_us(self, surface: Surface) -> Floats:
         total: Floats = surface.values[:, : self._num_groups].sum(axis=1)
         return total
 
-    def _one_stage_us(self, stage: int, shape: StepShape) -> float:
-        total_us = self._tokens_us[stage][shape.num_tokens] + self._rows_us[stage][shape.num_rows]
-        if shape.num_decodes:
-            total_us += self._decode[stage].at(
-                shape.num_decodes, shape.decode_kv_tokens, shape.decode_kv_tokens_max
-            )
-        for num_tokens, context in shape.prefills:
-            total_us += self._prefill[stage].at(num_tokens, context)
-        return total_us
+    def _shaped_us(self, surface: Surface) -> Floats:
+        lengths = [len(axis) for axis in surface.axes]
+        return np.ascontiguousarray(self._total_us(surface).reshape(-1, *lengths))
 
 
-class _Plane:
-    """A two-dimensional grid that answers one point at a time."""
-
-    def __init__(self, axes: Sequence[NDArray[Any]], values: Floats) -> None:
-        self._first: list[float] = axes[0].tolist()
-        self._second: list[float] = axes[1].tolist()
-        self._rows: list[list[float]] = values.reshape([len(axis) for axis in axes]).tolist()
-
-    def at(self, first: float, second: float) -> float:
-        """Return the linear interpolation; outside the grid its edge counts."""
-        i, j, ratio_i = 0, 0, 0.0
-        row = self._rows
-        if len(self._first) > 1:
-            i, ratio_i = _locate(self._first, first)
-        j, ratio_j = _locate(self._second, second)
-        lower = row[i][j] + (row[i][j + 1] - row[i][j]) * ratio_j
-        if ratio_i == 0.0:
-            return lower
-        upper = row[i + 1][j] + (row[i + 1][j + 1] - row[i + 1][j]) * ratio_j
-        return lower + (upper - lower) * ratio_i
+def _kinds(steps: StepRecord) -> Ints:
+    return np.where(steps.num_prefills > 0, MIXED, DECODE)
 
 
-class _DecodePlanes:
-    """Decode attention: a plane of (mean context, raggedness) for every number of sequences."""
-
-    def __init__(self, axes: Sequence[NDArray[Any]], values: Floats) -> None:
-        self._num_seqs, self._mean, self._raggedness = axes
-        self._values = values.reshape([len(axis) for axis in axes])
-        self._planes: dict[int, _Plane] = {}
-
-    def at(self, num_seqs: int, kv_tokens: int, kv_tokens_max: int) -> float:
-        plane = self._planes.get(num_seqs)
-        if plane is None:
-            plane = self._planes[num_seqs] = self._cut_plane(num_seqs)
-        mean = kv_tokens / num_seqs
-        return plane.at(mean, kv_tokens_max / mean)
-
-    def _cut_plane(self, num_seqs: int) -> _Plane:
-        weights = grid_weights((self._num_seqs,), (np.array([float(num_seqs)]),))
-        return _Plane((self._mean, self._raggedness), np.tensordot(weights, self._values, 1))
+def _points(surface: Surface, steps: AnyInts, points: AnyInts) -> _Part:
+    return _Part(surface=surface, steps=steps, points=points, weights=np.ones(len(points)))
 
 
-def _locate(axis: list[float], wanted: float) -> tuple[int, float]:
-    last = len(axis) - 2
-    if wanted >= axis[-1]:
-        return last, 1.0
-    index = bisect_right(axis, wanted) - 1
-    if index < 0:
-        return 0, 0.0
-    return index, (wanted - axis[index]) / (axis[index + 1] - axis[index])
+def _corners(surface: Surface, steps: AnyInts, at: tuple[Floats, ...]) -> Iterator[_Part]:
+    for points, weights in grid_corners(surface.axes, at):
+        yield _Part(surface=surface, steps=steps, points=points, weights=weights)
+
+
+def _floats(axis: Ints) -> Floats:
+    return np.ascontiguousarray(axis, dtype=np.float64)

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Self
 
+import pyarrow as pa
+
 from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
 from foretoken.api.simulator.v1.simulator_service_pb2_grpc import SimulatorServiceStub
 from foretoken.api.types.v1 import scenario_pb2
@@ -42,12 +44,20 @@ class AsyncSimulatorClient(AsyncJobsClient):
         answer = await self._connection.call(
             self._stub.GetServingReport, simulator_pb2.GetServingReportRequest(job_id=job_id)
         )
-        stream = self._connection.stream(
-            self._stub.ReadServingRequests, simulator_pb2.ReadServingRequestsRequest(job_id=job_id)
-        )
-        table = ipc.read_chunks([chunk.arrow_ipc async for chunk in stream])
         report = codec.decode(answer, ServingReport)
-        return dataclasses.replace(report, requests=ipc.table_to_requests(table))
+        if not report.feasibility.is_feasible:
+            return report
+        requests = await self.read_serving_table(job_id, "requests")
+        series = await self.read_serving_table(job_id, "series")
+        return dataclasses.replace(
+            report, requests=ipc.table_to_requests(requests), series=ipc.table_to_series(series)
+        )
+
+    async def read_serving_table(self, job_id: str, table: str) -> pa.Table:
+        """Return a table of a finished serving simulation."""
+        request = simulator_pb2.ReadServingTableRequest(job_id=job_id, table=table)
+        chunks = self._connection.stream(self._stub.ReadServingTable, request)
+        return ipc.read_chunks([chunk.arrow_ipc async for chunk in chunks])
 
     async def create_training_simulation(self, scenario: TrainingScenario) -> Job:
         """Start simulating a training step."""

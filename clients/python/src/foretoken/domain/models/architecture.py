@@ -37,6 +37,7 @@ class ModelArchitecture:
     `activation` is `silu` or `gelu`; `is_gated` MLPs have gate and up projections.
     `norm` is `rms_norm` or `layer_norm`. `position` is `rope` or `learned`.
     `has_parallel_residual` adds attention and MLP to the same residual (GPT-NeoX, phi-2).
+    With a `sliding_window` every `full_attention_period`-th layer still sees all tokens (0: none).
     """
 
     name: str
@@ -58,6 +59,7 @@ class ModelArchitecture:
     has_qk_norm: bool = False
     has_parallel_residual: bool = False
     sliding_window: int = 0
+    full_attention_period: int = 0
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     aliases: tuple[str, ...] = ()

@@ -115,6 +115,16 @@ class _ConfigReader:
                 self.refuse(key, f"{value!r} is not one of {', '.join(_ACTIVATIONS)}")
         return default
 
+    def texts(self, key: str) -> list[str]:
+        """Return a list of texts, an empty one where it is missing or null."""
+        value = self._config.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self.refuse(key, f"expected a list of texts, found {value!r}")
+            return []
+        return value
+
     def dense_prefix(self, key: str) -> int:
         """Return how many layers a list of dense layers names: they must be the first ones."""
         layers = self._config.get(key) or []
@@ -230,6 +240,35 @@ def _gemma(reader: _ConfigReader) -> _Fields:
     }
 
 
+def _layer_period(reader: _ConfigReader, num_layers: int) -> int:
+    """Return how often a layer sees all tokens, from the list of layer types; 0 for never."""
+    types = reader.texts("layer_types")
+    full = [place for place, name in enumerate(types) if name == "full_attention"]
+    if not full:
+        return 0
+    period = full[0] + 1
+    if len(types) != num_layers or full != list(range(period - 1, num_layers, period)):
+        reader.refuse("layer_types", "full attention must be in every n-th layer")
+    return period
+
+
+def _gpt_oss(reader: _ConfigReader) -> _Fields:
+    fields = _decoder(reader)
+    moe = MoeSpec(
+        num_experts=reader.integer("num_local_experts"),
+        top_k=reader.integer("num_experts_per_tok", "experts_per_token"),
+        expert_intermediate=fields["intermediate"],
+    )
+    return {
+        **fields,
+        "has_bias": True,
+        "has_qkv_bias": reader.flag("attention_bias", default=True),
+        "sliding_window": reader.optional("sliding_window", 0),
+        "full_attention_period": _layer_period(reader, fields["num_layers"]),
+        "moe": moe,
+    }
+
+
 def _deepseek(reader: _ConfigReader) -> _Fields:
     reader.require("moe_layer_freq", default=1, allowed=1)
     moe = MoeSpec(
@@ -292,6 +331,7 @@ _READERS: Mapping[str, Callable[[_ConfigReader], _Fields]] = {
     "gemma": _gemma,
     "gpt2": _gpt2,
     "gpt_neox": _classic,
+    "gpt_oss": _gpt_oss,
     "internlm": _internlm,
     "internlm2": _internlm,
     "llama": _llama,

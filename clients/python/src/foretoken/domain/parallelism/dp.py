@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.lowering import Nodes, ParallelPass
+from foretoken.domain.lowering import Lowering, Nodes, ParallelPass
 from foretoken.domain.placement import group_dims
 
 
@@ -45,7 +45,7 @@ def _check(_rank: RankContext) -> Iterator[str]:
     yield from ()
 
 
-def _rewrite(nodes: Nodes, _rank: RankContext) -> Nodes:
+def _rewrite(nodes: Nodes, _lowering: Lowering) -> Nodes:
     return nodes
 
 

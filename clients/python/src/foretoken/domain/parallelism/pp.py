@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.lowering import Nodes, ParallelPass
+from foretoken.domain.lowering import Lowering, Nodes, ParallelPass
 from foretoken.domain.placement import neighbour_dims
 
 
@@ -13,7 +13,8 @@ def _check(rank: RankContext) -> Iterator[str]:
         yield f"more stages than the {rank.model.num_layers} layers of {rank.model.name}"
 
 
-def _rewrite(nodes: Nodes, rank: RankContext) -> Nodes:
+def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
+    rank = lowering.rank
     if rank.layout.pp == 1:
         return nodes
     cut = (_cut(node, rank) for node in nodes if _is_on_stage(node, rank))
@@ -38,9 +39,11 @@ def _cut(node: OperatorNode, rank: RankContext) -> OperatorNode:
     if node.section is not Section.LAYER:
         return node
     layers = rank.stage_layers
-    first = max(node.first_layer, layers.start)
-    last = min(node.first_layer + node.repeat, layers.stop)
-    return dataclasses.replace(node, first_layer=first, repeat=max(0, last - first))
+    stride = node.layer_stride
+    all_layers = range(node.first_layer, node.first_layer + node.repeat * stride, stride)
+    kept = [layer for layer in all_layers if layer in layers]
+    first = kept[0] if kept else node.first_layer
+    return dataclasses.replace(node, first_layer=first, repeat=len(kept))
 
 
 def _boundary(nodes: Nodes, rank: RankContext) -> OperatorNode:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Partition, RankContext, Section
-from foretoken.domain.lowering import Nodes, ParallelPass
+from foretoken.domain.lowering import Lowering, Nodes, ParallelPass
 from foretoken.domain.placement import group_dims
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -30,20 +30,40 @@ def _mlp_widths(rank: RankContext) -> set[int]:
     moe = rank.model.moe
     if moe is None:
         return {rank.model.intermediate}
-    widths = {moe.expert_intermediate}
+    # With expert parallelism, how an expert is split is up to that.
+    widths = {moe.expert_intermediate} if rank.layout.ep == 1 else set()
+    if moe.num_shared_experts:
+        widths.add(moe.num_shared_experts * moe.expert_intermediate)
     if moe.num_dense_layers:
         widths.add(rank.model.intermediate)
     return widths
 
 
-def _rewrite(nodes: Nodes, rank: RankContext) -> Nodes:
+def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
+    rank = lowering.rank
     if rank.layout.tp == 1:
         return nodes
     has_loss = any(node.role == "loss" for node in nodes)
-    return tuple(part for node in nodes for part in _split(node, rank, has_loss))
+    parts = [part for node in nodes for part in _split(node, rank, has_loss)]
+    if not any(node.role == "attn_out_proj" for node in nodes):
+        parts = list(_with_module_sums(parts, rank))
+    return tuple(parts)
+
+
+def _with_module_sums(nodes: list[OperatorNode], rank: RankContext) -> Iterator[OperatorNode]:
+    """Add the sum that ends an attention whose output projection is inside a module."""
+    for node in nodes:
+        yield node
+        if node.role == "input_norm":
+            message_bytes = node.dtype.bytes_of(node.dims["num_tokens"] * rank.model.hidden)
+            named = dataclasses.replace(node, role="attn_out_proj")
+            yield _collective(named, rank, "all_reduce", message_bytes)
 
 
 def _split(node: OperatorNode, rank: RankContext, has_loss: bool) -> Iterator[OperatorNode]:
+    if node.operator == "moe_experts" and rank.layout.ep > 1:
+        yield node
+        return
     yield dataclasses.replace(node, dims=_split_dims(node, rank))
     rows = node.dims.get("m", node.dims.get("num_tokens"))
     is_shared_expert = node.role == "shared_down_proj"
@@ -52,7 +72,7 @@ def _split(node: OperatorNode, rank: RankContext, has_loss: bool) -> Iterator[Op
         or node.operator == "moe_experts"
         or (node.partition is Partition.VOCAB and node.section is Section.EMBEDDING)
     ):
-        message_bytes = node.dtype.bytes_of(rows * rank.model.hidden)
+        message_bytes = node.written_dtype.bytes_of(rows * rank.model.hidden)
         yield _collective(node, rank, "all_reduce", message_bytes)
     elif node.role == "loss":
         # The largest logit, the label's and the sum of exponents, per token in fp32.
@@ -76,6 +96,9 @@ def _split_dims(node: OperatorNode, rank: RankContext) -> dict[str, Quantity]:
             dims["n"] = num_heads * rank.model.head_dim
         case Partition.HEADS:
             dims = _split_heads(dims, rank, node.role)
+        case Partition.QUERIES:
+            name = "batch" if "batch" in dims else "num_heads"
+            dims[name] = dims[name] // tp
         case Partition.WIDTH:
             dims["intermediate"] = dims["intermediate"] // tp
         case Partition.VOCAB:
@@ -114,9 +137,10 @@ def _collective(
             "message_bytes": message_bytes,
             **group_dims(rank.layout, "tp", rank.devices_per_node),
         },
-        dtype=node.dtype,
+        dtype=node.written_dtype,
         repeat=node.repeat,
         first_layer=node.first_layer,
+        layer_stride=node.layer_stride,
     )
 
 

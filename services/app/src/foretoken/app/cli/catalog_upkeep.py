@@ -4,9 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
 import typer
-from pyarrow import csv, parquet
 
 from foretoken.app.cli.state import (
     build_table,
@@ -17,6 +15,7 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
+from foretoken.app.cli.table_file import check_table_path, write_table
 from foretoken.app.compose import restore_catalog
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.measurement import (
@@ -52,16 +51,14 @@ def sql(
     """
     state = state_of(context)
     text = typer.get_text_stream("stdin").read() if query == "-" else query
-    if save is not None and save.suffix not in _WRITERS:
-        raise typer.BadParameter(f"--save writes {' or '.join(_WRITERS)} files")
-    target = check_output_path(save)
+    target = None if save is None else check_table_path(save)
     # One more than is shown tells whether there are more.
     limit = 0 if target else max_rows + 1
     with open_composition(state) as services:
         question = SqlQuery(text=text, max_num_rows=limit, timeout_s=timeout)
         table = read_table(services.catalog.query_sql(question))
         if target is not None:
-            _WRITERS[target.suffix](table, str(target))
+            write_table(table, target)
             note(f"{table.num_rows:,} rows in {target}")
             return
         rows = [[_plain(cell) for cell in row.values()] for row in table.to_pylist()[:max_rows]]
@@ -228,13 +225,6 @@ def _write_page(
         include_flagged=True,
     )
     write_quality_page(found, catalog.read_measurements(selection), path)
-
-
-def _write_csv(table: pa.Table, path: str) -> None:
-    csv.write_csv(table, path)
-
-
-_WRITERS = {".parquet": parquet.write_table, ".csv": _write_csv}
 
 
 def _plain(cell: Any) -> object:

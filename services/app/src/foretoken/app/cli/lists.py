@@ -3,6 +3,7 @@
 import typer
 
 from foretoken.app.cli.state import state_of
+from foretoken.domain.engine import all_engines
 from foretoken.domain.hardware.device import all_devices
 from foretoken.domain.hardware.topology import all_topologies
 from foretoken.domain.models.architecture import all_models
@@ -78,6 +79,37 @@ def models(context: typer.Context) -> None:
         "vocab",
     )
     state_of(context).print_rows("Models", columns, rows)
+
+
+@app.command()
+def engines(context: typer.Context) -> None:
+    """List the serving engines' profiles. Any version within a profile's range works by name."""
+    rows = [
+        (
+            profile.name,
+            profile.versions or "-",
+            profile.scheduler,
+            profile.max_num_batched_tokens,
+            profile.max_num_seqs,
+            profile.admission,
+            profile.preemption,
+            profile.has_prefix_caching,
+            profile.has_async_scheduling,
+        )
+        for profile in all_engines().values()
+    ]
+    columns = (
+        "engine",
+        "versions",
+        "scheduler",
+        "tokens a step",
+        "requests",
+        "admission",
+        "preemption",
+        "prefix cache",
+        "asynchronous",
+    )
+    state_of(context).print_rows("Engines", columns, rows)
 
 
 @app.command()

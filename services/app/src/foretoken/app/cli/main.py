@@ -8,6 +8,7 @@ import typer
 from foretoken.app.cli import (
     calibrate,
     catalog,
+    collect,
     demo,
     lists,
     models,
@@ -18,6 +19,7 @@ from foretoken.app.cli import (
     serve,
     simulate,
     train,
+    validate,
 )
 from foretoken.app.cli.state import CliState, fail, note, parse_assignments
 from foretoken.app.config import load_config, process_environment
@@ -48,6 +50,8 @@ app.command("plan")(plan.plan)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(search.app, name="search")
+app.add_typer(validate.app, name="validate")
+app.command("collect")(collect.collect)
 app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.add_typer(lists.app, name="list")

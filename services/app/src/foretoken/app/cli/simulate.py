@@ -1,9 +1,8 @@
 """`foretoken simulate`: evaluate a serving deployment or a training step."""
 
-import csv
 import json
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,25 +18,29 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
+from foretoken.app.cli.table_file import check_table_path, write_table
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
+from foretoken.client.facade import Foretoken
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.plugins import parse_yaml_value
 from foretoken.domain.report import (
-    RequestColumns,
     ServingReport,
     TrainingReport,
     describe_shares,
 )
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import GIB
+from foretoken.wire.arrow import read_table
 
 app = typer.Typer(help="Evaluate a serving deployment or a training step.", no_args_is_help=True)
+
+_TABLES = ("requests", "steps", "series")
 
 _SET_HELP = "Change one key of the scenario: `workload.rate_rps=4`. Repeatable."
 
 
 @app.command()
-def serving(
+def serving(  # noqa: PLR0913, PLR0917 - a command's options
     context: typer.Context,
     scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
     change: Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP)] = None,
@@ -49,38 +52,48 @@ def serving(
         Path | None,
         typer.Option(help="Write a page with pictures here.", callback=check_output_path),
     ] = None,
-    requests_csv: Annotated[
+    table: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Write a table here, as .parquet or .csv: `requests=FILE`, `steps=FILE`,"
+            " `series=FILE` (one rate only). Repeatable."
+        ),
+    ] = None,
+    trace: Annotated[
         Path | None,
         typer.Option(
-            help="Write every request's times here, as CSV (one rate only).",
+            help="Write steps and requests as a Chrome/Perfetto trace here (one rate only).",
             callback=check_output_path,
         ),
     ] = None,
 ) -> None:
     """Simulate an inference deployment request by request.
 
-    Prints TTFT, ITL, TPOT and end-to-end percentiles, throughput, goodput and utilisation, and
-    what the estimates rest on.
+    Prints TTFT, ITL, TPOT and end-to-end percentiles, throughput, goodput, utilisation, cost, and
+    what the estimates rest on. The tables have every request, every step of the engines, and the
+    run second by second.
+
+    Example: `foretoken simulate serving docs/examples/serving.yaml --rate 1 --rate 2 --rate 4
+    --html load.html`
     """
     state = state_of(context)
+    tables = _table_paths(table or [])
     with open_composition(state) as services:
         resolved = read_serving_scenario(scenario, scenario_changes(change))
         loads = _loads(resolved, rate or [])
-        if requests_csv is not None and len(loads) > 1:
-            raise InvalidRequestError.of_field("--requests-csv", "goes with one rate only")
-        reports: list[ServingReport] = []
-        for title, load in loads:
-            with show_progress(title) as update:
-                reports.append(
-                    services.foretoken("simulator").simulate_serving(load, on_progress=update)
-                )
+        if len(loads) > 1 and (tables or trace):
+            raise InvalidRequestError.of_field(
+                "--rate", "tables and traces are of one run: give one rate"
+            )
+        foretoken = services.foretoken("simulator")
+        reports = list(_simulate_loads(foretoken, loads))
         state.print_object(
             reports if len(reports) > 1 else reports[0],
             lambda: serving_table(resolved.name, reports),
         )
-        if requests_csv is not None:
-            _write_requests(requests_csv, reports[-1].requests)
-            note(f"requests written to {requests_csv}")
+        _write_tables(foretoken, reports[-1], tables)
+        if trace is not None:
+            _write_serving_trace(foretoken, reports[-1], trace)
         if html is not None:
             from foretoken.simulator.report.page import render_page, serving_sections
 
@@ -125,11 +138,23 @@ def training(
             note(f"trace written to {trace}")
 
 
+def _table_paths(words: Sequence[str]) -> dict[str, Path]:
+    """Return `steps=FILE` words as paths by table."""
+    paths: dict[str, Path] = {}
+    for name, file in parse_assignments(words).items():
+        if name not in _TABLES:
+            raise typer.BadParameter(f"--table {name}: the tables are {', '.join(_TABLES)}")
+        paths[name] = check_table_path(Path(file))
+    return paths
+
+
 def _loads(
     scenario: ServingScenario, rates: Sequence[float]
 ) -> Sequence[tuple[str, ServingScenario]]:
     """Return the scenario at every rate, with what to call it; a trace has a rate of its own."""
     workload = scenario.workload
+    if not all(rate > 0 for rate in rates):
+        raise InvalidRequestError.of_field("--rate", "must be positive")
     if workload.trace_requests:
         if rates:
             reason = "a trace has its own arrivals; stretch them with --set workload.time_scale=..."
@@ -152,7 +177,7 @@ def scenario_changes(words: Sequence[str] | None) -> dict[str, Any]:
 def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
     """Return the table of one or more serving reports, a column per report."""
     rows: list[list[object]] = [["feasible", *(_feasible(r.feasibility) for r in reports)]]
-    headers = ["offered requests", *(f"{report.offered_rps:.4g}/s" for report in reports)]
+    headers = ["offered requests", *(_offered(report) for report in reports)]
     if not any(report.feasibility.is_feasible for report in reports):
         return build_table(title, headers, rows)
     for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_latency_ms", "queueing_ms"):
@@ -162,6 +187,13 @@ def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
             rows.append([f"{label} {statistic} (ms)", *cells])
     for title_of_row, name in _SERVING_ROWS:
         rows.append([title_of_row, *(getattr(report, name) for report in reports)])
+    for title_of_row, name in _OPTIONAL_ROWS:
+        cells = [getattr(report, name) for report in reports]
+        if any(cells):
+            rows.append([title_of_row, *cells])
+    refused = [sum(report.num_refused_by_reason.values()) for report in reports]
+    if any(refused):
+        rows.append(["requests refused", *(_refused(report) for report in reports)])
     rows.append(["step time interval", *(_interval(report) for report in reports)])
     rows.append(
         ["rests on", *(describe_shares(report.step_time_ratio_by_provenance) for report in reports)]
@@ -206,12 +238,32 @@ _SERVING_ROWS = (
     ("SLO attainment (0-1)", "slo_attainment_ratio"),
     ("device utilisation (0-1)", "utilization_ratio"),
     ("MFU (0-1)", "mfu_ratio"),
+    ("MBU (0-1)", "mbu_ratio"),
     ("KV blocks", "num_kv_blocks"),
     ("KV use, mean (0-1)", "kv_utilization_ratio_mean"),
     ("preemptions", "num_preemptions"),
     ("serving steps", "num_serving_steps"),
     ("mean batch size", "batch_size_mean"),
 )
+
+
+# Shown where a run has them.
+_OPTIONAL_ROWS = (
+    ("prefix cache hits (0-1)", "prefix_cache_hit_ratio"),
+    ("cost (USD per million output tokens)", "usd_per_million_output_tokens"),
+    ("cost (USD per million tokens)", "usd_per_million_tokens"),
+    ("energy (J per output token)", "energy_j_per_output_token"),
+    ("mean power (W)", "power_w_mean"),
+)
+
+
+def _offered(report: ServingReport) -> str:
+    return f"{report.offered_rps:.4g}/s" if report.offered_rps else "all at once"
+
+
+def _refused(report: ServingReport) -> str:
+    named = (f"{count} {reason}" for reason, count in report.num_refused_by_reason.items() if count)
+    return ", ".join(named) or "0"
 
 
 def _feasible(feasibility: Any) -> str:
@@ -222,9 +274,25 @@ def _interval(report: ServingReport) -> str:
     return f"{report.step_time_low_ratio:.2f} to {report.step_time_high_ratio:.2f} x"
 
 
-def _write_requests(path: Path, columns: RequestColumns) -> None:
-    names = [field.name for field in fields(columns)]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(names)
-        writer.writerows(zip(*(getattr(columns, name) for name in names), strict=True))
+def _simulate_loads(
+    foretoken: Foretoken, loads: Sequence[tuple[str, ServingScenario]]
+) -> Iterator[ServingReport]:
+    for title, load in loads:
+        with show_progress(title) as update:
+            yield foretoken.simulate_serving(load, on_progress=update)
+
+
+def _write_tables(foretoken: Foretoken, report: ServingReport, paths: Mapping[str, Path]) -> None:
+    for name, path in paths.items():
+        write_table(read_table(foretoken.read_serving_table(report, name)), path)
+        note(f"{name} written to {path}")
+
+
+def _write_serving_trace(foretoken: Foretoken, report: ServingReport, path: Path) -> None:
+    from foretoken.simulator.report.serving_trace import chrome_trace
+
+    steps, requests = (
+        read_table(foretoken.read_serving_table(report, name)) for name in ("steps", "requests")
+    )
+    path.write_text(json.dumps(chrome_trace(steps, requests)), encoding="utf-8")
+    note(f"trace written to {path}; open it in https://ui.perfetto.dev")

@@ -12,6 +12,7 @@ import numpy as np
 
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.variant import format_variant, parse_variant
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.honesty.calibration import quantiles
@@ -30,6 +31,9 @@ _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG = float(np.log(0.5)), float(np.log(3.0))
 # The least doubt about a device never measured. Source: leaving one of five devices out, the
 # middle half of operators is predicted within 10 to 45 %.
 _MIN_LOG = float(np.log(1.3))
+
+# Operators made of matrix products; the others stream their tensors through memory.
+_MATRIX_GROUPS = frozenset({"gemm", "attention", "moe"})
 
 _MAX_ROWS_PER_SERIES = 500
 _MIN_ROWS = 100
@@ -86,18 +90,34 @@ def default_transfer() -> TransferModel:
     return TransferModel(trees, _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG, Grounds())
 
 
-def transfer_names(spec: OperatorSpec, device: DeviceSpec) -> tuple[str, ...]:
+def transfer_names(spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> tuple[str, ...]:
     """Return under which names a model may be found, the most telling first.
 
-    The same operator on other devices of the kind (GPU, CPU); other operators on the same device;
-    other operators on any device of the kind. Collectives and compute are told apart.
+    The same operator on other devices of the kind (GPU, CPU), in the variant first if there is one;
+    other operators of the family on the same device; those on any device of the kind. How tokens
+    were routed to experts makes no other variant here.
     """
-    family = "collective" if spec.is_collective else "compute"
+    family = _family_of(spec)
+    facts = {name: value for name, value in parse_variant(variant).items() if name != "routing"}
+    essence = format_variant(facts)
     return (
+        *((f"{spec.name} ({essence}) on any {device.kind}",) if essence else ()),
         f"{spec.name} on any {device.kind}",
         f"any {family} on {device.name}",
         f"any {family} on any {device.kind}",
     )
+
+
+def _family_of(spec: OperatorSpec) -> str:
+    """Return which operators are told from one another.
+
+    Kernels built around matrix products reach far less of a data sheet in small calls than those
+    that stream through memory once, which take a launch: told from GEMM and attention alone, a
+    small norm of the H200 would take five launches.
+    """
+    if spec.is_collective:
+        return "collective"
+    return "matrix operator" if spec.group in _MATRIX_GROUPS else "streaming operator"
 
 
 def train_transfers(
@@ -108,9 +128,10 @@ def train_transfers(
     for model in models:
         key = model.series.key
         place = key.topology or key.device
-        names = transfer_names(key.spec, key.target.device)
-        # What is left out to learn the doubt: a device, an operator, an operator.
-        for name, group in zip(names, (place, key.operator, key.operator), strict=True):
+        names = transfer_names(key.spec, key.target.device, key.variant)
+        # What is left out to learn the doubt: a device for the same operator, else an operator.
+        groups = [place] * (len(names) - 2) + [key.operator] * 2
+        for name, group in zip(names, groups, strict=True):
             samples.setdefault(name, []).append(_sample(model, group, seed))
     return {name: _train(found, config, seed) for name, found in sorted(samples.items())}
 

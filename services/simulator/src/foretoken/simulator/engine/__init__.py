@@ -1,1 +1,1 @@
-"""A discrete-event engine: clock, events and random streams."""
+"""What simulations need of chance: random streams by name."""

@@ -40,6 +40,14 @@ OF_MEMORY: Mapping[str, str] = {
     "temporary": PURPLE,
 }
 
+OF_SERVING_MEMORY: Mapping[str, str] = {
+    "weights": BLUE,
+    "KV cache": GREEN,
+    "activations": ORANGE,
+    "graphs": PURPLE,
+    "reserved": GREY,
+}
+
 OF_SPAN: Mapping[str, str] = {
     "forward": BLUE,
     "backward": ORANGE,

@@ -97,37 +97,6 @@ def _draw_lines(axes: Any, panel: Panel) -> None:
     axes.set_ylabel(panel.y_label)
 
 
-def draw_cumulative(
-    slug: str,
-    title: str,
-    x_label: str,
-    series: Mapping[str, Sequence[float]],
-    colors: Sequence[str],
-) -> str:
-    """Draw the share of values at or below x, one step line per series."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, 3.7), layout="constrained")
-        axes = figure.subplots()
-        everything = [value for values in series.values() for value in values if value > 0]
-        for (label, values), color in zip(series.items(), colors, strict=True):
-            ordered = sorted(values)
-            shares = [(index + 1) / len(ordered) for index in range(len(ordered))]
-            axes.step(ordered, shares, where="post", label=label, color=color, linewidth=1.7)
-        if everything and max(everything) > _LOG_RATIO * min(everything):
-            axes.set_xscale("log")
-        else:
-            axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
-        axes.set_ylim(0, 1.02)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-        axes.grid(visible=True, axis="both")
-        axes.set_title(title)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel("share of requests")
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="offered load")
-        return figure_to_svg(figure, slug)
-
-
 def draw_stacked_rows(
     slug: str,
     title: str,

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from foretoken.domain.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, VERMILION
-from foretoken.page.section import DataTable, Fact, Picture, Section
-from foretoken.simulator.report.palette import color_of_group, colors_of_loads, label_of_group
+from foretoken.page.section import Fact, Picture, Section
+from foretoken.simulator.report import serving_detail as detail
+from foretoken.simulator.report import serving_numbers as numbers
+from foretoken.simulator.report.palette import color_of_group, label_of_group
 from foretoken.simulator.report.plots import (
     Panel,
     Series,
-    draw_cumulative,
     draw_panels,
     draw_stacked_rows,
     format_number,
@@ -30,16 +31,44 @@ _PERCENTILES = (("p50", BLUE), ("p90", ORANGE), ("p99", VERMILION))
 
 
 def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
-    """Return overview, latency, throughput, time and configuration, in order of load."""
+    """Return what a page says of one deployment under one or more loads, in order of load.
+
+    What one load is enough for is shown of the heaviest.
+    """
     ordered = sorted(reports, key=lambda report: report.offered_rps)
     sections = [_overview(ordered)]
     served = [report for report in ordered if report.num_completed > 0]
     if len(served) > 1:
         sections += [_latency_by_load(served), _throughput_by_load(served)]
+    if not served and any(report.num_refused_by_reason for report in ordered):
+        sections.append(detail.refusals(ordered))
     if served:
-        sections += [_first_tokens(served), _time(served), _numbers(served)]
+        labels = [detail.label_load(report) for report in served]
+        sections += [numbers.totals(served, labels), *_details(served), *_heaviest(served[-1])]
     if ordered:
         sections.append(configuration_section(ordered[-1].scenario_json))
+    return sections
+
+
+def _details(served: Sequence[ServingReport]) -> list[Section]:
+    sections = []
+    if any(report.classes for report in served):
+        sections.append(detail.classes(served))
+    if any(report.num_refused_by_reason for report in served):
+        sections.append(detail.refusals(served))
+    return [*sections, detail.distributions(served), _time(served)]
+
+
+def _heaviest(report: ServingReport) -> list[Section]:
+    sections = [numbers.percentiles(report, detail.label_load(report))]
+    if len(report.series.start_s):
+        sections.append(detail.timeline(report))
+    if report.batch_size_histogram.shares:
+        sections.append(detail.batches(report))
+    if report.memory:
+        sections.append(detail.memory(report))
+    if report.engines:
+        sections.append(detail.engines(report))
     return sections
 
 
@@ -50,23 +79,25 @@ def _overview(reports: Sequence[ServingReport]) -> Section:
     if refused:
         warning = f"This deployment cannot run: {refused[0].feasibility.reason}."
     if not served:
+        warning = warning or "No request could be served."
         return Section(title="Serving", warning=warning)
     best = max(served, key=lambda report: (report.goodput_rps, report.request_throughput_rps))
-    heaviest = served[-1]
+    busiest = max(served, key=lambda report: report.output_throughput_tps)
     low, high = best.step_time_low_ratio - 1, best.step_time_high_ratio - 1
     return Section(
         title="Serving",
         warning=warning,
         intro=(
             f"{len(served)} simulated load{'s' if len(served) > 1 else ''}. The figures below are "
-            f"those of the load with the highest goodput, {_load_label(best)}. Its step times rest "
-            f"on {describe_shares(best.step_time_ratio_by_provenance)} estimates; with every "
-            f"operator at its lower or upper 90 % bound they change by {low:+.0%} to {high:+.0%}."
+            f"those of the load with the highest goodput, {detail.label_load(best)}. Its step "
+            f"times rest on {describe_shares(best.step_time_ratio_by_provenance)} estimates; with "
+            "every operator at its lower or upper 90 % bound they change by "
+            f"{low:+.0%} to {high:+.0%}."
         ),
         facts=(
             Fact(
-                label="goodput",
-                value=f"{format_number(best.goodput_rps)} requests/s",
+                label="goodput, requests/s",
+                value=f"{format_number(best.goodput_rps)}",
                 note=f"{best.slo_attainment_ratio:.0%} of requests meet the SLO",
             ),
             Fact(
@@ -80,13 +111,46 @@ def _overview(reports: Sequence[ServingReport]) -> Section:
                 note=f"median {format_number(best.itl_ms.p50)} ms",
             ),
             Fact(
-                label="most output",
-                value=f"{format_number(heaviest.output_throughput_tps)} tokens/s",
-                note=f"at {_load_label(heaviest)}; "
-                f"{format_number(heaviest.output_throughput_tps_per_gpu)} per device",
+                label="time per output token, p99",
+                value=f"{format_number(best.tpot_ms.p99)} ms",
+                note=f"median {format_number(best.tpot_ms.p50)} ms",
             ),
+            Fact(
+                label="most output, tokens/s",
+                value=f"{format_number(busiest.output_throughput_tps)}",
+                note=f"at {detail.label_load(busiest)}; "
+                f"{format_number(busiest.output_throughput_tps_per_gpu)} per device",
+            ),
+            Fact(
+                label="devices busy",
+                value=f"{best.utilization_ratio:.0%}",
+                note=f"MFU {best.mfu_ratio:.1%}, MBU {best.mbu_ratio:.1%}",
+            ),
+            *_price_facts(best),
         ),
     )
+
+
+def _price_facts(report: ServingReport) -> list[Fact]:
+    facts = []
+    if report.cost_usd > 0:
+        facts.append(
+            Fact(
+                label="cost",
+                value=f"{format_number(report.usd_per_million_output_tokens)} USD",
+                note="a million output tokens; "
+                f"{format_number(report.usd_per_million_tokens)} of all tokens",
+            )
+        )
+    if report.power_w_mean > 0:
+        facts.append(
+            Fact(
+                label="energy per output token",
+                value=f"{format_number(report.energy_j_per_output_token)} J",
+                note=f"{format_number(report.power_w_mean)} W on average, all devices",
+            )
+        )
+    return facts
 
 
 def _latency_by_load(reports: Sequence[ServingReport]) -> Section:
@@ -163,32 +227,9 @@ def _throughput_by_load(reports: Sequence[ServingReport]) -> Section:
     )
 
 
-def _first_tokens(reports: Sequence[ServingReport]) -> Section:
-    series = {
-        _load_label(report): [
-            (first - arrival) * MS_PER_S
-            for arrival, first in zip(
-                report.requests.arrival_s, report.requests.first_token_s, strict=True
-            )
-            if first >= 0
-        ]
-        for report in reports
-    }
-    shown = {label: values for label, values in series.items() if values}
-    svg = draw_cumulative(
-        "ttft",
-        "Requests whose first token came within a time",
-        "time to first token (ms)",
-        shown,
-        colors_of_loads(len(shown)),
-    )
-    caption = "Each line is one load; further left is better."
-    return Section(title="First tokens", pictures=(Picture(svg=svg, caption=caption),))
-
-
 def _time(reports: Sequence[ServingReport]) -> Section:
     rows = {
-        _load_label(report): {
+        detail.label_load(report): {
             label_of_group(group): time_s * MS_PER_S / report.num_serving_steps
             for group, time_s in report.step_time_s_by_group.items()
         }
@@ -211,50 +252,7 @@ def _time(reports: Sequence[ServingReport]) -> Section:
             ),
             provenance_picture(
                 "provenance",
-                {_load_label(r): r.step_time_ratio_by_provenance for r in reports},
+                {detail.label_load(r): r.step_time_ratio_by_provenance for r in reports},
             ),
         ),
     )
-
-
-def _numbers(reports: Sequence[ServingReport]) -> Section:
-    headers = (
-        "load",
-        "TTFT p50 / p99 (ms)",
-        "ITL p50 / p99 (ms)",
-        "e2e p50 / p99 (s)",
-        "output tokens/s",
-        "goodput (1/s)",
-        "SLO met",
-        "busy",
-        "MFU",
-        "KV in use, mean",
-        "preempted",
-        "step time interval",
-    )
-    rows = [
-        (
-            _load_label(report),
-            _pair(report.ttft_ms.p50, report.ttft_ms.p99),
-            _pair(report.itl_ms.p50, report.itl_ms.p99),
-            _pair(report.e2e_latency_ms.p50 / MS_PER_S, report.e2e_latency_ms.p99 / MS_PER_S),
-            format_number(report.output_throughput_tps),
-            format_number(report.goodput_rps),
-            f"{report.slo_attainment_ratio:.0%}",
-            f"{report.utilization_ratio:.0%}",
-            f"{report.mfu_ratio:.1%}",
-            f"{report.kv_utilization_ratio_mean:.0%}",
-            str(report.num_preemptions),
-            f"{report.step_time_low_ratio:.2f} to {report.step_time_high_ratio:.2f} x",
-        )
-        for report in reports
-    ]
-    return Section(title="Numbers", table=DataTable(headers=headers, rows=rows))
-
-
-def _load_label(report: ServingReport) -> str:
-    return f"{format_number(report.offered_rps)}/s"
-
-
-def _pair(first: float, second: float) -> str:
-    return f"{format_number(first)} / {format_number(second)}"

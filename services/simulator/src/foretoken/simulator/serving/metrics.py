@@ -1,156 +1,224 @@
-"""From finished requests and step columns to what users see."""
+"""From what the engines did to the times of requests and the gaps between tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.report import Percentiles, RequestColumns
-from foretoken.domain.slo import Slo
-from foretoken.domain.units import NS_PER_MS, NS_PER_S
-from foretoken.simulator.serving.percentile import summarize
-from foretoken.simulator.serving.request import SimRequest
+from foretoken.domain.report import ITL_QUANTILES, Percentiles
+from foretoken.domain.units import NS_PER_MS
+from foretoken.simulator.serving.percentile import describe, summarize
+from foretoken.simulator.serving.record import (
+    RequestRecord,
+    ServingRecord,
+    StepRecord,
+    TokenRuns,
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-_NOT_REACHED_NS = -1
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RequestTimes:
-    """One entry per request in order of arrival; times in ns, -1 where not reached."""
+class PlacedRuns:
+    """The runs of tokens with their steps counted through all engines; `end_ns` is per such step.
 
-    arrival_ns: Ints
-    scheduled_ns: Ints
-    first_token_ns: Ints
-    finished_ns: Ints
-    num_prefill_tokens: Ints
-    num_decode_tokens: Ints
-    num_preemptions: Ints
+    Run i is the tokens of request `request[i]` at the ends of every `stride[i]`-th step from
+    `first[i]` to `last[i]`.
+    """
 
-    @property
-    def is_completed(self) -> NDArray[np.bool_]:
-        """Which requests have all their tokens."""
-        return self.finished_ns >= 0
+    request: Ints
+    first: Ints
+    last: Ints
+    stride: Ints
+    end_ns: Ints
 
-    @property
-    def ttft_ns(self) -> Ints:
-        """Arrival to first token of completed requests."""
-        return (self.first_token_ns - self.arrival_ns)[self.is_completed]
 
-    @property
-    def e2e_ns(self) -> Ints:
-        """Arrival to last token of completed requests."""
-        return (self.finished_ns - self.arrival_ns)[self.is_completed]
+def place_runs(record: ServingRecord) -> PlacedRuns:
+    """Return the runs of tokens over the steps of all engines, one engine after the other."""
+    offsets = step_offsets(record.steps)
+    runs: TokenRuns = record.tokens
+    request = np.asarray(runs.request, dtype=np.int64)
+    first = offsets[np.asarray(record.requests.engine)[request]] + runs.first_step
+    return PlacedRuns(
+        request=request,
+        first=first,
+        last=first + (np.asarray(runs.count, dtype=np.int64) - 1) * runs.stride,
+        stride=np.asarray(runs.stride),
+        end_ns=join_steps(record.steps, "end_ns"),
+    )
 
-    @property
-    def tpot_ns(self) -> Floats:
-        """Mean token gap of completed requests; NaN for answers of one token."""
-        gaps = (self.num_decode_tokens - 1)[self.is_completed]
-        return np.where(gaps > 0, (self.e2e_ns - self.ttft_ns) / np.maximum(gaps, 1), np.nan)
 
-    def columns(self) -> RequestColumns:
-        """Return the times in s."""
-        return RequestColumns(
-            arrival_s=_seconds(self.arrival_ns),
-            scheduled_s=_seconds(self.scheduled_ns),
-            first_token_s=_seconds(self.first_token_ns),
-            finished_s=_seconds(self.finished_ns),
-            num_prefill_tokens=tuple(self.num_prefill_tokens.tolist()),
-            num_decode_tokens=tuple(self.num_decode_tokens.tolist()),
-            num_preemptions=tuple(self.num_preemptions.tolist()),
+def step_offsets(steps: Sequence[StepRecord]) -> Ints:
+    """Return the number of steps of all engines before each one, and of all together at the end."""
+    return np.cumsum([0, *(len(engine.end_ns) for engine in steps)], dtype=np.int64)
+
+
+def join_steps(steps: Sequence[StepRecord], column: str) -> Ints:
+    """Return a column of all engines' steps, one engine after the other."""
+    if len(steps) == 1:
+        return np.asarray(getattr(steps[0], column))
+    columns = [np.asarray(getattr(engine, column)) for engine in steps]
+    return np.concatenate(columns) if columns else np.zeros(0, dtype=np.int64)
+
+
+def is_completed(requests: RequestRecord) -> Bools:
+    """Return which requests have all their tokens."""
+    return np.asarray(requests.finished_ns) >= 0
+
+
+def tpot_ns(requests: RequestRecord) -> Floats:
+    """Return the mean token gap of each request; NaN where it is not complete or of one token."""
+    gaps = np.asarray(requests.num_decode_tokens) - 1
+    span = np.asarray(requests.finished_ns) - requests.first_token_ns
+    defined = is_completed(requests) & (gaps > 0)
+    return np.where(defined, span / np.maximum(gaps, 1), np.nan)
+
+
+def summarize_requests(record: ServingRecord) -> dict[str, Any]:
+    """Return the summaries over requests by their names in `ServingReport`.
+
+    Latencies are those of completed requests; what they were given counts for all.
+    """
+    requests = record.requests
+    done = is_completed(requests)
+    arrival, queued, scheduled, first, finished, prompt, answer = (
+        np.asarray(getattr(requests, name))[done]
+        for name in (
+            "arrival_ns",
+            "queued_ns",
+            "scheduled_ns",
+            "first_token_ns",
+            "finished_ns",
+            "num_prefill_tokens",
+            "num_decode_tokens",
         )
+    )
+    tpot = tpot_ns(requests)
+    was_scheduled = np.asarray(requests.scheduled_ns) >= 0
+    waited = (np.asarray(requests.scheduled_ns) - requests.arrival_ns)[was_scheduled]
+    times_ns: Mapping[str, NDArray[np.number]] = {
+        "ttft_ms": first - arrival,
+        "ttft_queued_ms": first - queued,
+        "tpot_ms": tpot[~np.isnan(tpot)],
+        "e2e_latency_ms": finished - arrival,
+        "e2e_latency_ms_per_token": (finished - arrival) / answer,
+        "queueing_ms": waited,
+        "service_ms": finished - scheduled,
+        "prefill_ms": first - scheduled,
+        "prefill_ms_per_token": (first - scheduled) / prompt,
+        "decode_ms": finished - first,
+        "interarrival_ms": np.ediff1d(np.sort(requests.arrival_ns)),
+    }
+    return {
+        **{name: summarize(values / NS_PER_MS) for name, values in times_ns.items()},
+        "prompt_tokens": summarize(requests.num_prefill_tokens),
+        "answer_tokens": summarize(requests.num_decode_tokens),
+        "request_preemptions": summarize(requests.num_preemptions),
+    }
 
 
-def collect_times(requests: Sequence[SimRequest], step_ends_ns: Sequence[Ints]) -> RequestTimes:
-    """Return the times of all requests; `step_ends_ns` are the ends of each replica's steps."""
-    rows = np.array(
-        [
-            (
-                request.arrival_ns,
-                request.scheduled_ns,
-                _token_ns(request, step_ends_ns, is_last=False),
-                _token_ns(request, step_ends_ns, is_last=True),
-                request.num_prefill_tokens,
-                request.num_decode_tokens,
-                request.num_preemptions,
-            )
-            for request in requests
-        ],
-        dtype=np.int64,
-    ).reshape(-1, 7)
-    names = RequestTimes.__dataclass_fields__
-    return RequestTimes(**dict(zip(names, rows.T, strict=True)))
+def summarize_latencies(requests: RequestRecord, chosen: Bools) -> dict[str, Any]:
+    """Return TTFT, TPOT and end-to-end latency of the chosen requests that completed."""
+    done = chosen & is_completed(requests)
+    arrival = np.asarray(requests.arrival_ns)[done]
+    tpot = tpot_ns(requests)[done]
+    return {
+        "ttft_ms": summarize((np.asarray(requests.first_token_ns)[done] - arrival) / NS_PER_MS),
+        "tpot_ms": summarize(tpot[~np.isnan(tpot)] / NS_PER_MS),
+        "e2e_latency_ms": summarize((np.asarray(requests.finished_ns)[done] - arrival) / NS_PER_MS),
+    }
 
 
-def summarize_token_gaps(
-    requests: Sequence[SimRequest], step_ends_ns: Sequence[Ints]
-) -> Percentiles:
+def summarize_token_gaps(runs: PlacedRuns) -> tuple[Percentiles, tuple[float, ...]]:
     """Return the gaps between consecutive tokens of a request in ms, every token counting once.
 
-    Within a run of tokens a gap is that of two steps, so it is enough to count for every pair of
-    consecutive steps how many requests got a token in both.
+    The second are their percentiles at `ITL_QUANTILES`. Within a run of tokens a gap is that of two
+    steps, so it is enough to count for every pair of steps that are a stride apart how many
+    requests got one token in the first and the next in the second.
     """
-    starts = [np.zeros(len(ends) + 1, dtype=np.int64) for ends in step_ends_ns]
-    pauses: list[int] = []
-    for request in requests:
-        if request.replica < 0:
-            continue
-        changes, ends = starts[request.replica], step_ends_ns[request.replica]
-        previous = -1
-        for first, count in request.token_runs:
-            changes[first] += 1
-            changes[first + count - 1] -= 1
-            if previous >= 0:
-                pauses.append(ends[first] - ends[previous])
-            previous = first + count - 1
-    gaps = [np.diff(ends) for ends in step_ends_ns]
-    counts = [np.cumsum(changes)[: len(gap)] for changes, gap in zip(starts, gaps, strict=True)]
-    gaps.append(np.array(pauses, dtype=np.int64))
-    counts.append(np.ones(len(pauses), dtype=np.int64))
-    return summarize(np.concatenate(gaps) / NS_PER_MS, np.concatenate(counts))
-
-
-def count_attaining(
-    times: RequestTimes, slo: Slo, requests: Sequence[SimRequest], step_ends_ns: Sequence[Ints]
-) -> int:
-    """Return how many requests completed and met every limit."""
-    meets = np.ones(int(times.is_completed.sum()), dtype=bool)
-    for limit_ms, values_ns in (
-        (slo.ttft_ms, times.ttft_ns),
-        (slo.tpot_ms, np.nan_to_num(times.tpot_ns)),
-        (slo.e2e_latency_ms, times.e2e_ns),
-    ):
-        if limit_ms > 0:
-            meets &= values_ns <= limit_ms * NS_PER_MS
-    if slo.itl_ms > 0:
-        completed = [request for request in requests if request.is_finished]
-        meets &= np.array(
-            [
-                _gap_percentile_ns(request, step_ends_ns[request.replica], slo.itl_percentile)
-                for request in completed
-            ]
-        ) <= (slo.itl_ms * NS_PER_MS)
-    return int(meets.sum())
-
-
-def _gap_percentile_ns(request: SimRequest, ends_ns: Ints, percentile: float) -> float:
-    token_ns = np.concatenate(
-        [ends_ns[first : first + count] for first, count in request.token_runs]
+    num_steps = len(runs.end_ns)
+    if num_steps == 0:
+        return Percentiles(), ()
+    gaps_ns = [pauses_ns(runs)]
+    counts: list[NDArray[np.integer]] = [np.ones(len(gaps_ns[0]), dtype=np.int32)]
+    for stride, chosen in _by_stride(runs):
+        changes = np.bincount(runs.first[chosen], minlength=num_steps)
+        changes -= np.bincount(runs.last[chosen], minlength=num_steps)
+        counts.append(_cumulate(changes.astype(np.int32), stride)[:-stride])
+        gaps_ns.append(runs.end_ns[stride:] - runs.end_ns[:-stride])
+    return describe(
+        np.concatenate(gaps_ns), np.concatenate(counts), ITL_QUANTILES, scale=1 / NS_PER_MS
     )
-    return float(np.percentile(np.diff(token_ns), percentile)) if len(token_ns) > 1 else 0.0
 
 
-def _token_ns(request: SimRequest, step_ends_ns: Sequence[Ints], *, is_last: bool) -> int:
-    if not request.token_runs or (is_last and not request.is_finished):
-        return _NOT_REACHED_NS
-    if is_last:
-        first, count = request.token_runs[-1]
-        return int(step_ends_ns[request.replica][first + count - 1])
-    return int(step_ends_ns[request.replica][request.token_runs[0][0]])
+def _by_stride(runs: PlacedRuns) -> list[tuple[int, Bools]]:
+    """Return each stride, and which runs have it."""
+    return [(int(stride), runs.stride == stride) for stride in np.unique(runs.stride)]
 
 
-def _seconds(times_ns: Ints) -> tuple[float, ...]:
-    return tuple(np.where(times_ns < 0, -1.0, times_ns / NS_PER_S).tolist())
+def _cumulate(values: NDArray[np.integer], stride: int) -> NDArray[np.integer]:
+    """Return the sum of each value and of those a multiple of the stride before it."""
+    num_rows = -(-len(values) // stride)
+    padded = np.zeros(num_rows * stride, dtype=values.dtype)
+    padded[: len(values)] = values
+    sums = np.cumsum(padded.reshape(num_rows, stride), axis=0, dtype=values.dtype)
+    return sums.ravel()[: len(values)]
+
+
+def pauses_ns(runs: PlacedRuns) -> Ints:
+    """Return the gaps between the runs of a request, each from its last token to the next first."""
+    follows = runs.request[1:] == runs.request[:-1]
+    gaps = runs.end_ns[runs.first[1:]] - runs.end_ns[runs.last[:-1]]
+    return np.asarray(gaps[follows], dtype=np.int64)
+
+
+def busy_ns(steps: StepRecord, num_stages: int) -> Ints:
+    """Return how long each step occupies its engine, by the clock.
+
+    On one stage a step ends for the device where the next one starts: what the host does with its
+    tokens after that is hidden. On several stages steps overlap and each counts whole.
+    """
+    start, end = np.asarray(steps.start_ns), np.asarray(steps.end_ns)
+    if num_stages > 1 or len(end) == 0:
+        return np.asarray(end - start)
+    return np.asarray(np.minimum(end, np.append(start[1:], end[-1])) - start)
+
+
+def execution_ns(record: ServingRecord, runs: PlacedRuns, num_stages: int) -> Ints:
+    """Return the time of each request in running steps, at all its attempts."""
+    num_requests = len(record.requests.arrival_ns)
+    total = np.zeros(num_requests)
+    if not record.steps:
+        return total.astype(np.int64)
+    busy = np.concatenate([busy_ns(steps, num_stages) for steps in record.steps])
+    for stride, chosen in _by_stride(runs):
+        first, last = runs.first[chosen], runs.last[chosen]
+        upto = _cumulate(busy, stride)
+        in_runs = upto[last] - upto[first] + busy[first]
+        total += np.bincount(runs.request[chosen], weights=in_runs, minlength=num_requests)
+    offsets = step_offsets(record.steps)
+    step = np.concatenate(
+        [steps.prefill_step + offset for steps, offset in zip(record.steps, offsets, strict=False)]
+    )
+    request = join_steps(record.steps, "prefill_request")
+    is_new = ~_has_token(runs, request, step)
+    in_prefills = busy[step][is_new]
+    total += np.bincount(request[is_new], weights=in_prefills, minlength=num_requests)
+    return total.astype(np.int64)
+
+
+def _has_token(runs: PlacedRuns, request: Ints, step: Ints) -> Bools:
+    """Return whether the request of each pair got a token in its step."""
+    if len(runs.request) == 0:
+        return np.zeros(len(step), dtype=bool)
+    # Runs ascend by request and step, so one number orders both.
+    num_steps = len(runs.end_ns)
+    keys = runs.request * num_steps + runs.first
+    place = np.searchsorted(keys, request.astype(np.int64) * num_steps + step, side="right") - 1
+    at = np.maximum(place, 0)
+    is_of_run = (place >= 0) & (runs.request[at] == request) & (step <= runs.last[at])
+    return np.asarray(is_of_run & ((step - runs.first[at]) % runs.stride[at] == 0))

@@ -1,146 +1,175 @@
-"""What a simulated deployment did, and the report of it."""
+"""The report of a simulation: what users of the deployment saw, and what it took."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape
-from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering import lower_forward
+from foretoken.domain.memory import ServingMemory
 from foretoken.domain.report import ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
-from foretoken.simulator.latency_surfaces import serving_options
-from foretoken.simulator.model_flops import count_model_flops
+from foretoken.simulator.serving.attainment import find_attaining
+from foretoken.simulator.serving.efficiency import (
+    add_prices,
+    add_step_time,
+    add_use,
+    describe_memory,
+)
 from foretoken.simulator.serving.metrics import (
-    RequestTimes,
-    collect_times,
-    count_attaining,
+    PlacedRuns,
+    execution_ns,
+    is_completed,
+    join_steps,
+    place_runs,
+    summarize_requests,
     summarize_token_gaps,
 )
-from foretoken.simulator.serving.percentile import summarize
-from foretoken.simulator.serving.request import SimRequest
-from foretoken.simulator.serving.step_log import StepColumns
-from foretoken.simulator.step_cost import StepAccount, SurfaceCost
+from foretoken.simulator.serving.occupancy import find_interval, held_ns
+from foretoken.simulator.serving.percentile import (
+    count_whole,
+    make_histogram,
+    summarize,
+    summarize_over_time,
+)
+from foretoken.simulator.serving.record import RequestOutcome, RequestRecord, ServingRecord
+from foretoken.simulator.serving.service_level import find_steady_window, report_classes
+from foretoken.simulator.step_cost import StepAccount
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServingOutcome:
-    """Requests in order of arrival and the steps of each replica."""
-
-    requests: Sequence[SimRequest]
-    steps: Sequence[StepColumns]
-    num_kv_blocks: int
+# How a request is refused.
+_REFUSALS = (RequestOutcome.CONTEXT_TOO_LONG, RequestOutcome.EXCEEDS_KV_CACHE)
 
 
 def build_report(
     report: ServingReport,
     scenario: ServingScenario,
-    outcome: ServingOutcome,
-    model_version: str,
-    cost: SurfaceCost,
+    record: ServingRecord,
+    accounts: Sequence[StepAccount],
+    memories: Sequence[ServingMemory],
 ) -> ServingReport:
-    """Return the report with everything the outcome tells."""
-    step_ends_ns = [steps.end_ns for steps in outcome.steps]
-    times = collect_times(outcome.requests, step_ends_ns)
-    num_attaining = count_attaining(times, scenario.slo, outcome.requests, step_ends_ns)
-    tpot_ns = times.tpot_ns
-    is_scheduled = times.scheduled_ns >= 0
-    queueing_ns = (times.scheduled_ns - times.arrival_ns)[is_scheduled]
+    """Return the report with everything the record tells, without its bulk columns.
+
+    `report` brings what was known before the run: model version and configuration. `accounts` are
+    those of each engine's steps, in the record's order; `memories` are of one device of each
+    pipeline stage. `requests` and `series` stay empty; `report/tables.py` makes them.
+    """
+    runs = place_runs(record)
+    interval = find_interval(record)
+    limits = (*(item.slo for item in scenario.slo_classes), scenario.slo)
+    attains = find_attaining(record.requests, runs, limits)
+    num_attaining = int(attains.sum())
+    itl_ms, itl_ms_quantiles = summarize_token_gaps(runs)
     report = replace(
         report,
-        ttft_ms=summarize(times.ttft_ns / NS_PER_MS),
-        itl_ms=summarize_token_gaps(outcome.requests, step_ends_ns),
-        tpot_ms=summarize(tpot_ns[~np.isnan(tpot_ns)] / NS_PER_MS),
-        e2e_latency_ms=summarize(times.e2e_ns / NS_PER_MS),
-        queueing_ms=summarize(queueing_ns / NS_PER_MS),
-        num_completed=int(times.is_completed.sum()),
-        num_preemptions=int(times.num_preemptions.sum()),
-        slo_attainment_ratio=num_attaining / len(outcome.requests),
-        requests=times.columns(),
-        model_version=model_version,
-    )
-    report = _with_rates(report, scenario, times, num_attaining)
-    accounts = [cost.account(steps) for steps in outcome.steps]
-    return _with_steps(report, scenario, outcome, accounts)
-
-
-def _with_rates(
-    report: ServingReport, scenario: ServingScenario, times: RequestTimes, num_attaining: int
-) -> ServingReport:
-    done = times.is_completed
-    if not done.any():
-        return report
-    duration_s = float(times.finished_ns.max() - times.arrival_ns.min()) / NS_PER_S
-    num_devices = scenario.layout.num_devices
-    output_tps = float(times.num_decode_tokens[done].sum()) / duration_s
-    peak_flops = find_device(scenario.device).peak_flops(scenario.dtype) * num_devices
-    return replace(
-        report,
-        duration_s=duration_s,
-        request_throughput_rps=float(done.sum()) / duration_s,
-        input_throughput_tps=float(times.num_prefill_tokens[done].sum()) / duration_s,
-        output_throughput_tps=output_tps,
-        output_throughput_tps_per_gpu=output_tps / num_devices,
-        goodput_rps=num_attaining / duration_s,
-        mfu_ratio=_model_flops(scenario, times) / (peak_flops * duration_s),
-    )
-
-
-def _with_steps(
-    report: ServingReport,
-    scenario: ServingScenario,
-    outcome: ServingOutcome,
-    accounts: Sequence[StepAccount],
-) -> ServingReport:
-    num_steps = sum(len(steps.end_ns) for steps in outcome.steps)
-    busy_s = sum(account.busy_s for account in accounts)
-    report = replace(report, num_serving_steps=num_steps, num_kv_blocks=outcome.num_kv_blocks)
-    if busy_s == 0 or report.duration_s == 0:
-        return report
-    num_used = np.concatenate([steps.num_used_blocks for steps in outcome.steps])
-    num_seqs = np.concatenate([steps.num_seqs for steps in outcome.steps])
-    layout = scenario.layout
-    return replace(
-        report,
-        utilization_ratio=busy_s / (report.duration_s * layout.dp * layout.pp),
-        kv_utilization_ratio_mean=float(num_used.mean()) / outcome.num_kv_blocks,
-        kv_utilization_ratio_max=float(num_used.max()) / outcome.num_kv_blocks,
-        batch_size_mean=float(num_seqs.mean()),
-        step_time_s_by_group=_sum_by_key([a.time_s_by_group for a in accounts]),
-        step_time_ratio_by_provenance={
-            name: time_s / busy_s
-            for name, time_s in _sum_by_key([a.time_s_by_provenance for a in accounts]).items()
-        },
-        step_time_low_ratio=sum(account.low_s for account in accounts) / busy_s,
-        step_time_high_ratio=sum(account.high_s for account in accounts) / busy_s,
-    )
-
-
-def _sum_by_key(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(part[name] for part in parts) for name in parts[0]}
-
-
-def _model_flops(scenario: ServingScenario, times: RequestTimes) -> float:
-    """Return the FLOPs that all completed requests need once: recomputation is not counted.
-
-    FLOPs are linear in these sums, so one batch of everything has those of all steps.
-    """
-    done = times.is_completed
-    prompts, answers = times.num_prefill_tokens[done], times.num_decode_tokens[done]
-    num_decodes = int((answers - 1).sum())
-    kv_tokens = int(((answers - 1) * prompts + answers * (answers - 1) // 2).sum())
-    shape = BatchShape(
-        num_tokens=int(prompts.sum()) + num_decodes,
-        num_output_rows=int(answers.sum()),
-        prefill=PrefillShape(
-            num_seqs=int(done.sum()),
-            q_tokens=int(prompts.sum()),
-            kv_tokens=int(prompts.sum()),
-            score_pairs=int((prompts * (prompts + 1) // 2).sum()),
+        **summarize_requests(record),
+        itl_ms=itl_ms,
+        itl_ms_quantiles=itl_ms_quantiles,
+        num_requests=len(attains),
+        num_refused_by_reason=_count_refused(record.requests),
+        slo_attainment_ratio=num_attaining / max(len(attains), 1),
+        classes=report_classes(
+            scenario.slo_classes, scenario.slo, record.requests, attains, interval.duration_s
         ),
-        decode=DecodeShape(num_seqs=num_decodes, kv_tokens=kv_tokens, kv_tokens_max=kv_tokens),
+        memory=describe_memory(record, memories),
+        num_devices=scenario.layout.num_devices,
     )
-    options = serving_options(scenario.dtype, scenario.engine.fuses_add_norm)
-    return count_model_flops(lower_forward(scenario.model, shape, options))
+    report = _add_counts(report, record)
+    report = _add_steps(report, record)
+    report = _add_execution(report, record, runs, scenario.layout.pp)
+    report = add_step_time(report, accounts)
+    if interval.duration_s == 0:
+        return report
+    report = replace(
+        report,
+        duration_s=interval.duration_s,
+        goodput_rps=num_attaining / interval.duration_s,
+        steady=find_steady_window(record, interval),
+    )
+    report = _add_rates(report, record.requests)
+    report = add_use(report, scenario, record, accounts, memories)
+    return add_prices(report, scenario)
+
+
+def rate_of(arrival_ns: NDArray[np.integer]) -> float:
+    """Return how many requests arrive in a second; 0 where all arrive at once."""
+    span_ns = float(np.ptp(arrival_ns)) if len(arrival_ns) else 0.0
+    return (len(arrival_ns) - 1) * NS_PER_S / span_ns if span_ns > 0 else 0.0
+
+
+def _count_refused(requests: RequestRecord) -> Mapping[str, int]:
+    counts = {
+        reason.name.lower(): int(np.sum(np.asarray(requests.outcome) == reason.value))
+        for reason in _REFUSALS
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def _add_counts(report: ServingReport, record: ServingRecord) -> ServingReport:
+    requests = record.requests
+    num_cached = int(np.sum(requests.num_cached_tokens))
+    num_computed = sum(int(np.sum(steps.prefill_tokens)) for steps in record.steps)
+    return replace(
+        report,
+        num_completed=int(is_completed(requests).sum()),
+        num_serving_steps=sum(len(steps.end_ns) for steps in record.steps),
+        num_preemptions=int(np.sum(requests.num_preemptions)),
+        num_cached_tokens=num_cached,
+        num_loaded_tokens=int(np.sum(requests.num_loaded_tokens)),
+        prefix_cache_hit_ratio=num_cached / max(num_cached + num_computed, 1),
+        num_kv_blocks=record.num_kv_blocks,
+        kv_block_size=record.block_size,
+        offered_rps=rate_of(requests.arrival_ns),
+    )
+
+
+def _add_steps(report: ServingReport, record: ServingRecord) -> ServingReport:
+    if report.num_serving_steps == 0:
+        return report
+    steps = record.steps
+    sizes = count_whole(join_steps(steps, "num_decodes") + join_steps(steps, "num_prefills"))
+    tokens = count_whole(join_steps(steps, "num_tokens"))
+    held = np.concatenate([held_ns(engine) for engine in steps])
+    step_ns = join_steps(steps, "end_ns") - join_steps(steps, "start_ns")
+    batch_size = summarize(*sizes)
+    return replace(
+        report,
+        batch_size=batch_size,
+        batch_size_mean=batch_size.mean,
+        batch_tokens=summarize(*tokens),
+        batch_size_histogram=make_histogram(*sizes),
+        batch_tokens_histogram=make_histogram(*tokens),
+        step_ms=summarize(step_ns / NS_PER_MS),
+        running=summarize_over_time(join_steps(steps, "num_running"), held),
+        waiting=summarize_over_time(join_steps(steps, "num_waiting"), held),
+    )
+
+
+def _add_execution(
+    report: ServingReport, record: ServingRecord, runs: PlacedRuns, num_stages: int
+) -> ServingReport:
+    done = is_completed(record.requests)
+    execution = execution_ns(record, runs, num_stages)[done]
+    span = (np.asarray(record.requests.finished_ns) - record.requests.scheduled_ns)[done]
+    return replace(
+        report,
+        execution_ms=summarize(execution / NS_PER_MS),
+        preempted_ms=summarize(np.maximum(span - execution, 0) / NS_PER_MS),
+    )
+
+
+def _add_rates(report: ServingReport, requests: RequestRecord) -> ServingReport:
+    done = is_completed(requests)
+    duration_s, num_devices = report.duration_s, report.num_devices
+    request_rps = report.num_completed / duration_s
+    input_tps = float(np.asarray(requests.num_prefill_tokens)[done].sum()) / duration_s
+    output_tps = float(np.asarray(requests.num_decode_tokens)[done].sum()) / duration_s
+    return replace(
+        report,
+        request_throughput_rps=request_rps,
+        input_throughput_tps=input_tps,
+        output_throughput_tps=output_tps,
+        request_throughput_rps_per_gpu=request_rps / num_devices,
+        input_throughput_tps_per_gpu=input_tps / num_devices,
+        output_throughput_tps_per_gpu=output_tps / num_devices,
+    )

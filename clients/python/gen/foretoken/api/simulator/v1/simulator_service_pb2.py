@@ -28,7 +28,7 @@ from foretoken.api.types.v1 import report_pb2 as foretoken_dot_api_dot_types_dot
 from foretoken.api.types.v1 import scenario_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_scenario__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n2foretoken/api/simulator/v1/simulator_service.proto\x12\x1a\x66oretoken.api.simulator.v1\x1a foretoken/api/types/v1/job.proto\x1a(foretoken/api/types/v1/measurement.proto\x1a#foretoken/api/types/v1/report.proto\x1a%foretoken/api/types/v1/scenario.proto\"[\n\x1e\x43reateServingSimulationRequest\x12\x39\n\x08scenario\x18\x01 \x01(\x0b\x32\'.foretoken.api.types.v1.ServingScenario\")\n\x17GetServingReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\",\n\x1aReadServingRequestsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"]\n\x1f\x43reateTrainingSimulationRequest\x12:\n\x08scenario\x18\x01 \x01(\x0b\x32(.foretoken.api.types.v1.TrainingScenario\"*\n\x18GetTrainingReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t2\xa9\x07\n\x10SimulatorService\x12r\n\x17\x43reateServingSimulation\x12:.foretoken.api.simulator.v1.CreateServingSimulationRequest\x1a\x1b.foretoken.api.types.v1.Job\x12n\n\x10GetServingReport\x12\x33.foretoken.api.simulator.v1.GetServingReportRequest\x1a%.foretoken.api.types.v1.ServingReport\x12s\n\x13ReadServingRequests\x12\x36.foretoken.api.simulator.v1.ReadServingRequestsRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12t\n\x18\x43reateTrainingSimulation\x12;.foretoken.api.simulator.v1.CreateTrainingSimulationRequest\x1a\x1b.foretoken.api.types.v1.Job\x12q\n\x11GetTrainingReport\x12\x34.foretoken.api.simulator.v1.GetTrainingReportRequest\x1a&.foretoken.api.types.v1.TrainingReport\x12L\n\x06GetJob\x12%.foretoken.api.types.v1.GetJobRequest\x1a\x1b.foretoken.api.types.v1.Job\x12]\n\x08ListJobs\x12\'.foretoken.api.types.v1.ListJobsRequest\x1a(.foretoken.api.types.v1.ListJobsResponse\x12R\n\x08WatchJob\x12\'.foretoken.api.types.v1.WatchJobRequest\x1a\x1b.foretoken.api.types.v1.Job0\x01\x12R\n\tCancelJob\x12(.foretoken.api.types.v1.CancelJobRequest\x1a\x1b.foretoken.api.types.v1.Jobb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n2foretoken/api/simulator/v1/simulator_service.proto\x12\x1a\x66oretoken.api.simulator.v1\x1a foretoken/api/types/v1/job.proto\x1a(foretoken/api/types/v1/measurement.proto\x1a#foretoken/api/types/v1/report.proto\x1a%foretoken/api/types/v1/scenario.proto\"[\n\x1e\x43reateServingSimulationRequest\x12\x39\n\x08scenario\x18\x01 \x01(\x0b\x32\'.foretoken.api.types.v1.ServingScenario\")\n\x17GetServingReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"8\n\x17ReadServingTableRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\"]\n\x1f\x43reateTrainingSimulationRequest\x12:\n\x08scenario\x18\x01 \x01(\x0b\x32(.foretoken.api.types.v1.TrainingScenario\"*\n\x18GetTrainingReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t2\xa3\x07\n\x10SimulatorService\x12r\n\x17\x43reateServingSimulation\x12:.foretoken.api.simulator.v1.CreateServingSimulationRequest\x1a\x1b.foretoken.api.types.v1.Job\x12n\n\x10GetServingReport\x12\x33.foretoken.api.simulator.v1.GetServingReportRequest\x1a%.foretoken.api.types.v1.ServingReport\x12m\n\x10ReadServingTable\x12\x33.foretoken.api.simulator.v1.ReadServingTableRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12t\n\x18\x43reateTrainingSimulation\x12;.foretoken.api.simulator.v1.CreateTrainingSimulationRequest\x1a\x1b.foretoken.api.types.v1.Job\x12q\n\x11GetTrainingReport\x12\x34.foretoken.api.simulator.v1.GetTrainingReportRequest\x1a&.foretoken.api.types.v1.TrainingReport\x12L\n\x06GetJob\x12%.foretoken.api.types.v1.GetJobRequest\x1a\x1b.foretoken.api.types.v1.Job\x12]\n\x08ListJobs\x12\'.foretoken.api.types.v1.ListJobsRequest\x1a(.foretoken.api.types.v1.ListJobsResponse\x12R\n\x08WatchJob\x12\'.foretoken.api.types.v1.WatchJobRequest\x1a\x1b.foretoken.api.types.v1.Job0\x01\x12R\n\tCancelJob\x12(.foretoken.api.types.v1.CancelJobRequest\x1a\x1b.foretoken.api.types.v1.Jobb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,12 +39,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATESERVINGSIMULATIONREQUEST']._serialized_end=325
   _globals['_GETSERVINGREPORTREQUEST']._serialized_start=327
   _globals['_GETSERVINGREPORTREQUEST']._serialized_end=368
-  _globals['_READSERVINGREQUESTSREQUEST']._serialized_start=370
-  _globals['_READSERVINGREQUESTSREQUEST']._serialized_end=414
-  _globals['_CREATETRAININGSIMULATIONREQUEST']._serialized_start=416
-  _globals['_CREATETRAININGSIMULATIONREQUEST']._serialized_end=509
-  _globals['_GETTRAININGREPORTREQUEST']._serialized_start=511
-  _globals['_GETTRAININGREPORTREQUEST']._serialized_end=553
-  _globals['_SIMULATORSERVICE']._serialized_start=556
-  _globals['_SIMULATORSERVICE']._serialized_end=1493
+  _globals['_READSERVINGTABLEREQUEST']._serialized_start=370
+  _globals['_READSERVINGTABLEREQUEST']._serialized_end=426
+  _globals['_CREATETRAININGSIMULATIONREQUEST']._serialized_start=428
+  _globals['_CREATETRAININGSIMULATIONREQUEST']._serialized_end=521
+  _globals['_GETTRAININGREPORTREQUEST']._serialized_start=523
+  _globals['_GETTRAININGREPORTREQUEST']._serialized_end=565
+  _globals['_SIMULATORSERVICE']._serialized_start=568
+  _globals['_SIMULATORSERVICE']._serialized_end=1499
 # @@protoc_insertion_point(module_scope)

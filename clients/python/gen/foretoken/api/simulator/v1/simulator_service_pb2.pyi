@@ -64,26 +64,30 @@ class GetServingReportRequest(_message.Message):
 Global___GetServingReportRequest: _TypeAlias = GetServingReportRequest  # noqa: Y015
 
 @_typing.final
-class ReadServingRequestsRequest(_message.Message):
-    """Ask for the single requests of a serving simulation."""
+class ReadServingTableRequest(_message.Message):
+    """Ask for a table of a serving simulation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job. Empty: an error."""
+    table: _builtins.str
+    """The table: "requests", "steps" or "series". Empty: an error."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
+        table: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReadServingRequestsRequest: _TypeAlias = ReadServingRequestsRequest  # noqa: Y015
+Global___ReadServingTableRequest: _TypeAlias = ReadServingTableRequest  # noqa: Y015
 
 @_typing.final
 class CreateTrainingSimulationRequest(_message.Message):

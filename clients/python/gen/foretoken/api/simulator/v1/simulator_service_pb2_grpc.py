@@ -48,9 +48,9 @@ class SimulatorServiceStub(object):
                 request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetServingReportRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_report__pb2.ServingReport.FromString,
                 _registered_method=True)
-        self.ReadServingRequests = channel.unary_stream(
-                '/foretoken.api.simulator.v1.SimulatorService/ReadServingRequests',
-                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingRequestsRequest.SerializeToString,
+        self.ReadServingTable = channel.unary_stream(
+                '/foretoken.api.simulator.v1.SimulatorService/ReadServingTable',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingTableRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
                 _registered_method=True)
         self.CreateTrainingSimulation = channel.unary_unary(
@@ -103,11 +103,10 @@ class SimulatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReadServingRequests(self, request, context):
-        """Stream the single requests of a finished serving simulation as one Arrow IPC stream, in pieces:
-        one row per request in arrival order; `arrival_s`, `scheduled_s`, `first_token_s`, `finished_s`
-        (double, s from the start, -1 where never reached), `num_prefill_tokens`, `num_decode_tokens`
-        and `num_preemptions` (int64).
+    def ReadServingTable(self, request, context):
+        """Stream one table of a finished serving simulation as one Arrow IPC stream, in pieces. "requests"
+        has a row per request in arrival order, "steps" one per step of an engine, "series" one per
+        second; docs/reference/serving-metrics.md lists their columns.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,9 +167,9 @@ def add_SimulatorServiceServicer_to_server(servicer, server):
                     request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetServingReportRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_report__pb2.ServingReport.SerializeToString,
             ),
-            'ReadServingRequests': grpc.unary_stream_rpc_method_handler(
-                    servicer.ReadServingRequests,
-                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingRequestsRequest.FromString,
+            'ReadServingTable': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadServingTable,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingTableRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.SerializeToString,
             ),
             'CreateTrainingSimulation': grpc.unary_unary_rpc_method_handler(
@@ -270,7 +269,7 @@ class SimulatorService(object):
             _registered_method=True)
 
     @staticmethod
-    def ReadServingRequests(request,
+    def ReadServingTable(request,
             target,
             options=(),
             channel_credentials=None,
@@ -283,8 +282,8 @@ class SimulatorService(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/foretoken.api.simulator.v1.SimulatorService/ReadServingRequests',
-            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingRequestsRequest.SerializeToString,
+            '/foretoken.api.simulator.v1.SimulatorService/ReadServingTable',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingTableRequest.SerializeToString,
             foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
             options,
             channel_credentials,

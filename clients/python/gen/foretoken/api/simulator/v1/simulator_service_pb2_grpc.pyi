@@ -40,11 +40,10 @@ class SimulatorServiceStub:
     """Start simulating a serving deployment."""
     GetServingReport: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.GetServingReportRequest, _report_pb2.ServingReport]
     """Return the result of a finished serving simulation, without its single requests."""
-    ReadServingRequests: _grpc.UnaryStreamMultiCallable[_simulator_service_pb2.ReadServingRequestsRequest, _measurement_pb2.ArrowChunk]
-    """Stream the single requests of a finished serving simulation as one Arrow IPC stream, in pieces:
-    one row per request in arrival order; `arrival_s`, `scheduled_s`, `first_token_s`, `finished_s`
-    (double, s from the start, -1 where never reached), `num_prefill_tokens`, `num_decode_tokens`
-    and `num_preemptions` (int64).
+    ReadServingTable: _grpc.UnaryStreamMultiCallable[_simulator_service_pb2.ReadServingTableRequest, _measurement_pb2.ArrowChunk]
+    """Stream one table of a finished serving simulation as one Arrow IPC stream, in pieces. "requests"
+    has a row per request in arrival order, "steps" one per step of an engine, "series" one per
+    second; docs/reference/serving-metrics.md lists their columns.
     """
     CreateTrainingSimulation: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.CreateTrainingSimulationRequest, _job_pb2.Job]
     """Start simulating a training step."""
@@ -68,11 +67,10 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
     """Start simulating a serving deployment."""
     GetServingReport: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.GetServingReportRequest, _report_pb2.ServingReport]  # type: ignore[assignment]
     """Return the result of a finished serving simulation, without its single requests."""
-    ReadServingRequests: _aio.UnaryStreamMultiCallable[_simulator_service_pb2.ReadServingRequestsRequest, _measurement_pb2.ArrowChunk]  # type: ignore[assignment]
-    """Stream the single requests of a finished serving simulation as one Arrow IPC stream, in pieces:
-    one row per request in arrival order; `arrival_s`, `scheduled_s`, `first_token_s`, `finished_s`
-    (double, s from the start, -1 where never reached), `num_prefill_tokens`, `num_decode_tokens`
-    and `num_preemptions` (int64).
+    ReadServingTable: _aio.UnaryStreamMultiCallable[_simulator_service_pb2.ReadServingTableRequest, _measurement_pb2.ArrowChunk]  # type: ignore[assignment]
+    """Stream one table of a finished serving simulation as one Arrow IPC stream, in pieces. "requests"
+    has a row per request in arrival order, "steps" one per step of an engine, "series" one per
+    second; docs/reference/serving-metrics.md lists their columns.
     """
     CreateTrainingSimulation: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.CreateTrainingSimulationRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Start simulating a training step."""
@@ -107,15 +105,14 @@ class SimulatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Return the result of a finished serving simulation, without its single requests."""
 
     @_abc_1.abstractmethod
-    def ReadServingRequests(
+    def ReadServingTable(
         self,
-        request: _simulator_service_pb2.ReadServingRequestsRequest,
+        request: _simulator_service_pb2.ReadServingTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_measurement_pb2.ArrowChunk], _abc.AsyncIterator[_measurement_pb2.ArrowChunk]]:
-        """Stream the single requests of a finished serving simulation as one Arrow IPC stream, in pieces:
-        one row per request in arrival order; `arrival_s`, `scheduled_s`, `first_token_s`, `finished_s`
-        (double, s from the start, -1 where never reached), `num_prefill_tokens`, `num_decode_tokens`
-        and `num_preemptions` (int64).
+        """Stream one table of a finished serving simulation as one Arrow IPC stream, in pieces. "requests"
+        has a row per request in arrival order, "steps" one per step of an engine, "series" one per
+        second; docs/reference/serving-metrics.md lists their columns.
         """
 
     @_abc_1.abstractmethod

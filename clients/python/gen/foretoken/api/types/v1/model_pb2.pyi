@@ -119,6 +119,7 @@ class ModelArchitecture(_message.Message):
     QK_NORM_FIELD_NUMBER: _builtins.int
     PARALLEL_RESIDUAL_FIELD_NUMBER: _builtins.int
     SLIDING_WINDOW_FIELD_NUMBER: _builtins.int
+    FULL_ATTENTION_PERIOD_FIELD_NUMBER: _builtins.int
     MOE_FIELD_NUMBER: _builtins.int
     MLA_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
@@ -160,6 +161,8 @@ class ModelArchitecture(_message.Message):
     """Attention and MLP add to the same residual. False: one after the other."""
     sliding_window: _builtins.int
     """Attention window in tokens. 0: the whole sequence."""
+    full_attention_period: _builtins.int
+    """With a sliding window, every so many layers one sees all tokens. 0: none does."""
     @_builtins.property
     def moe(self) -> Global___MoeSpec:
         """Its experts. Not set: a dense model."""
@@ -194,13 +197,14 @@ class ModelArchitecture(_message.Message):
         qk_norm: _builtins.bool = ...,
         parallel_residual: _builtins.bool = ...,
         sliding_window: _builtins.int = ...,
+        full_attention_period: _builtins.int = ...,
         moe: Global___MoeSpec | None = ...,
         mla: Global___MlaSpec | None = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_gated", b"_gated", "_norm", b"_norm", "_position", b"_position", "activation", b"activation", "gated", b"gated", "mla", b"mla", "moe", b"moe", "norm", b"norm", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_gated", b"_gated", "_norm", b"_norm", "_position", b"_position", "activation", b"activation", "aliases", b"aliases", "bias", b"bias", "gated", b"gated", "head_count", b"head_count", "head_dim", b"head_dim", "hidden", b"hidden", "intermediate", b"intermediate", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "max_position", b"max_position", "mla", b"mla", "moe", b"moe", "name", b"name", "norm", b"norm", "parallel_residual", b"parallel_residual", "position", b"position", "qk_norm", b"qk_norm", "qkv_bias", b"qkv_bias", "sliding_window", b"sliding_window", "tied_embedding", b"tied_embedding", "vocab", b"vocab"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_gated", b"_gated", "_norm", b"_norm", "_position", b"_position", "activation", b"activation", "aliases", b"aliases", "bias", b"bias", "full_attention_period", b"full_attention_period", "gated", b"gated", "head_count", b"head_count", "head_dim", b"head_dim", "hidden", b"hidden", "intermediate", b"intermediate", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "max_position", b"max_position", "mla", b"mla", "moe", b"moe", "name", b"name", "norm", b"norm", "parallel_residual", b"parallel_residual", "position", b"position", "qk_norm", b"qk_norm", "qkv_bias", b"qkv_bias", "sliding_window", b"sliding_window", "tied_embedding", b"tied_embedding", "vocab", b"vocab"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__activation: _TypeAlias = _typing.Literal["activation"]  # noqa: Y015
     _WhichOneofArgType__activation: _TypeAlias = _typing.Literal["_activation", b"_activation"]  # noqa: Y015

@@ -89,10 +89,308 @@ class Feasibility(_message.Message):
 Global___Feasibility: _TypeAlias = Feasibility  # noqa: Y015
 
 @_typing.final
+class Histogram(_message.Message):
+    """How often values fell into ranges."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGES_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def edges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Bounds of the ranges, one more than those. Empty: nothing was observed."""
+
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Share of the values in each range, together 1. Empty: nothing was observed."""
+
+    def __init__(
+        self,
+        *,
+        edges: _abc.Iterable[_builtins.float] | None = ...,
+        shares: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edges", b"edges", "shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Histogram: _TypeAlias = Histogram  # noqa: Y015
+
+@_typing.final
+class ClassReport(_message.Message):
+    """How the requests of one SLO class fared."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    COMPLETED_COUNT_FIELD_NUMBER: _builtins.int
+    LIMITED_FIELD_NUMBER: _builtins.int
+    GOODPUT_RPS_FIELD_NUMBER: _builtins.int
+    SLO_ATTAINMENT_RATIO_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    TPOT_MS_FIELD_NUMBER: _builtins.int
+    E2E_LATENCY_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the class. Empty: requests of no class."""
+    request_count: _builtins.int
+    """Requests that arrived. 0: none."""
+    completed_count: _builtins.int
+    """Requests that completed. 0: none."""
+    limited: _builtins.bool
+    """The class has limits. False: every completed request attains."""
+    goodput_rps: _builtins.float
+    """Requests per s that met every limit. 0: none."""
+    slo_attainment_ratio: _builtins.float
+    """Share of requests that met every limit, 0 to 1. 0: none."""
+    @_builtins.property
+    def ttft_ms(self) -> Global___Percentiles:
+        """Arrival to first token in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def tpot_ms(self) -> Global___Percentiles:
+        """Time per output token of a request in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def e2e_latency_ms(self) -> Global___Percentiles:
+        """Arrival to last token in ms. Not set: nothing was observed."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        request_count: _builtins.int = ...,
+        completed_count: _builtins.int = ...,
+        limited: _builtins.bool = ...,
+        goodput_rps: _builtins.float = ...,
+        slo_attainment_ratio: _builtins.float = ...,
+        ttft_ms: Global___Percentiles | None = ...,
+        tpot_ms: Global___Percentiles | None = ...,
+        e2e_latency_ms: Global___Percentiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["e2e_latency_ms", b"e2e_latency_ms", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_count", b"completed_count", "e2e_latency_ms", b"e2e_latency_ms", "goodput_rps", b"goodput_rps", "limited", b"limited", "name", b"name", "request_count", b"request_count", "slo_attainment_ratio", b"slo_attainment_ratio", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassReport: _TypeAlias = ClassReport  # noqa: Y015
+
+@_typing.final
+class StageReport(_message.Message):
+    """How much of a pipeline stage of an engine was used, over the whole run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    UTILIZATION_RATIO_FIELD_NUMBER: _builtins.int
+    MFU_RATIO_FIELD_NUMBER: _builtins.int
+    MBU_RATIO_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    """The stage. 0: the first."""
+    utilization_ratio: _builtins.float
+    """Share of time it was busy, 0 to 1. 0: never."""
+    mfu_ratio: _builtins.float
+    """Achieved over peak model FLOP per s, 0 to 1. 0: nothing ran."""
+    mbu_ratio: _builtins.float
+    """Necessary memory traffic over what its devices could move, 0 to 1. 0: nothing ran."""
+    def __init__(
+        self,
+        *,
+        stage: _builtins.int = ...,
+        utilization_ratio: _builtins.float = ...,
+        mfu_ratio: _builtins.float = ...,
+        mbu_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mbu_ratio", b"mbu_ratio", "mfu_ratio", b"mfu_ratio", "stage", b"stage", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageReport: _TypeAlias = StageReport  # noqa: Y015
+
+@_typing.final
+class EngineReport(_message.Message):
+    """What one replica did."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    SERVING_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
+    KV_UTILIZATION_RATIO_MEAN_FIELD_NUMBER: _builtins.int
+    KV_UTILIZATION_RATIO_MAX_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    engine: _builtins.int
+    """The replica. 0: the first."""
+    request_count: _builtins.int
+    """Requests it was given. 0: none."""
+    serving_step_count: _builtins.int
+    """Steps it ran. 0: none."""
+    preemption_count: _builtins.int
+    """Requests it threw back into its queue. 0: none."""
+    kv_utilization_ratio_mean: _builtins.float
+    """Mean share of its blocks in use over time, 0 to 1. 0: never any."""
+    kv_utilization_ratio_max: _builtins.float
+    """Greatest share of its blocks in use, 0 to 1. 0: never any."""
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageReport]:
+        """Its pipeline stages. Empty: nothing ran."""
+
+    def __init__(
+        self,
+        *,
+        engine: _builtins.int = ...,
+        request_count: _builtins.int = ...,
+        serving_step_count: _builtins.int = ...,
+        preemption_count: _builtins.int = ...,
+        kv_utilization_ratio_mean: _builtins.float = ...,
+        kv_utilization_ratio_max: _builtins.float = ...,
+        stages: _abc.Iterable[Global___StageReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "kv_utilization_ratio_max", b"kv_utilization_ratio_max", "kv_utilization_ratio_mean", b"kv_utilization_ratio_mean", "preemption_count", b"preemption_count", "request_count", b"request_count", "serving_step_count", b"serving_step_count", "stages", b"stages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineReport: _TypeAlias = EngineReport  # noqa: Y015
+
+@_typing.final
+class ServingStageMemory(_message.Message):
+    """Bytes on one device of a pipeline stage, by what occupies them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    USABLE_BYTES_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    ACTIVATIONS_BYTES_FIELD_NUMBER: _builtins.int
+    GRAPHS_BYTES_FIELD_NUMBER: _builtins.int
+    RESERVED_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    """The stage. 0: the first."""
+    device_bytes: _builtins.float
+    """Memory of the device in bytes. 0: not known."""
+    usable_bytes: _builtins.float
+    """What the engine may take of it in bytes. 0: nothing."""
+    weights_bytes: _builtins.float
+    """Weights in bytes. 0: none."""
+    activations_bytes: _builtins.float
+    """Activations at their peak in bytes. 0: none."""
+    graphs_bytes: _builtins.float
+    """Captured graphs in bytes. 0: none."""
+    reserved_bytes: _builtins.float
+    """What engine and driver take for themselves in bytes. 0: nothing."""
+    kv_bytes: _builtins.float
+    """Room of the key-value cache in bytes. 0: none."""
+    def __init__(
+        self,
+        *,
+        stage: _builtins.int = ...,
+        device_bytes: _builtins.float = ...,
+        usable_bytes: _builtins.float = ...,
+        weights_bytes: _builtins.float = ...,
+        activations_bytes: _builtins.float = ...,
+        graphs_bytes: _builtins.float = ...,
+        reserved_bytes: _builtins.float = ...,
+        kv_bytes: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activations_bytes", b"activations_bytes", "device_bytes", b"device_bytes", "graphs_bytes", b"graphs_bytes", "kv_bytes", b"kv_bytes", "reserved_bytes", b"reserved_bytes", "stage", b"stage", "usable_bytes", b"usable_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServingStageMemory: _TypeAlias = ServingStageMemory  # noqa: Y015
+
+@_typing.final
+class SteadyWindow(_message.Message):
+    """A run without its warm-up and its end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_S_FIELD_NUMBER: _builtins.int
+    END_S_FIELD_NUMBER: _builtins.int
+    REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    REQUEST_THROUGHPUT_RPS_FIELD_NUMBER: _builtins.int
+    OUTPUT_THROUGHPUT_TPS_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    TPOT_MS_FIELD_NUMBER: _builtins.int
+    E2E_LATENCY_MS_FIELD_NUMBER: _builtins.int
+    start_s: _builtins.float
+    """Its start in s. 0: with the run."""
+    end_s: _builtins.float
+    """Its end in s. 0: it is empty."""
+    request_count: _builtins.int
+    """Requests that arrived in it. 0: none."""
+    request_throughput_rps: _builtins.float
+    """Requests completed in it per s. 0: none."""
+    output_throughput_tps: _builtins.float
+    """Output tokens that left in it per s. 0: none."""
+    @_builtins.property
+    def ttft_ms(self) -> Global___Percentiles:
+        """Arrival to first token in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def tpot_ms(self) -> Global___Percentiles:
+        """Time per output token of a request in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def e2e_latency_ms(self) -> Global___Percentiles:
+        """Arrival to last token in ms. Not set: nothing was observed."""
+
+    def __init__(
+        self,
+        *,
+        start_s: _builtins.float = ...,
+        end_s: _builtins.float = ...,
+        request_count: _builtins.int = ...,
+        request_throughput_rps: _builtins.float = ...,
+        output_throughput_tps: _builtins.float = ...,
+        ttft_ms: Global___Percentiles | None = ...,
+        tpot_ms: Global___Percentiles | None = ...,
+        e2e_latency_ms: Global___Percentiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["e2e_latency_ms", b"e2e_latency_ms", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["e2e_latency_ms", b"e2e_latency_ms", "end_s", b"end_s", "output_throughput_tps", b"output_throughput_tps", "request_count", b"request_count", "request_throughput_rps", b"request_throughput_rps", "start_s", b"start_s", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SteadyWindow: _TypeAlias = SteadyWindow  # noqa: Y015
+
+@_typing.final
 class ServingReport(_message.Message):
     """Outcome of a serving simulation. Rates count from the first arrival to the last completion."""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RefusedByReasonCountEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
     class StepTimeSByGroupEntry(_message.Message):
@@ -140,29 +438,70 @@ class ServingReport(_message.Message):
     TPOT_MS_FIELD_NUMBER: _builtins.int
     E2E_LATENCY_MS_FIELD_NUMBER: _builtins.int
     QUEUEING_MS_FIELD_NUMBER: _builtins.int
+    TTFT_QUEUED_MS_FIELD_NUMBER: _builtins.int
+    E2E_LATENCY_MS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    SERVICE_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_MS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    DECODE_MS_FIELD_NUMBER: _builtins.int
+    EXECUTION_MS_FIELD_NUMBER: _builtins.int
+    PREEMPTED_MS_FIELD_NUMBER: _builtins.int
+    INTERARRIVAL_MS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ANSWER_TOKENS_FIELD_NUMBER: _builtins.int
+    REQUEST_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    BATCH_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_MS_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    ITL_MS_QUANTILES_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_HISTOGRAM_FIELD_NUMBER: _builtins.int
+    BATCH_TOKENS_HISTOGRAM_FIELD_NUMBER: _builtins.int
     REQUEST_COUNT_FIELD_NUMBER: _builtins.int
     COMPLETED_COUNT_FIELD_NUMBER: _builtins.int
     SERVING_STEP_COUNT_FIELD_NUMBER: _builtins.int
     PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
+    REFUSED_BY_REASON_COUNT_FIELD_NUMBER: _builtins.int
+    CACHED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    LOADED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    DEVICE_COUNT_FIELD_NUMBER: _builtins.int
     DURATION_S_FIELD_NUMBER: _builtins.int
+    OFFERED_RPS_FIELD_NUMBER: _builtins.int
     REQUEST_THROUGHPUT_RPS_FIELD_NUMBER: _builtins.int
     INPUT_THROUGHPUT_TPS_FIELD_NUMBER: _builtins.int
     OUTPUT_THROUGHPUT_TPS_FIELD_NUMBER: _builtins.int
+    REQUEST_THROUGHPUT_RPS_PER_GPU_FIELD_NUMBER: _builtins.int
+    INPUT_THROUGHPUT_TPS_PER_GPU_FIELD_NUMBER: _builtins.int
     OUTPUT_THROUGHPUT_TPS_PER_GPU_FIELD_NUMBER: _builtins.int
     GOODPUT_RPS_FIELD_NUMBER: _builtins.int
     SLO_ATTAINMENT_RATIO_FIELD_NUMBER: _builtins.int
     UTILIZATION_RATIO_FIELD_NUMBER: _builtins.int
     MFU_RATIO_FIELD_NUMBER: _builtins.int
+    MBU_RATIO_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_HIT_RATIO_FIELD_NUMBER: _builtins.int
     KV_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    KV_BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     KV_UTILIZATION_RATIO_MEAN_FIELD_NUMBER: _builtins.int
     KV_UTILIZATION_RATIO_MAX_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_MEAN_FIELD_NUMBER: _builtins.int
+    ENERGY_WH_FIELD_NUMBER: _builtins.int
+    ENERGY_J_PER_OUTPUT_TOKEN_FIELD_NUMBER: _builtins.int
+    POWER_W_MEAN_FIELD_NUMBER: _builtins.int
+    COST_USD_FIELD_NUMBER: _builtins.int
+    USD_PER_MILLION_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    USD_PER_MILLION_TOKENS_FIELD_NUMBER: _builtins.int
     STEP_TIME_S_BY_GROUP_FIELD_NUMBER: _builtins.int
     STEP_TIME_RATIO_BY_PROVENANCE_FIELD_NUMBER: _builtins.int
     STEP_TIME_LOW_RATIO_FIELD_NUMBER: _builtins.int
     STEP_TIME_HIGH_RATIO_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    ENGINES_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    STEADY_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     SCENARIO_JSON_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
     request_count: _builtins.int
     """Requests that arrived. 0: none."""
     completed_count: _builtins.int
@@ -171,14 +510,26 @@ class ServingReport(_message.Message):
     """Steps of the engine. 0: none."""
     preemption_count: _builtins.int
     """Requests thrown back into the queue. 0: none."""
+    cached_token_count: _builtins.int
+    """Prompt tokens found in the prefix cache. 0: none."""
+    loaded_token_count: _builtins.int
+    """Those of them found below the device's memory. 0: none."""
+    device_count: _builtins.int
+    """Devices of the layout. 0: it cannot run."""
     duration_s: _builtins.float
     """First arrival to last completion in s. 0: nothing completed."""
+    offered_rps: _builtins.float
+    """Requests that arrived per s. 0: too few to tell."""
     request_throughput_rps: _builtins.float
     """Completed requests per s. 0: none."""
     input_throughput_tps: _builtins.float
     """Prompt tokens per s. 0: none."""
     output_throughput_tps: _builtins.float
     """Output tokens per s. 0: none."""
+    request_throughput_rps_per_gpu: _builtins.float
+    """Completed requests per s and device. 0: none."""
+    input_throughput_tps_per_gpu: _builtins.float
+    """Prompt tokens per s and device. 0: none."""
     output_throughput_tps_per_gpu: _builtins.float
     """Output tokens per s and device. 0: none."""
     goodput_rps: _builtins.float
@@ -189,14 +540,32 @@ class ServingReport(_message.Message):
     """Share of time the devices were busy, 0 to 1. 0: never."""
     mfu_ratio: _builtins.float
     """Achieved over peak model FLOP per s, 0 to 1. 0: nothing ran."""
+    mbu_ratio: _builtins.float
+    """Necessary memory traffic over what the devices could move, 0 to 1. 0: nothing ran."""
+    prefix_cache_hit_ratio: _builtins.float
+    """Share of prompt tokens found in the prefix cache, 0 to 1. 0: none."""
     kv_block_count: _builtins.int
     """Blocks of the key-value cache. 0: no room for one."""
+    kv_block_size: _builtins.int
+    """Tokens of a block of the key-value cache. 0: no room for one."""
     kv_utilization_ratio_mean: _builtins.float
     """Mean share of blocks in use, 0 to 1. 0: never any."""
     kv_utilization_ratio_max: _builtins.float
     """Greatest share of blocks in use, 0 to 1. 0: never any."""
     batch_size_mean: _builtins.float
     """Mean number of sequences in a step. 0: no steps."""
+    energy_wh: _builtins.float
+    """Energy of all devices in Wh. 0: their power is not known."""
+    energy_j_per_output_token: _builtins.float
+    """Energy per output token in J. 0: not known."""
+    power_w_mean: _builtins.float
+    """Mean power of all devices in W. 0: not known."""
+    cost_usd: _builtins.float
+    """Price of all devices for the duration in USD. 0: no price."""
+    usd_per_million_output_tokens: _builtins.float
+    """That over a million output tokens in USD. 0: no price."""
+    usd_per_million_tokens: _builtins.float
+    """That over a million prompt and output tokens in USD. 0: no price."""
     step_time_low_ratio: _builtins.float
     """Busy time at the operators' lower bounds over busy time. Not set: 1."""
     step_time_high_ratio: _builtins.float
@@ -205,6 +574,8 @@ class ServingReport(_message.Message):
     """Model version that estimated. Empty: none was asked."""
     scenario_json: _builtins.str
     """The resolved scenario as JSON. Empty: not kept."""
+    job_id: _builtins.str
+    """The job whose tables can be read. Empty: none."""
     @_builtins.property
     def feasibility(self) -> Global___Feasibility:
         """Whether the configuration can run. Not set: it can."""
@@ -230,12 +601,112 @@ class ServingReport(_message.Message):
         """Arrival to first schedule in ms. Not set: nothing was observed."""
 
     @_builtins.property
+    def ttft_queued_ms(self) -> Global___Percentiles:
+        """From being seen by the scheduler to first token in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def e2e_latency_ms_per_token(self) -> Global___Percentiles:
+        """End-to-end latency over the request's output tokens in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def service_ms(self) -> Global___Percentiles:
+        """First schedule to last token in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def prefill_ms(self) -> Global___Percentiles:
+        """First schedule to first token in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def prefill_ms_per_token(self) -> Global___Percentiles:
+        """The same over the request's prompt tokens. Not set: nothing was observed."""
+
+    @_builtins.property
+    def decode_ms(self) -> Global___Percentiles:
+        """First token to last token in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def execution_ms(self) -> Global___Percentiles:
+        """Time of a request in running steps in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def preempted_ms(self) -> Global___Percentiles:
+        """First schedule to last token less that, in ms. Not set: nothing was observed."""
+
+    @_builtins.property
+    def interarrival_ms(self) -> Global___Percentiles:
+        """From an arrival to the next in ms. Not set: fewer than two requests."""
+
+    @_builtins.property
+    def prompt_tokens(self) -> Global___Percentiles:
+        """Prompt tokens of a request. Not set: no requests."""
+
+    @_builtins.property
+    def answer_tokens(self) -> Global___Percentiles:
+        """Output tokens of a request. Not set: no requests."""
+
+    @_builtins.property
+    def request_preemptions(self) -> Global___Percentiles:
+        """Preemptions of a request. Not set: no requests."""
+
+    @_builtins.property
+    def batch_size(self) -> Global___Percentiles:
+        """Requests in a step. Not set: no steps."""
+
+    @_builtins.property
+    def batch_tokens(self) -> Global___Percentiles:
+        """Tokens computed in a step. Not set: no steps."""
+
+    @_builtins.property
+    def step_ms(self) -> Global___Percentiles:
+        """Time of a step on all its stages in ms. Not set: no steps."""
+
+    @_builtins.property
+    def running(self) -> Global___Percentiles:
+        """Running requests of an engine, over time. Not set: no steps."""
+
+    @_builtins.property
+    def waiting(self) -> Global___Percentiles:
+        """Waiting requests of an engine, over time. Not set: no steps."""
+
+    @_builtins.property
+    def itl_ms_quantiles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Token gaps in ms at 0, 1, ... 99, 99.1, ... 99.9, 100 percent. Empty: nothing was observed."""
+
+    @_builtins.property
+    def batch_size_histogram(self) -> Global___Histogram:
+        """Steps by their requests. Not set: no steps."""
+
+    @_builtins.property
+    def batch_tokens_histogram(self) -> Global___Histogram:
+        """Steps by their tokens. Not set: no steps."""
+
+    @_builtins.property
+    def refused_by_reason_count(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests refused on arrival by reason. Empty: none."""
+
+    @_builtins.property
     def step_time_s_by_group(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Busy time in s by operator group. Empty: nothing ran."""
 
     @_builtins.property
     def step_time_ratio_by_provenance(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Share of busy time by what its estimates rest on, in lower case. Empty: nothing ran."""
+
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassReport]:
+        """The same by SLO class. Empty: the scenario has no classes."""
+
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineReport]:
+        """What each replica did. Empty: nothing ran."""
+
+    @_builtins.property
+    def memory(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServingStageMemory]:
+        """Memory of a device of each stage. Empty: it cannot be told."""
+
+    @_builtins.property
+    def steady(self) -> Global___SteadyWindow:
+        """The run without its warm-up and its end. Not set: nothing is left between."""
 
     def __init__(
         self,
@@ -246,33 +717,74 @@ class ServingReport(_message.Message):
         tpot_ms: Global___Percentiles | None = ...,
         e2e_latency_ms: Global___Percentiles | None = ...,
         queueing_ms: Global___Percentiles | None = ...,
+        ttft_queued_ms: Global___Percentiles | None = ...,
+        e2e_latency_ms_per_token: Global___Percentiles | None = ...,
+        service_ms: Global___Percentiles | None = ...,
+        prefill_ms: Global___Percentiles | None = ...,
+        prefill_ms_per_token: Global___Percentiles | None = ...,
+        decode_ms: Global___Percentiles | None = ...,
+        execution_ms: Global___Percentiles | None = ...,
+        preempted_ms: Global___Percentiles | None = ...,
+        interarrival_ms: Global___Percentiles | None = ...,
+        prompt_tokens: Global___Percentiles | None = ...,
+        answer_tokens: Global___Percentiles | None = ...,
+        request_preemptions: Global___Percentiles | None = ...,
+        batch_size: Global___Percentiles | None = ...,
+        batch_tokens: Global___Percentiles | None = ...,
+        step_ms: Global___Percentiles | None = ...,
+        running: Global___Percentiles | None = ...,
+        waiting: Global___Percentiles | None = ...,
+        itl_ms_quantiles: _abc.Iterable[_builtins.float] | None = ...,
+        batch_size_histogram: Global___Histogram | None = ...,
+        batch_tokens_histogram: Global___Histogram | None = ...,
         request_count: _builtins.int = ...,
         completed_count: _builtins.int = ...,
         serving_step_count: _builtins.int = ...,
         preemption_count: _builtins.int = ...,
+        refused_by_reason_count: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        cached_token_count: _builtins.int = ...,
+        loaded_token_count: _builtins.int = ...,
+        device_count: _builtins.int = ...,
         duration_s: _builtins.float = ...,
+        offered_rps: _builtins.float = ...,
         request_throughput_rps: _builtins.float = ...,
         input_throughput_tps: _builtins.float = ...,
         output_throughput_tps: _builtins.float = ...,
+        request_throughput_rps_per_gpu: _builtins.float = ...,
+        input_throughput_tps_per_gpu: _builtins.float = ...,
         output_throughput_tps_per_gpu: _builtins.float = ...,
         goodput_rps: _builtins.float = ...,
         slo_attainment_ratio: _builtins.float = ...,
         utilization_ratio: _builtins.float = ...,
         mfu_ratio: _builtins.float = ...,
+        mbu_ratio: _builtins.float = ...,
+        prefix_cache_hit_ratio: _builtins.float = ...,
         kv_block_count: _builtins.int = ...,
+        kv_block_size: _builtins.int = ...,
         kv_utilization_ratio_mean: _builtins.float = ...,
         kv_utilization_ratio_max: _builtins.float = ...,
         batch_size_mean: _builtins.float = ...,
+        energy_wh: _builtins.float = ...,
+        energy_j_per_output_token: _builtins.float = ...,
+        power_w_mean: _builtins.float = ...,
+        cost_usd: _builtins.float = ...,
+        usd_per_million_output_tokens: _builtins.float = ...,
+        usd_per_million_tokens: _builtins.float = ...,
         step_time_s_by_group: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         step_time_ratio_by_provenance: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         step_time_low_ratio: _builtins.float | None = ...,
         step_time_high_ratio: _builtins.float | None = ...,
+        classes: _abc.Iterable[Global___ClassReport] | None = ...,
+        engines: _abc.Iterable[Global___EngineReport] | None = ...,
+        memory: _abc.Iterable[Global___ServingStageMemory] | None = ...,
+        steady: Global___SteadyWindow | None = ...,
         model_version: _builtins.str = ...,
         scenario_json: _builtins.str = ...,
+        job_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "e2e_latency_ms", b"e2e_latency_ms", "feasibility", b"feasibility", "itl_ms", b"itl_ms", "queueing_ms", b"queueing_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "answer_tokens", b"answer_tokens", "batch_size", b"batch_size", "batch_size_histogram", b"batch_size_histogram", "batch_tokens", b"batch_tokens", "batch_tokens_histogram", b"batch_tokens_histogram", "decode_ms", b"decode_ms", "e2e_latency_ms", b"e2e_latency_ms", "e2e_latency_ms_per_token", b"e2e_latency_ms_per_token", "execution_ms", b"execution_ms", "feasibility", b"feasibility", "interarrival_ms", b"interarrival_ms", "itl_ms", b"itl_ms", "preempted_ms", b"preempted_ms", "prefill_ms", b"prefill_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prompt_tokens", b"prompt_tokens", "queueing_ms", b"queueing_ms", "request_preemptions", b"request_preemptions", "running", b"running", "service_ms", b"service_ms", "steady", b"steady", "step_ms", b"step_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms", "ttft_queued_ms", b"ttft_queued_ms", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "batch_size_mean", b"batch_size_mean", "completed_count", b"completed_count", "duration_s", b"duration_s", "e2e_latency_ms", b"e2e_latency_ms", "feasibility", b"feasibility", "goodput_rps", b"goodput_rps", "input_throughput_tps", b"input_throughput_tps", "itl_ms", b"itl_ms", "kv_block_count", b"kv_block_count", "kv_utilization_ratio_max", b"kv_utilization_ratio_max", "kv_utilization_ratio_mean", b"kv_utilization_ratio_mean", "mfu_ratio", b"mfu_ratio", "model_version", b"model_version", "output_throughput_tps", b"output_throughput_tps", "output_throughput_tps_per_gpu", b"output_throughput_tps_per_gpu", "preemption_count", b"preemption_count", "queueing_ms", b"queueing_ms", "request_count", b"request_count", "request_throughput_rps", b"request_throughput_rps", "scenario_json", b"scenario_json", "serving_step_count", b"serving_step_count", "slo_attainment_ratio", b"slo_attainment_ratio", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "step_time_ratio_by_provenance", b"step_time_ratio_by_provenance", "step_time_s_by_group", b"step_time_s_by_group", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "answer_tokens", b"answer_tokens", "batch_size", b"batch_size", "batch_size_histogram", b"batch_size_histogram", "batch_size_mean", b"batch_size_mean", "batch_tokens", b"batch_tokens", "batch_tokens_histogram", b"batch_tokens_histogram", "cached_token_count", b"cached_token_count", "classes", b"classes", "completed_count", b"completed_count", "cost_usd", b"cost_usd", "decode_ms", b"decode_ms", "device_count", b"device_count", "duration_s", b"duration_s", "e2e_latency_ms", b"e2e_latency_ms", "e2e_latency_ms_per_token", b"e2e_latency_ms_per_token", "energy_j_per_output_token", b"energy_j_per_output_token", "energy_wh", b"energy_wh", "engines", b"engines", "execution_ms", b"execution_ms", "feasibility", b"feasibility", "goodput_rps", b"goodput_rps", "input_throughput_tps", b"input_throughput_tps", "input_throughput_tps_per_gpu", b"input_throughput_tps_per_gpu", "interarrival_ms", b"interarrival_ms", "itl_ms", b"itl_ms", "itl_ms_quantiles", b"itl_ms_quantiles", "job_id", b"job_id", "kv_block_count", b"kv_block_count", "kv_block_size", b"kv_block_size", "kv_utilization_ratio_max", b"kv_utilization_ratio_max", "kv_utilization_ratio_mean", b"kv_utilization_ratio_mean", "loaded_token_count", b"loaded_token_count", "mbu_ratio", b"mbu_ratio", "memory", b"memory", "mfu_ratio", b"mfu_ratio", "model_version", b"model_version", "offered_rps", b"offered_rps", "output_throughput_tps", b"output_throughput_tps", "output_throughput_tps_per_gpu", b"output_throughput_tps_per_gpu", "power_w_mean", b"power_w_mean", "preempted_ms", b"preempted_ms", "preemption_count", b"preemption_count", "prefill_ms", b"prefill_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "prompt_tokens", b"prompt_tokens", "queueing_ms", b"queueing_ms", "refused_by_reason_count", b"refused_by_reason_count", "request_count", b"request_count", "request_preemptions", b"request_preemptions", "request_throughput_rps", b"request_throughput_rps", "request_throughput_rps_per_gpu", b"request_throughput_rps_per_gpu", "running", b"running", "scenario_json", b"scenario_json", "service_ms", b"service_ms", "serving_step_count", b"serving_step_count", "slo_attainment_ratio", b"slo_attainment_ratio", "steady", b"steady", "step_ms", b"step_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "step_time_ratio_by_provenance", b"step_time_ratio_by_provenance", "step_time_s_by_group", b"step_time_s_by_group", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms", "ttft_queued_ms", b"ttft_queued_ms", "usd_per_million_output_tokens", b"usd_per_million_output_tokens", "usd_per_million_tokens", b"usd_per_million_tokens", "utilization_ratio", b"utilization_ratio", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__step_time_high_ratio: _TypeAlias = _typing.Literal["step_time_high_ratio"]  # noqa: Y015
     _WhichOneofArgType__step_time_high_ratio: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio"]  # noqa: Y015

@@ -3,89 +3,128 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from foretoken.api.types.v1 import model_pb2 as _model_pb2
 from foretoken.api.types.v1 import operator_pb2 as _operator_pb2
 from foretoken.api.types.v1 import parallelism_pb2 as _parallelism_pb2
 from foretoken.api.types.v1 import workload_pb2 as _workload_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class EngineSpec(_message.Message):
-    """The serving engine's rules and limits."""
+class KvTier(_message.Message):
+    """Memory below the device's that keeps blocks of the key-value cache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SCHEDULER_FIELD_NUMBER: _builtins.int
-    MAX_SEQ_COUNT_FIELD_NUMBER: _builtins.int
-    MAX_BATCHED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
-    MEMORY_UTILIZATION_RATIO_FIELD_NUMBER: _builtins.int
-    KV_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
-    HOST_GAP_US_FIELD_NUMBER: _builtins.int
-    FUSES_ADD_NORM_FIELD_NUMBER: _builtins.int
-    scheduler: _builtins.str
-    """Name of a scheduler. Not set: "chunked_prefill"."""
-    max_seq_count: _builtins.int
-    """Most sequences in one batch. Not set: 256."""
-    max_batched_token_count: _builtins.int
-    """Most tokens in one batch. Not set: 2048."""
-    block_size: _builtins.int
-    """Tokens of one block of the key-value cache. Not set: 16."""
-    memory_utilization_ratio: _builtins.float
-    """Share of device memory the engine uses, 0 to 1. Not set: 0.9."""
-    kv_block_count: _builtins.int
-    """Blocks of the key-value cache. 0: as many as device memory holds."""
-    host_gap_us: _builtins.float
-    """CPU time in µs between steps that the device waits for. 0: none."""
-    fuses_add_norm: _builtins.bool
-    """The engine adds the residual inside the norm kernel. False: by a kernel of its own."""
+    NAME_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    WRITE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the tier ("cpu"). Empty: none."""
+    capacity_bytes: _builtins.int
+    """What it holds, in bytes. 0: an error."""
+    read_bytes_per_s: _builtins.float
+    """Bandwidth towards the device, in bytes per s. 0: an error."""
+    write_bytes_per_s: _builtins.float
+    """Bandwidth away from the device, in bytes per s. 0: an error."""
     def __init__(
         self,
         *,
-        scheduler: _builtins.str | None = ...,
-        max_seq_count: _builtins.int | None = ...,
-        max_batched_token_count: _builtins.int | None = ...,
-        block_size: _builtins.int | None = ...,
-        memory_utilization_ratio: _builtins.float | None = ...,
-        kv_block_count: _builtins.int = ...,
-        host_gap_us: _builtins.float = ...,
-        fuses_add_norm: _builtins.bool = ...,
+        name: _builtins.str = ...,
+        capacity_bytes: _builtins.int = ...,
+        read_bytes_per_s: _builtins.float = ...,
+        write_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_block_size", b"_block_size", "_max_batched_token_count", b"_max_batched_token_count", "_max_seq_count", b"_max_seq_count", "_memory_utilization_ratio", b"_memory_utilization_ratio", "_scheduler", b"_scheduler", "block_size", b"block_size", "max_batched_token_count", b"max_batched_token_count", "max_seq_count", b"max_seq_count", "memory_utilization_ratio", b"memory_utilization_ratio", "scheduler", b"scheduler"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_block_size", b"_block_size", "_max_batched_token_count", b"_max_batched_token_count", "_max_seq_count", b"_max_seq_count", "_memory_utilization_ratio", b"_memory_utilization_ratio", "_scheduler", b"_scheduler", "block_size", b"block_size", "fuses_add_norm", b"fuses_add_norm", "host_gap_us", b"host_gap_us", "kv_block_count", b"kv_block_count", "max_batched_token_count", b"max_batched_token_count", "max_seq_count", b"max_seq_count", "memory_utilization_ratio", b"memory_utilization_ratio", "scheduler", b"scheduler"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "name", b"name", "read_bytes_per_s", b"read_bytes_per_s", "write_bytes_per_s", b"write_bytes_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__block_size: _TypeAlias = _typing.Literal["block_size"]  # noqa: Y015
-    _WhichOneofArgType__block_size: _TypeAlias = _typing.Literal["_block_size", b"_block_size"]  # noqa: Y015
-    _WhichOneofReturnType__max_batched_token_count: _TypeAlias = _typing.Literal["max_batched_token_count"]  # noqa: Y015
-    _WhichOneofArgType__max_batched_token_count: _TypeAlias = _typing.Literal["_max_batched_token_count", b"_max_batched_token_count"]  # noqa: Y015
-    _WhichOneofReturnType__max_seq_count: _TypeAlias = _typing.Literal["max_seq_count"]  # noqa: Y015
-    _WhichOneofArgType__max_seq_count: _TypeAlias = _typing.Literal["_max_seq_count", b"_max_seq_count"]  # noqa: Y015
-    _WhichOneofReturnType__memory_utilization_ratio: _TypeAlias = _typing.Literal["memory_utilization_ratio"]  # noqa: Y015
-    _WhichOneofArgType__memory_utilization_ratio: _TypeAlias = _typing.Literal["_memory_utilization_ratio", b"_memory_utilization_ratio"]  # noqa: Y015
-    _WhichOneofReturnType__scheduler: _TypeAlias = _typing.Literal["scheduler"]  # noqa: Y015
-    _WhichOneofArgType__scheduler: _TypeAlias = _typing.Literal["_scheduler", b"_scheduler"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__block_size) -> _WhichOneofReturnType__block_size | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_batched_token_count) -> _WhichOneofReturnType__max_batched_token_count | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_seq_count) -> _WhichOneofReturnType__max_seq_count | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_utilization_ratio) -> _WhichOneofReturnType__memory_utilization_ratio | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__scheduler) -> _WhichOneofReturnType__scheduler | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvTier: _TypeAlias = KvTier  # noqa: Y015
+
+@_typing.final
+class EngineSpec(_message.Message):
+    """The serving engine: a profile and what differs from it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RulesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PROFILE_FIELD_NUMBER: _builtins.int
+    MAX_SEQ_COUNT_FIELD_NUMBER: _builtins.int
+    MAX_BATCHED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    MEMORY_UTILIZATION_RATIO_FIELD_NUMBER: _builtins.int
+    KV_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
+    KV_TIERS_FIELD_NUMBER: _builtins.int
+    profile: _builtins.str
+    """Name of an engine profile. Not set: the default one."""
+    max_seq_count: _builtins.int
+    """Most sequences in one batch. 0: the profile's."""
+    max_batched_token_count: _builtins.int
+    """Most tokens in one batch. 0: the profile's."""
+    memory_utilization_ratio: _builtins.float
+    """Share of device memory the engine uses, 0 to 1. 0: the profile's."""
+    kv_block_count: _builtins.int
+    """Blocks of the key-value cache. 0: as many as device memory holds."""
+    @_builtins.property
+    def rules(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Other rules of the profile that differ, by name, as YAML. Empty: none."""
+
+    @_builtins.property
+    def kv_tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvTier]:
+        """Tiers that keep evicted blocks, the fastest first. Empty: they are lost."""
+
+    def __init__(
+        self,
+        *,
+        profile: _builtins.str | None = ...,
+        max_seq_count: _builtins.int = ...,
+        max_batched_token_count: _builtins.int = ...,
+        memory_utilization_ratio: _builtins.float = ...,
+        kv_block_count: _builtins.int = ...,
+        rules: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        kv_tiers: _abc.Iterable[Global___KvTier] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_profile", b"_profile", "profile", b"profile"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_profile", b"_profile", "kv_block_count", b"kv_block_count", "kv_tiers", b"kv_tiers", "max_batched_token_count", b"max_batched_token_count", "max_seq_count", b"max_seq_count", "memory_utilization_ratio", b"memory_utilization_ratio", "profile", b"profile", "rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__profile: _TypeAlias = _typing.Literal["profile"]  # noqa: Y015
+    _WhichOneofArgType__profile: _TypeAlias = _typing.Literal["_profile", b"_profile"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__profile) -> _WhichOneofReturnType__profile | None: ...
 
 Global___EngineSpec: _TypeAlias = EngineSpec  # noqa: Y015
 
@@ -130,10 +169,66 @@ class Slo(_message.Message):
 Global___Slo: _TypeAlias = Slo  # noqa: Y015
 
 @_typing.final
+class SloClass(_message.Message):
+    """Requests with limits of their own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SLO_FIELD_NUMBER: _builtins.int
+    SHARE_RATIO_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the class. Empty: an error where requests name it."""
+    share_ratio: _builtins.float
+    """Share of synthetic requests, 0 to 1. 0: none."""
+    priority: _builtins.int
+    """Waiting requests of a higher one go first where the scheduler knows priorities. 0: the lowest."""
+    @_builtins.property
+    def slo(self) -> Global___Slo:
+        """Its limits. Not set: none."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        slo: Global___Slo | None = ...,
+        share_ratio: _builtins.float = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "priority", b"priority", "share_ratio", b"share_ratio", "slo", b"slo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SloClass: _TypeAlias = SloClass  # noqa: Y015
+
+@_typing.final
 class ServingScenario(_message.Message):
     """One inference deployment under one workload."""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class KernelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NAME_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
@@ -146,6 +241,15 @@ class ServingScenario(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    KV_DTYPE_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    MOE_ROUTING_FIELD_NUMBER: _builtins.int
+    MOE_IMBALANCE_RATIO_FIELD_NUMBER: _builtins.int
+    SLO_CLASSES_FIELD_NUMBER: _builtins.int
+    DEVICE_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
+    DEVICE_IDLE_W_FIELD_NUMBER: _builtins.int
+    DEVICE_BUSY_W_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the scenario. Not set: "serving"."""
     device: _builtins.str
@@ -158,6 +262,20 @@ class ServingScenario(_message.Message):
     """Number format of weights and activations. Unspecified: bf16."""
     seed: _builtins.int
     """Seed of all randomness. 0: the seed 0."""
+    quantization: _builtins.str
+    """How weights are stored and multiplied ("fp8", "int4_wo"). Empty: as `dtype`."""
+    kv_dtype: _operator_pb2.Dtype.ValueType
+    """Number format of the key-value cache. Unspecified: `dtype`."""
+    moe_routing: _builtins.str
+    """Spread of tokens over experts under which latencies were measured. Empty: any."""
+    moe_imbalance_ratio: _builtins.float
+    """Load of the busiest expert-parallel rank over the mean. Not set: 1."""
+    device_usd_per_hour: _builtins.float
+    """Price of a device in USD per hour. 0: not priced."""
+    device_idle_w: _builtins.float
+    """Measured power of an idle device in W. 0: not measured."""
+    device_busy_w: _builtins.float
+    """Measured power of a busy device in W. 0: not measured."""
     @_builtins.property
     def model(self) -> _model_pb2.ModelArchitecture:
         """The model to serve. Not set: an error."""
@@ -178,6 +296,14 @@ class ServingScenario(_message.Message):
     def slo(self) -> Global___Slo:
         """Limits that count for goodput. Not set: none."""
 
+    @_builtins.property
+    def kernels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Kernel source by operator ("moe_experts": "marlin"). Empty: the fastest measured."""
+
+    @_builtins.property
+    def slo_classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SloClass]:
+        """Classes of requests. Empty: one, under `slo`."""
+
     def __init__(
         self,
         *,
@@ -192,13 +318,27 @@ class ServingScenario(_message.Message):
         workload: _workload_pb2.WorkloadSpec | None = ...,
         slo: Global___Slo | None = ...,
         seed: _builtins.int = ...,
+        quantization: _builtins.str = ...,
+        kv_dtype: _operator_pb2.Dtype.ValueType = ...,
+        kernels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        moe_routing: _builtins.str = ...,
+        moe_imbalance_ratio: _builtins.float | None = ...,
+        slo_classes: _abc.Iterable[Global___SloClass] | None = ...,
+        device_usd_per_hour: _builtins.float = ...,
+        device_idle_w: _builtins.float = ...,
+        device_busy_w: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "engine", b"engine", "layout", b"layout", "model", b"model", "name", b"name", "slo", b"slo", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "engine", b"engine", "layout", b"layout", "model", b"model", "moe_imbalance_ratio", b"moe_imbalance_ratio", "name", b"name", "slo", b"slo", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "device", b"device", "dtype", b"dtype", "engine", b"engine", "framework", b"framework", "layout", b"layout", "model", b"model", "name", b"name", "seed", b"seed", "slo", b"slo", "topology", b"topology", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "device", b"device", "device_busy_w", b"device_busy_w", "device_idle_w", b"device_idle_w", "device_usd_per_hour", b"device_usd_per_hour", "dtype", b"dtype", "engine", b"engine", "framework", b"framework", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "layout", b"layout", "model", b"model", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "quantization", b"quantization", "seed", b"seed", "slo", b"slo", "slo_classes", b"slo_classes", "topology", b"topology", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__moe_imbalance_ratio: _TypeAlias = _typing.Literal["moe_imbalance_ratio"]  # noqa: Y015
+    _WhichOneofArgType__moe_imbalance_ratio: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio"]  # noqa: Y015
     _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
     _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moe_imbalance_ratio) -> _WhichOneofReturnType__moe_imbalance_ratio | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
 
 Global___ServingScenario: _TypeAlias = ServingScenario  # noqa: Y015

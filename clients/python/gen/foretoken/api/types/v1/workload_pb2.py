@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%foretoken/api/types/v1/workload.proto\x12\x16\x66oretoken.api.types.v1\"i\n\nLengthSpec\x12\x11\n\x04kind\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04mean\x18\x02 \x01(\x03\x12\x14\n\x07minimum\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x07maximum\x18\x04 \x01(\x03\x42\x07\n\x05_kindB\n\n\x08_minimum\"]\n\x0fWorkloadRequest\x12\x11\n\tarrival_s\x18\x01 \x01(\x01\x12\x1b\n\x13prefill_token_count\x18\x02 \x01(\x03\x12\x1a\n\x12\x64\x65\x63ode_token_count\x18\x03 \x01(\x03\"\x92\x04\n\x0cWorkloadSpec\x12\x14\n\x07\x61rrival\x18\x01 \x01(\tH\x00\x88\x01\x01\x12Q\n\x0f\x61rrival_options\x18\x02 \x03(\x0b\x32\x38.foretoken.api.types.v1.WorkloadSpec.ArrivalOptionsEntry\x12\x15\n\x08rate_rps\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rrequest_count\x18\x04 \x01(\x03H\x02\x88\x01\x01\x12\x33\n\x07prefill\x18\x05 \x01(\x0b\x32\".foretoken.api.types.v1.LengthSpec\x12\x32\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\".foretoken.api.types.v1.LengthSpec\x12\x12\n\ntrace_path\x18\x07 \x01(\t\x12?\n\x0etrace_requests\x18\x08 \x03(\x0b\x32\'.foretoken.api.types.v1.WorkloadRequest\x12\x17\n\ntime_scale\x18\t \x01(\x01H\x03\x88\x01\x01\x12\x1e\n\x16max_tokens_per_request\x18\n \x01(\x03\x1a\x35\n\x13\x41rrivalOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\n\n\x08_arrivalB\x0b\n\t_rate_rpsB\x10\n\x0e_request_countB\r\n\x0b_time_scaleb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%foretoken/api/types/v1/workload.proto\x12\x16\x66oretoken.api.types.v1\"\x89\x01\n\nLengthSpec\x12\x11\n\x04kind\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04mean\x18\x02 \x01(\x03\x12\x14\n\x07minimum\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x07maximum\x18\x04 \x01(\x03\x12\x0e\n\x06spread\x18\x05 \x01(\x01\x12\x0e\n\x06values\x18\x06 \x03(\x03\x42\x07\n\x05_kindB\n\n\x08_minimum\"\xa9\x01\n\x0bSessionSpec\x12\x31\n\x05turns\x18\x01 \x01(\x0b\x32\".foretoken.api.types.v1.LengthSpec\x12\x0f\n\x07think_s\x18\x02 \x01(\x01\x12\x1c\n\x14shared_prefix_tokens\x18\x03 \x01(\x03\x12 \n\x13shared_prefix_count\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x16\n\x14_shared_prefix_count\"\xa8\x01\n\x0fWorkloadRequest\x12\x11\n\tarrival_s\x18\x01 \x01(\x01\x12\x1b\n\x13prefill_token_count\x18\x02 \x01(\x03\x12\x1a\n\x12\x64\x65\x63ode_token_count\x18\x03 \x01(\x03\x12\x14\n\x0c\x62lock_hashes\x18\x04 \x03(\x03\x12\x0f\n\x07session\x18\x05 \x01(\x03\x12\x0f\n\x07think_s\x18\x06 \x01(\x01\x12\x11\n\tslo_class\x18\x07 \x01(\t\"\xc3\x05\n\x0cWorkloadSpec\x12\x14\n\x07\x61rrival\x18\x01 \x01(\tH\x00\x88\x01\x01\x12Q\n\x0f\x61rrival_options\x18\x02 \x03(\x0b\x32\x38.foretoken.api.types.v1.WorkloadSpec.ArrivalOptionsEntry\x12\x15\n\x08rate_rps\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rrequest_count\x18\x04 \x01(\x03H\x02\x88\x01\x01\x12\x33\n\x07prefill\x18\x05 \x01(\x0b\x32\".foretoken.api.types.v1.LengthSpec\x12\x32\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\".foretoken.api.types.v1.LengthSpec\x12\x12\n\ntrace_path\x18\x07 \x01(\t\x12?\n\x0etrace_requests\x18\x08 \x03(\x0b\x32\'.foretoken.api.types.v1.WorkloadRequest\x12\x17\n\ntime_scale\x18\t \x01(\x01H\x03\x88\x01\x01\x12\x1e\n\x16max_tokens_per_request\x18\n \x01(\x03\x12\x14\n\x0ctrace_format\x18\x0b \x01(\t\x12\x19\n\x11hash_block_tokens\x18\x0c \x01(\x03\x12\x16\n\x0ewindow_start_s\x18\r \x01(\x01\x12\x14\n\x0cwindow_end_s\x18\x0e \x01(\x01\x12\x19\n\x11max_request_count\x18\x0f \x01(\x03\x12\x35\n\x08sessions\x18\x10 \x01(\x0b\x32#.foretoken.api.types.v1.SessionSpec\x1a\x35\n\x13\x41rrivalOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\n\n\x08_arrivalB\x0b\n\t_rate_rpsB\x10\n\x0e_request_countB\r\n\x0b_time_scaleb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKLOADSPEC_ARRIVALOPTIONSENTRY']._loaded_options = None
   _globals['_WORKLOADSPEC_ARRIVALOPTIONSENTRY']._serialized_options = b'8\001'
-  _globals['_LENGTHSPEC']._serialized_start=65
-  _globals['_LENGTHSPEC']._serialized_end=170
-  _globals['_WORKLOADREQUEST']._serialized_start=172
-  _globals['_WORKLOADREQUEST']._serialized_end=265
-  _globals['_WORKLOADSPEC']._serialized_start=268
-  _globals['_WORKLOADSPEC']._serialized_end=798
-  _globals['_WORKLOADSPEC_ARRIVALOPTIONSENTRY']._serialized_start=687
-  _globals['_WORKLOADSPEC_ARRIVALOPTIONSENTRY']._serialized_end=740
+  _globals['_LENGTHSPEC']._serialized_start=66
+  _globals['_LENGTHSPEC']._serialized_end=203
+  _globals['_SESSIONSPEC']._serialized_start=206
+  _globals['_SESSIONSPEC']._serialized_end=375
+  _globals['_WORKLOADREQUEST']._serialized_start=378
+  _globals['_WORKLOADREQUEST']._serialized_end=546
+  _globals['_WORKLOADSPEC']._serialized_start=549
+  _globals['_WORKLOADSPEC']._serialized_end=1256
+  _globals['_WORKLOADSPEC_ARRIVALOPTIONSENTRY']._serialized_start=1145
+  _globals['_WORKLOADSPEC_ARRIVALOPTIONSENTRY']._serialized_end=1198
 # @@protoc_insertion_point(module_scope)

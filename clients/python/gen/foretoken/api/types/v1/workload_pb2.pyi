@@ -28,14 +28,22 @@ class LengthSpec(_message.Message):
     MEAN_FIELD_NUMBER: _builtins.int
     MINIMUM_FIELD_NUMBER: _builtins.int
     MAXIMUM_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"fixed" or "uniform". Not set: "fixed"."""
+    """"fixed", "uniform", "lognormal", "zipf" or "empirical". Not set: "fixed"."""
     mean: _builtins.int
-    """The length in tokens where fixed. 0: no tokens."""
+    """The length in tokens where fixed, its mean where lognormal. 0: no tokens."""
     minimum: _builtins.int
-    """Least length in tokens where uniform. Not set: 1."""
+    """Least length in tokens where uniform or zipf. Not set: 1."""
     maximum: _builtins.int
-    """Greatest length in tokens where uniform. 0: an error there."""
+    """Greatest length in tokens. 0: no limit, and an error where uniform or zipf."""
+    spread: _builtins.float
+    """Standard deviation over the mean where lognormal, the exponent where zipf. 0: none."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Lengths in tokens to draw from where empirical. Empty: an error there."""
+
     def __init__(
         self,
         *,
@@ -43,10 +51,12 @@ class LengthSpec(_message.Message):
         mean: _builtins.int = ...,
         minimum: _builtins.int | None = ...,
         maximum: _builtins.int = ...,
+        spread: _builtins.float = ...,
+        values: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kind", b"_kind", "_minimum", b"_minimum", "kind", b"kind", "minimum", b"minimum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kind", b"_kind", "_minimum", b"_minimum", "kind", b"kind", "maximum", b"maximum", "mean", b"mean", "minimum", b"minimum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kind", b"_kind", "_minimum", b"_minimum", "kind", b"kind", "maximum", b"maximum", "mean", b"mean", "minimum", b"minimum", "spread", b"spread", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kind: _TypeAlias = _typing.Literal["kind"]  # noqa: Y015
     _WhichOneofArgType__kind: _TypeAlias = _typing.Literal["_kind", b"_kind"]  # noqa: Y015
@@ -60,6 +70,44 @@ class LengthSpec(_message.Message):
 Global___LengthSpec: _TypeAlias = LengthSpec  # noqa: Y015
 
 @_typing.final
+class SessionSpec(_message.Message):
+    """Conversations: a request's prompt begins with the turns before it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURNS_FIELD_NUMBER: _builtins.int
+    THINK_S_FIELD_NUMBER: _builtins.int
+    SHARED_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    SHARED_PREFIX_COUNT_FIELD_NUMBER: _builtins.int
+    think_s: _builtins.float
+    """Mean time in s from an answer to the next turn. 0: at once."""
+    shared_prefix_tokens: _builtins.int
+    """Tokens that every prompt begins with. 0: none."""
+    shared_prefix_count: _builtins.int
+    """How many such beginnings there are. Not set: 1."""
+    @_builtins.property
+    def turns(self) -> Global___LengthSpec:
+        """Requests of a session. Not set: one."""
+
+    def __init__(
+        self,
+        *,
+        turns: Global___LengthSpec | None = ...,
+        think_s: _builtins.float = ...,
+        shared_prefix_tokens: _builtins.int = ...,
+        shared_prefix_count: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_prefix_count", b"_shared_prefix_count", "shared_prefix_count", b"shared_prefix_count", "turns", b"turns"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_prefix_count", b"_shared_prefix_count", "shared_prefix_count", b"shared_prefix_count", "shared_prefix_tokens", b"shared_prefix_tokens", "think_s", b"think_s", "turns", b"turns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__shared_prefix_count: _TypeAlias = _typing.Literal["shared_prefix_count"]  # noqa: Y015
+    _WhichOneofArgType__shared_prefix_count: _TypeAlias = _typing.Literal["_shared_prefix_count", b"_shared_prefix_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_prefix_count) -> _WhichOneofReturnType__shared_prefix_count | None: ...
+
+Global___SessionSpec: _TypeAlias = SessionSpec  # noqa: Y015
+
+@_typing.final
 class WorkloadRequest(_message.Message):
     """One request of a resolved workload."""
 
@@ -68,22 +116,40 @@ class WorkloadRequest(_message.Message):
     ARRIVAL_S_FIELD_NUMBER: _builtins.int
     PREFILL_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     DECODE_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    THINK_S_FIELD_NUMBER: _builtins.int
+    SLO_CLASS_FIELD_NUMBER: _builtins.int
     arrival_s: _builtins.float
     """Arrival in s from the start. 0: at the start."""
     prefill_token_count: _builtins.int
     """Tokens of the prompt. 0: no prompt."""
     decode_token_count: _builtins.int
     """Tokens of the answer. 0: no answer."""
+    session: _builtins.int
+    """The session it is a turn of. 0: none."""
+    think_s: _builtins.float
+    """Time in s from the answer before it in its session. 0: at once."""
+    slo_class: _builtins.str
+    """Its class of limits. Empty: none."""
+    @_builtins.property
+    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Content of the prompt, block by block. Empty: its own."""
+
     def __init__(
         self,
         *,
         arrival_s: _builtins.float = ...,
         prefill_token_count: _builtins.int = ...,
         decode_token_count: _builtins.int = ...,
+        block_hashes: _abc.Iterable[_builtins.int] | None = ...,
+        session: _builtins.int = ...,
+        think_s: _builtins.float = ...,
+        slo_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_s", b"arrival_s", "decode_token_count", b"decode_token_count", "prefill_token_count", b"prefill_token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_s", b"arrival_s", "block_hashes", b"block_hashes", "decode_token_count", b"decode_token_count", "prefill_token_count", b"prefill_token_count", "session", b"session", "slo_class", b"slo_class", "think_s", b"think_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,8 +191,14 @@ class WorkloadSpec(_message.Message):
     TRACE_REQUESTS_FIELD_NUMBER: _builtins.int
     TIME_SCALE_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_PER_REQUEST_FIELD_NUMBER: _builtins.int
+    TRACE_FORMAT_FIELD_NUMBER: _builtins.int
+    HASH_BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    WINDOW_START_S_FIELD_NUMBER: _builtins.int
+    WINDOW_END_S_FIELD_NUMBER: _builtins.int
+    MAX_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     arrival: _builtins.str
-    """Name of an arrival process ("poisson", "constant", "trace"). Not set: "poisson"."""
+    """Name of an arrival process ("poisson", "gamma", "trace"). Not set: "poisson"."""
     rate_rps: _builtins.float
     """Requests per s of synthetic arrivals. Not set: 1."""
     request_count: _builtins.int
@@ -137,6 +209,16 @@ class WorkloadSpec(_message.Message):
     """Factor on the trace's arrival times. Not set: 1."""
     max_tokens_per_request: _builtins.int
     """Prompts and answers are cut to this sum in tokens. 0: no limit."""
+    trace_format: _builtins.str
+    """Name of the trace's format. Empty: recognised by its content."""
+    hash_block_tokens: _builtins.int
+    """Tokens that a block hash of the trace stands for. 0: it has none."""
+    window_start_s: _builtins.float
+    """Start in s of the part of the trace to take. 0: its start."""
+    window_end_s: _builtins.float
+    """End in s of the part of the trace to take. 0: its end."""
+    max_request_count: _builtins.int
+    """Most requests to take of the trace. 0: all."""
     @_builtins.property
     def arrival_options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The arrival process's own options. Empty: its defaults."""
@@ -153,6 +235,10 @@ class WorkloadSpec(_message.Message):
     def trace_requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadRequest]:
         """The trace's requests. Empty: no trace."""
 
+    @_builtins.property
+    def sessions(self) -> Global___SessionSpec:
+        """Conversations. Not set: none."""
+
     def __init__(
         self,
         *,
@@ -166,10 +252,16 @@ class WorkloadSpec(_message.Message):
         trace_requests: _abc.Iterable[Global___WorkloadRequest] | None = ...,
         time_scale: _builtins.float | None = ...,
         max_tokens_per_request: _builtins.int = ...,
+        trace_format: _builtins.str = ...,
+        hash_block_tokens: _builtins.int = ...,
+        window_start_s: _builtins.float = ...,
+        window_end_s: _builtins.float = ...,
+        max_request_count: _builtins.int = ...,
+        sessions: Global___SessionSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "decode", b"decode", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "time_scale", b"time_scale"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "decode", b"decode", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "sessions", b"sessions", "time_scale", b"time_scale"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "arrival_options", b"arrival_options", "decode", b"decode", "max_tokens_per_request", b"max_tokens_per_request", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "time_scale", b"time_scale", "trace_path", b"trace_path", "trace_requests", b"trace_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "arrival_options", b"arrival_options", "decode", b"decode", "hash_block_tokens", b"hash_block_tokens", "max_request_count", b"max_request_count", "max_tokens_per_request", b"max_tokens_per_request", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "sessions", b"sessions", "time_scale", b"time_scale", "trace_format", b"trace_format", "trace_path", b"trace_path", "trace_requests", b"trace_requests", "window_end_s", b"window_end_s", "window_start_s", b"window_start_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__arrival: _TypeAlias = _typing.Literal["arrival"]  # noqa: Y015
     _WhichOneofArgType__arrival: _TypeAlias = _typing.Literal["_arrival", b"_arrival"]  # noqa: Y015

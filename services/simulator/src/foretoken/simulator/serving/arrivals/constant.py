@@ -1,12 +1,15 @@
 """Arrivals at equal gaps, the first at time 0."""
 
-from foretoken.domain.workload import Request, WorkloadSpec
-from foretoken.simulator.serving.workload import check_options, with_lengths
+import numpy as np
+
+from foretoken.domain.workload import WorkloadSpec
+from foretoken.simulator.serving.request_draft import RequestDraft, check_options
+from foretoken.simulator.serving.synthetic import draw_requests
 
 
-def _place(spec: WorkloadSpec, seed: int) -> tuple[Request, ...]:
+def _place(spec: WorkloadSpec, seed: int) -> RequestDraft:
     check_options(spec, ())
-    return with_lengths([i / spec.rate_rps for i in range(spec.num_requests)], spec, seed)
+    return draw_requests(spec, seed, lambda count, _: np.arange(count) / spec.rate_rps)
 
 
 ARRIVAL = _place

@@ -2,16 +2,19 @@
 
 import numpy as np
 
-from foretoken.domain.workload import Request, WorkloadSpec
-from foretoken.simulator.engine.rng import named_stream
-from foretoken.simulator.serving.workload import check_options, with_lengths
+from foretoken.domain.workload import WorkloadSpec
+from foretoken.simulator.serving.request_draft import RequestDraft, check_options
+from foretoken.simulator.serving.synthetic import draw_requests
 
 
-def _draw(spec: WorkloadSpec, seed: int) -> tuple[Request, ...]:
+def _draw(spec: WorkloadSpec, seed: int) -> RequestDraft:
     check_options(spec, ())
     # Gaps of mean one, divided by the rate: another rate stretches the same arrivals.
-    gaps = named_stream(seed, "arrivals").exponential(1.0, spec.num_requests)
-    return with_lengths((np.cumsum(gaps) / spec.rate_rps).tolist(), spec, seed)
+    return draw_requests(
+        spec,
+        seed,
+        lambda count, stream: np.cumsum(stream.exponential(1.0, count)) / spec.rate_rps,
+    )
 
 
 ARRIVAL = _draw

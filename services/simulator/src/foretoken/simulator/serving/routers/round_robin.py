@@ -1,6 +1,8 @@
-"""Send requests to the replicas in turn."""
+"""Send requests to the engines in turn."""
 
 from collections.abc import Sequence
+
+from foretoken.simulator.serving.routing import EngineLoad
 
 
 class RoundRobinRouter:
@@ -9,13 +11,10 @@ class RoundRobinRouter:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, num_outstanding: Sequence[int]) -> int:
-        """Return the index of the replica for the next request.
-
-        `num_outstanding` counts the unfinished requests of each replica.
-        """
+    def choose(self, loads: Sequence[EngineLoad]) -> int:
+        """Return the index of the engine for the next request."""
         chosen = self._next
-        self._next = (chosen + 1) % len(num_outstanding)
+        self._next = (chosen + 1) % len(loads)
         return chosen
 
 

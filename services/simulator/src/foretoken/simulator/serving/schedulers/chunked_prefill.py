@@ -1,19 +1,23 @@
 """Continuous batching with chunked prefill: running requests first, then waiting ones in order.
 
 All share one budget of tokens per step, so a long prompt is computed over several steps beside
-the decoding requests. When blocks run out, the latest-arrived running request is preempted and
-computes everything again. Source: vLLM v1's default scheduler.
+the decoding requests. When blocks run out, the latest running request is preempted. Source: vLLM
+v1's default scheduler.
 """
 
 from collections import deque
 
-from foretoken.simulator.serving.batch import Batch, StepBudget
+from foretoken.domain.engine import EngineProfile
+from foretoken.simulator.serving.batch import Batch, Queues, StepBudget
 from foretoken.simulator.serving.kv_cache import KvCache
 from foretoken.simulator.serving.request import SimRequest
 
 
 class ChunkedPrefillScheduler:
-    """vLLM v1's rules without prefix sharing."""
+    """vLLM v1's rules."""
+
+    def __init__(self, rules: EngineProfile) -> None:
+        self._max_num_seqs = rules.max_num_seqs
 
     def select(
         self,
@@ -23,50 +27,37 @@ class ChunkedPrefillScheduler:
         kv: KvCache,
     ) -> Batch:
         """Return the next step's work."""
-        batch = Batch()
-        if self._extend_running(batch, running, budget, kv):
-            self._admit_waiting(batch, running, waiting, budget, kv)
-        # Where blocks are short nobody new comes in, and the preempted wait in front.
-        waiting.extendleft(batch.preempted)
+        batch, queues = Batch(budget, kv), Queues(running, waiting)
+        self._extend_running(batch, queues)
+        while (
+            waiting
+            and not batch.preempted  # where blocks are short nobody new comes in
+            and len(running) < self._max_num_seqs
+            and batch.num_tokens_left > 0
+            and batch.can_prefill
+            and batch.admit_first(queues)
+        ):
+            pass
         return batch
 
-    def _extend_running(
-        self, batch: Batch, running: list[SimRequest], budget: StepBudget, kv: KvCache
-    ) -> bool:
-        """Schedule running requests; False when blocks were short."""
+    def _extend_running(self, batch: Batch, queues: Queues) -> None:
         index = 0
-        while index < len(running) and batch.num_tokens < budget.num_tokens:
-            request = running[index]
+        while index < len(queues.running) and batch.num_tokens_left > 0:
+            request = queues.running[index]
+            index += 1
+            if not batch.can_schedule(request):
+                continue
             num_new = request.num_uncomputed
             if num_new > 1:
-                num_new = min(num_new, budget.num_tokens - batch.num_tokens)
-            needs_block = request.num_computed + num_new > request.num_slots
-            while needs_block and not kv.allocate(request, num_new):
-                if running[-1] is request and budget.num_in_flight:
-                    return False  # a later one may be in flight; it will come back as a victim
-                victim = running.pop()
-                batch.preempt(victim, kv)
-                if victim is request:
-                    return False
-            batch.add(request, num_new)
-            index += 1
-        return not batch.preempted
-
-    def _admit_waiting(
-        self,
-        batch: Batch,
-        running: list[SimRequest],
-        waiting: deque[SimRequest],
-        budget: StepBudget,
-        kv: KvCache,
-    ) -> None:
-        while waiting and len(running) < budget.num_seqs and batch.num_tokens < budget.num_tokens:
-            request = waiting[0]
-            num_new = min(request.num_uncomputed, budget.num_tokens - batch.num_tokens)
-            if not kv.allocate(request, num_new):
-                return
-            running.append(waiting.popleft())
-            batch.add(request, num_new)
+                if not batch.can_prefill:
+                    continue
+                num_new = batch.limit_piece(num_new)
+            while not batch.kv.allocate(
+                request, request.num_computed + num_new, batch.budget.now_ns
+            ):
+                if batch.preempt(queues, -1) is request:
+                    return
+            batch.schedule(request, num_new)
 
 
-SCHEDULER = ChunkedPrefillScheduler()
+SCHEDULER = ChunkedPrefillScheduler

@@ -1,0 +1,147 @@
+"""How many experts a batch of tokens reaches, and how many of its tokens the busiest rank gets.
+
+A router spreads tokens `balanced`, as likely to every expert, or by `power_law_A`: the experts'
+shares are drawn with a density that falls as x^-A. Latencies in the catalog were measured under
+such routings, by the same law.
+Source: AIConfigurator, collector/helper.py (`balanced_logits`, `power_law_logits_v3`).
+"""
+
+import random
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.units import Quantity, smaller
+
+_POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
+# Shares of a power law between 1 and 0.8 of the tokens; for so few tokens that not every expert can
+# get one, between 0.01 and 2. Source: as above.
+_HIGH_SHARE, _FEW_SHARES = 0.8, (0.01, 2.0)
+# Experts drawn for one expectation, in layers of as many as a model has.
+_NUM_DRAWN = 4096
+_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertRouting:
+    """A layer's router: every token goes to `top_k` of `num_experts`, spread over `num_ranks`."""
+
+    top_k: int
+    num_experts: int
+    num_ranks: int = 1
+    name: str = "balanced"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertLoad:
+    """On the busiest rank: pairs of a token and an expert, and experts with any token."""
+
+    num_pairs: Quantity
+    num_active: Quantity
+
+
+def expert_load(
+    num_tokens: Quantity, routing: ExpertRouting, imbalance_ratio: float = 1.0
+) -> ExpertLoad:
+    """Return the expected load of the busiest rank, in whole numbers of at least 1.
+
+    It has `imbalance_ratio` times the mean, or what the routing leads to where that is more.
+
+    Raises:
+        InvalidRequestError: the routing is not known.
+
+    """
+    num_local = routing.num_experts // routing.num_ranks
+    ratio = min(1.0, imbalance_ratio * routing.top_k / routing.num_experts)
+    mean_pairs = num_tokens * (routing.top_k / routing.num_ranks)
+    pairs = rounded(mean_pairs * imbalance_ratio)
+    active = rounded(num_local * (1 - (1 - ratio) ** (num_tokens * 1.0)))
+    exponent = _exponent_of(routing.name)
+    if exponent is not None:
+        drawn = _each(num_tokens, routing)
+        pairs, active = larger(pairs, drawn.num_pairs), drawn.num_active
+    # The busiest rank gets no token more often than it has experts for it.
+    pairs = smaller(larger(pairs, 1), num_tokens * min(routing.top_k, num_local))
+    return ExpertLoad(num_pairs=pairs, num_active=smaller(larger(active, 1), pairs))
+
+
+def rounded(value: Quantity) -> Quantity:
+    """Return the nearest whole numbers, as integers; of halves the upper."""
+    upper = (value + 0.5) // 1
+    return upper.astype("int64") if hasattr(upper, "astype") else int(upper)
+
+
+def larger(first: Quantity, second: Quantity) -> Quantity:
+    """Return the larger of two counts, elementwise for arrays."""
+    return (first + second + abs(first - second)) // 2
+
+
+def _exponent_of(name: str) -> float | None:
+    match = _POWER_LAW.fullmatch(name)
+    if match:
+        return float(match[1])
+    if name in ("", "balanced", "uniform"):
+        return None
+    raise InvalidRequestError.of_field(
+        "moe_routing", f"{name!r} is not balanced, uniform or power_law_A"
+    )
+
+
+def _each(num_tokens: Quantity, routing: ExpertRouting) -> ExpertLoad:
+    """Return the load of a power law, one by one for a column of token counts."""
+    if not hasattr(num_tokens, "tolist"):
+        return _power_law_load(int(num_tokens), routing)
+    pairs, active = num_tokens * 0, num_tokens * 0
+    for place, count in enumerate(num_tokens.reshape(-1).tolist()):
+        load = _power_law_load(int(count), routing)
+        pairs.flat[place], active.flat[place] = load.num_pairs, load.num_active
+    return ExpertLoad(num_pairs=pairs, num_active=active)
+
+
+@lru_cache(maxsize=1 << 14)
+def _power_law_load(num_tokens: int, routing: ExpertRouting) -> ExpertLoad:
+    num_pairs = num_tokens * routing.top_k
+    is_few = num_pairs <= routing.num_experts
+    low, high = _FEW_SHARES if is_few else (1.0, max(1.0, _HIGH_SHARE * num_tokens))
+    exponent = 1 - (_exponent_of(routing.name) or 0.0)
+    layers = _uniform_draws(routing.num_experts)
+    total_pairs = total_active = 0
+    for drawn in layers:
+        shares = _invert(drawn, low, high, exponent)
+        scale = num_pairs / sum(shares)
+        counts = [min(round(share * scale), num_tokens) for share in shares]
+        busiest = _busiest(counts, num_pairs, routing.num_ranks)
+        total_pairs, total_active = total_pairs + busiest[0], total_active + busiest[1]
+    return ExpertLoad(
+        num_pairs=round(total_pairs / len(layers)), num_active=round(total_active / len(layers))
+    )
+
+
+@cache
+def _uniform_draws(num_experts: int) -> tuple[tuple[float, ...], ...]:
+    source = random.Random(_SEED)  # noqa: S311 - a fixed sample, not a secret
+    num_layers = max(1, _NUM_DRAWN // num_experts)
+    return tuple(tuple(source.random() for _ in range(num_experts)) for _ in range(num_layers))
+
+
+def _invert(drawn: tuple[float, ...], low: float, high: float, exponent: float) -> list[float]:
+    """Return values whose density falls as x**(exponent - 1) between `low` and `high`."""
+    if exponent == 0:
+        return [low * (high / low) ** value for value in drawn]
+    start, span = low**exponent, high**exponent - low**exponent
+    return [(span * value + start) ** (1 / exponent) for value in drawn]
+
+
+def _busiest(counts: list[int], num_pairs: int, num_ranks: int) -> tuple[int, int]:
+    """Return pairs and active experts of the rank with most of them.
+
+    What rounding and capping left over goes to experts without any token, rank by rank.
+    """
+    width = len(counts) // num_ranks
+    missing = (num_pairs - sum(counts)) / num_ranks
+    ranks = [counts[start : start + width] for start in range(0, len(counts), width)]
+    fullest = max(ranks, key=sum)
+    num_empty = fullest.count(0)
+    num_filled = min(num_empty, max(0, round(missing)))
+    return round(sum(fullest) + missing), width - num_empty + num_filled

@@ -1,0 +1,139 @@
+"""Expert parallelism: spread the experts of a layer over the ranks of tp and dp.
+
+Within one engine every rank has all tokens already: it computes its own experts, and the sum that
+tensor parallelism ends a layer with adds the ranks up. Engines with a data-parallel attention each
+(`dp` above 1) step together: their tokens go to the ranks of the experts and back. vLLM gathers the
+tokens of all ranks and scatters the sums, its default; DeepEP and TensorRT-LLM exchange them pair
+by pair. Ranks that expert parallelism leaves over split each expert's width.
+Source: vLLM 0.19, `fused_moe/layer.py` and `all2all_backend`; DeepSeek-V3, section 3.4.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from foretoken.domain.expert_load import ExpertRouting, expert_load, larger, rounded
+from foretoken.domain.graph import OperatorNode, RankContext
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.lowering import Lowering, Nodes, ParallelPass
+from foretoken.domain.models.architecture import MoeSpec
+from foretoken.domain.operator import find_operator
+from foretoken.domain.placement import group_dims
+from foretoken.domain.units import Quantity
+
+
+def _check(rank: RankContext) -> Iterator[str]:
+    ep, moe = rank.layout.ep, rank.model.moe
+    if ep == 1:
+        return
+    if moe is None:
+        yield f"{rank.model.name} has no experts to spread; leave it at 1"
+        return
+    if moe.num_experts % ep:
+        yield f"{ep} does not divide the {moe.num_experts} experts of {rank.model.name}"
+    num_ranks = rank.layout.tp * rank.layout.dp
+    if num_ranks % ep:
+        yield f"{ep} does not divide the {num_ranks} ranks of tp and dp that hold the experts"
+    elif moe.expert_intermediate % rank.moe_tp:
+        yield (
+            f"the {rank.moe_tp} ranks that share an expert do not divide its width"
+            f" {moe.expert_intermediate}"
+        )
+    if rank.has_lock_step and rank.layout.pp > 1:
+        yield "engines that share experts (dp and ep above 1) cannot have pipeline stages; set pp 1"
+
+
+def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
+    moe = lowering.rank.model.moe
+    if lowering.rank.layout.ep == 1 or moe is None:
+        return nodes
+    return tuple(part for node in nodes for part in _spread(node, lowering, moe))
+
+
+def _spread(node: OperatorNode, lowering: Lowering, moe: MoeSpec) -> Iterator[OperatorNode]:
+    if node.operator != "moe_experts":
+        yield node
+        return
+    rank, own_tokens = lowering.rank, node.dims["num_tokens"]
+    if not rank.has_lock_step:
+        yield _local_experts(node, lowering, moe, own_tokens)
+        yield _collective(node, rank, "all_reduce", own_tokens, "tp")
+        return
+    tokens = lowering.shape.num_group_tokens
+    if tokens is None:
+        tokens = own_tokens * rank.layout.dp
+    dispatch, combine = _exchange(node, lowering, moe, tokens)
+    experts = _local_experts(node, lowering, moe, tokens)
+    for shared in (dispatch, experts, combine):
+        yield dataclasses.replace(shared, is_group_wide=True)
+    if rank.layout.tp > 1:
+        # Each rank of an engine brought back its part of the engine's tokens.
+        yield _collective(node, rank, "all_gather", own_tokens, "tp")
+
+
+def _local_experts(
+    node: OperatorNode, lowering: Lowering, moe: MoeSpec, tokens: Quantity
+) -> OperatorNode:
+    rank, options = lowering.rank, lowering.options
+    routing = ExpertRouting(
+        top_k=moe.top_k,
+        num_experts=moe.num_experts,
+        num_ranks=rank.layout.ep,
+        name=options.moe_routing,
+    )
+    load = expert_load(tokens, routing, options.moe_imbalance_ratio)
+    dims = {
+        "num_tokens": tokens,
+        "top_k": moe.top_k,
+        "num_experts": moe.num_experts,
+        "num_local_experts": moe.num_experts // rank.layout.ep,
+        "num_local_pairs": load.num_pairs,
+        "num_active_experts": load.num_active,
+        "hidden": node.dims["hidden"],
+        "intermediate": moe.expert_intermediate // rank.moe_tp,
+    }
+    return dataclasses.replace(node, operator="moe_local_experts", dims=dims)
+
+
+def _exchange(
+    node: OperatorNode, lowering: Lowering, moe: MoeSpec, tokens: Quantity
+) -> tuple[OperatorNode, OperatorNode]:
+    """Return what brings the group's tokens to the experts, and what brings the sums back."""
+    rank = lowering.rank
+    if lowering.options.expert_exchange == "all_gather":
+        return (
+            _collective(node, rank, "all_gather", tokens, "dp"),
+            _collective(node, rank, "reduce_scatter", tokens, "dp"),
+        )
+    # A rank sends each of its tokens once to every rank that has any of its experts.
+    ep = rank.layout.ep
+    copies = ep * (1 - (1 - 1 / ep) ** moe.top_k)
+    sent = larger(rounded(tokens * (copies / (rank.layout.tp * rank.layout.dp))), 1)
+    dispatch = _collective(node, rank, "all_to_all", sent, "dp")
+    combine = dataclasses.replace(dispatch, role=f"{node.role}_combine")
+    return dispatch, combine
+
+
+def _collective(
+    node: OperatorNode, rank: RankContext, operator: str, tokens: Quantity, axis: str
+) -> OperatorNode:
+    """Return a collective of tokens over the ranks of an engine (tp) or of all engines (dp)."""
+    layout = rank.layout
+    if axis == "dp":
+        # The ranks of tp and dp together are one group.
+        layout = ParallelLayout(tp=layout.tp * layout.dp, cp=layout.cp)
+    return OperatorNode(
+        role=f"{node.role}_{operator}",
+        group="collective",
+        section=node.section,
+        operator=find_operator(operator).name,
+        dims={
+            "message_bytes": node.written_dtype.bytes_of(tokens * node.dims["hidden"]),
+            **group_dims(layout, "tp", rank.devices_per_node),
+        },
+        dtype=node.written_dtype,
+        repeat=node.repeat,
+        first_layer=node.first_layer,
+    )
+
+
+PASS = ParallelPass(axis="ep", check=_check, rewrite=_rewrite)

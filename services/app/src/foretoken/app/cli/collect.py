@@ -1,0 +1,277 @@
+"""`foretoken collect`: replay a workload against a server and record what its client saw."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.simulate import scenario_changes
+from foretoken.app.cli.state import (
+    ProgressBar,
+    build_table,
+    check_output_path,
+    fail,
+    note,
+    show_progress,
+    state_of,
+)
+from foretoken.app.collect.recording import Collection, collect_run
+from foretoken.app.collect.target import Target
+from foretoken.app.config import process_environment
+from foretoken.app.scenario_file import read_serving_scenario
+from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.serving_run import ServingRun, encode_run
+from foretoken.domain.slo import SloClass
+from foretoken.domain.units import MS_PER_S
+from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.simulator.serving.request_plan import RequestPlan
+from foretoken.simulator.serving.trace_file import load_trace
+from foretoken.simulator.serving.workload import resolve_workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Which server, and how to ask it."""
+
+    url: Annotated[str, typer.Option(help="Address of the server: `http://host:8000`.")]
+    model: Annotated[str, typer.Option(help="Name under which the server serves the model.")]
+    api: Annotated[
+        str, typer.Option(help="`completions` (prompts of exact lengths) or `chat`.")
+    ] = "completions"
+    server: Annotated[
+        str,
+        typer.Option(
+            help="What the server takes beyond OpenAI's own options: `vllm`, `sglang`, `trtllm`,"
+            " or `openai` (nothing: prompts are words, and answers may end early)."
+        ),
+    ] = "vllm"
+    api_key_variable: Annotated[
+        str, typer.Option(help="Environment variable that holds the API key.")
+    ] = "OPENAI_API_KEY"
+    timeout: Annotated[float, typer.Option(help="Give a request up after so many s.")] = 600.0
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Do not verify the server's certificate.")
+    ] = False
+    certificates: Annotated[
+        str, typer.Option(help="File of certificate authorities to trust (PEM).")
+    ] = ""
+    body: Annotated[
+        list[str] | None,
+        typer.Option(help="Add a field to every request: `top_k=1`. Repeatable."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """What to send when."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Replay this trace, in any format that scenarios take."),
+    ] = None
+    rate: Annotated[
+        float | None, typer.Option(help="Send so many requests per s, at random (Poisson).")
+    ] = None
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help="Keep so many requests under way; each next when one is done."),
+    ] = None
+    num_requests: Annotated[int, typer.Option(help="How many, with --rate or --concurrency.")] = 100
+    input_tokens: Annotated[int, typer.Option(help="Length of each prompt.")] = 512
+    output_tokens: Annotated[int, typer.Option(help="Length of each answer.")] = 128
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one key of the scenario: `workload.rate_rps=4`."),
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Decides arrivals, lengths and prompts.")] = 0
+    max_in_flight: Annotated[
+        int,
+        typer.Option(min=0, help="Never have more requests under way than this (0: any number)."),
+    ] = 0
+    warm_up: Annotated[int, typer.Option(min=0, help="Requests to send before, not recorded.")] = 1
+
+
+@with_option_groups
+def collect(
+    context: typer.Context,
+    out: Annotated[
+        Path, typer.Option(help="Write the run here (JSON).", callback=check_output_path)
+    ],
+    server: ServerOptions,
+    load: LoadOptions,
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario file whose workload to replay (YAML).")
+    ] = None,
+) -> None:
+    """Replay a workload against an OpenAI-compatible server, and record every token's time.
+
+    Say what to send in one of four ways: a SCENARIO file, `--trace FILE`, `--rate R` or
+    `--concurrency C`. Prompts are made up: as long as the workload says, and alike where its
+    prompts are. Answers are streamed. Ctrl-C stops, and keeps what was recorded.
+
+    Then `foretoken validate serving SCENARIO --measured RUN` shows how a simulation compares.
+
+    Example: `foretoken collect --url http://localhost:8000 --model my-model --rate 4
+    --num-requests 200 --input-tokens 1024 --output-tokens 256 --out run.json`
+    """
+    state = state_of(context)
+    try:
+        plan = _plan(scenario, load)
+        collection = Collection(
+            target=_target(server),
+            plan=plan,
+            name=out.stem,
+            seed=load.seed,
+            num_warm_up=load.warm_up,
+            max_in_flight=load.max_in_flight,
+            settings=_settings(scenario, server, load),
+        )
+        with show_progress(f"collect {plan.num_requests} requests from {server.url}") as bar:
+            run = collect_run(collection, _show(bar))
+    except ForetokenError as err:
+        fail(err)
+        return
+    out.write_text(encode_run(run), encoding="utf-8")
+    summary = _summarise(run)
+    state.print_object(summary, lambda: _summary_table(run, summary))
+    note(f"run written to {out}")
+    _warn(run, plan)
+
+
+def _plan(scenario: Path | None, load: LoadOptions) -> RequestPlan:
+    given = {
+        "SCENARIO": scenario,
+        "--trace": load.trace,
+        "--rate": load.rate,
+        "--concurrency": load.concurrency,
+    }
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        found = ", ".join(named) or "none"
+        problem = f"give one of {', '.join(given)}; found {found}"
+        raise InvalidRequestError.of_field("workload", problem)
+    if load.change and scenario is None:
+        raise InvalidRequestError.of_field("--set", "changes a SCENARIO, and none is given")
+    if scenario is not None:
+        read = read_serving_scenario(scenario, scenario_changes(load.change))
+        return resolve_workload(read.workload, read.slo_classes, read.seed)
+    if load.rate is not None and not load.rate > 0:
+        raise InvalidRequestError.of_field("--rate", "must be positive")
+    workload = _workload(load)
+    # Servers are not told of classes: any name that a trace has is good.
+    names = sorted({request.slo_class for request in workload.trace_requests} - {""})
+    return resolve_workload(workload, [SloClass(name=name) for name in names], load.seed)
+
+
+def _workload(load: LoadOptions) -> WorkloadSpec:
+    if load.trace is not None:
+        content = load_trace(load.trace)
+        return WorkloadSpec(
+            arrival="trace",
+            trace_requests=content.requests,
+            hash_block_tokens=content.hash_block_tokens,
+        )
+    prefill, decode = LengthSpec(mean=load.input_tokens), LengthSpec(mean=load.output_tokens)
+    if load.concurrency is not None:
+        return WorkloadSpec(
+            arrival="closed_loop",
+            arrival_options={"concurrency": str(load.concurrency)},
+            num_requests=load.num_requests,
+            prefill=prefill,
+            decode=decode,
+        )
+    return WorkloadSpec(
+        rate_rps=load.rate or 0.0, num_requests=load.num_requests, prefill=prefill, decode=decode
+    )
+
+
+def _target(server: ServerOptions) -> Target:
+    return Target(
+        url=server.url,
+        model=server.model,
+        api=server.api,
+        server=server.server,
+        api_key=process_environment().get(server.api_key_variable, ""),
+        timeout_s=server.timeout,
+        verifies_tls=not server.insecure,
+        certificates=server.certificates,
+        body=scenario_changes(server.body),
+    )
+
+
+def _settings(scenario: Path | None, server: ServerOptions, load: LoadOptions) -> Mapping[str, str]:
+    """Return how the run was made; neither addresses nor keys go into a file people share."""
+    found: dict[str, Any] = {"scenario": scenario.name if scenario else None}
+    found |= {name: getattr(server, name) for name in ("api", "server", "timeout")}
+    found |= {"body": ", ".join(server.body or ())}
+    found |= {"set": ", ".join(load.change or ()), "trace": load.trace.name if load.trace else None}
+    found |= {name: getattr(load, name) for name in ("max_in_flight", "warm_up")}
+    if scenario is None:
+        found["seed"] = load.seed
+    if scenario is None and load.trace is None:
+        names = ("rate", "concurrency", "input_tokens", "output_tokens")
+        found |= {name: getattr(load, name) for name in names}
+    return {name: str(value) for name, value in found.items() if value not in (None, "")}
+
+
+def _show(bar: ProgressBar) -> Any:
+    def show(num_done: int, num_all: int, num_under_way: int) -> None:
+        bar.set(num_done / num_all, f"{num_done} of {num_all} done, {num_under_way} under way")
+
+    return show
+
+
+def _summarise(run: ServingRun) -> dict[str, float]:
+    """Return the figures of a run that say whether it went well."""
+    done = run.completed
+    lateness = [r.arrival_s - r.planned_s for r in run.requests if r.planned_s >= 0]
+    ttft = [(r.first_token_s - r.arrival_s) * MS_PER_S for r in done]
+    duration_s = max((r.last_token_s for r in done), default=0.0)
+    tokens = sum(r.num_decode_tokens for r in done)
+    return {
+        "num_completed": len(done),
+        "num_failed": run.num_failed,
+        "duration_s": duration_s,
+        "output_throughput_tps": tokens / duration_s if duration_s else 0.0,
+        "ttft_ms_p50": median(ttft) if ttft else 0.0,
+        "ttft_ms_max": max(ttft, default=0.0),
+        "send_delay_ms_max": max(lateness, default=0.0) * MS_PER_S,
+    }
+
+
+def _summary_table(run: ServingRun, summary: Mapping[str, float]) -> Table:
+    labels = {
+        "num_completed": "requests completed",
+        "num_failed": "requests failed",
+        "duration_s": "duration (s)",
+        "output_throughput_tps": "output tokens/s",
+        "ttft_ms_p50": "TTFT p50 (ms)",
+        "ttft_ms_max": "TTFT max (ms)",
+        "send_delay_ms_max": "latest send after its time (ms)",
+    }
+    rows = [(labels[name], value) for name, value in summary.items()]
+    return build_table(f"Run of {run.model}", ("", "value"), rows)
+
+
+def _warn(run: ServingRun, plan: RequestPlan) -> None:
+    """Tell what makes a run less than it should be."""
+    if run.is_interrupted:
+        note(f"interrupted: {len(run.requests)} of {plan.num_requests} requests were sent")
+    elif len(run.requests) < plan.num_requests:
+        num_left = plan.num_requests - len(run.requests)
+        note(f"{num_left} turns were not sent, as the turn before them failed")
+    errors = sorted({request.error for request in run.requests if request.error})
+    for error in errors[:3]:
+        note(f"failed: {error}")
+    asked = int(plan.num_decode_tokens.sum())
+    got = sum(request.num_decode_tokens for request in run.completed)
+    if run.completed and not run.num_failed and got < asked:
+        note(
+            f"answers hold {got:,} of {asked:,} tokens: the server ended some early."
+            " `validate serving` takes the lengths they had"
+        )

@@ -1,0 +1,42 @@
+"""Arrow tables written to the files users name, by the file's ending."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import typer
+from pyarrow import csv, parquet
+
+from foretoken.app.cli.state import check_output_path
+
+
+def _write_parquet(table: pa.Table, path: str) -> None:
+    parquet.write_table(table, path, compression="zstd")
+
+
+def _write_csv(table: pa.Table, path: str) -> None:
+    csv.write_csv(table, path)
+
+
+_WRITERS: Mapping[str, Callable[[pa.Table, str], None]] = {
+    ".parquet": _write_parquet,
+    ".csv": _write_csv,
+}
+
+
+def check_table_path(path: Path) -> Path:
+    """Return the path of a table to write, refused where its ending or folder cannot be used.
+
+    Raises:
+        typer.BadParameter: it ends in neither .parquet nor .csv, or cannot be written.
+
+    """
+    if path.suffix not in _WRITERS:
+        raise typer.BadParameter(f"{path} must end in {' or '.join(_WRITERS)}")
+    check_output_path(path)
+    return path
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table as its file's ending says; `check_table_path` has let it pass."""
+    _WRITERS[path.suffix](table, str(path))

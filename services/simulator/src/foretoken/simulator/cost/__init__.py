@@ -1,0 +1,1 @@
+"""What the latency surfaces of a deployment are made of."""

@@ -1,0 +1,190 @@
+"""The questions about a deployment, and how the answers make its surfaces."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from foretoken.domain.estimate import LatencyColumns
+from foretoken.domain.graph import BatchShape, OperatorNode, RankContext
+from foretoken.domain.hardware.device import find_device
+from foretoken.simulator.cost import family
+from foretoken.simulator.cost.answer import (
+    Answers,
+    Questions,
+    channels_of,
+    num_channels,
+)
+from foretoken.simulator.cost.family import Axes
+from foretoken.simulator.cost.folding import find_folded
+from foretoken.simulator.cost.mixed_attention import find_mixed, repeat_answer
+from foretoken.simulator.cost.padding import LAUNCHES_PER_PIECEWISE_LAYER, padded_tokens
+from foretoken.simulator.cost.prefill_crowd import each_more
+from foretoken.simulator.cost.substitute import Substitute
+from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
+from foretoken.simulator.grid import Floats
+
+_BATCHES: Mapping[str, Callable[[Axes], BatchShape]] = {
+    "tokens": family.tokens_batch,
+    "rows": family.rows_batch,
+    "decode": family.decode_batch,
+    "prefill": family.prefill_batch,
+    "crowd": family.crowd_batch,
+    "group": family.group_batch,
+}
+
+
+class SurfaceForm:
+    """The questions about a deployment, and where each answer belongs.
+
+    `ranks` are one of every pipeline stage.
+    """
+
+    def __init__(self, spec: SurfaceSpec, ranks: Sequence[RankContext]) -> None:
+        self._spec, self._ranks = spec, ranks
+        limits, graphs = spec.limits, spec.graphs
+        self._decode_tokens = padded_tokens(
+            limits.num_tokens, graphs.sizes if graphs.pads_decodes else ()
+        )
+        self._mixed_tokens = padded_tokens(
+            limits.num_tokens, graphs.sizes if graphs.pads_mixed else ()
+        )
+        self._axes = self._all_axes()
+        self._nodes = {
+            name: family.varying_nodes(_BATCHES[name](axes), spec.options, ranks)
+            for name, axes in self._axes.items()
+        }
+        self._mixed_axes = family.mixed_axes(limits)
+        self._mixed = find_mixed(self._nodes["decode"], self._mixed_axes)
+
+    def questions(self) -> Questions:
+        """Return everything there is to ask."""
+        questions = Questions()
+        for node in self._all_nodes():
+            self._substitute(node).ask(questions)
+        for mixed in self._mixed.values():
+            mixed.ask(questions)
+        return questions
+
+    def surfaces(self, answers: Answers, model_version: str) -> LatencySurfaces:
+        """Return the surfaces that the answers make."""
+        nodes = self._all_nodes()
+        by_node = {id(node): self._substitute(node).answer(answers) for node in nodes}
+        folded = find_folded([(node, by_node[id(node)]) for node in nodes])
+
+        def answer_of(node: OperatorNode) -> LatencyColumns | None:
+            return None if node.role in folded else by_node[id(node)]
+
+        groups = tuple(sorted({node.group for node in nodes}))
+        made = {
+            name: Surface(axes=axes, values=_sum_nodes(self._nodes[name], groups, answer_of))
+            for name, axes in self._axes.items()
+            if name != "crowd"
+        }
+        token_counts = self._axes["tokens"][0]
+        return LatencySurfaces(
+            model_version=model_version,
+            groups=groups,
+            tokens=made["tokens"],
+            rows=made["rows"],
+            decode=made["decode"],
+            mixed=self._mixed_surface(answers, groups),
+            prefill=made["prefill"],
+            prefill_more=self._each_more(groups, answer_of),
+            group=made.get("group"),
+            decode_tokens=np.searchsorted(token_counts, self._decode_tokens),
+            mixed_tokens=np.searchsorted(token_counts, self._mixed_tokens),
+            floor_us=self._floor_us(),
+            num_engines=self._spec.layout.dp,
+        )
+
+    def _all_axes(self) -> dict[str, Axes]:
+        limits = self._spec.limits
+        counts = np.union1d(self._decode_tokens, self._mixed_tokens)
+        axes: dict[str, Axes] = {
+            "tokens": (counts,),
+            "rows": family.rows_axes(limits),
+            "decode": family.decode_axes(limits),
+            "prefill": family.prefill_axes(limits),
+            "crowd": family.prefill_axes(limits),
+        }
+        if self._spec.layout.dp > 1:
+            axes["group"] = (np.unique(padded_tokens(limits.num_group_tokens, ())),)
+        return axes
+
+    def _all_nodes(self) -> list[OperatorNode]:
+        return [n for stages in self._nodes.values() for stage in stages for n in stage]
+
+    def _substitute(self, node: OperatorNode) -> Substitute:
+        is_captured = self._axes["tokens"][0] <= self._spec.graphs.largest
+        return Substitute(node, self._spec, is_captured)
+
+    def _mixed_surface(self, answers: Answers, groups: Sequence[str]) -> Surface:
+        """Return what decoding sequences add to a step with prefills."""
+        added = {key: mixed.added(answers) for key, mixed in self._mixed.items()}
+        is_one_kernel = any(answer is not None for answer in added.values())
+        # Kernels of their own take no notice of the prefills.
+        first = self._mixed_axes[0] if is_one_kernel else self._mixed_axes[0][:1]
+
+        def answer_of(node: OperatorNode) -> LatencyColumns:
+            answer = added.get(id(node))
+            if answer is not None:
+                return answer
+            return repeat_answer(self._substitute(node).answer(answers), len(first))
+
+        values = _sum_nodes(self._nodes["decode"], groups, answer_of)
+        return Surface(axes=(first, *self._mixed_axes[1:]), values=values)
+
+    def _each_more(
+        self, groups: Sequence[str], answer_of: Callable[[OperatorNode], LatencyColumns | None]
+    ) -> Surface:
+        """Return what each prefill more takes in a batch."""
+        device = find_device(self._spec.device)
+        crowds = {
+            id(one): crowd
+            for stages in zip(self._nodes["prefill"], self._nodes["crowd"], strict=True)
+            for one, crowd in zip(*stages, strict=True)
+        }
+
+        def more_of(node: OperatorNode) -> LatencyColumns | None:
+            one, crowd = answer_of(node), answer_of(crowds[id(node)])
+            return None if one is None or crowd is None else each_more(node, one, crowd, device)
+
+        values = _sum_nodes(self._nodes["prefill"], groups, more_of)
+        return Surface(axes=self._axes["prefill"], values=values)
+
+    def _floor_us(self) -> Floats:
+        """Return what launching a step takes, by [stage, decode or mixed, tokens]."""
+        spec, limits = self._spec, self._spec.limits
+        kernels = family.count_kernels(spec.options, self._ranks)
+        layers = np.array([float(rank.num_stage_layers) for rank in self._ranks])
+        floor = np.repeat(kernels[:, None, None], 2, axis=1) * np.ones(limits.num_tokens + 1)
+        captured = spec.graphs.largest + 1
+        if spec.graphs.pads_decodes:
+            floor[:, 0, :captured] = 1.0 if spec.graphs.is_full else 0.0
+            if not spec.graphs.is_full:
+                floor[:, 0, :captured] = LAUNCHES_PER_PIECEWISE_LAYER * layers[:, None]
+        if spec.graphs.pads_mixed:
+            floor[:, 1, :captured] = LAUNCHES_PER_PIECEWISE_LAYER * layers[:, None]
+        return floor * spec.launch_us
+
+
+def _sum_nodes(
+    stages: Sequence[Sequence[OperatorNode]],
+    groups: Sequence[str],
+    answer_of: Callable[[OperatorNode], LatencyColumns | None],
+) -> Floats:
+    """Return [stage, channel, grid point] of the operators that have an answer."""
+    num_points = 0
+    parts: list[tuple[int, Floats]] = []
+    for stage, nodes in enumerate(stages):
+        for node in nodes:
+            answer = answer_of(node)
+            if answer is None:
+                continue
+            channels = node.repeat * channels_of(answer, groups.index(node.group), len(groups))
+            num_points = channels.shape[1]
+            parts.append((stage, channels))
+    values = np.zeros((len(stages), num_channels(len(groups)), num_points))
+    for stage, channels in parts:
+        values[stage] += channels
+    return values

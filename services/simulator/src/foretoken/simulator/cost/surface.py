@@ -1,0 +1,81 @@
+"""Surfaces of latency over the numbers a step's time depends on."""
+
+from dataclasses import dataclass
+
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.lowering import LoweringOptions
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.simulator.cost.family import Axes, StepLimits
+from foretoken.simulator.cost.padding import GraphRule
+from foretoken.simulator.grid import Floats, Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SurfaceSpec:
+    """What surfaces depend on; equal specifications share them under one model version.
+
+    `layout.dp` is above 1 only where engines run in lock step and share experts.
+    """
+
+    model: ModelArchitecture
+    device: str
+    topology: str
+    framework: str
+    engine: str
+    kernels: tuple[tuple[str, str], ...]
+    options: LoweringOptions
+    layout: ParallelLayout
+    graphs: GraphRule
+    launch_us: float
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_context: int
+
+    @property
+    def limits(self) -> StepLimits:
+        """What bounds a step."""
+        return StepLimits(
+            num_tokens=self.max_num_batched_tokens,
+            num_group_tokens=self.max_num_batched_tokens * self.layout.dp,
+            num_seqs=self.max_num_seqs,
+            context=self.max_context,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surface:
+    """µs on a grid. `values` is [stage, channel, grid point], grid points flat, last axis fastest.
+
+    The channels are the operator groups, then the lower and the upper bound, then the part of the
+    time that rests on each provenance.
+    """
+
+    axes: Axes
+    values: Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatencySurfaces:
+    """All surfaces of a deployment.
+
+    Axes: `tokens` (tokens), `rows` (sequences), `decode` (sequences, mean context, longest context
+    over mean), `mixed` (new tokens of the longest prefill beside them, then as `decode`), `prefill`
+    (new tokens, context) of one sequence and `prefill_more` of each more in the same step, `group`
+    (tokens of all engines in lock step; None where each runs on its own). `decode_tokens` and
+    `mixed_tokens` give, from 0 tokens on, the point of `tokens` a step is padded to; `floor_us` by
+    [stage, decode or mixed, tokens] is what its launches take.
+    """
+
+    model_version: str
+    groups: tuple[str, ...]
+    tokens: Surface
+    rows: Surface
+    decode: Surface
+    mixed: Surface
+    prefill: Surface
+    prefill_more: Surface
+    group: Surface | None
+    decode_tokens: Ints
+    mixed_tokens: Ints
+    floor_us: Floats
+    num_engines: int = 1

@@ -1,0 +1,351 @@
+"""The sections of a serving page beyond one figure per load: distributions, time line, memory."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.domain.report import (
+    ITL_QUANTILES,
+    ClassReport,
+    SeriesColumns,
+    ServingReport,
+    ServingStageMemory,
+)
+from foretoken.domain.units import GIB, MS_PER_S
+from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from foretoken.page.section import Cell, DataTable, Picture, Section
+from foretoken.simulator.report.palette import OF_SERVING_MEMORY, colors_of_loads
+from foretoken.simulator.report.plots import Series, draw_stacked_rows, format_number
+from foretoken.simulator.report.serving_plots import (
+    Bars,
+    CumulativePanel,
+    Track,
+    draw_cumulative_panels,
+    draw_histograms,
+    draw_tracks,
+)
+
+Floats = NDArray[np.float64]
+
+# A picture of more steps shows no more and makes the page large.
+_MAX_INTERVALS = 600
+# (title, name, unit, ms of the unit)
+_DISTRIBUTIONS = (
+    ("Time to first token", "ttft_ms", "ms", 1.0),
+    ("Inter-token latency, every token", "itl_ms", "ms", 1.0),
+    ("Time per output token, every request", "tpot_ms", "ms", 1.0),
+    ("End-to-end latency", "e2e_latency_ms", "s", MS_PER_S),
+)
+_REFUSALS = {
+    "context_too_long": "prompt and answer are longer than the model's context",
+    "exceeds_kv_cache": "prompt and answer are larger than the whole KV cache",
+}
+
+
+def label_load(report: ServingReport) -> str:
+    """Return how a page names the load of a report."""
+    return f"{format_number(report.offered_rps)}/s" if report.offered_rps else "all at once"
+
+
+def distributions(reports: Sequence[ServingReport]) -> Section:
+    """Return the cumulative distributions of the latencies, with the objectives that all share."""
+    panels = []
+    for title, name, unit, scale in _DISTRIBUTIONS:
+        lines = [
+            Series(label=label_load(report), color=color, values=values)
+            for report, color in zip(reports, colors_of_loads(len(reports)), strict=True)
+            if (values := _quantiles(report, name, scale))
+        ]
+        if lines:
+            limit_ms = _limits(reports[-1]).get(name, 0.0)
+            panels.append(
+                CumulativePanel(
+                    title=title,
+                    x_label=f"{unit}",
+                    percents=ITL_QUANTILES,
+                    lines=lines,
+                    limits=[(limit_ms / scale, "SLO")] if limit_ms else [],
+                )
+            )
+    caption = (
+        "The share at or below a time; further left is better. An axis is logarithmic where its "
+        "values span more than a factor of 40. A dashed line is the objective of requests without "
+        "a class."
+    )
+    svg = draw_cumulative_panels("distributions", panels, "offered load") if panels else ""
+    return Section(title="Distributions", pictures=[Picture(svg=svg, caption=caption)] * bool(svg))
+
+
+def _quantiles(report: ServingReport, name: str, scale: float) -> list[float]:
+    if name == "itl_ms":
+        return [value / scale for value in report.itl_ms_quantiles]
+    requests = report.requests
+    arrival, first, finished = (
+        np.asarray(getattr(requests, column), dtype=np.float64)
+        for column in ("arrival_s", "first_token_s", "finished_s")
+    )
+    done = finished >= 0
+    times_s = {"ttft_ms": first - arrival, "e2e_latency_ms": finished - arrival}
+    if name == "tpot_ms":
+        gaps = np.asarray(requests.num_decode_tokens, dtype=np.float64) - 1
+        if len(gaps) != len(done):
+            return []
+        done &= gaps > 0
+        times_s[name] = (finished - first) / np.maximum(gaps, 1)
+    values = times_s[name][done] * MS_PER_S / scale
+    return np.percentile(values, ITL_QUANTILES).tolist() if len(values) else []
+
+
+def _limits(report: ServingReport) -> Mapping[str, float]:
+    scenario = json.loads(report.scenario_json) if report.scenario_json else {}
+    return {name: value or 0.0 for name, value in scenario.get("slo", {}).items()}
+
+
+def timeline(report: ServingReport) -> Section:
+    """Return a run second by second."""
+    times_s, width_s, columns = _thin_series(report.series)
+
+    def line(label: str, name: str, color: str, scale: float = 1.0) -> Series:
+        values = (columns[name] / scale).tolist()
+        # The last interval is drawn to its end.
+        return Series(label=label, color=color, values=[*values, values[-1]])
+
+    tracks = [
+        Track(
+            y_label="requests/s",
+            series=[
+                line("arrived", "num_arrivals", GREY, width_s),
+                line("completed", "num_completions", BLUE, width_s),
+            ],
+        ),
+        Track(
+            y_label="requests",
+            series=[
+                line("running", "running_mean", GREEN),
+                line("waiting", "waiting_mean", VERMILION),
+            ],
+        ),
+        Track(
+            y_label="tokens/s",
+            series=[
+                line("prompts", "num_prefill_tokens", ORANGE, width_s),
+                line("output", "num_output_tokens", BLUE, width_s),
+            ],
+        ),
+        Track(y_label="batch size", series=[line("", "batch_size_mean", SKY)], is_area=True),
+        Track(
+            y_label="KV in use",
+            series=[line("", "kv_utilization_ratio", PURPLE)],
+            is_area=True,
+            is_ratio=True,
+        ),
+        Track(
+            y_label="busy",
+            series=[line("", "utilization_ratio", GREEN)],
+            is_area=True,
+            is_ratio=True,
+        ),
+    ]
+    if report.power_w_mean > 0:
+        tracks.append(
+            Track(y_label="power (W)", series=[line("", "power_w", ORANGE)], is_area=True)
+        )
+    svg = draw_tracks(
+        "timeline", label_load(report), [*times_s.tolist(), times_s[-1] + width_s], tracks
+    )
+    caption = (
+        f"Every step of a curve is {format_number(width_s)} s: sums of what happened in it, means "
+        "of what stood. Requests and blocks are those of all replicas."
+    )
+    return Section(title="Over time", pictures=[Picture(svg=svg, caption=caption)])
+
+
+def _thin_series(series: SeriesColumns) -> tuple[Floats, float, dict[str, Floats]]:
+    """Return a series in intervals that can be drawn: their starts, width in s, and columns."""
+    starts = np.asarray(series.start_s, dtype=np.float64)
+    width_s = float(starts[1] - starts[0]) if len(starts) > 1 else 1.0
+    size = -(-len(starts) // _MAX_INTERVALS)
+    firsts = np.arange(0, len(starts), size)
+    lengths = np.diff(firsts, append=len(starts))
+    columns = {}
+    for name in series.__dataclass_fields__:
+        sums = np.add.reduceat(np.asarray(getattr(series, name), dtype=np.float64), firsts)
+        # Counts are of a whole interval, of which the last may be shorter.
+        columns[name] = sums * size / lengths if name.startswith("num_") else sums / lengths
+    return starts[firsts], width_s * size, columns
+
+
+def batches(report: ServingReport) -> Section:
+    """Return how large the steps of a run are."""
+    histograms = [
+        Bars(title=title, x_label=label, edges=histogram.edges, shares=histogram.shares)
+        for title, label, histogram in (
+            ("Batch size", "requests in a step", report.batch_size_histogram),
+            ("Tokens", "tokens in a step", report.batch_tokens_histogram),
+        )
+    ]
+    size, step = report.batch_size, report.step_ms
+    return Section(
+        title="Steps",
+        intro=(
+            f"At {label_load(report)}: {report.num_serving_steps:,} steps of "
+            f"{format_number(size.mean)} requests and {format_number(report.batch_tokens.mean)} "
+            f"tokens on average. A step takes {format_number(step.p50)} ms in the median and "
+            f"{format_number(step.p99)} ms at the 99th percentile, all stages together."
+        ),
+        pictures=[
+            Picture(
+                svg=draw_histograms("batches", histograms),
+                caption="How many steps are of which size.",
+            )
+        ],
+    )
+
+
+def memory(report: ServingReport) -> Section:
+    """Return what occupies a device of each stage."""
+    rows = {f"stage {stage.stage}": _parts_gib(stage) for stage in report.memory}
+    device_gib = report.memory[0].device_bytes / GIB
+    svg = draw_stacked_rows(
+        "memory",
+        "Memory of one device",
+        "GiB",
+        rows,
+        OF_SERVING_MEMORY,
+        limit=(device_gib, f"device: {format_number(device_gib)} GiB"),
+    )
+    num_tokens = report.num_kv_blocks * report.kv_block_size
+    return Section(
+        title="Memory",
+        intro=(
+            f"The KV cache of a replica has {report.num_kv_blocks:,} blocks of "
+            f"{report.kv_block_size} tokens, {num_tokens:,} in all. At {label_load(report)} "
+            f"{report.kv_utilization_ratio_mean:.1%} of them are in use on average, "
+            f"{report.kv_utilization_ratio_max:.1%} at most."
+        ),
+        pictures=[
+            Picture(
+                svg=svg,
+                caption="Activations are their peak in the largest step the engine may run.",
+            )
+        ],
+    )
+
+
+def _parts_gib(stage: ServingStageMemory) -> dict[str, float]:
+    return {
+        name: getattr(stage, f"{field}_bytes") / GIB
+        for name, field in zip(
+            OF_SERVING_MEMORY,
+            ("weights", "kv", "activations", "graphs", "reserved"),
+            strict=True,
+        )
+    }
+
+
+def classes(reports: Sequence[ServingReport]) -> Section:
+    """Return how the classes of requests fared at each load."""
+    headers = (
+        "load",
+        "class",
+        "requests",
+        "SLO met",
+        "goodput (1/s)",
+        "TTFT p50 / p99 (ms)",
+        "TPOT p50 / p99 (ms)",
+        "e2e p50 / p99 (s)",
+    )
+    rows = [
+        (
+            label_load(report),
+            item.name or "no class",
+            f"{item.num_requests:,}",
+            _attainment(item),
+            format_number(item.goodput_rps),
+            pair(item.ttft_ms.p50, item.ttft_ms.p99),
+            pair(item.tpot_ms.p50, item.tpot_ms.p99),
+            pair(item.e2e_latency_ms.p50 / MS_PER_S, item.e2e_latency_ms.p99 / MS_PER_S),
+        )
+        for report in reports
+        for item in report.classes
+    ]
+    return Section(
+        title="Classes",
+        table=DataTable(headers=headers, rows=rows, text_columns=(1,)),
+    )
+
+
+def _attainment(item: ClassReport) -> str | Cell:
+    if not item.is_limited:
+        return "no limits"
+    text = f"{item.slo_attainment_ratio:.0%}"
+    return Cell(text=text, tone="alert") if item.slo_attainment_ratio < _LOW_ATTAINMENT else text
+
+
+# A class that meets its objectives less often stands out.
+_LOW_ATTAINMENT = 0.9
+
+
+def refusals(reports: Sequence[ServingReport]) -> Section:
+    """Return which requests the engines would not take, and why."""
+    rows = [
+        (
+            label_load(report),
+            f"{count:,}",
+            f"{count / report.num_requests:.1%}",
+            _REFUSALS.get(reason, reason),
+        )
+        for report in reports
+        for reason, count in report.num_refused_by_reason.items()
+    ]
+    return Section(
+        title="Refused requests",
+        intro="They never ran and count as requests that miss their objectives.",
+        table=DataTable(
+            headers=("load", "requests", "share", "reason"), rows=rows, text_columns=(3,)
+        ),
+    )
+
+
+def engines(report: ServingReport) -> Section:
+    """Return how much of each pipeline stage of each replica was used."""
+    headers = (
+        "replica and stage",
+        "requests",
+        "steps",
+        "preempted",
+        "busy",
+        "MFU",
+        "MBU",
+        "KV in use, mean / max",
+    )
+    rows = [
+        (
+            f"{engine.engine}, stage {stage.stage}",
+            f"{engine.num_requests:,}",
+            f"{engine.num_serving_steps:,}",
+            f"{engine.num_preemptions:,}",
+            f"{stage.utilization_ratio:.1%}",
+            f"{stage.mfu_ratio:.1%}",
+            f"{stage.mbu_ratio:.1%}",
+            f"{engine.kv_utilization_ratio_mean:.0%} / {engine.kv_utilization_ratio_max:.0%}",
+        )
+        for engine in report.engines
+        for stage in engine.stages
+    ]
+    return Section(
+        title="Devices",
+        intro=(
+            f"At {label_load(report)}. Busy is the share of time with work on the device; MFU and "
+            "MBU are the FLOPs and the memory traffic that the requests needed, over what the "
+            "device could do in the whole time."
+        ),
+        table=DataTable(headers=headers, rows=rows),
+    )
+
+
+def pair(first: float, second: float) -> str:
+    """Return two numbers as a cell has them."""
+    return f"{format_number(first)} / {format_number(second)}"

@@ -1,0 +1,72 @@
+"""The simulation of a deployment, from its first request to the last."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.serving.fast.selection import SELECTS
+from foretoken.simulator.serving.fast.simulation import is_ready, run_fast
+from foretoken.simulator.serving.fast.state import ROUTERS
+from foretoken.simulator.serving.record import ServingRecord
+from foretoken.simulator.serving.reference import TableCost, run_reference
+from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
+from foretoken.simulator.serving.setup import DeploymentSetup
+
+# Up to so many output tokens a plan is the reference's: it takes 0.1 s, as long as loading the fast
+# path; where that is yet to be compiled, 2 s, which even many runs in a row can bear.
+_TINY_TOKENS, _SMALL_TOKENS = 5_000, 100_000
+# Called now and then with the share of requests that are done; raises to cancel.
+Progress = Callable[[float], None]
+
+
+def run_deployment(
+    plan: RequestPlan, setup: DeploymentSetup, tables: CostTables, progress: Progress
+) -> ServingRecord:
+    """Return what the engines did with the requests of a plan.
+
+    Raises:
+        UnknownPluginError: there is no scheduler or no router of that name.
+
+    """
+    if takes_fast_path(plan, setup):
+        return run_fast(plan, setup, tables, progress)
+    return run_reference(plan, setup, TableCost(tables), progress)
+
+
+def takes_fast_path(plan: RequestPlan, setup: DeploymentSetup) -> bool:
+    """Whether compiled code runs the plan: as the setup says, else if it is the faster.
+
+    It is not for a tiny plan, nor for a small one if it has to be compiled first.
+    """
+    if setup.uses_fast_path is not None:
+        return setup.uses_fast_path
+    num_tokens = _num_tokens(plan, setup)
+    if not has_fast_path(setup) or num_tokens <= _TINY_TOKENS:
+        return False
+    return num_tokens > _SMALL_TOKENS or is_ready(setup)
+
+
+def warm_up(setup: DeploymentSetup, tables: CostTables) -> None:
+    """Compile what runs a deployment, or load it where that was done before."""
+    one = np.ones(1, dtype=np.int64)
+    if has_fast_path(setup):
+        run_fast(plan_requests(one, one, one), setup, tables, lambda _: None)
+
+
+def _num_tokens(plan: RequestPlan, setup: DeploymentSetup) -> float:
+    """Return how much there is to simulate, in output tokens."""
+    num_prefill = plan.num_prefill_tokens.sum() / setup.profile.max_num_batched_tokens
+    return float(plan.num_decode_tokens.sum() + num_prefill + plan.num_requests)
+
+
+def has_fast_path(setup: DeploymentSetup) -> bool:
+    """Whether compiled code knows all rules of a deployment; else the reference has to run it."""
+    is_swapping = setup.profile.preemption == "swap" and bool(setup.kv_tiers)
+    keeps_evicted = setup.profile.has_prefix_caching and bool(setup.kv_tiers)
+    return (
+        setup.profile.scheduler in SELECTS
+        and setup.router in ROUTERS
+        and not is_swapping
+        and not keeps_evicted
+    )

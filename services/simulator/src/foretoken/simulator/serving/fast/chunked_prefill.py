@@ -1,0 +1,53 @@
+"""vLLM v1's default rules, as in `schedulers/chunked_prefill.py`."""
+
+from foretoken.simulator.serving.fast.admission import num_repeats
+from foretoken.simulator.serving.fast.batch import (
+    admit_first,
+    budget_left,
+    can_prefill,
+    can_schedule,
+    limit_piece,
+    num_uncomputed,
+    preempt,
+    schedule,
+)
+from foretoken.simulator.serving.fast.block import allocate
+from foretoken.simulator.serving.fast.choice import chooses
+from foretoken.simulator.serving.fast.layout import State
+from foretoken.simulator.serving.fast.view import engines_of, requests_of, running_of
+
+
+@chooses
+def select(state: State, e: int) -> int:
+    """Choose the next batch: running requests in order, then waiting ones where room is left.
+
+    Returns for how many steps it would choose the same while all that runs decodes.
+    """
+    engine = engines_of(state)[e]
+    num_preempted = engine.num_preempted
+    index = 0
+    while index < engine.num_running and budget_left(state, e) > 0:
+        r = running_of(state)[e, index]
+        index += 1
+        if not can_schedule(state, r):
+            continue
+        num_new = num_uncomputed(state, r)
+        if num_new > 1:
+            if not can_prefill(state, e):
+                continue
+            num_new = limit_piece(state, e, num_new)
+        while not allocate(state, e, r, requests_of(state)[r].num_computed + num_new):
+            if preempt(state, e, engine.num_running - 1, False) == r:
+                return 0
+        schedule(state, e, r, num_new)
+    if engine.num_preempted > num_preempted:
+        return 0
+    while (
+        engine.num_waiting > 0
+        and engine.num_running < state.max_num_seqs
+        and budget_left(state, e) > 0
+        and can_prefill(state, e)
+        and admit_first(state, e)
+    ):
+        pass
+    return num_repeats(state, e)

@@ -1,0 +1,32 @@
+"""Sarathi's rules, as in `schedulers/sarathi.py`."""
+
+from foretoken.simulator.serving.fast.admission import (
+    can_admit,
+    continue_prompts,
+    decode_running,
+    num_repeats_above,
+    num_uncached,
+)
+from foretoken.simulator.serving.fast.batch import admit, can_fit, limit_piece, num_uncomputed
+from foretoken.simulator.serving.fast.block import find_prefix
+from foretoken.simulator.serving.fast.choice import chooses
+from foretoken.simulator.serving.fast.layout import State
+from foretoken.simulator.serving.fast.view import engines_of
+
+
+@chooses
+def select(state: State, e: int) -> int:
+    """Choose a token for each that decodes, and fill the step with pieces of prompts.
+
+    Returns for how many steps it would choose the same while all that runs decodes.
+    """
+    decode_running(state, e, 1)
+    continue_prompts(state, e)
+    while can_admit(state, e):
+        r = engines_of(state)[e].first_waiting
+        num_hits = find_prefix(state, e, r)
+        num_held = num_uncomputed(state, r)
+        if not can_fit(state, e, num_hits, num_held):
+            break
+        admit(state, e, num_hits, num_held, limit_piece(state, e, num_uncached(state, r, num_hits)))
+    return num_repeats_above(state, e, 1)

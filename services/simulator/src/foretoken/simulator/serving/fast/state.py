@@ -1,0 +1,209 @@
+"""The arrays of a compiled simulation before it runs."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from foretoken.domain.units import NS_PER_MS, NS_PER_US
+from foretoken.simulator.serving.fast import layout
+from foretoken.simulator.serving.fast.layout import NONE, Ints, Records, State
+from foretoken.simulator.serving.fast.selection import SELECTS
+from foretoken.simulator.serving.request_plan import RequestPlan
+from foretoken.simulator.serving.setup import DeploymentSetup
+
+# Steps of a slice, and least room for prefills and token runs; a slice reports progress.
+_SLICE_STEPS = 50_000
+# `admission` and `router` of the state, by the names of the rules.
+ADMISSIONS = {
+    "chunk": layout.ADMIT_CHUNK,
+    "prompt": layout.ADMIT_PROMPT,
+    "answer": layout.ADMIT_ANSWER,
+    "context": layout.ADMIT_CONTEXT,
+    "share": layout.ADMIT_SHARE,
+    "peak": layout.ADMIT_PEAK,
+}
+ROUTERS = {"round_robin": layout.ROUND_ROBIN, "least_loaded": layout.LEAST_LOADED}
+
+
+class FastState(NamedTuple):
+    """The record that compiled code works on, and the arrays that it points into."""
+
+    record: Records
+    arrays: Mapping[str, Records]
+
+
+def build_state(plan: RequestPlan, setup: DeploymentSetup, num_stages: int) -> FastState:
+    """Return the state before the first request arrives."""
+    record = np.zeros(1, dtype=layout.STATE)
+    rules = record[0]
+    _set_rules(rules, setup, num_stages)
+    _set_sizes(rules, plan, setup)
+    requests = _build_requests(plan, rules)
+    arrays = {
+        "requests": requests,
+        "ready_order": _order_arrivals(plan, rules, requests),
+        "hashes": np.ascontiguousarray(plan.hashes, dtype=np.int64),
+        "heap": np.zeros(plan.num_requests, dtype=np.int32),
+        **_build_engines(rules),
+        **_build_cache(rules),
+        **_build_output(rules),
+    }
+    for name in layout.ARRAYS:
+        record[f"{name}_at"] = arrays[name].ctypes.data
+    return FastState(record, arrays)
+
+
+def _set_rules(rules: State, setup: DeploymentSetup, num_stages: int) -> None:
+    profile = setup.profile
+    for name in layout.PROFILE_RULES:
+        rules[name] = getattr(profile, name)
+    rules["select_at"] = SELECTS[profile.scheduler].address
+    rules["router"] = ROUTERS[setup.router]
+    rules["is_async"] = profile.has_async_scheduling
+    rules["is_caching"] = profile.has_prefix_caching
+    rules["admission"] = ADMISSIONS[profile.admission]
+    rules["max_num_tokens"] = profile.max_num_batched_tokens
+    rules["num_blocks"] = setup.num_kv_blocks
+    rules["watermark_blocks"] = int(profile.watermark_ratio * setup.num_kv_blocks)
+    rules["max_context"] = setup.max_context
+    rules["num_stages"] = num_stages
+    rules["depth"] = num_stages if num_stages > 1 else 1 + profile.has_async_scheduling
+    rules["num_buckets"] = 1 << max(setup.num_kv_blocks, 1).bit_length()
+
+
+def _set_sizes(rules: State, plan: RequestPlan, setup: DeploymentSetup) -> None:
+    rules["num_requests"] = plan.num_requests
+    rules["num_unfollowing"] = np.count_nonzero(plan.follows < 0)
+    rules["is_closed_loop"] = plan.concurrency > 0
+    rules["is_dynamic"] = plan.concurrency > 0 or rules["num_unfollowing"] < plan.num_requests
+    rules["hash_block_tokens"] = plan.hash_block_tokens
+    rules["num_hashes"] = len(plan.hashes)
+    rules["num_engines"] = setup.num_engines
+    rules["num_units"] = 1 if setup.is_lock_step else setup.num_engines
+    longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max(initial=1))
+    num_blocks, size = int(rules["num_blocks"]), int(rules["block_size"])
+    rules["num_slot_blocks"] = min(longest // size + 1, num_blocks) + 1
+    rules["num_growth"] = max(int(rules["max_num_seqs"]), size)
+    room = max(_SLICE_STEPS, 4 * setup.num_engines * int(rules["max_num_seqs"]))
+    rules["room_steps"] = _SLICE_STEPS + setup.num_engines
+    rules["room_prefills"] = rules["room_runs"] = room
+
+
+def _build_engines(rules: State) -> dict[str, Records]:
+    num_engines, num_units = int(rules["num_engines"]), int(rules["num_units"])
+    engines = np.zeros(num_engines, dtype=layout.ENGINE)
+    for name in ("first_waiting", "last_waiting", "first_arrived", "last_arrived"):
+        engines[name] = NONE
+    engines["unit"] = np.arange(num_engines) * num_units // num_engines
+    engines["num_free"] = rules["num_blocks"]
+    engines["num_slots"] = rules["max_num_seqs"]
+    units = np.zeros(num_units, dtype=layout.UNIT)
+    units["next_ns"] = layout.NEVER_NS
+    units["num_engines"] = num_engines // num_units
+    units["first_engine"] = np.arange(num_units) * (num_engines // num_units)
+    num_seqs, depth = int(rules["max_num_seqs"]), int(rules["depth"])
+    return {
+        "engines": engines,
+        "units": units,
+        "stage_free": np.zeros((num_units, int(rules["num_stages"])), dtype=np.int64),
+        "running": np.zeros((num_engines, num_seqs), dtype=np.int32),
+        "flights": np.zeros((num_engines, depth), dtype=layout.STEP),
+        "rows": np.zeros((num_engines, depth, num_seqs), dtype=np.int32),
+        "growth": np.zeros((5, int(rules["num_growth"])), dtype=np.int32),
+    }
+
+
+def _build_cache(rules: State) -> dict[str, Records]:
+    """Return the blocks of every engine, all free, in a ring with one that stands for its ends."""
+    num_engines = int(rules["num_engines"]) if rules["is_caching"] else 0
+    num_seqs, count = int(rules["max_num_seqs"]), int(rules["num_blocks"]) + 1
+    first = np.arange(num_engines, dtype=np.int32)[:, None]
+    place = np.arange(count, dtype=np.int32)[None, :]
+    blocks = np.zeros(num_engines * count, dtype=layout.BLOCK)
+    blocks["next"] = (first * count + (place + 1) % count).ravel()
+    blocks["previous"] = (first * count + (place - 1) % count).ravel()
+    blocks["chain"] = NONE
+    num_slot_blocks = int(rules["num_slot_blocks"])
+    slots = first * num_seqs + np.arange(num_seqs, dtype=np.int32)[None, ::-1]
+    return {
+        "blocks": blocks,
+        "buckets": np.full(num_engines * int(rules["num_buckets"]), NONE, dtype=np.int32),
+        "slots": np.ascontiguousarray(slots),
+        "slot_blocks": np.empty((num_engines * num_seqs, num_slot_blocks), dtype=np.int32),
+        "hits": np.zeros(num_slot_blocks, dtype=np.int32),
+    }
+
+
+def _build_output(rules: State) -> dict[str, Records]:
+    num_prefills = int(rules["room_prefills"])
+    return {
+        "steps": np.zeros(int(rules["room_steps"]), dtype=layout.STEP),
+        "prefills": np.zeros(num_prefills, dtype=layout.PREFILL),
+        "prefill_tokens": np.zeros(num_prefills, dtype=np.int32),
+        "prefill_context": np.zeros(num_prefills, dtype=np.int32),
+        "runs": np.zeros((int(rules["room_runs"]), 4), dtype=np.int32),
+    }
+
+
+def _build_requests(plan: RequestPlan, rules: State) -> Records:
+    requests = np.zeros(plan.num_requests, dtype=layout.REQUEST)
+    for name in ("slot", "next", "engine", "queued_ns", "scheduled_ns", "first_token_ns"):
+        requests[name] = NONE
+    for name in ("finished_ns", "arrival_ns", "run_first"):
+        requests[name] = NONE
+    requests["num_prefill"] = plan.num_prefill_tokens
+    requests["num_decode"] = plan.num_decode_tokens
+    requests["earliest_ns"] = plan.arrival_ns
+    requests["think_ns"] = plan.think_ns
+    requests["priority"] = plan.priority
+    requests["stream"] = plan.stream
+    requests["prefix_stream"] = plan.prefix_stream
+    requests["prefix_tokens"] = plan.prefix_tokens
+    requests["hash_first"] = plan.hash_offsets[:-1]
+    requests["num_hashes"] = np.diff(plan.hash_offsets)
+    requests["num_shared"] = _count_shared_blocks(plan, rules)
+    _link_followers(plan, requests)
+    return requests
+
+
+def _count_shared_blocks(plan: RequestPlan, rules: State) -> Ints:
+    """Return how many leading blocks of each request may be equal to another's."""
+    size = int(rules["block_size"])
+    shared = plan.prefix_tokens // size
+    num_hashes = np.diff(plan.hash_offsets)
+    shared = np.maximum(shared, num_hashes * plan.hash_block_tokens // size)
+    _, place, counts = np.unique(plan.stream, return_inverse=True, return_counts=True)
+    longest = (plan.num_prefill_tokens + plan.num_decode_tokens) // size
+    return np.where(counts[place] > 1, longest, np.minimum(shared, longest))
+
+
+def _link_followers(plan: RequestPlan, requests: Records) -> None:
+    requests["first_follower"] = NONE
+    requests["next_follower"] = NONE
+    followers = np.flatnonzero(plan.follows >= 0)
+    followers = followers[np.argsort(plan.follows[followers], kind="stable")]
+    followed = plan.follows[followers]
+    is_first = np.ones(len(followers), dtype=bool)
+    is_first[1:] = followed[1:] != followed[:-1]
+    requests["first_follower"][followed[is_first]] = followers[is_first]
+    linked = np.flatnonzero(~is_first)
+    requests["next_follower"][followers[linked - 1]] = followers[linked]
+
+
+def _order_arrivals(plan: RequestPlan, rules: State, requests: Records) -> Ints:
+    """Send what arrives by itself and return it in the order it is ready, then what waits."""
+    free = np.flatnonzero(plan.follows < 0)
+    num_open = min(plan.concurrency, len(free)) if plan.concurrency > 0 else len(free)
+    open_requests = free[:num_open]
+    arrival_ns = np.maximum(requests["earliest_ns"][open_requests], 0)
+    frontend_ns = (
+        float(rules["frontend_ms"]) * NS_PER_MS
+        + float(rules["frontend_us_per_token"]) * NS_PER_US * requests["num_prefill"][open_requests]
+    )
+    ready_ns = arrival_ns + np.rint(frontend_ns).astype(np.int64)
+    requests["arrival_ns"][open_requests] = arrival_ns
+    requests["ready_ns"][open_requests] = ready_ns
+    rules["num_open"] = rules["num_released"] = num_open
+    free[:num_open] = open_requests[np.argsort(ready_ns, kind="stable")]
+    return free.astype(np.int32)

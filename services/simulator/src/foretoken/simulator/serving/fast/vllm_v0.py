@@ -1,0 +1,48 @@
+"""vLLM V0's rules, as in `schedulers/vllm_v0.py`."""
+
+from foretoken.simulator.jit import compiled_part
+from foretoken.simulator.serving.fast.admission import (
+    can_admit,
+    continue_prompts,
+    decode_running,
+    fit_whole,
+    num_repeats_above,
+    num_uncached,
+)
+from foretoken.simulator.serving.fast.batch import admit, can_fit, num_uncomputed
+from foretoken.simulator.serving.fast.block import find_prefix
+from foretoken.simulator.serving.fast.choice import chooses
+from foretoken.simulator.serving.fast.layout import State
+from foretoken.simulator.serving.fast.view import engines_of
+
+
+@chooses
+def select(state: State, e: int) -> int:
+    """Choose prompts, or where there are none to compute, a token for each that runs.
+
+    Returns for how many steps it would choose the same while all that runs decodes.
+    """
+    if not continue_prompts(state, e):
+        _admit_prompts(state, e)
+    if engines_of(state)[e].num_tokens == 0:
+        decode_running(state, e, 1)
+    return num_repeats_above(state, e, 1)
+
+
+@compiled_part
+def _admit_prompts(state: State, e: int) -> None:
+    engine = engines_of(state)[e]
+    count, longest = 0, 0
+    while can_admit(state, e):
+        r = engine.first_waiting
+        num_hits = find_prefix(state, e, r)
+        num_left = num_uncached(state, r, num_hits)
+        longest = max(longest, num_left)
+        if state.counts_padding and count > 0 and (count + 1) * longest > state.max_num_tokens:
+            return
+        num_new = fit_whole(state, e, num_left)
+        num_held = num_uncomputed(state, r)
+        if num_new == 0 or not can_fit(state, e, num_hits, num_held):
+            return
+        admit(state, e, num_hits, num_held, num_new)
+        count += 1

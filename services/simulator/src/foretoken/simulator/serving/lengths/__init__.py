@@ -1,0 +1,1 @@
+"""Distributions of token counts: one module each, with a `LENGTH`."""

@@ -1,0 +1,1 @@
+"""Formats of measured serving runs: one module each, with a `MEASURED_RUN`."""

@@ -1,0 +1,77 @@
+"""How classes of requests fared, and a run without its warm-up."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.domain.report import ClassReport, SteadyWindow
+from foretoken.domain.slo import Slo, SloClass
+from foretoken.domain.units import NS_PER_S
+from foretoken.simulator.serving.metrics import is_completed, summarize_latencies
+from foretoken.simulator.serving.occupancy import Interval
+from foretoken.simulator.serving.record import RequestRecord, ServingRecord
+
+Bools = NDArray[np.bool_]
+
+# The share of the arrivals' span that a steady window leaves out at either side.
+_WARM_UP_RATIO = 0.1
+
+
+def report_classes(
+    classes: Sequence[SloClass],
+    default: Slo,
+    requests: RequestRecord,
+    attains: Bools,
+    duration_s: float,
+) -> tuple[ClassReport, ...]:
+    """Return how each class fared, then the requests of none; nothing where there is no class."""
+    if not classes:
+        return ()
+    number = np.asarray(requests.slo_class)
+    members = [(item.name, item.slo, number == index) for index, item in enumerate(classes)]
+    if (number < 0).any():
+        members.append(("", default, number < 0))
+    done = is_completed(requests)
+    reports = []
+    for name, slo, chosen in members:
+        num_attaining = int(attains[chosen].sum())
+        report = ClassReport(
+            name=name,
+            num_requests=int(chosen.sum()),
+            num_completed=int(done[chosen].sum()),
+            is_limited=any((slo.ttft_ms, slo.tpot_ms, slo.itl_ms, slo.e2e_latency_ms)),
+            goodput_rps=num_attaining / duration_s if duration_s else 0.0,
+            slo_attainment_ratio=num_attaining / max(int(chosen.sum()), 1),
+        )
+        reports.append(replace(report, **summarize_latencies(requests, chosen)))
+    return tuple(reports)
+
+
+def find_steady_window(record: ServingRecord, interval: Interval) -> SteadyWindow:
+    """Return the figures of a run without its first and last tenth, as `SteadyWindow` says."""
+    requests = record.requests
+    arrival, finished = np.asarray(requests.arrival_ns), np.asarray(requests.finished_ns)
+    last_ns = int(arrival.max())
+    if last_ns == interval.start_ns:
+        last_ns = interval.end_ns
+    margin_ns = int((last_ns - interval.start_ns) * _WARM_UP_RATIO)
+    start_ns, end_ns = interval.start_ns + margin_ns, last_ns - margin_ns
+    if end_ns <= start_ns:
+        return SteadyWindow()
+    window_s = (end_ns - start_ns) / NS_PER_S
+    num_tokens = 0
+    for steps in record.steps:
+        places = np.searchsorted(steps.end_ns, (start_ns, end_ns))
+        num_tokens += int(np.sum(steps.num_rows[places[0] : places[1]]))
+    arrived = (arrival >= start_ns) & (arrival < end_ns)
+    window = SteadyWindow(
+        start_s=start_ns / NS_PER_S,
+        end_s=end_ns / NS_PER_S,
+        num_requests=int(arrived.sum()),
+        request_throughput_rps=float(np.sum((finished >= start_ns) & (finished < end_ns)))
+        / window_s,
+        output_throughput_tps=num_tokens / window_s,
+    )
+    return replace(window, **summarize_latencies(requests, arrived))

@@ -1,0 +1,26 @@
+"""What a deployment is: engines that are alike, and how requests are spread over them."""
+
+from dataclasses import dataclass
+
+from foretoken.domain.engine import EngineProfile, KvTier
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeploymentSetup:
+    """Engines that are alike, `num_kv_blocks` of each, and how requests are spread over them.
+
+    Engines in lock step (data-parallel attention) schedule together, and the slowest sets the pace.
+    A request of more than `max_context` tokens, prompt and answer, is refused. `uses_fast_path`
+    chooses between compiled code and the reference, which give the same; None takes the compiled
+    one where it knows all rules.
+    """
+
+    profile: EngineProfile
+    num_kv_blocks: int
+    num_engines: int = 1
+    is_lock_step: bool = False
+    router: str = "round_robin"
+    max_context: int = 2**31 - 1
+    kv_bytes_per_token: int = 0
+    kv_tiers: tuple[KvTier, ...] = ()
+    uses_fast_path: bool | None = None

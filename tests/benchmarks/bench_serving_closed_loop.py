@@ -1,0 +1,437 @@
+"""Compare simulated deployments with measured closed-loop runs that AIConfigurator publishes.
+
+Five models on H200 (`--system h100_sxm`: on H100, all of it transferred) under vLLM, SGLang and
+TensorRT-LLM: mean TTFT and TPOT at a fixed concurrency. Operator times come from AIConfigurator's
+own tables, imported and learned; what neither these nor an engine profile say is in `_Client` and
+`_Launch`, with its source. Prints the errors by group beside AIConfigurator's own, and says which
+rows were not run and why. H200 takes 2 minutes, most of them to learn the tables.
+
+    python tests/benchmarks/bench_serving_closed_loop.py [path of the shared measurements]
+        [--every N] [--home FOLDER] [--system SYSTEM] [--rows]
+"""
+
+import argparse
+import csv
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from closed_loop_tables import MARLIN_EXPERTS, ROUTING, TRAINED_ON, train
+
+from foretoken.app.compose import Composition
+from foretoken.app.config import AppConfig
+from foretoken.client.facade import Foretoken
+from foretoken.domain.engine import EngineSpec
+from foretoken.domain.errors import ForetokenError
+from foretoken.domain.estimate import DType
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.report import RequestColumns
+from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.workload import LengthSpec, SessionSpec, WorkloadSpec
+
+_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+# AIConfigurator's own errors on its rows: TPOT, TTFT.
+_PEER_ERRORS = "22 %", "53 %"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Client:
+    """What sends the requests: ten for each running one.
+
+    A prompt and an answer have `shortest_ratio` to 1 times the nominal length, evenly.
+    `num_prompts` different prompts are sent in turns (0: all differ); what came in
+    `num_warmup_rounds` before fills the cache and is not counted.
+    """
+
+    shortest_ratio: float
+    num_prompts: int = 0
+    num_warmup_rounds: int = 0
+
+
+_ROUNDS = 10
+# Source: InferenceMAX, utils/bench_serving/benchmark_serving.py and benchmark_lib.sh.
+_INFERENCE_MAX = _Client(shortest_ratio=0.8)
+# AIConfigurator's own runs, by aiperf with lengths fixed: all prompts differ where nothing is
+# cached; where something is, the tool's default of 100 prompts and two rounds of warm-up count.
+# That the Llama runs under vLLM had a cache is read off them: without, their throughput is beyond
+# the device's arithmetic.
+_AIPERF = _Client(shortest_ratio=1.0)
+_AIPERF_CACHED = _Client(shortest_ratio=1.0, num_prompts=100, num_warmup_rounds=2)
+# An API server: a request takes what BLIS's published fit of vLLM has; a token of its prompt what
+# Hugging Face's tokenizers 0.23.1 take on one thread for English text (2.6 to 4.0 MB/s by model in
+# the benchmarks of its pull requests 2298 to 2332, of 4.5 bytes a token). They are latencies, not a
+# server that can be busy.
+_FRONTEND = {"frontend_ms": "15.6", "frontend_us_per_token": "1.4"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """How an engine was started: its profile, the tables that time it, and what a launch sets.
+
+    `step_limit` is of a step: a number, or the rule of its script.
+    """
+
+    profile: str
+    framework: str
+    quantization: str
+    step_limit: int | str
+    client: _Client
+    rules: Mapping[str, str]
+    experts_kernel: str = ""
+    kv_dtype: DType | None = None
+
+
+# InferenceMAX starts gpt-oss under vLLM with VLLM_MXFP4_USE_MARLIN=1.
+_VLLM, _TRTLLM = "vllm 0.24.0", "trtllm 1.3.0rc20"
+# No table was measured under SGLang, whose operators are vLLM's for the most part.
+_SGLANG = _VLLM
+_CACHED = {"has_prefix_caching": "true"}
+_UNCACHED = {"has_prefix_caching": "false"}
+
+
+def _memory(ratio: str) -> Mapping[str, str]:
+    return {**_UNCACHED, "memory_utilization_ratio": ratio}
+
+
+# AIConfigurator starts SGLang with --enable-mixed-chunk and --max-prefill-tokens of a prompt and
+# 1,500: as many prompts as are whole in that join the running requests' step.
+_MIXED = {**_UNCACHED, "mixes_prefill": "true"}
+# Source: InferenceMAX, benchmarks/single_node/{gptoss_fp4,dsr1_fp8}_h200{,_trt}.sh;
+# AIConfigurator 0.12, generator/rule_plugin/{vllm,sglang}.rule.
+_LAUNCHES: Mapping[tuple[str, str], _Launch] = {
+    ("vllm", "gpt-oss-120b"): _Launch(
+        "vllm-0.18", _VLLM, "w4a16_mxfp4", 8192, _INFERENCE_MAX, _UNCACHED, MARLIN_EXPERTS
+    ),
+    ("trtllm", "gpt-oss-120b"): _Launch(
+        "trtllm-1.0", _TRTLLM, "w4a16_mxfp4", 20000, _INFERENCE_MAX, _memory("0.85")
+    ),
+    ("trtllm", "DeepSeek-V3"): _Launch(
+        "trtllm-1.0",
+        _TRTLLM,
+        "fp8_block",
+        "a prompt",
+        _INFERENCE_MAX,
+        _memory("0.75"),
+        kv_dtype=DType.FP8,
+    ),
+    ("sglang", "DeepSeek-V3"): _Launch(
+        "sglang-0.5", _SGLANG, "fp8_block", 32768, _INFERENCE_MAX, _memory("0.82")
+    ),
+    ("vllm", "Llama-3.1-8B-Instruct-FP8"): _Launch(
+        "vllm-0.12", _VLLM, "fp8", "a prompt and 1500", _AIPERF_CACHED, _CACHED
+    ),
+    ("sglang", "Llama-3.1-8B-Instruct"): _Launch(
+        "sglang-0.5", _SGLANG, "fp8", 8192, _AIPERF, _MIXED
+    ),
+    ("vllm", "Qwen3-32B"): _Launch("vllm-0.12", _VLLM, "", 8192, _AIPERF, _UNCACHED),
+    ("trtllm", "Qwen3-32B"): _Launch("trtllm-1.0", _TRTLLM, "fp8", 8192, _AIPERF, _UNCACHED),
+    ("sglang", "Qwen3-32B"): _Launch("sglang-0.5", _SGLANG, "", 16384, _AIPERF, _UNCACHED),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """A measured run. `ep` experts' shards lie on the tp ranks; times in ms."""
+
+    name: str
+    model: str
+    backend: str
+    system: str
+    tp: int
+    dp: int
+    ep: int
+    concurrency: int
+    prefill: int
+    decode: int
+    ttft_ms: float
+    tpot_ms: float
+
+    @property
+    def group(self) -> str:
+        """Return the model and engine it belongs to."""
+        return f"{self.model} {self.backend}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Outcome:
+    """What a run and its simulation have in common."""
+
+    run: _Run
+    ttft_ms: float
+    tpot_ms: float
+
+
+def main() -> int:
+    """Import, train, simulate and print."""
+    options = _parse_options()
+    data = options.data / "aiconfigurator"
+    if not (data / "measured_serving.csv").is_file():
+        print("the shared measurements (../shared/data) are not here: nothing to compare with")
+        return 0
+    runs, reasons = _read_runs(data / "measured_serving.csv", options.system)
+    runs = runs[:: options.every]
+    with tempfile.TemporaryDirectory() as scratch:
+        home = options.home or Path(scratch) / "home"
+        is_trained = home.exists()
+        with Composition(AppConfig(home=str(home))) as services:
+            foretoken = services.foretoken("predictor", "simulator")
+            if not is_trained:
+                train(services, foretoken, options.data, Path(scratch) / "thinned")
+            started = time.process_time()
+            outcomes, failures = _simulate(runs, foretoken)
+            print(f"simulated {len(outcomes)} runs in {time.process_time() - started:.0f} CPU s")
+    if options.rows:
+        _print_rows(outcomes)
+    _print_groups(outcomes)
+    for reason, count in (reasons + failures).most_common():
+        print(f"not run: {count} rows, {reason}")
+    return 0
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("data", nargs="?", type=Path, default=_DATA, help="shared measurements")
+    parser.add_argument("--every", type=int, default=1, help="run every so many rows only")
+    parser.add_argument("--home", type=Path, help="keep the trained predictor here, or use it")
+    parser.add_argument("--system", default=TRAINED_ON, help="rows of which system to run")
+    parser.add_argument("--rows", action="store_true", help="print every row")
+    return parser.parse_args()
+
+
+# The measured runs -------------------------------------------------------------------------------
+
+
+def _read_runs(path: Path, system: str) -> tuple[list[_Run], Counter[str]]:
+    runs: list[_Run] = []
+    reasons: Counter[str] = Counter()
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            reason = _find_obstacle(row, system)
+            if reason:
+                reasons[reason] += 1
+            else:
+                runs.append(_read_run(row))
+    return runs, reasons
+
+
+def _find_obstacle(row: Mapping[str, str], system: str) -> str:
+    if row["mode"] != "agg":
+        return "disaggregated prefill and decode"
+    if row["system"] != system:
+        if row["system"].startswith("h"):
+            return f"{row['system']}: asked for {system}"
+        return f"{row['system']}: no attention or MoE table of its kind of device"
+    if (row["backend"], row["model_path"].rpartition("/")[2]) not in _LAUNCHES:
+        return "a model whose rows do not say how it was quantised or launched"
+    return ""
+
+
+def _read_run(row: Mapping[str, str]) -> _Run:
+    tp, ep = _read_degree(row["moe_tp_size"]), _read_degree(row["moe_ep_size"])
+    if ep == 1:
+        tp = max(tp, _read_degree(row["tp_size"]))
+    else:
+        # `tp_size` is the product of both in these rows; experts are split over the tp ranks.
+        tp = ep = max(tp, ep)
+    dp = _read_degree(row["attention_dp_size"])
+    if row["backend"] == "trtllm" and row["system"] == TRAINED_ON:
+        # Rows that say EP 1 are the runs with EP over again, to a percent: their launches set both.
+        ep = tp
+    concurrency = re.search(r"_c(\d+)_", row["id"])
+    return _Run(
+        name=row["id"],
+        model=row["model_path"].rpartition("/")[2],
+        backend=row["backend"],
+        system=row["system"],
+        tp=1 if dp > 1 else tp,
+        dp=tp if dp > 1 else 1,
+        ep=ep,
+        concurrency=int(concurrency[1]) if concurrency else int(float(row["batch_size"])),
+        prefill=int(float(row["isl"])),
+        decode=int(float(row["osl"])),
+        ttft_ms=float(row["silicon_ttft_ms"]),
+        tpot_ms=float(row["silicon_tpot_ms"]),
+    )
+
+
+def _read_degree(text: str) -> int:
+    return max(1, int(float(text))) if text else 1
+
+
+# The simulation ----------------------------------------------------------------------------------
+
+
+def _simulate(runs: Sequence[_Run], foretoken: Foretoken) -> tuple[list[_Outcome], Counter[str]]:
+    outcomes: list[_Outcome] = []
+    failures: Counter[str] = Counter()
+    # Several rows are the same run, or runs of the same settings.
+    known: dict[_Run, tuple[float, float] | str] = {}
+    widest = _find_limits(runs)
+    for run in runs:
+        key = replace(run, name="", ttft_ms=0.0, tpot_ms=0.0)
+        if key not in known:
+            known[key] = _answer(run, _scenario(run, widest[run.group]), foretoken)
+        answer = known[key]
+        if isinstance(answer, str):
+            failures[f"{run.group}: {answer}"] += 1
+        else:
+            outcomes.append(_Outcome(run=run, ttft_ms=answer[0], tpot_ms=answer[1]))
+    return outcomes, failures
+
+
+def _find_limits(runs: Sequence[_Run]) -> dict[str, int]:
+    """Return the largest concurrency of each group: one limit for all, so that tables are shared.
+
+    A closed loop never has more requests than its concurrency.
+    """
+    limits: dict[str, int] = defaultdict(int)
+    for run in runs:
+        limits[run.group] = max(limits[run.group], run.concurrency)
+    return limits
+
+
+def _answer(
+    run: _Run, scenario: ServingScenario, foretoken: Foretoken
+) -> tuple[float, float] | str:
+    try:
+        report = foretoken.simulate_serving(scenario)
+    except ForetokenError as err:
+        return str(err)
+    if not report.feasibility.is_feasible:
+        return report.feasibility.reason
+    num_warmup = _LAUNCHES[run.backend, run.model].client.num_warmup_rounds * run.concurrency
+    if num_warmup == 0:
+        return report.ttft_ms.mean, report.tpot_ms.mean
+    return _average(report.requests, num_warmup)
+
+
+def _average(requests: RequestColumns, num_warmup: int) -> tuple[float, float]:
+    """Return mean TTFT and TPOT in ms of all requests but the first to arrive."""
+    arrival_s, first_s, last_s, num_tokens = (
+        np.asarray(column)[num_warmup:]
+        for column in (
+            requests.arrival_s,
+            requests.first_token_s,
+            requests.finished_s,
+            requests.num_decode_tokens,
+        )
+    )
+    gaps_s = (last_s - first_s) / (num_tokens - 1)
+    return 1000 * float((first_s - arrival_s).mean()), 1000 * float(gaps_s.mean())
+
+
+def _scenario(run: _Run, max_num_seqs: int) -> ServingScenario:
+    launch = _LAUNCHES[run.backend, run.model]
+    rules = {**_FRONTEND, **launch.rules}
+    memory_ratio = float(rules.pop("memory_utilization_ratio", "0"))
+    if launch.rules is _MIXED:
+        rules["max_num_prefills"] = str(1 + 1500 // run.prefill)
+    return ServingScenario(
+        name=run.name,
+        model=find_model(_MODELS[run.model]),
+        device=run.system,
+        framework=launch.framework,
+        quantization=launch.quantization,
+        kv_dtype=launch.kv_dtype,
+        moe_routing=ROUTING,
+        kernels={"moe_experts": launch.experts_kernel} if launch.experts_kernel else {},
+        layout=ParallelLayout(tp=run.tp, dp=run.dp, ep=run.ep),
+        engine=EngineSpec(
+            profile=launch.profile,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=_limit_tokens(run, launch, max_num_seqs),
+            memory_utilization_ratio=memory_ratio,
+            rules=rules,
+        ),
+        workload=_workload(run, launch.client),
+    )
+
+
+def _limit_tokens(run: _Run, launch: _Launch, max_num_seqs: int) -> int:
+    if isinstance(launch.step_limit, int):
+        return launch.step_limit
+    if launch.step_limit == "a prompt":
+        # InferenceMAX's script: all that run, and in whole 64s.
+        return max(8192, (run.concurrency + run.prefill + 127) // 64 * 64)
+    # AIConfigurator's generator, beside all that run.
+    return max_num_seqs + run.prefill + 1500
+
+
+_MODELS = {
+    "gpt-oss-120b": "gpt-oss-120b",
+    "DeepSeek-V3": "deepseek-v3",
+    "Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
+    "Qwen3-32B": "qwen3-32b",
+}
+
+
+def _workload(run: _Run, client: _Client) -> WorkloadSpec:
+    # A prompt out of few is a shared prefix, all but its last token.
+    num_shared = run.prefill - 1 if client.num_prompts else 0
+    return WorkloadSpec(
+        arrival="closed_loop",
+        arrival_options={"concurrency": str(run.concurrency)},
+        num_requests=(_ROUNDS + client.num_warmup_rounds) * run.concurrency,
+        prefill=_lengths(run.prefill - num_shared, client.shortest_ratio),
+        decode=_lengths(run.decode, client.shortest_ratio),
+        sessions=SessionSpec(
+            shared_prefix_tokens=num_shared, num_shared_prefixes=max(1, client.num_prompts)
+        ),
+    )
+
+
+def _lengths(nominal: int, shortest_ratio: float) -> LengthSpec:
+    shortest = max(1, int(nominal * shortest_ratio))
+    return LengthSpec(kind="uniform", minimum=shortest, maximum=nominal)
+
+
+# The errors --------------------------------------------------------------------------------------
+
+
+def _print_groups(outcomes: Sequence[_Outcome]) -> None:
+    groups: dict[str, list[_Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.run.group].append(outcome)
+    print(f"\n{'':34}{'rows':>5}   {'TPOT mean':>9}{'median':>8}{'P90':>7}", end="")
+    print(f"{'bias':>8}   {'TTFT mean':>9}{'median':>8}{'P90':>7}{'bias':>8}")
+    for name, members in (*sorted(groups.items()), ("all", list(outcomes))):
+        if members:
+            print(f"{name:34}{len(members):5}   {'   '.join(_describe(members))}")
+    print(f"AIConfigurator, its own figures: TPOT {_PEER_ERRORS[0]}, TTFT {_PEER_ERRORS[1]}")
+
+
+def _describe(members: Sequence[_Outcome]) -> Iterator[str]:
+    for ours, theirs in (
+        ([m.tpot_ms for m in members], [m.run.tpot_ms for m in members]),
+        ([m.ttft_ms for m in members], [m.run.ttft_ms for m in members]),
+    ):
+        signed = [ours_ms / true_ms - 1 for ours_ms, true_ms in zip(ours, theirs, strict=True)]
+        errors = sorted(abs(error) for error in signed)
+        p90 = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+        yield (
+            f"{statistics.fmean(errors):9.1%}{statistics.median(errors):8.1%}{p90:7.1%}"
+            f"{statistics.median(signed):+8.1%}"
+        )
+
+
+def _print_rows(outcomes: Sequence[_Outcome]) -> None:
+    print(f"\n{'':34}{'tp':>3}{'c':>5}{'in':>6}{'out':>6}{'TTFT':>18}{'TPOT ms':>18}")
+    for outcome in sorted(outcomes, key=lambda o: (o.run.group, o.run.tp, o.run.prefill)):
+        run = outcome.run
+        print(
+            f"{run.group:34}{run.tp:3}{run.concurrency:5}{run.prefill:6}{run.decode:6}"
+            f"{outcome.ttft_ms:9.0f}{run.ttft_ms:9.0f}{outcome.tpot_ms:9.2f}{run.tpot_ms:9.2f}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

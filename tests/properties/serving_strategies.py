@@ -1,0 +1,127 @@
+"""Random workloads and engines, small enough that many run and tight enough that all rules show."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from foretoken.domain.engine import EngineProfile
+from foretoken.simulator.cost_tables import CostTables, flat_tables
+from foretoken.simulator.serving.deployment import run_deployment
+from foretoken.simulator.serving.record import ServingRecord
+from foretoken.simulator.serving.request_plan import RequestPlan
+from foretoken.simulator.serving.setup import DeploymentSetup
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload, and what it runs on."""
+
+    plan: RequestPlan
+    setup: DeploymentSetup
+    tables: CostTables
+
+    def run(self, *, uses_fast_path: bool) -> ServingRecord:
+        """Return what the engines did, by compiled code or by the reference."""
+        setup = replace(self.setup, uses_fast_path=uses_fast_path)
+        return run_deployment(self.plan, setup, self.tables, lambda _: None)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> RequestPlan:
+    """Draw requests that arrive together or apart, follow each other and share content."""
+    gaps_ns = st.sampled_from((0, 0, 700, 9_000, 31_000))
+    rows = draw(
+        st.lists(
+            st.tuples(gaps_ns, st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=20
+        )
+    )
+    gaps, prefill, decode = (_ints(column) for column in zip(*rows, strict=True))
+    count = len(rows)
+    hash_block_tokens = draw(st.sampled_from((2, 3, 8, 16)))
+    num_hashes = [draw(st.integers(0, int(tokens) // hash_block_tokens)) for tokens in prefill]
+    if draw(st.booleans()):
+        num_hashes = [0] * count
+    follows = _ints([-1] * count)
+    if draw(st.booleans()):
+        follows = _ints([draw(st.integers(-1, index - 1)) for index in range(count)])
+    hashes = st.lists(st.integers(0, 2), min_size=sum(num_hashes), max_size=sum(num_hashes))
+    return RequestPlan(
+        arrival_ns=np.cumsum(gaps),
+        num_prefill_tokens=prefill,
+        num_decode_tokens=decode,
+        follows=follows,
+        think_ns=_draw_column(draw, st.sampled_from((0, 4_000)), count),
+        slo_class=_ints([-1] * count),
+        priority=_ints([0] * count),
+        stream=_draw_column(draw, st.integers(0, draw(st.integers(0, count))), count),
+        prefix_stream=_draw_column(draw, st.integers(0, 1), count),
+        prefix_tokens=_draw_column(draw, st.integers(0, 40), count),
+        hash_offsets=np.concatenate([[0], np.cumsum(_ints(num_hashes))]),
+        hashes=_ints(draw(hashes)),
+        hash_block_tokens=hash_block_tokens,
+        concurrency=draw(st.sampled_from((0, 0, 1, 3, 8))),
+    )
+
+
+@st.composite
+def profiles(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> EngineProfile:
+    """Draw the rules of an engine."""
+    return EngineProfile(
+        name="drawn",
+        engine="drawn",
+        scheduler=scheduler,
+        max_num_seqs=draw(st.sampled_from((1, 3, 8, 16))),
+        max_num_batched_tokens=draw(st.sampled_from((16, 64, 512))),
+        max_chunk_tokens=draw(st.sampled_from((0, 0, 7))),
+        max_num_prefills=draw(st.sampled_from((0, 0, 1))),
+        block_size=draw(st.sampled_from((1, 2, 4, 16))),
+        admission=draw(st.sampled_from(("chunk", "prompt", "answer"))),
+        watermark_ratio=draw(st.sampled_from((0.0, 0.1))),
+        has_prefix_caching=draw(st.booleans()),
+        has_async_scheduling=draw(st.booleans()),
+        host_us=draw(st.sampled_from((0.0, 3.0))),
+        host_us_per_seq=draw(st.sampled_from((0.0, 0.2))),
+        output_us=draw(st.sampled_from((0.0, 1.0))),
+        output_us_per_seq=draw(st.sampled_from((0.0, 0.1))),
+        frontend_ms=draw(st.sampled_from((0.0, 0.01))),
+        frontend_us_per_token=draw(st.sampled_from((0.0, 0.1))),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> Case:
+    """Draw a workload and engines; the KV cache holds between less than a request and them all."""
+    plan, profile = draw(plans()), draw(profiles(scheduler))
+    longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max())
+    num_needed = -(-longest // profile.block_size)
+    setup = DeploymentSetup(
+        profile=profile,
+        num_kv_blocks=max(1, int(num_needed * draw(st.sampled_from((0.8, 1, 1.3, 3, 10))))),
+        num_engines=draw(st.sampled_from((1, 1, 2, 3))),
+        is_lock_step=draw(st.booleans()),
+        router=draw(st.sampled_from(("round_robin", "least_loaded"))),
+        max_context=draw(st.sampled_from((80, 10**6))),
+    )
+    return Case(plan, setup, _tables(draw(st.sampled_from((0.5, 5.0))), draw(st.integers(1, 3))))
+
+
+def _tables(step_us: float, num_stages: int) -> CostTables:
+    """Return tables in which every stage is a little slower than the one before."""
+    tables = flat_tables(step_us, 0.7, us_per_kv_token=0.013)
+    columns: dict[str, Any] = {
+        name: np.concatenate([column * (1 + 0.3 * stage) for stage in range(num_stages)])
+        for name, column in tables._asdict().items()
+        if name.endswith("_us")
+    }
+    return tables._replace(**columns)
+
+
+def _draw_column(draw: st.DrawFn, values: st.SearchStrategy[int], count: int) -> NDArray[np.int64]:
+    return _ints(draw(st.lists(values, min_size=count, max_size=count)))
+
+
+def _ints(values: Any) -> NDArray[np.int64]:
+    return np.array(values, dtype=np.int64)

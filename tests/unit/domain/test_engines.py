@@ -1,0 +1,65 @@
+"""The engine profiles: each says its rules and their source, and every version has one."""
+
+import pytest
+
+from foretoken.domain.engine import EngineSpec, all_engines, find_engine
+from foretoken.domain.errors import UnknownPluginError
+
+_VLLM_VERSIONS = [f"0.{minor}" for minor in range(14, 25)]
+
+
+@pytest.mark.parametrize("name", sorted(all_engines()))
+def test_every_profile_says_its_source(name: str) -> None:
+    """A rule without a source cannot be checked."""
+    assert len(find_engine(name).source) > 40
+
+
+@pytest.mark.parametrize("name", sorted(all_engines()))
+def test_every_profile_resolves_alone(name: str) -> None:
+    """A scenario that names a profile and nothing else has its rules."""
+    assert find_engine(name).scheduler == EngineSpec(profile=name).resolve().scheduler
+
+
+@pytest.mark.parametrize("version", [*_VLLM_VERSIONS, "0.14.1", "0.19.0", "0.22.1"])
+def test_vllm_versions_are_known(version: str) -> None:
+    """Every release from 0.14 to 0.24 has the v1 rules with asynchronous scheduling."""
+    profile = find_engine(f"vllm-{version}")
+    assert ("chunked_prefill", True) == (profile.scheduler, profile.has_async_scheduling)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vllm-0.6.6", ("vllm_v0", "prompt", 0.9)),
+        ("vllm-0.9.2", ("chunked_prefill", "chunk", 0.9)),
+        ("vllm-0.12.0", ("chunked_prefill", "chunk", 0.9)),
+        ("vllm-0.18", ("chunked_prefill", "chunk", 0.9)),
+        ("vllm-0.19", ("chunked_prefill", "prompt", 0.9)),
+        ("vllm-0.20", ("chunked_prefill", "prompt", 0.92)),
+        ("sglang-0.5.9", ("sglang", "share", 0.88)),
+        ("trtllm-1.1.0", ("trtllm", "answer", 0.9)),
+    ],
+)
+def test_rules_change_with_the_version(name: str, expected: tuple[str, str, float]) -> None:
+    """Admission and memory follow the release that is named."""
+    profile = find_engine(name)
+    found = (profile.scheduler, profile.admission, profile.memory_utilization_ratio)
+    assert expected == found
+
+
+def test_asynchronous_scheduling_came_with_0_14() -> None:
+    """The release before it waits for a step before it schedules the next."""
+    assert not find_engine("vllm-0.13").has_async_scheduling
+
+
+def test_engines_of_papers_need_no_version() -> None:
+    """Orca, Sarathi, FasterTransformer and LightLLM are named alone."""
+    names = ("orca", "sarathi", "faster-transformer", "lightllm")
+    expected = ["orca", "sarathi", "static_batch", "lightllm"]
+    assert expected == [find_engine(name).scheduler for name in names]
+
+
+def test_a_version_no_profile_covers_is_an_error() -> None:
+    """A release that nobody looked at is not silently taken for another."""
+    with pytest.raises(UnknownPluginError):
+        find_engine("vllm-7.0")

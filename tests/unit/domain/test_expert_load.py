@@ -1,0 +1,53 @@
+"""Experts reached and the busiest rank's tokens, by routing."""
+
+import numpy as np
+import pytest
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.expert_load import ExpertRouting, expert_load, larger, rounded
+
+
+def test_few_tokens_reach_few_experts() -> None:
+    one, eight = (ExpertRouting(top_k=top_k, num_experts=128) for top_k in (1, 8))
+    assert [1, 8, 52, 128] == [
+        expert_load(tokens, routing).num_active
+        for tokens, routing in ((1, one), (1, eight), (8, eight), (999, eight))
+    ]
+
+
+def test_a_power_law_reaches_fewer_and_fills_one_rank_more() -> None:
+    """64 tokens to 4 of 128 reach about 97 experts under a density of x^-1.01, 111 if balanced."""
+    even = ExpertRouting(top_k=4, num_experts=128)
+    skewed = ExpertRouting(top_k=4, num_experts=128, name="power_law_1.01")
+    assert 111 == expert_load(64, even).num_active
+    assert pytest.approx(97, abs=2) == expert_load(64, skewed).num_active
+    ranks = ExpertRouting(top_k=4, num_experts=128, num_ranks=8, name="power_law_1.2")
+    assert 1.3 * 64 * 4 / 8 < expert_load(64, ranks).num_pairs <= 64 * 4
+
+
+@pytest.mark.parametrize("name", ["balanced", "power_law_1.2"])
+@pytest.mark.parametrize("num_ranks", [1, 8])
+def test_a_column_is_as_its_rows(name: str, num_ranks: int) -> None:
+    routing = ExpertRouting(top_k=8, num_experts=128, num_ranks=num_ranks, name=name)
+    tokens = np.array([1, 3, 64, 5000])
+    load = expert_load(tokens, routing, 1.25)
+    rows = [expert_load(int(count), routing, 1.25) for count in tokens]
+    assert [row.num_pairs for row in rows] == load.num_pairs.tolist()
+    assert [row.num_active for row in rows] == load.num_active.tolist()
+    assert all(1 <= row.num_active <= min(row.num_pairs, 128 // num_ranks) for row in rows)
+
+
+def test_all_pairs_are_on_the_only_rank() -> None:
+    for name in ("", "uniform", "balanced", "power_law_1.01"):
+        routing = ExpertRouting(top_k=8, num_experts=64, name=name)
+        assert 800 == expert_load(100, routing).num_pairs
+
+
+def test_an_unknown_routing_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="moe_routing"):
+        expert_load(8, ExpertRouting(top_k=2, num_experts=8, name="zipf"))
+
+
+def test_whole_numbers() -> None:
+    assert (3, 2) == (rounded(2.5), rounded(2.49))
+    assert (7, 7) == (larger(3, 7), larger(7, 3))

@@ -1,0 +1,126 @@
+"""Experts spread over the ranks of one engine, or of engines in lock step."""
+
+import dataclasses
+
+import pytest
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import DType
+from foretoken.domain.graph import BatchShape, OperatorNode, RankContext
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.lowering import LoweringOptions, check_layout, lower_rank
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.operator import find_operator
+
+_QWEN = find_model("qwen3-30b-a3b")
+_OPTIONS = LoweringOptions(dtype=DType.BF16, has_kv_cache=True, has_sampler=True)
+_BATCH = BatchShape(num_tokens=100, num_output_rows=10)
+
+
+def _rank(model: ModelArchitecture = _QWEN, **degrees: int) -> RankContext:
+    return RankContext(model=model, layout=ParallelLayout(**degrees), devices_per_node=8)
+
+
+def _lower(
+    rank: RankContext, shape: BatchShape = _BATCH, options: LoweringOptions = _OPTIONS
+) -> dict[str, OperatorNode]:
+    return {node.role: node for node in lower_rank(shape, options, rank)}
+
+
+def _reasons(model: ModelArchitecture, **degrees: int) -> list[str]:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_layout(_rank(model, **degrees))
+    return [f"{item.field}: {item.description}" for item in caught.value.violations]
+
+
+def test_one_engine_adds_its_experts_up_with_its_ranks() -> None:
+    nodes = _lower(_rank(tp=4, ep=4))
+    experts = nodes["moe_experts"]
+    assert ("moe_local_experts", 128, 32, 768) == (
+        experts.operator,
+        experts.dims["num_experts"],
+        experts.dims["num_local_experts"],
+        experts.dims["intermediate"],
+    )
+    assert (100, 200) == (experts.dims["num_tokens"], experts.dims["num_local_pairs"])
+    assert 100 * 2048 * 2 == nodes["moe_experts_all_reduce"].dims["message_bytes"]
+    assert not any(node.is_group_wide for node in nodes.values())
+
+
+def test_engines_in_lock_step_gather_all_tokens_and_scatter_the_sums() -> None:
+    nodes = _lower(_rank(dp=2, ep=2))
+    assert 200 == nodes["moe_experts"].dims["num_tokens"]
+    expected = {"message_bytes": 200 * 2048 * 2, "devices_per_node": 2, "num_nodes": 1}
+    assert expected == nodes["moe_experts_all_gather"].dims
+    assert expected == nodes["moe_experts_reduce_scatter"].dims
+    shared = {role for role, node in nodes.items() if node.is_group_wide}
+    assert {"moe_experts", "moe_experts_all_gather", "moe_experts_reduce_scatter"} == shared
+    assert 100 == nodes["moe_router"].dims["m"]
+
+
+def test_what_engines_share_depends_on_the_tokens_of_all_alone() -> None:
+    rank = _rank(tp=2, dp=4, ep=8)
+    one = dataclasses.replace(_BATCH, num_group_tokens=1000)
+    other = dataclasses.replace(one, num_tokens=7, num_output_rows=3)
+    first, second = _lower(rank, one), _lower(rank, other)
+    for role, node in first.items():
+        assert not node.is_group_wide or node.dims == second[role].dims
+    assert 1000 == first["moe_experts"].dims["num_tokens"]
+    assert 100 * 2048 * 2 == first["moe_experts_all_gather"].dims["message_bytes"]
+
+
+def test_an_engine_of_several_ranks_gathers_its_own_tokens_at_the_end() -> None:
+    nodes = lower_rank(_BATCH, _OPTIONS, _rank(tp=2, dp=2, ep=4))
+    gathers = [node for node in nodes if node.role == "moe_experts_all_gather"]
+    assert [(True, 4), (False, 2)] == [
+        (node.is_group_wide, node.dims["devices_per_node"]) for node in gathers
+    ]
+
+
+def test_ranks_may_exchange_pair_by_pair() -> None:
+    options = dataclasses.replace(_OPTIONS, expert_exchange="all_to_all")
+    nodes = _lower(_rank(dp=8, ep=8), options=options)
+    # 8 draws of 8 ranks reach 5.25 of them: 100 tokens of each rank go to 525 places.
+    assert 525 * 2048 * 2 == nodes["moe_experts_all_to_all"].dims["message_bytes"]
+    assert nodes["moe_experts_combine"].dims == nodes["moe_experts_all_to_all"].dims
+
+
+def test_ranks_left_over_split_each_expert() -> None:
+    experts = _lower(_rank(tp=4, ep=2))["moe_experts"]
+    assert (64, 384) == (experts.dims["num_local_experts"], experts.dims["intermediate"])
+
+
+def test_the_busiest_rank_has_more_pairs() -> None:
+    options = dataclasses.replace(_OPTIONS, moe_imbalance_ratio=1.5)
+    even = _lower(_rank(tp=4, ep=4))["moe_experts"].dims
+    busy = _lower(_rank(tp=4, ep=4), options=options)["moe_experts"].dims
+    assert 1.5 * even["num_local_pairs"] == busy["num_local_pairs"]
+    assert even["num_active_experts"] <= busy["num_active_experts"] <= 32
+
+
+def test_a_rank_gets_no_token_more_often_than_it_has_experts() -> None:
+    options = dataclasses.replace(_OPTIONS, moe_imbalance_ratio=100.0)
+    experts = _lower(_rank(tp=4, ep=4), options=options)["moe_experts"]
+    assert 100 * 8 == experts.dims["num_local_pairs"]
+    find_operator(experts.operator).check_dims(experts.dims)
+
+
+def test_shared_experts_and_dense_layers_stay_split_by_tensor_parallelism() -> None:
+    options = dataclasses.replace(_OPTIONS, mla_form="operators")
+    nodes = _lower(_rank(find_model("deepseek-v3"), tp=8, ep=8), options=options)
+    assert 2 * 2048 // 8 == nodes["shared_up_proj"].dims["n"]
+    assert (2 * 18432 // 8, 3) == (nodes["mlp_up_proj"].dims["n"], nodes["mlp_up_proj"].repeat)
+    assert (58, 3) == (nodes["moe_experts"].repeat, nodes["moe_experts"].first_layer)
+    assert "shared_down_proj_all_reduce" not in nodes
+
+
+def test_layouts_that_cannot_be_say_why() -> None:
+    assert ["layout.ep: llama-3-8b has no experts to spread; leave it at 1"] == _reasons(
+        find_model("llama-3-8b"), tp=2, ep=2
+    )
+    assert "does not divide the 128 experts" in _reasons(_QWEN, dp=3, ep=3)[0]
+    assert "does not divide the 2 ranks of tp and dp" in _reasons(_QWEN, tp=2, ep=4)[0]
+    assert "cannot have pipeline stages" in _reasons(_QWEN, dp=2, ep=2, pp=2)[0]
+    assert _QWEN.moe is not None
+    narrow = dataclasses.replace(_QWEN, moe=dataclasses.replace(_QWEN.moe, expert_intermediate=767))
+    assert "do not divide its width 767" in _reasons(narrow, tp=4, ep=2)[0]

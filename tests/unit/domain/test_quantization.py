@@ -1,0 +1,116 @@
+"""What a quantisation does to the operators and the weights of a model."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from foretoken.domain.errors import UnknownPluginError
+from foretoken.domain.estimate import DType
+from foretoken.domain.graph import BatchShape, DecodeShape, OperatorNode, RankContext
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.lowering import LoweringOptions, lower_rank
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.quantization import all_quantizations, find_quantization
+from foretoken.domain.variant import parse_variant, stored_dtype
+
+_BATCH = BatchShape(
+    num_tokens=64,
+    num_output_rows=64,
+    decode=DecodeShape(num_seqs=64, kv_tokens=6400, kv_tokens_max=200),
+)
+
+
+def _lower(model: str, quantization: str, tp: int = 1, **options: Any) -> dict[str, OperatorNode]:
+    rank = RankContext(model=find_model(model), layout=ParallelLayout(tp=tp), devices_per_node=8)
+    chosen = LoweringOptions(
+        dtype=DType.BF16, has_kv_cache=True, has_sampler=True, quantization=quantization, **options
+    )
+    return {node.role: node for node in lower_rank(_BATCH, chosen, rank)}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype", "variant"),
+    [
+        ("", DType.BF16, ""),
+        ("fp8", DType.FP8, ""),
+        ("fp8_block", DType.FP8, "quant=fp8_block"),
+        ("int4_wo", DType.BF16, "quant=int4_wo"),
+        ("nvfp4", DType.FP4, "quant=nvfp4"),
+        ("mxfp4", DType.BF16, ""),
+    ],
+)
+def test_projections_are_asked_for_as_the_catalog_has_them(
+    quantization: str, dtype: DType, variant: str
+) -> None:
+    nodes = _lower("llama-3-8b", quantization)
+    for role in ("attn_qkv_proj", "attn_out_proj", "mlp_up_proj", "mlp_down_proj"):
+        assert (dtype, variant) == (nodes[role].dtype, nodes[role].variant)
+        assert DType.BF16 is nodes[role].written_dtype
+
+
+def test_head_embedding_router_and_norms_stay_as_they_are() -> None:
+    for quantization in all_quantizations():
+        nodes = _lower("qwen3-30b-a3b", quantization)
+        for role in ("lm_head", "embedding", "moe_router", "input_norm", "sampler"):
+            assert (DType.BF16, "", 0) == (
+                nodes[role].dtype,
+                nodes[role].variant,
+                nodes[role].weight_bits,
+            )
+
+
+def test_experts_have_a_scheme_and_a_routing() -> None:
+    block = _lower("qwen3-30b-a3b", "fp8_block")["moe_experts"]
+    assert (DType.FP8, "quant=fp8_block;routing=balanced") == (block.dtype, block.variant)
+    four = _lower("gpt-oss-20b", "mxfp4")["moe_experts"]
+    assert (DType.BF16, "quant=w4a16_mxfp4;routing=balanced") == (four.dtype, four.variant)
+    assert "" == _lower("gpt-oss-20b", "mxfp4")["attn_qkv_proj"].variant
+
+
+def test_weights_shrink_to_what_is_stored_with_its_scales() -> None:
+    whole = _lower("llama-3-8b", "")["mlp_up_proj"].weights_bytes
+    ratios = {
+        name: _lower("llama-3-8b", name)["mlp_up_proj"].weights_bytes / whole
+        for name in ("fp8", "fp8_block", "int4_wo", "nvfp4", "mxfp4")
+    }
+    expected = {"fp8": 0.5, "fp8_block": 0.5001, "int4_wo": 0.2598, "nvfp4": 0.28125, "mxfp4": 1}
+    assert pytest.approx(expected, abs=1e-4) == ratios
+
+
+def test_sums_over_ranks_move_what_products_write() -> None:
+    plain = _lower("llama-3-8b", "", tp=2)["mlp_down_proj_all_reduce"]
+    assert plain == _lower("llama-3-8b", "fp8", tp=2)["mlp_down_proj_all_reduce"]
+
+
+def test_a_narrow_cache_is_a_variant_of_what_reads_and_writes_it() -> None:
+    nodes = _lower("llama-3-8b", "", kv_dtype=DType.FP8)
+    assert ("kv=fp8", "kv=fp8") == (
+        nodes["attention_decode"].variant,
+        nodes["kv_cache_write"].variant,
+    )
+    assert DType.BF16 is nodes["attention_decode"].dtype
+    assert "" == _lower("llama-3-8b", "", kv_dtype=DType.BF16)["attention_decode"].variant
+
+
+def test_every_scheme_is_one_the_catalog_knows() -> None:
+    for scheme in all_quantizations().values():
+        for weight in (scheme.dense, scheme.experts):
+            assert not weight.variant or stored_dtype(weight.variant) is not None
+            assert {} == parse_variant("") or weight.bits >= 4
+
+
+def test_an_unknown_scheme_names_the_nearest() -> None:
+    with pytest.raises(UnknownPluginError, match="fp8_block"):
+        find_quantization("fp8_blok")
+
+
+def test_latent_attention_keeps_its_format_under_four_bits() -> None:
+    options = LoweringOptions(
+        dtype=DType.BF16, has_kv_cache=True, quantization="nvfp4", mla_form="operators"
+    )
+    rank = RankContext(model=find_model("deepseek-v3"), layout=ParallelLayout(), devices_per_node=8)
+    shape = dataclasses.replace(_BATCH, prefill=None)
+    nodes = {node.role: node for node in lower_rank(shape, options, rank)}
+    assert DType.BF16 is nodes["attn_q_proj"].dtype
+    assert DType.FP4 is nodes["mlp_up_proj"].dtype

@@ -1,0 +1,149 @@
+"""How what was measured decides which answers make up a step."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foretoken.domain.engine import EngineSpec
+from foretoken.domain.estimate import (
+    LatencyColumns,
+    LatencyQuery,
+    LatencyReply,
+    OperatorTable,
+    Provenance,
+)
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.scenario import ServingScenario
+from foretoken.simulator.cost.form import SurfaceForm
+from foretoken.simulator.cost_tables import CostTables, StepShape, stage_us
+from foretoken.simulator.latency_surfaces import replica_ranks, surface_spec
+from foretoken.simulator.step_cost import SurfaceCost
+
+_Latency = Callable[[OperatorTable], object]
+_PLAIN = EngineSpec(profile="plain")
+
+
+def _tables(scenario: ServingScenario, measured: Mapping[str, _Latency]) -> CostTables:
+    """Return tables in which only these operators take time, and only they were measured."""
+    spec = surface_spec(scenario, 4096)
+    form = SurfaceForm(spec, replica_ranks(spec))
+    questions = form.questions()
+    query = LatencyQuery(device=spec.device, tables=questions.tables)
+    reply = LatencyReply(
+        model_version="fake", tables=tuple(_answer(table, measured) for table in query.tables)
+    )
+    return SurfaceCost(form.surfaces(questions.match(reply.tables), "fake")).tables
+
+
+def _answer(table: OperatorTable, measured: Mapping[str, _Latency]) -> LatencyColumns:
+    names = (f"{table.operator}/{table.kernel or table.variant}", table.operator)
+    name = names[0] if table.kernel or table.variant else table.operator
+    latency = measured.get(name)
+    times_us = np.zeros(table.num_rows) + (latency(table) if latency else 0.0)  # type: ignore[operator]
+    provenance = Provenance.MEASURED if latency else Provenance.ANALYTICAL
+    return LatencyColumns(
+        latency_us=times_us,
+        low_us=times_us,
+        high_us=times_us,
+        provenance=np.full(table.num_rows, provenance.value),
+    )
+
+
+def _one_layer(name: str = "llama-3.1-8b", **changes: object) -> ServingScenario:
+    model = replace(find_model(name), num_layers=1)
+    return ServingScenario(model=model, device="h100_sxm", engine=_PLAIN, **changes)  # type: ignore[arg-type]
+
+
+def _mixed_us(tables: CostTables, prefills: list[int], num_decodes: int) -> float:
+    shape = StepShape(
+        sum(prefills) + num_decodes, 1, num_decodes, num_decodes * 100, 100, len(prefills)
+    )
+    tokens = np.array(prefills, dtype=np.int64)
+    return stage_us(tables, 0, shape, tokens, 0 * tokens)
+
+
+def _queries(table: OperatorTable) -> object:
+    return table.columns["q_tokens"]
+
+
+def _mixed(table: OperatorTable) -> object:
+    return table.columns["q_tokens"] + 3.0 * table.columns["num_decode_seqs"]
+
+
+_KERNELS: dict[str, _Latency] = {
+    "attention_prefill": _queries,
+    "attention_decode": lambda table: table.columns["num_seqs"],
+}
+
+
+def test_decodes_beside_prefills_cost_what_they_add_to_one_kernel() -> None:
+    tables = _tables(_one_layer(), {**_KERNELS, "attention_mixed": _mixed})
+    assert _mixed_us(tables, [256], 8) == pytest.approx(256 + 3 * 8)
+
+
+def test_decodes_beside_prefills_run_alone_where_no_such_kernel_was_measured() -> None:
+    assert _mixed_us(_tables(_one_layer(), _KERNELS), [256], 8) == pytest.approx(256 + 8)
+
+
+def test_prefills_fill_a_device_together() -> None:
+    """The one that takes longest alone pays that, others what a batch of them takes each more."""
+
+    def latency(table: OperatorTable) -> object:
+        return np.maximum(100.0, table.columns["q_tokens"])
+
+    tables = _tables(_one_layer(), {**_KERNELS, "attention_prefill": latency})
+    assert _mixed_us(tables, [8], 0) == pytest.approx(100)
+    # Eight of 8 tokens take no longer than one, eight of 512 eight times as long.
+    assert _mixed_us(tables, [8, 8, 8], 0) == pytest.approx(100)
+    assert _mixed_us(tables, [512, 512, 8], 0) == pytest.approx(2 * 512)
+
+
+@pytest.mark.parametrize(("is_measured", "expected"), [(True, 50.0), (False, 0.0)])
+def test_a_cache_write_counts_only_where_it_was_measured_apart(
+    *, is_measured: bool, expected: float
+) -> None:
+    writes = {"kv_cache_write": lambda _: 50.0} if is_measured else {}
+    tables = _tables(_one_layer(), {**_KERNELS, **writes})
+    assert tables.tokens_us[0, 0, 1] == expected
+
+
+def test_vllm_sums_small_tensors_by_its_own_kernel() -> None:
+    kernels: dict[str, _Latency] = {
+        "all_reduce": lambda _: 1.0,
+        "all_reduce/vllm_custom_graph": lambda _: 100.0,
+        "all_reduce/vllm_custom_eager": lambda _: 200.0,
+    }
+    scenario = _one_layer(layout=ParallelLayout(tp=2))
+    changed = EngineSpec(profile="vllm-0.19", max_num_batched_tokens=2048)
+    plain = _tables(scenario, kernels)
+    vllm = _tables(replace(scenario, engine=changed), kernels)
+    num_sums = 3  # after the embedding, the attention and the MLP
+    assert plain.tokens_us[0, 0, 16] == num_sums * 1.0
+    # Inside a graph, and outside.
+    assert vllm.tokens_us[0, 0, 16] == num_sums * 100.0
+    # Of 4096 features of two bytes, 1024 tokens are the first that are not below 8 MiB.
+    assert vllm.tokens_us[0, 1, 1008] == num_sums * 200.0
+    assert vllm.tokens_us[0, 1, 1024] == num_sums * 1.0
+
+
+def test_a_ranks_experts_are_told_by_those_of_a_device_that_holds_all() -> None:
+    experts = {"moe_experts": lambda table: table.columns["num_tokens"]}
+    scenario = _one_layer("mixtral-8x7b", layout=ParallelLayout(dp=2, ep=2))
+    # Half of the pairs of 512 tokens and their two experts are a rank's.
+    assert _tables(scenario, experts).shared_us[0, 512] == pytest.approx(256)
+
+
+def test_vllm_also_goes_through_the_pairs_of_other_ranks() -> None:
+    experts = {"moe_experts": lambda table: table.columns["num_tokens"]}
+    engine = EngineSpec(profile="vllm-0.19", max_num_batched_tokens=2048)
+    layout = ParallelLayout(dp=2, ep=2)
+    scenario = replace(_one_layer("mixtral-8x7b", layout=layout), engine=engine)
+    # Zeros for both products, the activation and the sum over experts, of 512 pairs.
+    moved = 2 * 512 * (5 * 14336 + 2 * 4096)
+    bandwidth = find_device("h100_sxm").memory_bandwidth_bytes_per_s
+    expected = 256 + 1e6 * moved / bandwidth
+    assert _tables(scenario, experts).shared_us[0, 512] == pytest.approx(expected)

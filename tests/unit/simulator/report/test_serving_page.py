@@ -1,0 +1,145 @@
+"""The page of a serving simulation that has everything a simulation tells."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from serving_records import MS, TinyRequest, TinyRules, run_tiny_engines
+
+from foretoken.domain import schema
+from foretoken.domain.memory import ServingMemory
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.report import SeriesColumns, ServingReport
+from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.slo import Slo, SloClass
+from foretoken.simulator.report.page import render_page, serving_sections
+from foretoken.simulator.report.serving_detail import timeline
+from foretoken.simulator.report.tables import build_tables
+from foretoken.simulator.serving.outcome import build_report
+from foretoken.simulator.step_cost import StepAccount
+from foretoken.wire import ipc
+
+_SCENARIO = ServingScenario(
+    model=find_model("llama-3-8b"),
+    device="h100_sxm",
+    slo=Slo(ttft_ms=300, tpot_ms=20),
+    slo_classes=(SloClass(name="chat", slo=Slo(itl_ms=5)), SloClass(name="batch")),
+    device_idle_w=100,
+    device_busy_w=700,
+    device_usd_per_hour=3,
+)
+_MEMORY = ServingMemory(
+    usable_bytes=70e9,
+    weights_bytes=16e9,
+    activations_bytes=2e9,
+    kv_bytes_per_token=131072,
+    device_bytes=80e9,
+)
+
+
+def _build(gap_ms: int) -> ServingReport:
+    """Return the report of a run whose requests come that far apart, the third is refused."""
+    requests = [
+        TinyRequest(
+            arrival_ns=gap_ms * i * MS, prompt=9, answer=5 if i != 2 else 0, slo_class=i % 3 - 1
+        )
+        for i in range(20)
+    ]
+    record = run_tiny_engines(requests, TinyRules(preempt_every=7))
+    busy_s = float(np.sum(record.steps[0].end_ns - record.steps[0].start_ns)) / 1e9
+    account = StepAccount(
+        time_s_by_group={"gemm": 0.8 * busy_s, "attention": 0.2 * busy_s},
+        time_s_by_provenance={"measured": busy_s},
+        low_s=0.9 * busy_s,
+        high_s=1.1 * busy_s,
+        stage_busy_s=(busy_s,),
+    )
+    report = ServingReport(scenario_json=json.dumps(schema.encode(_SCENARIO)))
+    report = build_report(report, _SCENARIO, record, [account], [_MEMORY])
+    tables = build_tables(record, _SCENARIO)
+    return replace(
+        report,
+        requests=ipc.table_to_requests(tables["requests"]),
+        series=ipc.table_to_series(tables["series"]),
+    )
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_page("llama-3-8b on h100_sxm", serving_sections([_build(20), _build(90)]))
+
+
+def test_a_whole_simulation_has_every_section(page: str) -> None:
+    titles = re.findall(r"<h2>(.*?)</h2>", page)
+    assert titles == [
+        "Serving",
+        "Latency against load",
+        "Throughput and goodput",
+        "Numbers",
+        "Classes",
+        "Refused requests",
+        "Distributions",
+        "Where the time goes",
+        "Percentiles",
+        "Over time",
+        "Steps",
+        "Memory",
+        "Devices",
+        "Configuration",
+    ]
+
+
+def test_classes_show_who_misses_their_objectives(page: str) -> None:
+    assert '<td class="alert">0%</td>' in page
+    assert "no limits" in page
+    assert "no class" in page
+
+
+def test_refused_requests_say_why(page: str) -> None:
+    assert "prompt and answer are larger than the whole KV cache" in page
+
+
+def test_a_run_of_refusals_only_says_so() -> None:
+    refused = ServingReport(num_requests=3, num_refused_by_reason={"exceeds_kv_cache": 3})
+    titles = [section.title for section in serving_sections([refused])]
+    assert ["Serving", "Refused requests"] == titles[:2]
+    assert "No request could be served." == serving_sections([refused])[0].warning
+
+
+def test_prices_and_memory_are_told(page: str) -> None:
+    assert "USD per million output tokens" in page
+    assert "J per output token" in page
+    assert "1,000 blocks of 4 tokens" in page
+    assert "device: 74.5 GiB" in page
+
+
+def test_without_prices_there_is_no_word_of_them() -> None:
+    report = replace(_build(20), cost_usd=0.0, power_w_mean=0.0)
+    plain = render_page("", serving_sections([report]))
+    assert "USD" not in plain
+    assert "power (W)" not in plain
+
+
+def test_objectives_are_drawn_where_they_are() -> None:
+    """Of requests without a class: time to first token and time per output token."""
+    (section,) = (s for s in serving_sections([_build(20)]) if s.title == "Distributions")
+    assert section.pictures[0].svg.count(">SLO<") == 2
+
+
+def test_a_long_series_is_drawn_in_fewer_steps_of_the_same_area() -> None:
+    report = _build(20)
+    num = 1500
+    ones = np.ones(num)
+    series = SeriesColumns(
+        **{name: ones for name in SeriesColumns.__dataclass_fields__ if name != "start_s"},
+        start_s=np.arange(num, dtype=np.float64),
+    )
+    section = timeline(replace(report, series=series))
+    assert "Every step of a curve is 3 s" in section.pictures[0].caption
+    assert len(section.pictures[0].svg) < 400_000
+
+
+def test_the_figures_of_a_page_keep_their_size(page: str) -> None:
+    assert len(page) < 600_000

@@ -1,0 +1,123 @@
+"""Blocks the device gave up and that come back: the KV cache above its tiers, and engines on it."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foretoken.domain.engine import KvTier, find_engine
+from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.serving.content import BlockNames
+from foretoken.simulator.serving.deployment import run_deployment
+from foretoken.simulator.serving.kv_cache import KvCache
+from foretoken.simulator.serving.kv_store import KvStore
+from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
+from foretoken.simulator.serving.request import SimRequest
+from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
+from foretoken.simulator.serving.setup import DeploymentSetup
+
+_BLOCK = 4
+_BYTES_PER_TOKEN = 250
+# A block of 1,000 bytes takes a millisecond up and down.
+_TIER = KvTier(name="cpu", capacity_bytes=100_000, read_bytes_per_s=1e6, write_bytes_per_s=1e6)
+_BLOCK_NS = 1_000_000
+
+
+def _plan(streams: list[int], prompt: int, answer: int, gap_ns: int = 0) -> RequestPlan:
+    """Return requests of equal length; those of one stream have one content."""
+    ones = np.ones(len(streams), dtype=np.int64)
+    plan = plan_requests(np.arange(len(streams)) * gap_ns, prompt * ones, answer * ones)
+    return replace(plan, stream=np.array(streams))
+
+
+def _run(
+    plan: RequestPlan, num_blocks: int, tiers: tuple[KvTier, ...], **rules: Any
+) -> ServingRecord:
+    rules = {"block_size": _BLOCK, "has_prefix_caching": True, **rules}
+    profile = replace(find_engine("plain"), **rules)
+    setup = DeploymentSetup(
+        profile=profile,
+        num_kv_blocks=num_blocks,
+        kv_bytes_per_token=_BYTES_PER_TOKEN,
+        kv_tiers=tiers,
+    )
+    return run_deployment(plan, setup, flat_tables(), lambda _: None)
+
+
+def _cache(plan: RequestPlan, num_blocks: int) -> KvCache:
+    store = KvStore([_TIER], _BLOCK * _BYTES_PER_TOKEN)
+    return KvCache(num_blocks, _BLOCK, BlockNames(plan, _BLOCK), store)
+
+
+def _fill(kv: KvCache, index: int, num_tokens: int) -> None:
+    """Let a request compute its prompt and leave."""
+    request = SimRequest(index, num_tokens, 1)
+    assert kv.allocate(request, num_tokens)
+    request.num_computed = num_tokens
+    kv.name_blocks(request)
+    kv.free(request)
+
+
+def test_evicted_blocks_come_back_from_their_tier() -> None:
+    """The second content takes the place of the first, which is then read block by block."""
+    kv = _cache(_plan([1, 2, 1], 17, 1), num_blocks=5)
+    _fill(kv, 0, 17)
+    _fill(kv, 1, 17)
+    again = SimRequest(2, 17, 1)
+    found = kv.find_prefix(again)
+    assert (0, 4) == (len(found.blocks), len(found.stored))
+    late_ns = 20 * _BLOCK_NS
+    kv.take_prefix(again, found, late_ns)
+    assert late_ns + 4 * _BLOCK_NS == again.loaded_ns
+    assert (16, 16, 16) == (again.num_computed, again.num_cached, again.num_loaded)
+    assert (4, 1) == (kv.num_used, kv.num_free)
+
+
+def test_blocks_on_the_device_are_not_read_from_the_tier() -> None:
+    """One block of the first content was taken for another: the last, as it was freed first."""
+    kv = _cache(_plan([1, 2, 1], 13, 1), num_blocks=4)
+    _fill(kv, 0, 13)
+    _fill(kv, 1, 5)
+    again = SimRequest(2, 13, 1)
+    found = kv.find_prefix(again)
+    assert (2, 1) == (len(found.blocks), len(found.stored))
+
+
+def test_a_tier_turns_prefixes_that_were_lost_into_hits() -> None:
+    """Two contents in turn, room for one: without a tier neither is ever found again."""
+    plan = _plan([1, 2, 1, 2], 40, 2, gap_ns=10**9)
+    lost, kept = (_run(plan, 11, tiers) for tiers in ((), (_TIER,)))
+    assert [0, 0, 0, 0] == lost.requests.num_cached_tokens.tolist()
+    assert [0, 0, 36, 36] == kept.requests.num_loaded_tokens.tolist()
+    waited = kept.requests.first_token_ns[2] - kept.requests.arrival_ns[2]
+    assert 9 * _BLOCK_NS <= waited
+
+
+def test_who_arrives_while_an_idle_engine_loads_is_served_at_once() -> None:
+    """The third request waits for its blocks; the fourth needs none and does not wait for them."""
+    plan = replace(
+        _plan([1, 2, 1, 3], 40, 2, gap_ns=10**9),
+        num_prefill_tokens=np.array([40, 80, 40, 40]),
+        arrival_ns=np.array([0, 10**9, 2 * 10**9, 2 * 10**9 + _BLOCK_NS]),
+    )
+    requests = _run(plan, 22, (_TIER,)).requests
+    alone = _run(_plan([3], 40, 2), 22, (_TIER,)).requests
+    assert 0 < requests.num_loaded_tokens[2]
+    assert alone.first_token_ns[0] == requests.first_token_ns[3] - requests.arrival_ns[3]
+    assert requests.first_token_ns[3] < requests.first_token_ns[2]
+
+
+@pytest.mark.parametrize("scheduler", ["chunked_prefill", "vllm_v0", "sarathi"])
+def test_swapping_conserves_blocks_and_computes_no_prompt_again(scheduler: str) -> None:
+    """Two answers outgrow the cache: with a tier the prompts are computed once all the same."""
+    plan = _plan([1, 2], 16, 40)
+    rules = {"scheduler": scheduler, "has_prefix_caching": False}
+    swapped = _run(plan, 20, (_TIER,), preemption="swap", **rules)
+    again = _run(plan, 20, (), **rules)
+    for record in (swapped, again):
+        assert [RequestOutcome.COMPLETED] * 2 == record.requests.outcome.tolist()
+        assert record.requests.num_preemptions.sum() > 0
+        assert record.steps[0].num_used_blocks.max() <= 20
+    assert 32 == swapped.steps[0].prefill_tokens.sum()
+    assert 32 < again.steps[0].prefill_tokens.sum()
