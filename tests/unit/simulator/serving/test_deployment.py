@@ -7,7 +7,12 @@ import pytest
 
 from foretoken.domain.engine import EngineProfile
 from foretoken.simulator.cost_tables import CostTables, flat_tables
-from foretoken.simulator.serving.deployment import run_deployment, takes_fast_path, warm_up
+from foretoken.simulator.serving.deployment import (
+    must_compile,
+    run_deployment,
+    takes_fast_path,
+    warm_up,
+)
 from foretoken.simulator.serving.fast.simulation import is_ready
 from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
@@ -35,7 +40,11 @@ def test_a_small_plan_takes_compiled_code_that_is_ready() -> None:
 
 
 def test_a_large_plan_is_worth_compiling_for() -> None:
-    assert takes_fast_path(_plan(1000, 500), _SETUP)
+    plan = _plan(1000, 500)
+    assert takes_fast_path(plan, _SETUP)
+    assert must_compile(plan, _SETUP) == (not is_ready(_SETUP))
+    warm_up(_SETUP, _TABLES)
+    assert not must_compile(plan, _SETUP)
 
 
 def test_rules_that_compiled_code_does_not_know_are_the_references() -> None:

@@ -128,7 +128,10 @@ class Answer:
         self._excess = QueryLimitError(f"the query {reason}; narrow it", limit=limit)
         # Again and again: DuckDB forgets an interrupt that comes between two statements.
         while not self._turn.acquire(timeout=_TICK_S):
-            self._cursor.interrupt()
+            try:
+                self._cursor.interrupt()
+            except duckdb.ConnectionException:
+                return  # the catalog is being closed, and has ended it
         try:
             self._release()
         finally:

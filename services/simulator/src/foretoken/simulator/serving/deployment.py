@@ -47,6 +47,11 @@ def takes_fast_path(plan: RequestPlan, setup: DeploymentSetup) -> bool:
     return num_tokens > _SMALL_TOKENS or is_ready(setup)
 
 
+def must_compile(plan: RequestPlan, setup: DeploymentSetup) -> bool:
+    """Whether the plan waits for the compiler first: its code is not kept from before."""
+    return takes_fast_path(plan, setup) and not is_ready(setup)
+
+
 def warm_up(setup: DeploymentSetup, tables: CostTables) -> None:
     """Compile what runs a deployment, or load it where that was done before."""
     one = np.ones(1, dtype=np.int64)

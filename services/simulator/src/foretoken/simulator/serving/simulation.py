@@ -15,7 +15,7 @@ from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, surface_spec
 from foretoken.simulator.report.tables import build_tables
-from foretoken.simulator.serving.deployment import run_deployment, warm_up
+from foretoken.simulator.serving.deployment import must_compile, run_deployment, warm_up
 from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasibility
 from foretoken.simulator.serving.outcome import build_report, rate_of
 from foretoken.simulator.serving.record import count_group_tokens
@@ -71,6 +71,8 @@ def simulate_serving(
         progress.update(0.1 + 0.8 * done_ratio, f"{num_done} of {num_requests} requests")
 
     setup = set_up_deployment(scenario, engine, memories)
+    if must_compile(plan, setup):
+        progress.update(0.1, "compile the engine, once on this machine")
     record = run_deployment(plan, setup, cost.tables, advance)
     if setup.is_lock_step:
         record = count_group_tokens(record)
