@@ -2,8 +2,8 @@
 
 import pytest
 
-from foretoken.domain.engine import EngineSpec, all_engines, find_engine
-from foretoken.domain.errors import UnknownPluginError
+from foretoken.domain.engine import EngineSpec, KvTier, all_engines, find_engine
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 
 _VLLM_VERSIONS = [f"0.{minor}" for minor in range(14, 25)]
 
@@ -63,3 +63,25 @@ def test_a_version_no_profile_covers_is_an_error() -> None:
     """A release that nobody looked at is not silently taken for another."""
     with pytest.raises(UnknownPluginError):
         find_engine("vllm-7.0")
+
+
+_TIER = KvTier(name="cpu", capacity_bytes=2**30, read_bytes_per_s=25e9, write_bytes_per_s=25e9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "problem"),
+    [
+        (EngineSpec(profile="vllm-v0", rules={"preemption": "swap"}), "needs a tier"),
+        (EngineSpec(profile="plain", kv_tiers=(_TIER,)), "neither caches prefixes nor swaps"),
+    ],
+    ids=["swapping to nowhere", "a tier for nothing"],
+)
+def test_tiers_and_rules_must_go_together(engine: EngineSpec, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        engine.resolve()
+
+
+def test_a_tier_serves_a_cache_or_swapping() -> None:
+    assert EngineSpec(profile="vllm-0.19", kv_tiers=(_TIER,)).resolve().has_prefix_caching
+    swapping = EngineSpec(profile="vllm-v0", rules={"preemption": "swap"}, kv_tiers=(_TIER,))
+    assert swapping.resolve().preemption == "swap"

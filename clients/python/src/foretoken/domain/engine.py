@@ -216,9 +216,24 @@ class EngineSpec:
             changes[name] = parse_yaml_value(text, f"engine.rules.{name}")
         content = {item.name: getattr(profile, item.name) for item in fields(profile)}
         resolved = schema.decode(EngineProfile, {**content, **changes}, "engine.rules")
+        self._check_tiers(resolved)
         if "graph_capture_sizes" in self.rules:
             return resolved
         return replace(resolved, graph_capture_sizes=_captured(resolved))
+
+    def _check_tiers(self, resolved: EngineProfile) -> None:
+        """Refuse tiers that would hold nothing, and swapping to nowhere."""
+        is_swapping = resolved.preemption == "swap"
+        if is_swapping and not self.kv_tiers:
+            raise InvalidRequestError.of_field(
+                "engine.kv_tiers", "an engine that preempts by swapping needs a tier to swap to"
+            )
+        if self.kv_tiers and not (is_swapping or resolved.has_prefix_caching):
+            raise InvalidRequestError.of_field(
+                "engine.kv_tiers",
+                f"{resolved.name} neither caches prefixes nor swaps: set"
+                " engine.rules.has_prefix_caching or engine.rules.preemption",
+            )
 
 
 def _captured(profile: EngineProfile) -> tuple[int, ...]:
