@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import DeviceSpec
@@ -66,7 +65,9 @@ class ModelSet:
     _by_circumstances: Mapping[SeriesKey, tuple[SeriesModel, ...]] = field(
         init=False, repr=False, compare=False
     )
-    _variants: Mapping[str, Sequence[str]] = field(init=False, repr=False, compare=False)
+    _alike_variants: Mapping[tuple[str, frozenset[tuple[str, str]]], Sequence[str]] = field(
+        init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Index the models by what they have in common but framework and kernel."""
@@ -75,12 +76,10 @@ class ModelSet:
             found.setdefault(_circumstances(key), []).append(model)
         index = {key: tuple(models) for key, models in found.items()}
         object.__setattr__(self, "_by_circumstances", index)
-        variants = sorted({(key.operator, key.variant) for key in index})
-        by_operator = {
-            operator: tuple(variant for _, variant in pairs)
-            for operator, pairs in groupby(variants, lambda pair: pair[0])
-        }
-        object.__setattr__(self, "_variants", by_operator)
+        alike: dict[tuple[str, frozenset[tuple[str, str]]], list[str]] = {}
+        for operator, variant in sorted({(key.operator, key.variant) for key in index}):
+            alike.setdefault((operator, _without_routing(variant)), []).append(variant)
+        object.__setattr__(self, "_alike_variants", alike)
 
     @property
     def num_rows(self) -> int:
@@ -115,8 +114,7 @@ class ModelSet:
 
     def _near_variants(self, spec: OperatorSpec, variant: str) -> Sequence[str]:
         """Return the variants to try, the nearest first."""
-        essence = _without_routing(variant)
-        alike = [v for v in self._variants.get(spec.name, ()) if _without_routing(v) == essence]
+        alike = self._alike_variants.get((spec.name, _without_routing(variant)), ())
         return tuple(dict.fromkeys((variant, *alike, "")))
 
     def transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> TransferModel:
@@ -159,9 +157,9 @@ def own_models(series: Mapping[SeriesKey, SeriesModel]) -> Iterator[SeriesModel]
             yield model
 
 
-def _without_routing(variant: str) -> Mapping[str, str]:
+def _without_routing(variant: str) -> frozenset[tuple[str, str]]:
     """Return a variant's facts but how tokens are spread over experts."""
-    return {name: value for name, value in parse_variant(variant).items() if name != "routing"}
+    return frozenset(fact for fact in parse_variant(variant).items() if fact[0] != "routing")
 
 
 def _circumstances(key: SeriesKey) -> SeriesKey:

@@ -47,19 +47,6 @@ def grid_corners(
     yield from corners
 
 
-def grid_weights(axes: Sequence[NDArray[Any]], coordinates: Sequence[Floats]) -> Floats:
-    """Return how often each grid point (flat) enters linear interpolation at many coordinates.
-
-    Its product with the values at the points is the sum of the interpolated values. Coordinates
-    outside an axis take its end.
-    """
-    num_points = int(np.prod([len(axis) for axis in axes]))
-    total = np.zeros(num_points)
-    for flat, weight in grid_corners(axes, coordinates):
-        total += np.bincount(flat, weight, minlength=num_points)
-    return total
-
-
 def interpolate(
     axes: Sequence[NDArray[Any]], values: Floats, coordinates: Sequence[Floats]
 ) -> Floats:

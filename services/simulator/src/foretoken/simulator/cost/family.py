@@ -40,11 +40,6 @@ class StepLimits:
     context: int
 
 
-def tokens_axes(counts: Sequence[int]) -> Axes:
-    """Return the axes of what depends on the tokens of a step: those counts."""
-    return (np.array(counts, dtype=np.int64),)
-
-
 def rows_axes(limits: StepLimits) -> Axes:
     """Return the axes of what depends on the sequences that get a token."""
     return (np.arange(1, limits.num_seqs + 1),)
