@@ -32,6 +32,7 @@ DOCKERFILES := $(wildcard services/*/Dockerfile)
 LAKE_TESTS := $(addprefix tests/,contract/test_contract_catalog_lake.py contract/test_contract_catalog_admin.py unit/catalog/test_catalog_lake.py)
 BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_*.py))
 SERVING_BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_serving_*.py))
+TRAINING_BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_training_*.py))
 
 # $(call missing,tool,what was to be checked): a tool that is not here is an error in CI only.
 missing = { echo "SKIPPED $(2): $(1) is not on this machine" >&2; test -z "$${CI:-}"; }
@@ -134,6 +135,10 @@ bench: setup ## run the benchmarks; they print ratios and judge nothing
 .PHONY: bench-serving
 bench-serving: setup ## serving simulations beside measured engines and other simulators (minutes)
 	@for script in $(SERVING_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+.PHONY: bench-training
+bench-training: setup ## training simulations beside measured steps and other simulators (minutes)
+	@for script in $(TRAINING_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 .PHONY: bench-accuracy
 bench-accuracy: setup ## the predictor's errors by operator and split, beside its peers (minutes)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from foretoken.simulator.training.pipeline import StageTimes, run_pipeline
+from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules, run_pipeline
 from foretoken.simulator.training.schedule import find_schedule
 
 _DEFAULT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -52,22 +52,22 @@ def _compose(job: _Job, has_duplex_links: bool) -> float:
     stages = ["first", *["middle"] * (num_stages - 2), "last"]
     sends = [_time(job, "pp_p2p", stage, "best_min_us") for stage in stages[:-1]]
     times = [
-        StageTimes(
+        ChunkTimes(
             forward_us=_time(job, "stage_fwd", stage),
-            backward_us=_time(job, "stage_bwd", stage),
+            backward_input_us=_time(job, "stage_bwd", stage),
             send_forward_us=sends[index] if index < num_stages - 1 else 0.0,
             send_backward_us=sends[index - 1] if index > 0 else 0.0,
         )
         for index, stage in enumerate(stages)
     ]
-    orders = find_schedule("one_f_one_b").orders(num_stages, num_micro_batches)
-    run = run_pipeline(orders, times, has_duplex_links=has_duplex_links)
+    orders = find_schedule("one_f_one_b").orders(num_stages, num_micro_batches, 1)
+    run = run_pipeline(orders, times, LinkRules(has_duplex_links=has_duplex_links))
     # The last stage's reduction contains waiting, and it ends long before the first one's.
     reduced = [
         end + _time(job, "dp_allreduce", stage)
-        for end, stage in zip(run.stage_ends_us[:-1], stages[:-1], strict=True)
+        for end, stage in zip(run.rank_ends_us[:-1], stages[:-1], strict=True)
     ]
-    return max(reduced) + _time(job, "optimizer_step", "first")
+    return float(max(reduced)) + _time(job, "optimizer_step", "first")
 
 
 def _time(job: _Job, component: str, stage: str, column: str = "best_avg_us") -> float:

@@ -27,9 +27,9 @@ from foretoken.domain.report import (
     PredictorTrainingReport,
     ProfileReport,
     ServingReport,
-    TrainingReport,
 )
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.training_report import TrainingReport
 from foretoken.wire import ipc
 
 Work = Callable[[JobProgress], object]
@@ -78,8 +78,8 @@ class FakeSimulator(FakeJobs):
     def read_serving_table(self, job_id: str, table: str) -> ArrowStream:
         report = self.get_serving_report(job_id)
         if table == "requests":
-            return ipc.requests_to_table(report.requests)
-        return ipc.series_to_table(report.series)
+            return ipc.record_to_table(report.requests)
+        return ipc.record_to_table(report.series)
 
     def create_training_simulation(self, scenario: TrainingScenario) -> Job:
         self.scenarios.append(scenario)
@@ -87,6 +87,12 @@ class FakeSimulator(FakeJobs):
 
     def get_training_report(self, job_id: str) -> TrainingReport:
         return self.runner.result(job_id, TrainingReport)
+
+    def read_training_table(self, job_id: str, table: str) -> ArrowStream:
+        report = self.get_training_report(job_id)
+        if table == "spans":
+            return ipc.record_to_table(report.spans)
+        return ipc.record_to_table(report.memory_timeline)
 
 
 class FakeProfiler(FakeJobs):

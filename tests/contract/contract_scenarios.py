@@ -3,13 +3,17 @@
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.report import (
     Percentiles,
-    PipelineSpan,
     RequestColumns,
     ServingReport,
+)
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.training_report import (
+    ComponentTime,
+    MemoryColumns,
+    SpanColumns,
     StageMemory,
     TrainingReport,
 )
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.workload import Request, WorkloadSpec
 
 TINY_MODEL = ModelArchitecture(
@@ -59,5 +63,14 @@ SERVING_REPORT = ServingReport(
 TRAINING_REPORT = TrainingReport(
     step_time_ms=12.5,
     memory=(StageMemory(stage=0, weights_bytes=2.0**40),),
-    pipeline=(PipelineSpan(stage=0, micro_batch=1, kind="forward", start_ms=0.0, end_ms=1.0),),
+    components=(ComponentTime(name="stage_fwd", stage=0, time_ms=1.0, num_calls=2),),
+    spans=SpanColumns(
+        stage=(0, 0),
+        chunk=(0, 0),
+        micro_batch=(1, -1),
+        kind=(0, 8),
+        start_ms=(0.0, 1.0),
+        end_ms=(1.0, 1.5),
+    ),
+    memory_timeline=MemoryColumns(stage=(0, 0), time_ms=(0.0, 1.0), bytes=(2.0**30, 2.0**31)),
 )

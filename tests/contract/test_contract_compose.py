@@ -81,7 +81,7 @@ def test_simulations_are_the_same(remote: Foretoken, embedded: Foretoken) -> Non
     assert serving[0] == serving[1]
     assert serving[0].num_completed == 20
     steps = [
-        replace(foretoken.simulate_training(_TRAINING), model_version="")
+        replace(foretoken.simulate_training(_TRAINING), model_version="", job_id="")
         for foretoken in (remote, embedded)
     ]
     assert steps[0] == steps[1]

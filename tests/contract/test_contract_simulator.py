@@ -22,8 +22,9 @@ from foretoken.domain.errors import (
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.ports import SimulatorPort
-from foretoken.domain.report import TrainingReport
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.training_report import SPAN_KINDS, TrainingReport
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService
 from foretoken.simulator import servicer
@@ -71,6 +72,41 @@ def test_training_gives_a_whole_report(service: SimulatorService, port: Simulato
     assert report == service.get_training_report(seen[-1].job_id)
     assert report.step_time_ms > 0
     assert report.memory
+    assert len(report.spans.stage) > 0
+    assert len(report.memory_timeline.bytes) > 0
+
+
+def test_the_tables_of_a_training_step_are_those_of_its_report(port: SimulatorPort) -> None:
+    foretoken = Foretoken(simulator=port)
+    report = foretoken.simulate_training(TRAINING)
+    spans = read_table(foretoken.read_training_table(report, "spans"))
+    assert {SPAN_KINDS[kind] for kind in report.spans.kind} == set(spans["kind"].to_pylist())
+    memory = read_table(foretoken.read_training_table(report, "memory"))
+    assert list(report.memory_timeline.bytes) == memory["bytes"].to_pylist()
+    with pytest.raises(InvalidRequestError, match="spans, memory"):
+        read_table(foretoken.read_training_table(report, "requests"))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "error"),
+    [
+        (dataclasses.replace(TRAINING, pipeline_schedule="lottery"), UnknownPluginError),
+        (
+            dataclasses.replace(TRAINING, trainer=TrainerSpec(profile="lottery")),
+            UnknownPluginError,
+        ),
+        (
+            dataclasses.replace(TRAINING, trainer=TrainerSpec(rules={"reserved_ratio": "0"})),
+            InvalidRequestError,
+        ),
+    ],
+    ids=["schedule", "trainer", "rule"],
+)
+def test_a_training_scenario_that_cannot_be_is_refused_at_once(
+    scenario: TrainingScenario, error: type[Exception], port: SimulatorPort
+) -> None:
+    with pytest.raises(error):
+        port.create_training_simulation(scenario)
 
 
 def test_the_same_scenario_gives_the_same_numbers(port: SimulatorPort) -> None:

@@ -39,6 +39,8 @@ from foretoken.domain import (
     report,
     scenario,
     schema,
+    training_report,
+    training_truth,
     workload,
 )
 from foretoken.domain.artifact import Artifact
@@ -48,6 +50,7 @@ from foretoken.domain.job import Job
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec
 from foretoken.domain.slo import Slo, SloClass
+from foretoken.domain.trainer import TrainerSpec
 from foretoken.wire import codec
 
 # Every dataclass that the codec translates. Queries and replies of the predictor travel as columns
@@ -105,20 +108,24 @@ MIRRORS: Mapping[type, type[Message]] = {
     report.Histogram: report_pb2.Histogram,
     report.OperatorTrainingReport: report_pb2.OperatorTrainingReport,
     report.Percentiles: report_pb2.Percentiles,
-    report.PipelineSpan: report_pb2.PipelineSpan,
     report.PredictorTrainingReport: report_pb2.PredictorTrainingReport,
     report.ProfileReport: report_pb2.ProfileReport,
     report.ServingReport: report_pb2.ServingReport,
     report.ServingStageMemory: report_pb2.ServingStageMemory,
     report.SplitScore: report_pb2.SplitScore,
-    report.StageMemory: report_pb2.StageMemory,
     report.StageReport: report_pb2.StageReport,
     report.SteadyWindow: report_pb2.SteadyWindow,
-    report.TrainingReport: report_pb2.TrainingReport,
     engine.EngineSpec: scenario_pb2.EngineSpec,
     engine.KvTier: scenario_pb2.KvTier,
     scenario.ServingScenario: scenario_pb2.ServingScenario,
     scenario.TrainingScenario: scenario_pb2.TrainingScenario,
+    TrainerSpec: scenario_pb2.TrainerSpec,
+    training_report.ComponentTime: report_pb2.ComponentTime,
+    training_report.StageMemory: report_pb2.StageMemory,
+    training_report.TrainingReport: report_pb2.TrainingReport,
+    training_truth.ModuleTime: scenario_pb2.ModuleTime,
+    training_truth.ModuleTimes: scenario_pb2.ModuleTimes,
+    training_truth.TrainingCalibration: scenario_pb2.TrainingCalibration,
     workload.LengthSpec: workload_pb2.LengthSpec,
     workload.SessionSpec: workload_pb2.SessionSpec,
     workload.Request: workload_pb2.WorkloadRequest,
@@ -133,6 +140,7 @@ FLOATS = st.floats(allow_nan=False)
 
 POSITIVE_FLOATS = st.floats(min_value=1e-9, allow_nan=False)
 NOT_NEGATIVE_FLOATS = st.floats(min_value=0.0, allow_nan=False)
+FINITE_TIMES = st.floats(min_value=0.0, allow_infinity=False)
 POSITIVE_FINITE = st.floats(min_value=1e-9, allow_infinity=False)
 
 _SLO_LIMITS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
@@ -187,6 +195,16 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (engine.KvTier, "capacity_bytes"): POSITIVE,
     (engine.KvTier, "read_bytes_per_s"): POSITIVE_FLOATS,
     (engine.KvTier, "write_bytes_per_s"): POSITIVE_FLOATS,
+    **{(training_truth.ModuleTime, name): FINITE_TIMES for name in ("forward_us", "backward_us")},
+    (training_truth.ModuleTime, "micro_batch_size"): POSITIVE,
+    (training_truth.ModuleTime, "communication_us"): st.just(0.0),
+    (training_truth.ModuleTimes, "tp"): POSITIVE,
+    (training_truth.ModuleTimes, "measures"): st.sampled_from(training_truth.MEASURES),
+    **{
+        (training_truth.TrainingCalibration, name): NOT_NEGATIVE_FLOATS
+        for name in ("forward_gap_us", "backward_gap_us", "step_gap_us")
+    },
+    (training_truth.TrainingCalibration, "step_factor"): POSITIVE_FINITE,
     **{(workload.LengthSpec, name): NOT_NEGATIVE for name in ("mean", "minimum", "maximum")},
     (workload.LengthSpec, "spread"): NOT_NEGATIVE_FLOATS,
     (workload.LengthSpec, "values"): st.lists(POSITIVE, max_size=3).map(tuple),

@@ -140,8 +140,8 @@ def test_single_requests_survive_the_wire(
         return data.draw(st.lists(values, min_size=num_requests, max_size=num_requests))
 
     requests = RequestColumns(**{name: column(name) for name in _REQUEST_FIELDS})
-    chunks = list(ipc.write_chunks(ipc.requests_to_table(requests), chunk_bytes))
-    assert requests == ipc.table_to_requests(ipc.read_chunks(chunks))
+    chunks = list(ipc.write_chunks(ipc.record_to_table(requests), chunk_bytes))
+    assert requests == ipc.table_to_record(ipc.read_chunks(chunks), RequestColumns)
     assert all(len(chunk) <= chunk_bytes for chunk in chunks)
 
 
@@ -153,7 +153,7 @@ def test_a_series_survives_the_wire(values: list[float]) -> None:
     series = SeriesColumns(
         **{name: tuple(whole) if name.startswith("num_") else tuple(values) for name in names}
     )
-    assert series == ipc.table_to_series(ipc.series_to_table(series))
+    assert series == ipc.table_to_record(ipc.record_to_table(series), SeriesColumns)
 
 
 _REQUEST_FIELDS = tuple(RequestColumns.__dataclass_fields__)

@@ -29,6 +29,8 @@ def _run(home: Path, *words: str, **variables: str) -> subprocess.CompletedProce
     "words",
     [
         ("list", "devices"),
+        ("list", "trainers"),
+        ("list", "schedules"),
         ("catalog", "coverage"),
         ("predict", "gemm", "m=64", "n=4096", "k=4096", "--device", "a30"),
         (

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.app.cli.state import scenario_changes
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.estimate import DType
@@ -29,6 +30,33 @@ def test_a_flag_changes_one_key(tmp_path: Path) -> None:
     assert scenario.engine.max_num_seqs == 4
     assert scenario.engine.resolve().block_size == 32
     assert scenario.seed == 7
+
+
+def test_a_flag_of_null_takes_back_what_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("model: tiny-llama\ndevice: cpu\ncalibration: {step_factor: 1.1}\n")
+    assert read_training_scenario(path, {}).calibration is not None
+    assert read_training_scenario(path, {"calibration": None}).calibration is None
+    assert read_training_scenario(path, scenario_changes(["calibration="])).calibration is None
+    assert read_training_scenario(path, scenario_changes(["topology="])).topology == ""
+    with pytest.raises(InvalidRequestError, match="device: expected str, found None"):
+        read_training_scenario(path, {"device": None})
+
+
+@pytest.mark.parametrize("key", ["module_times", "calibration"])
+def test_a_file_that_is_not_there_is_an_error_of_its_key_in_one_line(
+    tmp_path: Path, key: str
+) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(f"model: tiny-llama\ndevice: cpu\n{key}: absent.yaml\n")
+    with pytest.raises(InvalidRequestError) as caught:
+        read_training_scenario(path, {})
+    assert caught.value.message.startswith(f"{key}: ")
+    assert caught.value.message.count("absent.yaml") == 1
+    (tmp_path / "absent.yaml").write_text("a: [\n  b: *c\n")
+    with pytest.raises(InvalidRequestError, match="alias") as caught:
+        read_training_scenario(path, {})
+    assert "\n" not in caught.value.message
 
 
 def test_a_trace_beside_the_file_is_loaded_inline(tmp_path: Path) -> None:

@@ -75,6 +75,25 @@ def test_a_name_becomes_an_operator_on_one_of_two_ranks(
 
 
 @pytest.mark.parametrize(
+    ("op", "forward", "backward"),
+    [
+        ("linear1", None, "bias=true;gradients=zero"),
+        ("linear2", None, "gradients=zero"),
+        ("bmm", None, "gradients=zero"),
+        ("flash_atten", "mask=none", "mask=none"),
+        ("RoPE", "form=eager", "form=eager"),
+        ("RMSlayernorm", "form=eager", "form=eager"),
+        ("layernorm", None, None),
+    ],
+)
+def test_a_variant_says_what_was_not_as_in_training(
+    op: str, forward: str | None, backward: str | None, tmp_path: Path
+) -> None:
+    _op(tmp_path, op, {**_SIZES, **_TIMES})
+    assert [forward, backward] == [row["variant"] for row in list_rows(_read(tmp_path))]
+
+
+@pytest.mark.parametrize(
     ("stage", "num_params", "num_tensors"),
     [
         ("first", 3 * _ENCODER + _VOCAB * 64, 28),

@@ -247,7 +247,7 @@ def test_a_log_without_devices_needs_them_named(tmp_path: Path) -> None:
 
 def test_a_device_in_several_topologies_needs_one_named(tmp_path: Path) -> None:
     _write(tmp_path, _log(*_ROWS, ranks=_ranks(gpu="NVIDIA A100-SXM4-80GB")))
-    with pytest.raises(InvalidRequestError, match="a100_dgx, a100_perlmutter; give --topology"):
+    with pytest.raises(InvalidRequestError, match=r"a100_dgx, .*; give --topology"):
         _read(tmp_path)
     assert "a100_dgx" == list_rows(_read(tmp_path, topology="a100_dgx"))[0]["topology"]
     with pytest.raises(InvalidRequestError, match="h100_dgx is made of h100_sxm"):

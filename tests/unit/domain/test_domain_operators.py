@@ -173,6 +173,7 @@ _WORK = {
         },
         flops=2 * 21 * 4 * 18,
         moved_bytes=(3 * 4 * 18 + 8 * (4 * 16 + 2)) * 2,
+        saved_elements=4 * (3 * 10 + 8 * 18),
     ),
     "mla_decode": _Work(
         # Scores over 16 + 2 features of the latent vector, sums over 16 of them.
@@ -215,11 +216,46 @@ _WORK = {
         moved_bytes=(3 * 384 + 5 * (2 * 16 + 3 * 8)) * 2,
         num_weights=4 * 384,
     ),
+    # Ten rows over three experts of 4 x 8 features.
+    "grouped_gemm": _Work(
+        dims={"num_groups": 3, "m": 10, "n": 8, "k": 4},
+        flops=2 * 10 * 32,
+        moved_bytes=(10 * (4 + 8) + 3 * 32) * 2,
+        num_weights=3 * 32,
+        saved_elements=40,
+    ),
+    # Gradients are added up in fp32.
+    "grouped_gemm_wgrad": _Work(
+        dims={"num_groups": 3, "m": 10, "n": 8, "k": 4},
+        flops=2 * 10 * 32,
+        moved_bytes=10 * (4 + 8) * 2 + 3 * 32 * 8,
+    ),
+    # Four tokens are read, eight copies written, and a place of four bytes for each.
+    "moe_permute": _Work(
+        dims={"num_tokens": 4, "top_k": 2, "hidden": 8}, moved_bytes=(4 + 8) * 8 * 2 + 8 * 4
+    ),
+    "moe_unpermute": _Work(
+        dims={"num_tokens": 4, "top_k": 2, "hidden": 8},
+        flops=64,
+        moved_bytes=(4 + 8) * 8 * 2 + 8 * 4,
+    ),
     "sampler": _Work(dims={"num_seqs": 4, "vocab": 100}, flops=2000, moved_bytes=3 * 800),
     "cross_entropy": _Work(
         dims={"num_tokens": 4, "vocab": 100}, flops=2000, moved_bytes=2 * 800, saved_elements=800
     ),
     "adam": _Work(dims={"num_params": 100}, flops=1200, moved_bytes=100 * (6 * 4 + 2 * 2)),
+    "bias_add": _Work(dims=_ROWS, flops=32, moved_bytes=(2 * 32 + 8) * 2, num_weights=8),
+    "product": _Work(dims=_MLP, flops=32, moved_bytes=3 * 64, saved_elements=64),
+    "norm_upcast": _Work(dims=_ROWS, moved_bytes=4 * 64, saved_elements=64),
+    "copy": _Work(dims=_ROWS, moved_bytes=2 * 64),
+    "quantize": _Work(dims=_ROWS, flops=64, moved_bytes=2 * 64),
+    "dropout": _Work(dims=_ROWS, flops=64, moved_bytes=2 * 64 + 32, saved_elements=16),
+    "gradient_accumulation": _Work(dims={"num_params": 100}, flops=100, moved_bytes=600),
+    "buffer_copy": _Work(dims={"num_params": 100}, moved_bytes=400),
+    "cast": _Work(dims={"num_params": 100}, moved_bytes=100 * (2 + 4)),
+    "fill": _Work(dims={"num_params": 100}, moved_bytes=200),
+    "gradient_norm": _Work(dims={"num_params": 100}, flops=200, moved_bytes=400),
+    "unscale": _Work(dims={"num_params": 100}, flops=100, moved_bytes=800),
     "host_step": _Work(dims={"num_seqs": 4, "num_ranks": 2}, moved_bytes=4 * 8),
     "all_reduce": _Work(dims=_GROUP, moved_bytes=2 * 1000 * 7 / 8),
     "all_gather": _Work(dims=_GROUP, moved_bytes=1000 * 7 / 8),

@@ -84,8 +84,15 @@ def test_encode_gives_plain_data_with_lower_case_enums() -> None:
 
 def test_an_unknown_key_is_an_error_with_its_path() -> None:
     found = _violations({"name": "a", "engine": {"max_seqs": 4}})
-    expected = "unknown key; known keys are max_num_seqs"
+    expected = "unknown key; did you mean max_num_seqs? known keys are max_num_seqs"
     assert {FieldViolation("engine.max_seqs", expected)} == found
+
+
+def test_the_nearest_of_many_keys_is_named_first() -> None:
+    (found,) = _violations({"name": "a", "rate_rpm": 4})
+    assert found.description.startswith("unknown key; did you mean rate_rps, rates? known keys")
+    (far,) = _violations({"name": "a", "zzzz": 4})
+    assert far.description.startswith("unknown key; known keys are name, ")
 
 
 def test_all_errors_are_reported_together() -> None:

@@ -1,5 +1,7 @@
 """The least time an operator can take."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -56,9 +58,25 @@ def test_ports_together_are_no_faster_than_the_links_inside() -> None:
     assert pytest.approx(2 * _MEGABYTE * 31 / 32 / 300e9 * 1e6) == _all_reduce_us(16, 2)
 
 
-def test_an_all_to_all_leaves_every_device_by_its_own_port() -> None:
-    expected = _MEGABYTE * 15 / 16 / 25e9 * 1e6
+def test_an_all_to_all_sends_by_its_own_port_what_is_for_other_nodes() -> None:
+    """Of sixteen ranks eight are on the other node and seven on the same."""
+    expected = _MEGABYTE * (8 / 16 / 25e9 + 7 / 16 / 300e9) * 1e6
     assert pytest.approx(expected) == _all_reduce_us(8, 2, "all_to_all")
+    assert pytest.approx(_MEGABYTE * 3 / 4 / 25e9 * 1e6) == _all_reduce_us(1, 4, "all_to_all")
+    assert pytest.approx(_MEGABYTE / 25e9 * 1e6) == _all_reduce_us(1, 2, "send_recv")
+
+
+def test_devices_take_turns_at_the_ports_of_a_node_with_fewer() -> None:
+    """Four ports for eight devices: a ring takes all four, an all-to-all half of one each."""
+    few = dataclasses.replace(_DGX, ports_per_node=4)
+    dims = {"message_bytes": _MEGABYTE, "devices_per_node": 8, "num_nodes": 2}
+    ring = collective_terms(find_operator("all_reduce"), dims, 2, few)
+    assert pytest.approx(2 * _MEGABYTE * 15 / 16 / (4 * 25e9) * 1e6) == ring.memory_us
+    pairs = collective_terms(find_operator("all_to_all"), dims, 2, few)
+    expected = _MEGABYTE * (8 / 16 / 12.5e9 + 7 / 16 / 300e9) * 1e6
+    assert pytest.approx(expected) == pairs.memory_us
+    alone = collective_terms(find_operator("all_reduce"), {**dims, "devices_per_node": 1}, 2, few)
+    assert pytest.approx(_MEGABYTE / 25e9 * 1e6) == alone.memory_us
 
 
 def test_links_decide_the_floor_of_a_collective() -> None:

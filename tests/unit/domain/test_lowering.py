@@ -12,7 +12,6 @@ from foretoken.domain.graph import (
     OperatorNode,
     PrefillShape,
     RankContext,
-    Section,
 )
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.lowering import (
@@ -25,7 +24,6 @@ from foretoken.domain.lowering import (
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.parallelism.dp import gradient_reduction, shard_collective
 
 _TRAINING = LoweringOptions(dtype=DType.BF16, has_loss=True)
 _SERVING = LoweringOptions(dtype=DType.BF16, has_kv_cache=True, has_sampler=True)
@@ -128,26 +126,32 @@ def test_logits_are_gathered_for_sampling_and_stay_split_for_a_loss() -> None:
     assert 4096 * 4 == training["loss_all_reduce"].dims["message_bytes"]
 
 
-def test_backward_collectives_mirror_those_of_layers() -> None:
+def test_the_input_gradients_of_column_split_gemms_are_summed() -> None:
     forward = lower_rank(_BATCH, _TRAINING, _rank(tp=2))
     backward = [n for n in lower_backward(forward) if n.operator == "all_reduce"]
-    assert ["lm_head_dgrad_all_reduce", "mlp_down_proj_all_reduce_backward"] == [
-        node.role for node in backward[:2]
-    ]
+    assert [
+        "lm_head_dgrad_all_reduce",
+        "mlp_up_proj_dgrad_all_reduce",
+        "attn_qkv_proj_dgrad_all_reduce",
+    ] == [node.role for node in backward]
     assert [1, 32, 32] == [node.repeat for node in backward]
     assert {4096 * 4096 * 2} == {node.dims["message_bytes"] for node in backward}
 
 
-def test_backward_runs_in_reverse_with_two_gemms_for_one() -> None:
+def test_backward_runs_in_reverse_with_two_halves_for_a_gemm() -> None:
+    """Both gradients are one backward call of the forward GEMM's sizes, as it is measured."""
     forward = lower_forward(_LLAMA, _BATCH, _TRAINING)
     backward = lower_backward(forward)
     assert "loss_backward" == backward[0].role
-    assert "embedding_backward" == backward[-1].role
+    # Only products add to the sum of gradients themselves.
+    last = ["embedding_backward", "embedding_accumulate"]
+    assert last == [node.role for node in backward[-2:]]
     nodes = _by_role(backward)
-    assert {"m": 4096, "n": 4096, "k": 22016} == nodes["mlp_up_proj_dgrad"].dims
-    assert {"m": 22016, "n": 4096, "k": 4096} == nodes["mlp_up_proj_wgrad"].dims
+    halves = [nodes["mlp_up_proj_dgrad"], nodes["mlp_up_proj_wgrad"]]
+    assert [{"m": 4096, "n": 22016, "k": 4096}] * 2 == [half.dims for half in halves]
+    assert [0.5, 0.5] == [half.share for half in halves]
+    assert [Phase.BACKWARD] * 2 == [half.phase for half in halves]
     assert Phase.BACKWARD is nodes["attention_prefill_backward"].phase
-    assert Phase.FORWARD is nodes["mlp_up_proj_wgrad"].phase
 
 
 def test_an_operator_that_cannot_be_trained_is_refused() -> None:
@@ -193,24 +197,6 @@ def test_a_layout_that_does_not_fit_says_why() -> None:
     assert {"layout.tp", "layout.pp", "layout.cp"} == fields
 
 
-def test_latent_attention_cannot_be_trained() -> None:
-    with pytest.raises(InvalidRequestError, match="latent attention cannot be trained"):
-        lower_forward(find_model("deepseek-v3"), _BATCH, _TRAINING)
-
-
 def test_a_form_there_is_not_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="mla_form: must be one of module, operators"):
         dataclasses.replace(_SERVING, mla_form="kernel")
-
-
-def test_gradients_are_reduced_over_data_parallel_ranks_only() -> None:
-    assert () == gradient_reduction(1000, DType.FP32, _rank(tp=8))
-    (node,) = gradient_reduction(1000, DType.FP32, _rank(tp=4, dp=4))
-    expected = {"message_bytes": 4000, "devices_per_node": 2, "num_nodes": 2}
-    assert (expected, Section.GRADIENT) == (node.dims, node.section)
-    (gather,) = shard_collective("all_gather", "parameter", 1000, DType.BF16, _rank(dp=4))
-    assert ("all_gather", "parameter_gather", 2000) == (
-        gather.operator,
-        gather.group,
-        gather.dims["message_bytes"],
-    )

@@ -60,7 +60,15 @@ _PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
 }
 # What the pages of those without such files say, rounded.
-_PUBLISHED_ROUNDED = {"internlm-20b": 20.1e9, "internlm-7b": 7.32e9, "qwen-72b": 72.3e9}
+_PUBLISHED_ROUNDED = {
+    "gpt-1t": 1008.0e9,
+    "gpt-22b": 22e9,
+    "gpt-530b": 529.6e9,
+    "gpt3-175b": 174.6e9,
+    "internlm-20b": 20.1e9,
+    "internlm-7b": 7.32e9,
+    "qwen-72b": 72.3e9,
+}
 # What their model cards say one token passes through, in billions.
 _PUBLISHED_ACTIVE = {
     "deepseek-v3": 37.0,

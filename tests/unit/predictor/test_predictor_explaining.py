@@ -1,6 +1,7 @@
 """Explanations: limits, parts and neighbours of the estimate that `predict` gives."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import log, prod
 
 import pytest
@@ -105,6 +106,32 @@ def test_what_other_devices_say_is_a_part_too(make_predictor: MakePredictor, tra
     mixed_us = prod(member.latency_us**member.weight_ratio for member in found.members)
     assert pytest.approx(mixed_us) == found.estimate.latency_us
     assert found.contributions
+
+
+def test_a_device_of_the_same_chip_is_explained_by_its_points(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    service = make_predictor(gemm_rows(device="a100_sxm_80"))
+    train(service)
+    found = service.explain(_query("gemm", _ASKED, device="a100_sxm_40"))
+    assert Provenance.TRANSFERRED is found.estimate.provenance
+    assert "the same chip, moved by what its data sheets differ in" in found.estimate.basis
+    assert "64 points of gemm on a100_sxm_80" in found.estimate.basis
+    assert {"m": 96, "n": 4096, "k": 4096} == found.neighbours[0].dims
+    assert ("gap", True) == (found.tier, bool(found.members))
+
+
+@pytest.mark.parametrize(("num_nodes", "expected"), [(1, "inside"), (2, "unmeasured")])
+def test_calls_inside_a_node_are_explained_by_a_topology_of_the_same_nodes(
+    make_predictor: MakePredictor, train: Train, num_nodes: int, expected: str
+) -> None:
+    service = make_predictor(all_reduce_rows())
+    train(service)
+    dims = {"message_bytes": 2**20, "devices_per_node": 8, "num_nodes": num_nodes}
+    query = replace(_query("all_reduce", dims, device="a100_sxm_80"), topology="a100_selene")
+    found = service.explain(query)
+    assert expected == found.tier
+    assert pick_estimate(service.predict(query)) == found.estimate
 
 
 def test_a_collective_is_explained_by_its_links(

@@ -51,3 +51,19 @@ def test_another_routing_of_the_same_kernels_answers_in_doubt(
 
 def test_other_weights_do_not_answer() -> None:
     assert _set_of("quant=fp8").choose(_MOE, _TARGET, Wanted(variant="routing=balanced")) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "answering"),
+    [
+        (("mask=none",), "mask=none"),
+        (("step=unknown",), None),
+        (("form=eager",), None),
+        (("mask=none", ""), ""),
+    ],
+)
+def test_how_a_point_was_sampled_stands_in_for_the_plain_case(
+    measured: tuple[str, ...], answering: str | None
+) -> None:
+    choice = _set_of(*measured).choose(_MOE, _TARGET, Wanted())
+    assert answering == (choice.model.series.key.variant if choice else None)

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.report import RequestColumns
 from foretoken.wire import ipc
 
 
@@ -59,4 +60,4 @@ def test_columns_must_be_numbers(column: pa.Array) -> None:
 
 def test_requests_without_a_column_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="num_preemptions"):
-        ipc.table_to_requests(pa.table({"arrival_s": [0.0]}))
+        ipc.table_to_record(pa.table({"arrival_s": [0.0]}), RequestColumns)

@@ -1,18 +1,6 @@
-"""Reports as the simulator gives them, small enough to read."""
+"""Serving reports as the simulator gives them, small enough to read."""
 
-import dataclasses
-
-from foretoken.domain.report import (
-    ITL_QUANTILES,
-    Feasibility,
-    Percentiles,
-    PipelineSpan,
-    RequestColumns,
-    ServingReport,
-    StageMemory,
-    TrainingReport,
-)
-from foretoken.domain.units import GIB
+from foretoken.domain.report import ITL_QUANTILES, Percentiles, RequestColumns, ServingReport
 
 
 def percentiles(p50: float) -> Percentiles:
@@ -59,51 +47,3 @@ def build_serving(rate_rps: float) -> ServingReport:
             ' "workload": {"rate_rps": 1.0, "trace_requests": [1, 2]}}'
         ),
     )
-
-
-def build_training(num_micro_batches: int = 2) -> TrainingReport:
-    """Return a report of two stages."""
-    spans = [
-        PipelineSpan(stage=stage, micro_batch=index, kind=kind, start_ms=start, end_ms=start + 9)
-        for index in range(num_micro_batches)
-        for stage in range(2)
-        for kind, start in (("forward", 40.0 * index), ("backward", 40.0 * index + 20))
-    ]
-    spans.append(
-        PipelineSpan(stage=0, micro_batch=0, kind="send_forward", start_ms=9.0, end_ms=10.0)
-    )
-    end = 40.0 * num_micro_batches
-    spans.append(
-        PipelineSpan(stage=0, micro_batch=-1, kind="optimizer", start_ms=end, end_ms=end + 10)
-    )
-    stage = StageMemory(
-        stage=0,
-        weights_bytes=2 * GIB,
-        gradients_bytes=4 * GIB,
-        optimizer_bytes=12 * GIB,
-        activations_bytes=9 * GIB,
-        temporary_bytes=1 * GIB,
-    )
-    return TrainingReport(
-        step_time_ms=end + 10,
-        step_time_low_ms=0.8 * (end + 10),
-        step_time_high_ms=1.3 * (end + 10),
-        mfu_ratio=0.412,
-        bubble_ratio=0.11,
-        tokens_per_s=98765.0,
-        tokens_per_s_per_gpu=49382.5,
-        num_devices=2,
-        num_micro_batches=num_micro_batches,
-        step_time_ms_by_group={"gemm": 60.0, "optimizer": 10.0, "bubble": end - 60},
-        step_time_ratio_by_provenance={"analytical": 1.0},
-        memory=(stage, dataclasses.replace(stage, stage=1, activations_bytes=5 * GIB)),
-        device_memory_bytes=80 * GIB,
-        pipeline=tuple(spans),
-        scenario_json='{"name": "pretraining"}',
-    )
-
-
-def infeasible_training() -> TrainingReport:
-    """Return a report of a layout that cannot cut the model."""
-    feasibility = Feasibility(is_feasible=False, reason="3 does not divide the 32 heads")
-    return TrainingReport(feasibility=feasibility)

@@ -11,7 +11,7 @@ from serving_records import MS, TinyRequest, TinyRules, run_tiny_engines
 from foretoken.domain import schema
 from foretoken.domain.memory import ServingMemory
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import SeriesColumns, ServingReport
+from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.slo import Slo, SloClass
 from foretoken.simulator.report.page import render_page, serving_sections
@@ -61,8 +61,8 @@ def _build(gap_ms: int) -> ServingReport:
     tables = build_tables(record, _SCENARIO)
     return replace(
         report,
-        requests=ipc.table_to_requests(tables["requests"]),
-        series=ipc.table_to_series(tables["series"]),
+        requests=ipc.table_to_record(tables["requests"], RequestColumns),
+        series=ipc.table_to_record(tables["series"], SeriesColumns),
     )
 
 

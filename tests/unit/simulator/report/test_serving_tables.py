@@ -83,11 +83,11 @@ def test_any_run_has_tables_that_make_the_columns_of_its_report(
 ) -> None:
     requests, record = run
     tables = build_tables(record, _SCENARIO)
-    columns = ipc.table_to_requests(tables["requests"])
+    columns = ipc.table_to_record(tables["requests"], RequestColumns)
     assert isinstance(columns, RequestColumns)
     assert columns.num_decode_tokens.tolist() == [request.answer for request in requests]
     assert tables["steps"].num_rows == sum(len(steps.end_ns) for steps in record.steps)
-    assert isinstance(ipc.table_to_series(tables["series"]), SeriesColumns)
+    assert isinstance(ipc.table_to_record(tables["series"], SeriesColumns), SeriesColumns)
 
 
 @pytest.mark.parametrize("name", ["requests", "steps", "series"])
@@ -104,7 +104,9 @@ def test_a_table_can_be_kept_as_parquet_and_as_text(name: str) -> None:
 def test_a_table_survives_the_wire() -> None:
     table: pa.Table = build_tables(_record(), _SCENARIO)["requests"]
     arrived = ipc.read_chunks(ipc.write_chunks(table))
-    assert ipc.table_to_requests(arrived) == ipc.table_to_requests(table)
+    assert ipc.table_to_record(arrived, RequestColumns) == ipc.table_to_record(
+        table, RequestColumns
+    )
 
 
 def test_power_is_idle_where_nothing_runs() -> None:

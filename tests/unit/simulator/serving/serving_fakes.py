@@ -23,7 +23,12 @@ from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operator import find_operator
 from foretoken.domain.ports import ModelVersion, TrainRequest
-from foretoken.domain.report import PredictorTrainingReport, ServingReport
+from foretoken.domain.report import (
+    PredictorTrainingReport,
+    RequestColumns,
+    SeriesColumns,
+    ServingReport,
+)
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.latency_surfaces import fetch_surfaces
 from foretoken.simulator.serving.simulation import simulate_serving
@@ -118,8 +123,8 @@ def simulate(
         return result.report
     return replace(
         result.report,
-        requests=ipc.table_to_requests(result.tables["requests"]),
-        series=ipc.table_to_series(result.tables["series"]),
+        requests=ipc.table_to_record(result.tables["requests"], RequestColumns),
+        series=ipc.table_to_record(result.tables["series"], SeriesColumns),
     )
 
 

@@ -196,7 +196,7 @@ def test_limits_divide_the_requests() -> None:
     [
         ({"model": find_model("llama-3-70b")}, "does not fit into"),
         ({"layout": ParallelLayout(tp=3), "device": "a100_sxm_80"}, "3 does not divide"),
-        ({"layout": ParallelLayout(cp=2), "device": "a100_sxm_80"}, "not simulated yet"),
+        ({"layout": ParallelLayout(cp=2), "device": "a100_sxm_80"}, "simulated for training alone"),
     ],
 )
 def test_what_cannot_run_is_a_result_with_its_reason(changes: dict[str, Any], reason: str) -> None:

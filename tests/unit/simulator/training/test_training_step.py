@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import threading
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,11 +11,14 @@ from hypothesis import strategies as st
 from training_fakes import RooflinePredictor, build_scenario
 
 from foretoken.domain import schema
-from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.errors import CancelledJobError, InvalidRequestError, UnknownPluginError
+from foretoken.domain.estimate import DType
+from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import TrainingReport
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.training_report import SPAN_KINDS, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.simulator.training.step import simulate_training
 
@@ -46,8 +51,11 @@ def test_the_report_is_consistent(layout: ParallelLayout, recompute: str, zero_s
     assert 0 < report.mfu_ratio < 1
     assert 0 <= report.bubble_ratio < 1
     assert pytest.approx(16 * 4096 / report.step_time_ms * 1e3) == report.tokens_per_s
-    last_end_ms = max(span.end_ms for span in report.pipeline)
-    assert pytest.approx(report.step_time_ms) == last_end_ms
+    assert pytest.approx(report.step_time_ms) == max(report.spans.end_ms)
+    assert report.step_time_ms == report.step_time_raw_ms
+    assert pytest.approx(report.step_time_ms) == report.step_spread_ms.p99
+    for axis, exposed_ms in report.exposed_ms_by_axis.items():
+        assert 0 <= exposed_ms <= report.step_time_ms, axis
 
 
 @settings(max_examples=20)
@@ -69,6 +77,140 @@ def test_more_layers_never_take_less_time_or_memory(
     assert reports[0].step_time_ms < reports[1].step_time_ms
     totals = [sum(stage.total_bytes for stage in report.memory) for report in reports]
     assert totals[0] < totals[1]
+
+
+def _trained_by(profile: str, **rules: str) -> TrainerSpec:
+    return TrainerSpec(profile=profile, rules=rules)
+
+
+_MIXTRAL = find_model("mixtral-8x7b")
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        (ParallelLayout(pp=4), {"pipeline_schedule": "gpipe"}),
+        (ParallelLayout(pp=4), {"pipeline_schedule": "interleaved", "virtual_stages": 4}),
+        (ParallelLayout(pp=4), {"pipeline_schedule": "zero_bubble_h1"}),
+        (ParallelLayout(pp=4), {"pipeline_schedule": "zero_bubble_v"}),
+        (ParallelLayout(tp=2, pp=4), {"pipeline_schedule": "dualpipe"}),
+        (ParallelLayout(pp=2, dp=2), {"stage_layers": (18, 14), "zero_stage": 1}),
+        (ParallelLayout(dp=8), {"zero_stage": 3, "trainer": _trained_by("torchtitan")}),
+        (ParallelLayout(dp=8), {"zero_stage": 3, "shard_degree": 4}),
+        (ParallelLayout(dp=4, pp=2), {"zero_stage": 3, "trainer": _trained_by("torchtitan")}),
+        (
+            ParallelLayout(pp=4),
+            {"pipeline_schedule": "dualpipe", "trainer": _trained_by("megatron-core")},
+        ),
+        (ParallelLayout(tp=4), {"weight_parallel": "isp", "trainer": _trained_by("internevo")}),
+        (ParallelLayout(cp=4), {"trainer": _trained_by("megatron-core")}),
+        (ParallelLayout(cp=4), {"context_parallel": "all_to_all"}),
+        (ParallelLayout(dp=8, ep=8), {"model": _MIXTRAL, "moe_imbalance_ratio": 1.3}),
+        (ParallelLayout(tp=2, pp=2), {"recompute": "selective", "sequence_parallel": True}),
+        (ParallelLayout(tp=2, pp=2), {"recompute": "full", "partitions_activations": True}),
+        (
+            ParallelLayout(tp=2, pp=2, dp=2),
+            {"trainer": _trained_by("gpt-neox"), "zero_stage": 1, "dtype": DType.FP16},
+        ),
+        (ParallelLayout(tp=8), {"trainer": _trained_by("plain", launch_us="200")}),
+        (
+            ParallelLayout(pp=4),
+            {"pipeline_schedule": "zero_bubble_h1", "trainer": _trained_by("megatron-core")},
+        ),
+    ],
+)
+def test_every_strategy_is_accounted_for(layout: ParallelLayout, changes: dict[str, Any]) -> None:
+    """All parts of the busiest stage add up, and nothing exposed was not communicated."""
+    report = _simulate(build_scenario(layout, global_batch_size=32, **changes))
+    assert pytest.approx(report.step_time_ms, rel=1e-6) == sum(
+        report.step_time_ms_by_group.values()
+    )
+    assert pytest.approx(report.step_time_ms) == max(report.spans.end_ms)
+    assert report.step_time_low_ms <= report.step_time_ms <= report.step_time_high_ms
+    assert 0 < report.mfu_ratio <= report.hfu_ratio < 1
+    assert min(report.step_time_ms_by_group.values()) >= 0
+    for axis, exposed_ms in report.exposed_ms_by_axis.items():
+        carried_ms = report.communication_ms_by_axis[axis]
+        # A transfer of the pipeline holds a rank while it shares its link with another.
+        assert -1e-9 <= exposed_ms <= carried_ms * (2 if axis == "pp" else 1 + 1e-9), axis
+
+
+def test_tensor_collectives_hide_behind_the_products_beside_them() -> None:
+    shown = _simulate(build_scenario(ParallelLayout(tp=8), sequence_parallel=True))
+    trainer = _trained_by("plain", overlaps_tensor_collectives="true")
+    hidden = _simulate(
+        build_scenario(ParallelLayout(tp=8), sequence_parallel=True, trainer=trainer)
+    )
+    assert hidden.exposed_ms_by_axis["tp"] < 0.7 * shown.exposed_ms_by_axis["tp"]
+    saved_ms = shown.exposed_ms_by_axis["tp"] - hidden.exposed_ms_by_axis["tp"]
+    assert pytest.approx(shown.step_time_ms - saved_ms) == hidden.step_time_ms
+
+
+def test_fsdp2_in_a_pipeline_exchanges_states_as_often_as_there_are_steps() -> None:
+    def exchanged_ms(layout: ParallelLayout, num_samples: int) -> float:
+        scenario = build_scenario(
+            layout, zero_stage=3, global_batch_size=num_samples, trainer=_trained_by("torchtitan")
+        )
+        return _simulate(scenario).communication_ms_by_axis["dp"]
+
+    cut, whole = ParallelLayout(dp=4, pp=2), ParallelLayout(dp=4)
+    assert pytest.approx(exchanged_ms(cut, 16)) == exchanged_ms(cut, 32)
+    assert pytest.approx(2 * exchanged_ms(whole, 16), rel=1e-3) == exchanged_ms(whole, 32)
+
+
+def test_hidden_communication_is_drawn_beside_its_pass() -> None:
+    trainer = _trained_by("torchtitan")
+    spans = _simulate(build_scenario(ParallelLayout(dp=8), zero_stage=3, trainer=trainer)).spans
+    rows = zip(spans.kind, spans.micro_batch, spans.start_ms, spans.end_ms, strict=True)
+    drawn = {
+        (SPAN_KINDS[kind], micro_batch): (start, end) for kind, micro_batch, start, end in rows
+    }
+    exchanged = [key for key in drawn if key[0] == "exchange"]
+    assert exchanged
+    (start_ms, end_ms), (_, backward_end_ms) = drawn[exchanged[0]], drawn["backward", 0]
+    assert 0 <= start_ms < end_ms <= backward_end_ms
+
+
+def test_recomputation_is_in_hardware_utilization_alone() -> None:
+    report = _simulate(build_scenario(ParallelLayout(tp=8), recompute="full"))
+    # A forward pass more, without head and embedding.
+    assert 1.3 < report.hfu_ratio / report.mfu_ratio < 4 / 3
+
+
+def test_what_nobody_measured_is_noted() -> None:
+    report = _simulate(build_scenario(ParallelLayout(tp=2)))
+    (note,) = report.notes
+    assert "gemm" in note
+
+
+def test_a_format_the_device_lacks_is_noted() -> None:
+    notes = _simulate(build_scenario(dtype=DType.FP8)).notes
+    expected = "a100_sxm_80 has no fp8: products of fp8 take as long as in a wider format"
+    assert expected in notes
+    assert expected not in _simulate(build_scenario(dtype=DType.FP16)).notes
+
+
+def test_reductions_that_run_again_are_counted() -> None:
+    def count(recompute: str) -> int:
+        report = _simulate(build_scenario(ParallelLayout(tp=2), recompute=recompute))
+        (found,) = [item for item in report.components if item.name == "mp_allreduce"]
+        return found.num_calls
+
+    # Of each layer and micro batch two forward, two backward and, once more, two forward.
+    assert (32 * 8 * 4, 32 * 8 * 6) == (count("none"), count("full"))
+
+
+def test_components_have_the_names_and_counts_of_measured_steps() -> None:
+    layout = ParallelLayout(tp=2, pp=2, dp=2)
+    report = _simulate(build_scenario(layout, global_batch_size=16, zero_stage=1))
+    found = {(item.name, item.stage): item for item in report.components}
+    names = ("encoder_fwd", "encoder_bwd", "stage_fwd", "stage_bwd", "mp_allreduce")
+    names += ("dp_allreduce", "dp_allgather", "optimizer", "update")
+    assert {(name, stage) for name in names for stage in (0, 1)} | {("pp_p2p", 0)} == set(found)
+    assert 16 * 8 == found["encoder_fwd", 0].num_calls
+    assert 8 == found["stage_fwd", 0].num_calls == found["pp_p2p", 0].num_calls
+    embedded_ms = found["stage_fwd", 0].time_ms - 16 * found["encoder_fwd", 0].time_ms
+    assert 0 < embedded_ms < found["encoder_fwd", 0].time_ms
 
 
 def test_the_predictor_is_asked_once_and_no_call_twice() -> None:
@@ -143,13 +285,40 @@ def test_a_layout_that_cannot_cut_the_model_is_a_result_with_a_reason() -> None:
     assert (0.0, ()) == (report.step_time_ms, report.memory)
 
 
+def test_more_chunks_than_layers_are_a_result_with_a_reason() -> None:
+    changes = {"pipeline_schedule": "interleaved", "virtual_stages": 5}
+    report = _simulate(build_scenario(ParallelLayout(pp=8), global_batch_size=8, **changes))
+    assert "40 chunks of layers are more than the 32 layers" in report.feasibility.reason
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"global_batch_size": 6}, "global_batch_size"),
         ({"micro_batch_size": 0}, "micro_batch_size"),
         ({"recompute": "some"}, "recompute"),
+        ({"recompute_layers": 2}, "recompute_layers"),
+        ({"recompute": "full", "recompute_layers": 33}, "recompute_layers"),
+        ({"dtype": DType.INT8}, "dtype"),
+        ({"dtype": DType.INT4}, "dtype"),
+        ({"dtype": DType.FP4}, "dtype"),
+        ({"recompute": "full", "recompute_modules": ("mlp",)}, "recompute_modules"),
+        ({"partitions_activations": True}, "partitions_activations"),
         ({"zero_stage": 4}, "zero_stage"),
+        ({"shard_degree": 2}, "shard_degree"),
+        ({"shard_degree": 3, "zero_stage": 1}, "shard_degree"),
+        ({"virtual_stages": 0}, "virtual_stages"),
+        ({"virtual_stages": 2}, "virtual_stages"),
+        ({"stage_layers": (16, 16)}, "stage_layers"),
+        ({"stage_layers": (31,)}, "stage_layers"),
+        ({"context_parallel": "tree"}, "context_parallel"),
+        ({"weight_parallel": "zsp"}, "weight_parallel"),
+        ({"weight_degree": 2}, "weight_degree"),
+        ({"expert_tp": 2}, "expert_tp"),
+        ({"moe_imbalance_ratio": 2.0}, "moe_imbalance_ratio"),
+        ({"overflow_ratio": 1.0}, "overflow_ratio"),
+        ({"straggler_ratio": -0.1}, "straggler_ratio"),
+        ({"network_spread_ratio": float("nan")}, "network_spread_ratio"),
         ({"model": find_model("gpt2-xl"), "sequence_length": 4096}, "sequence_length"),
     ],
 )
@@ -160,8 +329,27 @@ def test_an_impossible_request_names_its_field(changes: dict[str, object], field
 
 
 def test_an_unknown_schedule_is_refused() -> None:
-    with pytest.raises(UnknownPluginError):
-        _simulate(build_scenario(pipeline_schedule="zero_bubble"))
+    with pytest.raises(UnknownPluginError) as caught:
+        _simulate(build_scenario(pipeline_schedule="one_f_two_b"))
+    expected = (
+        "pipeline_schedule: unknown pipeline schedule 'one_f_two_b'; did you mean one_f_one_b"
+    )
+    assert caught.value.message.startswith(expected)
+
+
+def test_a_cancelled_run_of_the_pipeline_stops_before_its_end() -> None:
+    cancelled = threading.Event()
+    messages: list[str] = []
+
+    def report(_: float, message: str) -> None:
+        messages.append(message)
+        if messages.count("run the pipeline") > 1:
+            cancelled.set()
+
+    scenario = build_scenario(ParallelLayout(pp=8), global_batch_size=256)
+    with pytest.raises(CancelledJobError):
+        simulate_training(scenario, RooflinePredictor(), JobProgress(report, cancelled))
+    assert 2 == messages.count("run the pipeline")
 
 
 def test_the_report_carries_its_scenario() -> None:
@@ -169,3 +357,26 @@ def test_the_report_carries_its_scenario() -> None:
     report = _simulate(scenario)
     decoded = schema.decode(TrainingScenario, json.loads(report.scenario_json))
     assert scenario == decoded
+
+
+def test_a_slot_of_two_passes_takes_what_these_two_take_together() -> None:
+    """With nothing to hide, a forward pass of one chunk and a backward pass of its mirror image."""
+    scenario = build_scenario(
+        ParallelLayout(pp=4), pipeline_schedule="dualpipe", stage_layers=(14, 2, 6, 10)
+    )
+    spans = _simulate(dataclasses.replace(scenario, global_batch_size=16)).spans
+    slots: dict[tuple[int, float], dict[tuple[str, int], float]] = {}
+    columns = (spans.stage, spans.kind, spans.chunk, spans.start_ms, spans.end_ms)
+    for stage, kind, chunk, start, end in zip(*columns, strict=True):
+        if chunk >= 0 and not SPAN_KINDS[kind].startswith("send"):
+            slots.setdefault((stage, start), {})[SPAN_KINDS[kind], int(chunk)] = end - start
+    alone = {key: time for slot in slots.values() if len(slot) == 1 for key, time in slot.items()}
+    pair = next(slot for slot in slots.values() if {("forward", 0), ("backward", 3)} == set(slot))
+    expected = alone["forward", 0] + alone["backward_input", 3] + alone["backward_weight", 3]
+    assert pytest.approx(expected) == pair["forward", 0] == pair["backward", 3]
+
+
+@pytest.mark.parametrize("form", ["msp", "fsp"])
+def test_weights_in_shares_go_with_parallel_weights_of_tensor_parallelism(form: str) -> None:
+    scenario = build_scenario(ParallelLayout(tp=4, dp=2), weight_parallel=form, zero_stage=3)
+    assert _simulate(scenario).communication_ms_by_axis["dp"] > 0

@@ -45,10 +45,10 @@ from foretoken.domain.report import (
     PredictorTrainingReport,
     ProfileReport,
     ServingReport,
-    TrainingReport,
 )
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.surface import LatencySurface, SurfaceQuery
+from foretoken.domain.training_report import TrainingReport
 
 P = TypeVar("P")
 Target = str | ChannelOptions
@@ -250,6 +250,10 @@ class Foretoken:
         job = self.simulator.create_training_simulation(scenario)
         wait_for_job(self.simulator, job, on_progress)
         return self.simulator.get_training_report(job.job_id)
+
+    def read_training_table(self, report: TrainingReport, table: str) -> ArrowStream:
+        """Return a table of a training simulation: `spans` or `memory`."""
+        return self.simulator.read_training_table(report.job_id, table)
 
 
 def wait_for_job(jobs: JobsPort, job: Job, on_progress: OnProgress | None = None) -> Job:

@@ -11,8 +11,9 @@ from foretoken.api.types.v1 import scenario_pb2
 from foretoken.client.channel import ChannelOptions, Connection
 from foretoken.client.jobs import JobsClient
 from foretoken.domain.job import Job
-from foretoken.domain.report import ServingReport, TrainingReport
+from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.training_report import MemoryColumns, SpanColumns, TrainingReport
 from foretoken.wire import codec, ipc
 
 
@@ -48,7 +49,9 @@ class SimulatorClient(JobsClient):
         requests = self.read_serving_table(job_id, "requests").read_all()
         series = self.read_serving_table(job_id, "series").read_all()
         return dataclasses.replace(
-            report, requests=ipc.table_to_requests(requests), series=ipc.table_to_series(series)
+            report,
+            requests=ipc.table_to_record(requests, RequestColumns),
+            series=ipc.table_to_record(series, SeriesColumns),
         )
 
     def read_serving_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
@@ -70,4 +73,19 @@ class SimulatorClient(JobsClient):
         """Return the result of a finished training simulation."""
         request = simulator_pb2.GetTrainingReportRequest(job_id=job_id)
         answer = self._connection.call(self._stub.GetTrainingReport, request)
-        return codec.decode(answer, TrainingReport)
+        report = codec.decode(answer, TrainingReport)
+        if report.step_time_ms == 0:
+            return report
+        spans = self.read_training_table(job_id, "spans").read_all()
+        memory = self.read_training_table(job_id, "memory").read_all()
+        return dataclasses.replace(
+            report,
+            spans=ipc.table_to_record(spans, SpanColumns),
+            memory_timeline=ipc.table_to_record(memory, MemoryColumns),
+        )
+
+    def read_training_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished training simulation, as it arrives."""
+        request = simulator_pb2.ReadTrainingTableRequest(job_id=job_id, table=table)
+        chunks = self._connection.stream(self._stub.ReadTrainingTable, request)
+        return ipc.open_chunks(chunk.arrow_ipc for chunk in chunks)

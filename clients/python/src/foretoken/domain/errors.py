@@ -12,6 +12,11 @@ from typing import ClassVar, Self, TypeVar
 T = TypeVar("T")
 
 
+def find_near(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to three known names that a wrong one is likely to mean, the nearest first."""
+    return difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
+
+
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
     """One field of a request or configuration that cannot be used."""
@@ -63,23 +68,29 @@ class _UnknownNameError(ForetokenError):
     kind: ClassVar[str] = "name"
 
     @classmethod
-    def named(cls, name: str, known: Iterable[str]) -> Self:
-        """Build the error and suggest the nearest known names."""
+    def named(cls, name: str, known: Iterable[str], field: str = "", kind: str = "") -> Self:
+        """Build the error and suggest the nearest known names.
+
+        `field` is where the name stands, `kind` what it should be one of, where the class does not
+        say it.
+        """
         choices = sorted(known)
-        near = difflib.get_close_matches(name, choices, n=3, cutoff=0.4) or choices[:8]
+        near = find_near(name, choices) or choices[:8]
         hint = f"; did you mean {', '.join(near)}?" if near else ""
-        return cls(f"unknown {cls.kind} {name!r}{hint}", name=name, near=",".join(near))
+        place = f"{field}: " if field else ""
+        message = f"{place}unknown {kind or cls.kind} {name!r}{hint}"
+        return cls(message, name=name, near=",".join(near))
 
     @classmethod
-    def look_up(cls, name: str, known: Mapping[str, T]) -> T:
-        """Return what is known by a name.
+    def look_up(cls, name: str, known: Mapping[str, T], field: str = "", kind: str = "") -> T:
+        """Return what is known by a name; `field` and `kind` as in `named`.
 
         Raises:
             this error: nothing is.
 
         """
         if name not in known:
-            raise cls.named(name, known)
+            raise cls.named(name, known, field, kind)
         return known[name]
 
 

@@ -25,6 +25,11 @@ class DType(enum.Enum):
         """Bytes one element occupies."""
         return _DTYPE_BYTES[self]
 
+    @property
+    def kept_in_training(self) -> "DType":
+        """Format that training keeps values in: 16 bit for what it multiplies in 8."""
+        return DType.BF16 if self is DType.FP8 else self
+
     def bytes_of(self, num_elements: Quantity) -> Quantity:
         """Return the bytes of that many elements; integers stay integers."""
         return num_elements * round(8 * self.num_bytes) // 8

@@ -35,6 +35,15 @@ class Section(enum.Enum):
     OPTIMIZER = 6  # once per training step: parameter update
 
 
+class Overlap(enum.Enum):
+    """How the communication of a training pass lies to its computation, on a stream of its own."""
+
+    EXPOSED = 1  # after all before it, and all after it waits
+    BESIDE = 2  # together with the operators of one role in the same layer; the rest waits for both
+    PREFETCH = 3  # begun a layer ahead of where it stands; what follows waits until it has ended
+    DEFERRED = 4  # begun where it stands, and only the end of the step waits for it
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorNode:
     """One operator of a step, run `repeat` times. `dims` may be columns.
@@ -48,6 +57,14 @@ class OperatorNode:
     the format of what it writes, where that differs, and `weight_bits` are those a stored weight
     takes with its share of the scales (0: as `dtype`). With `is_group_wide` it depends on the
     tokens of all engines that run in lock step, and on nothing else of the batch.
+
+    A collective belongs to the `axis` of the layout whose ranks it connects ("tp"). `overlap` says
+    what of a training pass it may hide behind; `overlaps_with` is the role it runs beside.
+    `num_sharing` groups at a time go through each network port it uses, itself included.
+
+    A GEMM with `has_bias` adds a bias as it writes. `share` is the part of the call's time that is
+    this node's: a backward GEMM is measured as a whole and told as its two halves; an older kernel
+    than the one measured takes a multiple.
     """
 
     role: str
@@ -66,6 +83,12 @@ class OperatorNode:
     output_dtype: DType | None = None
     weight_bits: float = 0.0
     is_group_wide: bool = False
+    axis: str = ""
+    overlap: Overlap = Overlap.EXPOSED
+    overlaps_with: str = ""
+    num_sharing: int = 1
+    share: float = 1.0
+    has_bias: bool = False
 
     @property
     def num_weights(self) -> Quantity:
@@ -75,7 +98,8 @@ class OperatorNode:
         if self.operator == "batched_gemm" and self.partition is Partition.QUERIES:
             # One matrix for every head; elsewhere both factors are activations.
             return self.dims["batch"] * self.dims["n"] * self.dims["k"] * self.repeat
-        return find_operator(self.operator).num_weights(self.dims) * self.repeat
+        num_biases = self.dims["n"] if self.has_bias else 0
+        return (find_operator(self.operator).num_weights(self.dims) + num_biases) * self.repeat
 
     @property
     def weights_bytes(self) -> float:
@@ -125,12 +149,19 @@ class BatchShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankContext:
-    """The rank a graph is lowered for: its place in the layout and in the machine."""
+    """The rank a graph is lowered for: its place in the layout and in the machine.
+
+    `stage` is the run of layers it is lowered for. Stages that are not even have `layers_by_stage`,
+    one entry per run of layers in the order of the model, which are more than ranks of the pipeline
+    where a rank holds several. A node has `ports_per_node` network ports (0: one for each device).
+    """
 
     model: ModelArchitecture
     layout: ParallelLayout
     devices_per_node: int
     stage: int = 0
+    layers_by_stage: tuple[int, ...] = ()
+    ports_per_node: int = 0
 
     @property
     def has_lock_step(self) -> bool:
@@ -147,6 +178,9 @@ class RankContext:
     @property
     def stage_layers(self) -> range:
         """Layers of this stage; the first stages take one more where they do not divide."""
+        if self.layers_by_stage:
+            start = sum(self.layers_by_stage[: self.stage])
+            return range(start, start + self.layers_by_stage[self.stage])
         whole, rest = divmod(self.model.num_layers, self.layout.pp)
         start = self.stage * whole + min(self.stage, rest)
         return range(start, start + whole + (1 if self.stage < rest else 0))
@@ -157,6 +191,11 @@ class RankContext:
         return len(self.stage_layers)
 
     @property
+    def num_stages(self) -> int:
+        """Runs of layers the model is cut into."""
+        return len(self.layers_by_stage) or self.layout.pp
+
+    @property
     def is_last_stage(self) -> bool:
         """Whether this stage holds the head."""
-        return self.stage == self.layout.pp - 1
+        return self.stage == self.num_stages - 1

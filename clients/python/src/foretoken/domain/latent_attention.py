@@ -12,6 +12,7 @@ from foretoken.domain.graph import OperatorNode, Partition
 from foretoken.domain.models.architecture import MlaSpec
 from foretoken.domain.node_builder import NodeBuilder
 from foretoken.domain.quantization import StoredWeight
+from foretoken.domain.training_layer import training_projection
 from foretoken.domain.units import Quantity
 
 
@@ -19,9 +20,10 @@ def lower_latent_attention(builder: NodeBuilder, mla: MlaSpec) -> Iterator[Opera
     """Yield the operators of every layer's attention, or whole modules where the options say so.
 
     Operators that work on a prefill or on decoding sequences are there where the batch has any.
-    Modules have compressed queries.
+    Modules have compressed queries. Training unpacks keys and values as a prefill does, and keeps
+    no cache.
     """
-    if builder.options.mla_form == "module" and mla.q_lora_rank:
+    if builder.options.has_kv_cache and builder.options.mla_form == "module" and mla.q_lora_rank:
         yield from _modules(builder, mla)
         return
     yield from _inputs(builder, mla)
@@ -33,7 +35,7 @@ def lower_latent_attention(builder: NodeBuilder, mla: MlaSpec) -> Iterator[Opera
         "n": model.hidden,
         "k": model.num_heads * mla.v_head_dim,
     }
-    yield _projection(builder, "attn_out_proj", dims, Partition.ROW)
+    yield from _projection(builder, "attn_out_proj", dims, Partition.ROW)
 
 
 def _weight(builder: NodeBuilder) -> StoredWeight:
@@ -43,8 +45,11 @@ def _weight(builder: NodeBuilder) -> StoredWeight:
 
 def _projection(
     builder: NodeBuilder, role: str, dims: dict[str, Quantity], partition: Partition
-) -> OperatorNode:
-    return builder.stored(builder.layer(role, "gemm", dims, partition), _weight(builder))
+) -> Iterator[OperatorNode]:
+    if builder.options.training is not None:
+        yield from training_projection(builder, role, dims, partition)
+    else:
+        yield builder.stored(builder.layer(role, "gemm", dims, partition), _weight(builder))
 
 
 def _inputs(builder: NodeBuilder, mla: MlaSpec) -> Iterator[OperatorNode]:
@@ -53,20 +58,21 @@ def _inputs(builder: NodeBuilder, mla: MlaSpec) -> Iterator[OperatorNode]:
     q_width = model.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     # Every rank computes the low-rank inputs of all heads, queries and cache in one product.
     dims = {"m": tokens, "n": mla.q_lora_rank + latent, "k": model.hidden}
-    yield _projection(builder, "attn_down_proj", dims, Partition.REPLICATED)
+    yield from _projection(builder, "attn_down_proj", dims, Partition.REPLICATED)
     if mla.q_lora_rank:
         dims = {"num_tokens": tokens, "hidden": mla.q_lora_rank}
         yield builder.layer("q_latent_norm", "rms_norm", dims)
     dims = {"m": tokens, "n": q_width, "k": mla.q_lora_rank or model.hidden}
-    yield _projection(builder, "attn_q_proj", dims, Partition.COLUMN)
+    yield from _projection(builder, "attn_q_proj", dims, Partition.COLUMN)
     dims = {"num_tokens": tokens, "hidden": mla.kv_lora_rank}
     yield builder.layer("kv_latent_norm", "rms_norm", dims)
     dims = {"num_tokens": tokens, "num_heads": model.num_heads, "num_kv_heads": 1}
     dims["head_dim"] = mla.qk_rope_head_dim
     yield builder.layer("attn_rope", "rope", dims, Partition.QUERIES)
-    # One vector is key and value: half of it each, as that operator counts.
-    dims = {"num_tokens": tokens, "num_kv_heads": 1, "head_dim": latent // 2}
-    yield builder.layer("kv_cache_write", "kv_cache_write", dims, variant=builder.kv_variant)
+    if builder.options.has_kv_cache:
+        # One vector is key and value: half of it each, as that operator counts.
+        dims = {"num_tokens": tokens, "num_kv_heads": 1, "head_dim": latent // 2}
+        yield builder.layer("kv_cache_write", "kv_cache_write", dims, variant=builder.kv_variant)
 
 
 def _prefill(builder: NodeBuilder, mla: MlaSpec) -> Iterator[OperatorNode]:
@@ -75,7 +81,14 @@ def _prefill(builder: NodeBuilder, mla: MlaSpec) -> Iterator[OperatorNode]:
         return
     width = num_heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     dims = {"m": prefill.kv_tokens, "n": width, "k": mla.kv_lora_rank}
-    yield _projection(builder, "attn_kv_proj", dims, Partition.COLUMN)
+    yield from _projection(builder, "attn_kv_proj", dims, Partition.COLUMN)
+    if builder.options.training is not None:
+        # Every head's key is put together from its own part and the one that all share, and its
+        # value moved out of the product that has both: parts read, whole ones written.
+        # Source: Megatron-Core, `fusions/fused_mla_yarn_rope_apply.py`.
+        moved = 2 * (mla.qk_nope_head_dim + mla.v_head_dim) + mla.qk_rope_head_dim
+        dims = {"num_tokens": prefill.kv_tokens, "hidden": num_heads * moved // 2}
+        yield builder.layer("attn_key_concat", "copy", dims, Partition.WIDTH)
     fields = {f.name: getattr(prefill, f.name) for f in dataclasses.fields(prefill)}
     dims = {
         **fields,

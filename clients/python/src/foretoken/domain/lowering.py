@@ -9,18 +9,42 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from foretoken.domain.backward import backward_of
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.estimate import DType, Phase
+from foretoken.domain.estimate import DType
 from foretoken.domain.expert_layer import lower_experts
 from foretoken.domain.graph import BatchShape, OperatorNode, Partition, RankContext, Section
 from foretoken.domain.latent_attention import lower_latent_attention
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.node_builder import NodeBuilder
-from foretoken.domain.operator import find_operator
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.self_attention import lower_attention
+from foretoken.domain.token_split import local_shape
+from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.training_layer import (
+    lower_join,
+    lower_training_embedding,
+    lower_training_head,
+    lower_training_mlp,
+    lower_training_norm,
+    trainer_of,
+)
 
 Nodes = tuple[OperatorNode, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingOptions:
+    """How a training framework cuts and runs a layer; see `TrainingScenario` for each field."""
+
+    trainer: TrainerProfile
+    micro_batch_size: int
+    sequence_length: int
+    sequence_parallel: bool = False
+    context_parallel: str = "ring"
+    weight_parallel: str = ""
+    weight_degree: int = 1
+    expert_tp: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +61,8 @@ class LoweringOptions:
     Under expert parallelism the busiest rank has `moe_imbalance_ratio` times the mean load; engines
     in lock step hand tokens to experts by `expert_exchange`: `all_gather` (and reduce-scatter) or
     `all_to_all`. `moe_routing` is the distribution of tokens under which latencies were measured.
+
+    `training` says how a framework trains; without it operators are those of serving engines.
     """
 
     dtype: DType
@@ -50,6 +76,7 @@ class LoweringOptions:
     moe_imbalance_ratio: float = 1.0
     moe_routing: str = "balanced"
     expert_exchange: str = "all_gather"
+    training: TrainingOptions | None = None
 
     def __post_init__(self) -> None:
         """Refuse forms there are not."""
@@ -65,15 +92,20 @@ class LoweringOptions:
 _FORMS = {"mla_form": ("module", "operators"), "expert_exchange": ("all_gather", "all_to_all")}
 
 
+# Fields of a scenario that an axis outside of the layout is chosen by.
+_FIELDS = {"wp": "weight_parallel"}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelPass:
     """Cut a graph along one axis.
 
-    `check` yields why a model cannot be cut that way; `rewrite` returns the rank's graph.
+    `check` yields why a model cannot be cut that way, under options where they are known; `rewrite`
+    returns the rank's graph.
     """
 
     axis: str
-    check: Callable[[RankContext], Iterator[str]]
+    check: Callable[[RankContext, LoweringOptions | None], Iterator[str]]
     rewrite: Callable[[Nodes, "Lowering"], Nodes]
 
 
@@ -94,25 +126,25 @@ def lower_rank(shape: BatchShape, options: LoweringOptions, rank: RankContext) -
         UnknownPluginError: no such quantisation.
 
     """
-    check_layout(rank)
-    nodes = lower_forward(rank.model, shape, options)
+    check_layout(rank, options)
+    nodes = lower_forward(rank.model, local_shape(shape, rank, options), options)
     lowering = Lowering(rank=rank, shape=shape, options=options)
     for parallel_pass in _passes():
         nodes = parallel_pass.rewrite(nodes, lowering)
     return nodes
 
 
-def check_layout(rank: RankContext) -> None:
-    """Check that every axis of the layout can cut the model.
+def check_layout(rank: RankContext, options: LoweringOptions | None = None) -> None:
+    """Check that every axis of the layout can cut the model, as the options do it if any are given.
 
     Raises:
         InvalidRequestError: with one violation per reason.
 
     """
     violations = [
-        FieldViolation(f"layout.{parallel_pass.axis}", reason)
+        FieldViolation(_FIELDS.get(parallel_pass.axis, f"layout.{parallel_pass.axis}"), reason)
         for parallel_pass in _passes()
-        for reason in parallel_pass.check(rank)
+        for reason in parallel_pass.check(rank, options)
     ]
     known = {parallel_pass.axis for parallel_pass in _passes()}
     violations += [
@@ -128,67 +160,32 @@ def lower_forward(model: ModelArchitecture, shape: BatchShape, options: Lowering
     """Return the forward operators of the whole model on one device.
 
     Raises:
-        InvalidRequestError: the model has no backward pass here and the options ask for training.
         UnknownPluginError: no such quantisation.
 
     """
-    if model.mla is not None and not options.has_kv_cache:
-        raise InvalidRequestError.of_field(
-            "model", f"{model.name}: multi-head latent attention cannot be trained yet"
-        )
     builder = NodeBuilder(model, shape, options)
     return (*_embedding(builder), *_layers(builder), *_head(builder))
 
 
-def lower_backward(nodes: Nodes) -> Nodes:
+def lower_backward(nodes: Nodes, options: LoweringOptions | None = None) -> Nodes:
     """Return the backward operators of a rank's forward operators, in reverse order.
 
-    A GEMM has two: the gradient of its input and of its weight. A collective of a layer, or between
-    stages, has its mirror of the same size. Those of a vocabulary-parallel embedding and loss have
-    none, but the input gradient of the head must be summed.
+    A GEMM has two, the gradient of its input and of its weight, and by the rules of the framework
+    the sum with the gradients of earlier micro batches. Collectives have their mirror.
 
     Raises:
         InvalidRequestError: an operator with weights has no backward pass yet.
 
     """
-    return tuple(backward for node in reversed(nodes) for backward in _backward_of(node, nodes))
-
-
-def _backward_of(node: OperatorNode, nodes: Nodes) -> Iterator[OperatorNode]:
-    spec = find_operator(node.operator)
-    if node.operator == "gemm":
-        m, n, k = node.dims["m"], node.dims["n"], node.dims["k"]
-        yield _renamed(node, "_dgrad", {"m": m, "n": k, "k": n})
-        if node.role == "lm_head":
-            yield from _head_reduction(node, nodes)
-        yield _renamed(node, "_wgrad", {"m": n, "n": k, "k": m})
-    elif spec.is_collective:
-        if node.section not in (Section.EMBEDDING, Section.HEAD):
-            yield _renamed(node, "_backward", dict(node.dims))
-    elif spec.backward_work_ratio > 0:
-        yield dataclasses.replace(node, role=f"{node.role}_backward", phase=Phase.BACKWARD)
-    elif spec.num_weights(node.dims):
-        raise InvalidRequestError.of_field("model", f"{node.operator} cannot be trained yet")
-
-
-def _head_reduction(head: OperatorNode, nodes: Nodes) -> Iterator[OperatorNode]:
-    # The group is the loss's: its ranks hold the same split of the vocabulary.
-    for node in nodes:
-        if node.role == "loss_all_reduce":
-            message_bytes = head.dtype.bytes_of(head.dims["m"] * head.dims["k"])
-            dims = {**node.dims, "message_bytes": message_bytes}
-            role = "lm_head_dgrad_all_reduce"
-            yield dataclasses.replace(node, role=role, dims=dims, dtype=head.dtype, repeat=1)
-
-
-def _renamed(node: OperatorNode, suffix: str, dims: dict[str, object]) -> OperatorNode:
-    return dataclasses.replace(node, role=node.role + suffix, dims=dims)
+    return tuple(
+        backward for node in reversed(nodes) for backward in backward_of(node, nodes, options)
+    )
 
 
 @cache
 def _passes() -> Sequence[ParallelPass]:
     # Tensor parallelism first: the others then see a rank's own sizes.
-    order = ("tp", "cp", "ep", "pp", "dp")
+    order = ("tp", "cp", "ep", "wp", "pp", "dp")
     found = scan_modules("foretoken.domain.parallelism", "PASS").values()
     return sorted(found, key=lambda item: order.index(item.axis))
 
@@ -201,6 +198,8 @@ def _embedding(builder: NodeBuilder) -> Iterator[OperatorNode]:
     if model.position == "learned":
         dims = {"num_tokens": tokens, "hidden": model.hidden, "vocab": model.max_position}
         yield builder.node("position_embedding", section, "embedding", dims)
+    if builder.options.training is not None:
+        yield from lower_training_embedding(builder)
 
 
 def _layers(builder: NodeBuilder) -> Iterator[OperatorNode]:
@@ -217,20 +216,25 @@ def _layers(builder: NodeBuilder) -> Iterator[OperatorNode]:
 
 
 def _attention(builder: NodeBuilder) -> Iterator[OperatorNode]:
-    model = builder.model
-    yield builder.norm("input_norm", Section.LAYER, builder.shape.num_tokens)
+    model, is_training = builder.model, builder.options.training is not None
+    yield from lower_training_norm(builder, "input_norm")
     if model.mla is not None:
         yield from lower_latent_attention(builder, model.mla)
     else:
         yield from lower_attention(builder)
-    if not builder.options.fuses_add_norm and not model.has_parallel_residual:
+    if is_training:
+        yield from lower_join(builder, "attn", has_bias=model.has_bias)
+    elif not builder.options.fuses_add_norm and not model.has_parallel_residual:
         yield builder.residual("attn_residual")
 
 
 def _dense_mlp(builder: NodeBuilder) -> Iterator[OperatorNode]:
     model, tokens = builder.model, builder.shape.num_tokens
-    if not model.has_parallel_residual:
-        yield builder.norm("post_attention_norm", Section.LAYER, tokens)
+    if not model.has_parallel_residual or trainer_of(builder).has_branch_norms:
+        yield from lower_training_norm(builder, "post_attention_norm")
+    if builder.options.training is not None:
+        yield from lower_training_mlp(builder)
+        return
     width = (2 if model.is_gated else 1) * model.intermediate
     dims = {"m": tokens, "n": width, "k": model.hidden}
     yield builder.projection("mlp_up_proj", dims, Partition.COLUMN)
@@ -246,6 +250,9 @@ def _dense_mlp(builder: NodeBuilder) -> Iterator[OperatorNode]:
 def _head(builder: NodeBuilder) -> Iterator[OperatorNode]:
     model, rows = builder.model, builder.shape.num_output_rows
     section = Section.HEAD
+    if trainer_of(builder).has_copy_kernels:
+        dims = {"num_tokens": builder.shape.num_tokens, "hidden": model.hidden}
+        yield builder.node("final_copy", section, "copy", dims)
     yield builder.norm("final_norm", section, builder.shape.num_tokens)
     dims = {"m": rows, "n": model.vocab, "k": model.hidden}
     head = builder.node("lm_head", section, "gemm", dims, Partition.COLUMN)
@@ -254,5 +261,6 @@ def _head(builder: NodeBuilder) -> Iterator[OperatorNode]:
         dims = {"num_seqs": rows, "vocab": model.vocab}
         yield builder.node("sampler", section, "sampler", dims)
     if builder.options.has_loss:
+        yield from lower_training_head(builder)
         dims = {"num_tokens": rows, "vocab": model.vocab}
         yield builder.node("loss", section, "cross_entropy", dims, Partition.VOCAB)

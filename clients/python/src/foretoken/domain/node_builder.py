@@ -1,8 +1,10 @@
 """Make the operator nodes of a model: what all its parts share."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, OperatorNode, Partition, Section
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operator import find_operator
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from foretoken.domain.lowering import LoweringOptions
 
 _Dims = dict[str, Quantity]
+
+# Measurements of an operator that PyTorch runs as a chain of kernels.
+EAGER_VARIANT = "form=eager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class NodeBuilder:
             section=section,
             operator=operator,
             dims=dims,
-            dtype=self.options.dtype,
+            dtype=self.activation_dtype,
             partition=partition,
         )
 
@@ -68,7 +73,7 @@ class NodeBuilder:
             section=Section.LAYER,
             operator=operator,
             dims=dims,
-            dtype=self.options.dtype,
+            dtype=self.activation_dtype,
             partition=partition,
             repeat=self.model.num_layers,
             variant=variant,
@@ -96,6 +101,12 @@ class NodeBuilder:
         )
 
     @property
+    def activation_dtype(self) -> DType:
+        """Number format between operators: that of the options, or 16 bit where 8 train."""
+        is_narrow = self.options.training is not None and self.options.dtype is DType.FP8
+        return DType.BF16 if is_narrow else self.options.dtype
+
+    @property
     def kv_format(self) -> str:
         """Name of the KV cache's number format, nothing where it is the model's own."""
         kv_dtype = self.options.kv_dtype
@@ -112,9 +123,15 @@ class NodeBuilder:
         if self.options.fuses_add_norm and operator == "rms_norm":
             operator = "add_rms_norm"
         dims = {"num_tokens": rows, "hidden": self.model.hidden}
-        if section is Section.LAYER:
-            return self.layer(role, operator, dims)
-        return self.node(role, section, operator, dims)
+        training = self.options.training
+        is_chain = training and not training.trainer.fuses_norm and operator == "rms_norm"
+        variant = EAGER_VARIANT if is_chain else ""
+        node = (
+            self.layer(role, operator, dims)
+            if section is Section.LAYER
+            else self.node(role, section, operator, dims)
+        )
+        return dataclasses.replace(node, variant=variant) if variant else node
 
     def residual(self, role: str) -> OperatorNode:
         """Return the addition to the residual stream."""

@@ -61,7 +61,9 @@ def parse_yaml(text: str, origin: str) -> Mapping[str, Any]:
         # The loader is a subclass of the safe one.
         content = yaml.load(text, Loader=_Loader)  # noqa: S506
     except yaml.YAMLError as err:
-        raise InvalidRequestError(f"{origin}: not valid YAML: {err}") from err
+        # The loader draws the place over several lines.
+        problem = " ".join(str(err).split())
+        raise InvalidRequestError(f"{origin}: not valid YAML: {problem}") from err
     if not isinstance(content, Mapping):
         raise InvalidRequestError(f"{origin}: expected a mapping, found {type(content).__name__}")
     return content
@@ -87,7 +89,9 @@ def read_yaml(path: Path, field: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as err:
-        raise InvalidRequestError.of_field(field, f"cannot read {path}: {err}") from err
+        raise InvalidRequestError.of_field(
+            field, f"cannot read {path}: {err.strerror or err}"
+        ) from err
     return dict(parse_yaml(text, str(path)))
 
 

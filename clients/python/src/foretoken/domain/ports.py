@@ -37,10 +37,10 @@ from foretoken.domain.report import (
     PredictorTrainingReport,
     ProfileReport,
     ServingReport,
-    TrainingReport,
 )
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.surface import LatencySurface, SurfaceQuery
+from foretoken.domain.training_report import TrainingReport
 
 
 class JobsPort(Protocol):
@@ -243,3 +243,6 @@ class SimulatorPort(JobsPort, Protocol):
 
     def get_training_report(self, job_id: str) -> TrainingReport:
         """Return the result of a finished training simulation."""
+
+    def read_training_table(self, job_id: str, table: str) -> ArrowStream:
+        """Return a table of a finished training simulation: `spans` or `memory`."""

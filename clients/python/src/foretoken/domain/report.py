@@ -37,7 +37,7 @@ class Histogram:
     shares: tuple[float, ...] = ()
 
 
-class _Columns:
+class Columns:
     """Columns of one length: arrays or sequences, equal where their entries are."""
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class _Columns:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RequestColumns(_Columns):
+class RequestColumns(Columns):
     """One entry per request in arrival order; times in s from the start, -1 where never reached.
 
     `arrival_s` is when the client sent it, `queued_s` when the engine's scheduler could first see
@@ -85,7 +85,7 @@ REQUEST_OUTCOMES = ("unfinished", "completed", "context_too_long", "exceeds_kv_c
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SeriesColumns(_Columns):
+class SeriesColumns(Columns):
     """One entry per interval of time, a second each or a multiple where the run is very long.
 
     Requests that arrived, got their first token, completed; prompt tokens computed and output
@@ -283,67 +283,6 @@ class ServingReport:
 
 # Percents at which `ServingReport.itl_ms_quantiles` are: finer towards the end, where tails are.
 ITL_QUANTILES = (*range(100), *(99 + tenth / 10 for tenth in range(1, 10)), 100)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageMemory:
-    """Peak bytes on one device of a pipeline stage, by what occupies them."""
-
-    stage: int
-    weights_bytes: float = 0.0
-    gradients_bytes: float = 0.0
-    optimizer_bytes: float = 0.0
-    activations_bytes: float = 0.0
-    temporary_bytes: float = 0.0
-
-    @property
-    def total_bytes(self) -> float:
-        """Sum of all parts."""
-        return (
-            self.weights_bytes
-            + self.gradients_bytes
-            + self.optimizer_bytes
-            + self.activations_bytes
-            + self.temporary_bytes
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PipelineSpan:
-    """One box of the pipeline picture: what a stage did when, in ms from the step's start."""
-
-    stage: int
-    micro_batch: int
-    kind: str
-    start_ms: float
-    end_ms: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingReport:
-    """Outcome of a training simulation; times of one optimizer step.
-
-    `step_time_low_ms` and `step_time_high_ms` are the step at the operators' bounds.
-    `step_time_ms_by_group` splits the critical stage's time by operator group, bubble included.
-    """
-
-    feasibility: Feasibility = field(default_factory=Feasibility)
-    step_time_ms: float = 0.0
-    step_time_low_ms: float = 0.0
-    step_time_high_ms: float = 0.0
-    mfu_ratio: float = 0.0
-    bubble_ratio: float = 0.0
-    tokens_per_s: float = 0.0
-    tokens_per_s_per_gpu: float = 0.0
-    num_devices: int = 0
-    num_micro_batches: int = 0
-    step_time_ms_by_group: Mapping[str, float] = field(default_factory=dict)
-    step_time_ratio_by_provenance: Mapping[str, float] = field(default_factory=dict)
-    memory: tuple[StageMemory, ...] = ()
-    device_memory_bytes: float = 0.0
-    pipeline: tuple[PipelineSpan, ...] = ()
-    model_version: str = ""
-    scenario_json: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

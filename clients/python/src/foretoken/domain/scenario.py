@@ -9,6 +9,8 @@ from foretoken.domain.estimate import DType
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.slo import Slo, SloClass
+from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.training_truth import ModuleTimes, TrainingCalibration
 from foretoken.domain.workload import WorkloadSpec
 
 
@@ -78,8 +80,32 @@ class ServingScenario:
 class TrainingScenario:
     """One training configuration: a step is one optimizer update of `global_batch_size` samples.
 
-    `recompute` is `none` or `full`; `zero_stage` shards optimizer (1), gradients (2) and
-    parameters (3) over dp. `pipeline_schedule` names a plug-in (`one_f_one_b`).
+    `trainer` is the framework: which kernels run, in which formats, what is hidden. `framework` is
+    the software whose measurements are asked for.
+
+    `recompute` is `none`, `selective` (the modules of `recompute_modules`, `core_attention` unless
+    named) or `full` (whole layers); of each chunk of layers the first `recompute_layers` (0: all).
+    With `partitions_activations` the saved inputs of layers are split over tp and gathered again.
+
+    `pipeline_schedule` names a plug-in (`one_f_one_b`). A rank holds `virtual_stages` chunks of
+    layers; `stage_layers` gives the layers of every chunk in the order of the model (empty: even,
+    the first take what is over).
+
+    `zero_stage` shards optimizer (1), gradients (2) and parameters (3) over `shard_degree` ranks of
+    dp and cp (0: all of them), and replicates over the rest (HSDP). `sequence_parallel` splits what
+    tensor parallelism leaves whole by tokens. `context_parallel` exchanges keys and values by
+    `ring`, or heads by `all_to_all` (Ulysses). `weight_parallel` is InternEvo's: `msp`, `fsp` or
+    `isp`, the last with weights split over `weight_degree` ranks (0: tp). Experts are split by
+    width over `expert_tp` ranks (0: what ep leaves of tp).
+
+    `moe_routing` is the spread of tokens over experts under which latencies were measured,
+    `moe_imbalance_ratio` the load of the busiest expert-parallel rank over the mean.
+    `overflow_ratio` is the share of steps that find an overflow and skip the update.
+    `straggler_ratio` is the standard deviation of a rank's speed, `network_spread_ratio` that of a
+    transfer's time, each over its mean; they spread the step.
+
+    `module_times` replaces the predictor's estimates of the modules it names; `calibration`
+    corrects by steps measured on the user's machines.
     """
 
     name: str = "training"
@@ -92,6 +118,25 @@ class TrainingScenario:
     sequence_length: int = 4096
     micro_batch_size: int = 1
     global_batch_size: int = 8
+    trainer: TrainerSpec = field(default_factory=TrainerSpec)
     pipeline_schedule: str = "one_f_one_b"
+    virtual_stages: int = 1
+    stage_layers: tuple[int, ...] = ()
     recompute: str = "none"
+    recompute_layers: int = 0
+    recompute_modules: tuple[str, ...] = ()
+    partitions_activations: bool = False
     zero_stage: int = 0
+    shard_degree: int = 0
+    sequence_parallel: bool = False
+    context_parallel: str = "ring"
+    weight_parallel: str = ""
+    weight_degree: int = 0
+    expert_tp: int = 0
+    moe_routing: str = ""
+    moe_imbalance_ratio: float = 1.0
+    overflow_ratio: float = 0.0
+    straggler_ratio: float = 0.0
+    network_spread_ratio: float = 0.0
+    module_times: ModuleTimes | None = None
+    calibration: TrainingCalibration | None = None

@@ -8,11 +8,11 @@ import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, Union
 
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import FieldViolation, InvalidRequestError, find_near
 
 T = TypeVar("T")
 
@@ -100,10 +100,11 @@ def _decode_dataclass(
         return None
     hints = field_types(cls)
     before = len(violations)
-    for key in value:
-        if key not in hints:
-            description = f"unknown key; known keys are {', '.join(hints)}"
-            violations.append(FieldViolation(_join(path, str(key)), description))
+    violations.extend(
+        FieldViolation(_join(path, str(key)), _unknown_key(key, hints))
+        for key in value
+        if key not in hints
+    )
     arguments: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         if field.name in value:
@@ -121,6 +122,12 @@ def _decode_dataclass(
         found = err.violations or (FieldViolation("", err.message),)
         violations.extend(FieldViolation(_join(path, v.field), v.description) for v in found)
         return None
+
+
+def _unknown_key(key: Any, known: Iterable[str]) -> str:
+    near = find_near(str(key), known)
+    hint = f"did you mean {', '.join(near)}? " if near else ""
+    return f"unknown key; {hint}known keys are {', '.join(known)}"
 
 
 def _decode_sequence(hint: Any, value: Any, path: str, violations: list[FieldViolation]) -> Any:

@@ -4,7 +4,13 @@ import dataclasses
 from collections.abc import Iterator
 
 from foretoken.domain.graph import DecodeShape, OperatorNode, Partition, PrefillShape
-from foretoken.domain.node_builder import NodeBuilder
+from foretoken.domain.node_builder import EAGER_VARIANT, NodeBuilder
+from foretoken.domain.training_layer import (
+    is_unfused,
+    lower_unfused_attention,
+    trainer_of,
+    training_projection,
+)
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 
@@ -14,7 +20,7 @@ def lower_attention(builder: NodeBuilder) -> Iterator[OperatorNode]:
     q_width = model.num_heads * model.head_dim
     kv_width = model.num_kv_heads * model.head_dim
     dims = {"m": tokens, "n": q_width + 2 * kv_width, "k": model.hidden}
-    yield builder.projection("attn_qkv_proj", dims, Partition.QKV)
+    yield from _projection(builder, "attn_qkv_proj", dims, Partition.QKV)
     if model.has_qk_norm:
         for role, num_heads in (("q_norm", model.num_heads), ("k_norm", model.num_kv_heads)):
             dims = {"num_tokens": tokens * num_heads, "hidden": model.head_dim}
@@ -22,7 +28,9 @@ def lower_attention(builder: NodeBuilder) -> Iterator[OperatorNode]:
     heads = {"num_heads": model.num_heads, "num_kv_heads": model.num_kv_heads}
     if model.position == "rope":
         dims = {"num_tokens": tokens, **heads, "head_dim": model.head_dim}
-        yield builder.layer("attn_rope", "rope", dims, Partition.HEADS)
+        training = builder.options.training
+        variant = EAGER_VARIANT if training and not training.trainer.fuses_rope else ""
+        yield builder.layer("attn_rope", "rope", dims, Partition.HEADS, variant)
     if builder.options.has_kv_cache:
         dims = {"num_tokens": tokens, "num_kv_heads": model.num_kv_heads}
         dims["head_dim"] = model.head_dim
@@ -30,11 +38,29 @@ def lower_attention(builder: NodeBuilder) -> Iterator[OperatorNode]:
         yield builder.layer("kv_cache_write", "kv_cache_write", dims, Partition.HEADS, variant)
     yield from _kernels(builder)
     dims = {"m": tokens, "n": model.hidden, "k": q_width}
-    yield builder.projection("attn_out_proj", dims, Partition.ROW)
+    yield from _projection(builder, "attn_out_proj", dims, Partition.ROW)
+
+
+def _projection(
+    builder: NodeBuilder, role: str, dims: dict[str, Quantity], partition: Partition
+) -> Iterator[OperatorNode]:
+    if builder.options.training is None:
+        yield builder.projection(role, dims, partition)
+        return
+    model = builder.model
+    has_bias = model.has_bias or (model.has_qkv_bias and partition is Partition.QKV)
+    # The bias of the output joins the residual stream, by a kernel of its own or with it.
+    is_fused = partition is Partition.QKV or trainer_of(builder).fuses_residual
+    for node in training_projection(builder, role, dims, partition):
+        is_biased = has_bias and is_fused and node.operator == "gemm"
+        yield dataclasses.replace(node, has_bias=is_biased)
 
 
 def _kernels(builder: NodeBuilder) -> Iterator[OperatorNode]:
     model, shape = builder.model, builder.shape
+    if shape.prefill is not None and is_unfused(builder):
+        yield from lower_unfused_attention(builder, shape.prefill)
+        return
     # Windows are a matter of serving: they have no backward pass here.
     has_windows = builder.options.has_kv_cache and model.full_attention_period != 1
     window = model.sliding_window if has_windows else 0
@@ -60,7 +86,10 @@ def _kernel(builder: NodeBuilder, operator: str, batch: dict[str, Quantity]) -> 
         "num_kv_heads": model.num_kv_heads,
         "head_dim": model.head_dim,
     }
-    return builder.layer(operator, operator, dims, Partition.HEADS, builder.kv_variant)
+    node = builder.layer(operator, operator, dims, Partition.HEADS, builder.kv_variant)
+    if builder.options.training is None:
+        return node
+    return dataclasses.replace(node, share=trainer_of(builder).attention_time_ratio)
 
 
 def _every(node: OperatorNode, first: int, period: int) -> OperatorNode:

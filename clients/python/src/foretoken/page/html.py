@@ -1,11 +1,15 @@
 """Write sections as one HTML page: no scripts, nothing fetched, light and dark."""
 
+import re
 from collections.abc import Sequence
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from foretoken.page.section import Section
+from foretoken.page.section import Cell, Section
+
+# Commands and names of files are between backticks, as on a terminal.
+_CODE = re.compile(r"`([^`]+)`")
 
 
 def render_sections(title: str, subtitle: str, sections: Sequence[Section]) -> str:
@@ -19,5 +23,12 @@ def render_sections(title: str, subtitle: str, sections: Sequence[Section]) -> s
     )
     # The figures are our own SVG.
     environment.filters["as_svg"] = Markup
+    environment.filters["with_code"] = _with_code
     template = environment.get_template("page.html.j2")
     return template.render(title=title, subtitle=subtitle, sections=sections)
+
+
+def _with_code(text: str | Cell) -> Markup:
+    """Return the escaped text, what is between backticks as code."""
+    # Escaped before the tags are put in.
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(str(text)))))  # noqa: S704

@@ -20,12 +20,20 @@ from google.protobuf.message import Message
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.report import ServingReport
+from foretoken.domain.training_report import TrainingReport
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 # Columns that travel as Arrow, beside the message.
-ARROW_FIELDS = frozenset({(ServingReport, "requests"), (ServingReport, "series")})
+ARROW_FIELDS = frozenset(
+    {
+        (ServingReport, "requests"),
+        (ServingReport, "series"),
+        (TrainingReport, "spans"),
+        (TrainingReport, "memory_timeline"),
+    }
+)
 
 _BOOLEAN_PREFIX = re.compile(r"^(is|has|was)_")
 _COUNT = re.compile(r"^(|.*_)num_(.*)$")

@@ -1,23 +1,26 @@
 """Arrow IPC bytes: tables to pieces of a stream and back, columns to Arrow and back."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurement import ArrowStream
-from foretoken.domain.report import RequestColumns, SeriesColumns
+from foretoken.domain.report import Columns as Record
 from foretoken.domain.schema import field_types
+from foretoken.domain.training_report import SPAN_KINDS
 from foretoken.wire.arrow import open_stream
 
 # Messages of 1 to 4 MiB move fastest; gRPC's limit is raised to 16 MiB on both sides.
 CHUNK_BYTES = 2 * 2**20
 
 Columns = Mapping[str, npt.NDArray[Any]]
+R = TypeVar("R", bound=Record)
 
 
 def write_chunks(rows: ArrowStream, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
@@ -124,13 +127,15 @@ def ipc_to_columns(data: bytes) -> dict[str, npt.NDArray[Any]]:
     return columns
 
 
-def requests_to_table(requests: RequestColumns) -> pa.Table:
-    """Return the single requests of a serving simulation as a table."""
-    return _record_to_table(requests, RequestColumns)
+def record_to_table(record: Record) -> pa.Table:
+    """Return columns that belong together, such as the requests of a simulation, as a table."""
+    return pa.table(
+        {name: _to_arrow(name, getattr(record, name)) for name in _names_of(type(record))}
+    )
 
 
-def table_to_requests(table: pa.Table) -> RequestColumns:
-    """Return the single requests of a serving simulation from their table; more columns may be.
+def table_to_record(table: pa.Table, cls: type[R]) -> R:
+    """Return columns that belong together from their table; it may have more columns.
 
     Columns become arrays; numbers without a copy where the table is in one piece.
 
@@ -138,51 +143,42 @@ def table_to_requests(table: pa.Table) -> RequestColumns:
         InvalidRequestError: a column is missing.
 
     """
-    return RequestColumns(**_table_to_record(table, RequestColumns, "requests"))
+    names = _names_of(cls)
+    missing = [name for name in names if name not in table.schema.names]
+    if missing:
+        raise InvalidRequestError(f"{cls.__name__}: missing columns {missing}")
+    return cls(**{name: _from_arrow(name, table.column(name)) for name in names})
 
 
-def series_to_table(series: SeriesColumns) -> pa.Table:
-    """Return a simulation second by second as a table."""
-    return _record_to_table(series, SeriesColumns)
-
-
-def table_to_series(table: pa.Table) -> SeriesColumns:
-    """Return a simulation second by second from its table; more columns may be.
-
-    Raises:
-        InvalidRequestError: a column is missing.
-
-    """
-    return SeriesColumns(**_table_to_record(table, SeriesColumns, "series"))
-
-
-# Columns of text; whole numbers begin with `num_`, all others are real.
+# Columns of text, and of numbers that stand for names; whole numbers begin with `num_` or are
+# listed, all others are real.
 _TEXTS = ("slo_class", "outcome")
+_NAMES: Mapping[str, Sequence[str]] = {"kind": SPAN_KINDS}
+_WHOLE = ("engine", "stage", "chunk", "micro_batch")
 _ENTRIES = pa.dictionary(pa.int32(), pa.string())
 
 
-def _record_to_table(columns: object, cls: type) -> pa.Table:
-    return pa.table(
-        {name: pa.array(getattr(columns, name), _type_of(name)) for name in field_types(cls)}
-    )
+def _names_of(cls: type) -> list[str]:
+    return list(field_types(cls))
 
 
-def _type_of(name: str) -> pa.DataType:
+def _to_arrow(name: str, column: Any) -> pa.Array:
+    if name in _NAMES:
+        numbers = pa.array(column, pa.int8())
+        return pa.DictionaryArray.from_arrays(numbers, pa.array(_NAMES[name], pa.string()))
     if name in _TEXTS:
-        return _ENTRIES
-    return pa.int64() if name.startswith("num_") or name == "engine" else pa.float64()
+        return pa.array(column, _ENTRIES)
+    is_whole = name.startswith("num_") or name in _WHOLE
+    return pa.array(column, pa.int64() if is_whole else pa.float64())
 
 
-def _table_to_record(table: pa.Table, cls: type, title: str) -> dict[str, Any]:
-    names = list(field_types(cls))
-    missing = [name for name in names if name not in table.schema.names]
-    if missing:
-        raise InvalidRequestError(f"{title} of a simulation: missing columns {missing}")
-    columns = {
-        name: table.column(name).cast(pa.string()) if name in _TEXTS else table.column(name)
-        for name in names
-    }
-    return {name: column.to_numpy() for name, column in columns.items()}
+def _from_arrow(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    if name in _NAMES:
+        known = pa.array(_NAMES[name], pa.string())
+        column = pc.index_in(column.cast(pa.string()), value_set=known)
+    elif name in _TEXTS:
+        column = column.cast(pa.string())
+    return np.asarray(column.to_numpy())
 
 
 class _Pending:

@@ -14,10 +14,10 @@ from foretoken.domain.report import (
     PredictorTrainingReport,
     ProfileReport,
     ServingReport,
-    TrainingReport,
 )
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.slo import Slo
+from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.workload import LengthSpec, WorkloadSpec
 
 # Shown while a step runs: a context manager that takes job states.
@@ -32,12 +32,15 @@ OPERATORS = (
     "cross_entropy",
     "embedding",
     "gemm",
+    "gradient_accumulation",
+    "gradient_norm",
     "kv_cache_write",
     "residual_add",
     "rms_norm",
     "rope",
     "sampler",
     "silu_mul",
+    "unscale",
 )
 
 # Offered load as a share of the saturated throughput.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from foretoken.app.module_times_file import load_training_files
 from foretoken.domain import schema
 from foretoken.domain.models.load import load_model
 from foretoken.domain.plugins import read_yaml
@@ -37,18 +38,23 @@ def read_serving_scenario(path: Path, overrides: Mapping[str, Any]) -> ServingSc
 
 
 def read_training_scenario(path: Path, overrides: Mapping[str, Any]) -> TrainingScenario:
-    """Return the training scenario in a file; see `read_serving_scenario`."""
+    """Return the training scenario in a file; see `read_serving_scenario`.
+
+    `module_times` and `calibration` may name files, relative to this one.
+    """
     return _read(TrainingScenario, path, overrides)
 
 
 def _read(cls: type[T], path: Path, overrides: Mapping[str, Any]) -> T:
     content = read_yaml(path, "scenario")
     for dotted, value in overrides.items():
-        if value is not None:
-            schema.set_key(content, dotted, value)
+        schema.set_key(content, dotted, value)
     content.setdefault("name", path.stem)
     _write_as_text(content.get("engine"), "rules")
     _write_as_text(content.get("workload"), "arrival_options")
+    _write_as_text(content.get("trainer"), "rules")
+    if cls is TrainingScenario:
+        load_training_files(content, path.parent)
     model = content.get("model")
     if isinstance(model, str):
         beside = path.parent / model

@@ -22,7 +22,8 @@ from foretoken.predictor.query_columns import read_columns
 from foretoken.predictor.query_target import find_target
 from foretoken.predictor.regression.member import Members, tree_inputs
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
-from foretoken.predictor.roofline import FloatColumn, compute_limits
+from foretoken.predictor.roofline import Columns, FloatColumn, compute_limits
+from foretoken.predictor.source import find_source, target_inside_node
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series
 from foretoken.predictor.transfer.borrowing import BorrowingRegressor
@@ -47,6 +48,8 @@ _TIER_NAMES = {
 def explain(models: ModelSet, query: LatencyQuery, predict: Predict) -> Explanation:
     """Return why the estimate of a single call is what it is; `predict` gives the estimate.
 
+    Where another device of the same chip answers, models and points are those of that device.
+
     Raises:
         InvalidRequestError: the query is not of exactly one call.
         what `predict` raises.
@@ -66,10 +69,17 @@ def explain(models: ModelSet, query: LatencyQuery, predict: Predict) -> Explanat
         efficiency_ratio=float(limits.roofline_us[0]) / estimate.latency_us,
         tier="unmeasured",
     )
-    choice = models.choose(spec, target, Wanted(query.framework, table.variant, table.kernel))
-    if choice is None:
+    place = target_inside_node(target) if _is_inside_node(columns) else target
+    wanted = Wanted(query.framework, table.variant, table.kernel)
+    source = find_source(models, spec, place, wanted)
+    if source is None:
         return explanation
-    return _with_model(explanation, choice.model, build_design(spec, columns, target))
+    design = build_design(spec, columns, source.target)
+    return _with_model(explanation, source.choice.model, design)
+
+
+def _is_inside_node(columns: Columns) -> bool:
+    return "num_nodes" in columns and int(columns["num_nodes"][0]) <= 1
 
 
 def _only_call(query: LatencyQuery) -> OperatorTable:

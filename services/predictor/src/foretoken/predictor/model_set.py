@@ -1,8 +1,7 @@
 """All models of one version, and which of them answers a question."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import DeviceSpec
@@ -14,6 +13,10 @@ from foretoken.predictor.training_rows import SeriesKey
 from foretoken.predictor.transfer import TransferModel, default_transfer, transfer_names
 from foretoken.predictor.transfer.borrowing import BorrowingRegressor
 
+# What a variant may say of how an operator was sampled, which says little of its time: whether an
+# attention mask, a bias, an optimizer's first step. Where the plain case is missing they stand in.
+_SAMPLING_FACTS = frozenset({"mask", "bias", "step"})
+_UNKNOWN = "unknown"
 # Formats that run the same kernels at the same rate where a device has both.
 _TWINS = {DType.FP16: DType.BF16, DType.BF16: DType.FP16}
 
@@ -68,6 +71,7 @@ class ModelSet:
     _alike_variants: Mapping[tuple[str, frozenset[tuple[str, str]]], Sequence[str]] = field(
         init=False, repr=False, compare=False
     )
+    _sampled_variants: Mapping[str, Sequence[str]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Index the models by what they have in common but framework and kernel."""
@@ -80,6 +84,11 @@ class ModelSet:
         for operator, variant in sorted({(key.operator, key.variant) for key in index}):
             alike.setdefault((operator, _without_routing(variant)), []).append(variant)
         object.__setattr__(self, "_alike_variants", alike)
+        sampled: dict[str, list[str]] = {}
+        for operator, variant in sorted({(key.operator, key.variant) for key in index}):
+            if _is_sampling_alone(variant):
+                sampled.setdefault(operator, []).append(variant)
+        object.__setattr__(self, "_sampled_variants", sampled)
 
     @property
     def num_rows(self) -> int:
@@ -90,32 +99,38 @@ class ModelSet:
         """Return the model of the series nearest to what is asked, None where there is none.
 
         A variant nobody measured is answered in doubt: by one that differs in nothing but how
-        tokens were routed to experts, else by the plain case.
+        tokens were routed to experts, else by the plain case, else by one that differs in how it
+        was sampled. A framework asked for counts for more than which of two twin formats.
         """
         for variant in self._near_variants(spec, wanted.variant):
-            for dtype in _candidates(target):
-                key = SeriesKey(
-                    spec.name,
-                    target.topology.device if target.topology else target.device.name,
-                    target.topology.name if target.topology else "",
-                    "" if spec.is_collective else dtype.name.lower(),
-                    target.phase.name.lower(),
-                    "",
-                    variant,
-                )
-                choice = _choose(self._by_circumstances.get(key, ()), wanted)
-                if choice is not None:
-                    return Choice(
-                        choice.model,
-                        is_other_dtype=dtype is not target.dtype and not spec.is_collective,
-                        is_other_code=choice.is_other_code or variant != wanted.variant,
-                    )
+            found = list(self._choices(spec, target, replace(wanted, variant=variant)))
+            if found:
+                choice = min(found, key=lambda choice: choice.is_other_code)
+                is_other = choice.is_other_code or variant != wanted.variant
+                return replace(choice, is_other_code=is_other)
         return None
+
+    def _choices(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Iterator[Choice]:
+        for dtype in _candidates(target):
+            key = SeriesKey(
+                spec.name,
+                target.topology.device if target.topology else target.device.name,
+                target.topology.name if target.topology else "",
+                "" if spec.is_collective else dtype.name.lower(),
+                target.phase.name.lower(),
+                "",
+                wanted.variant,
+            )
+            choice = _choose(self._by_circumstances.get(key, ()), wanted)
+            if choice is not None:
+                is_other_dtype = dtype is not target.dtype and not spec.is_collective
+                yield replace(choice, is_other_dtype=is_other_dtype)
 
     def _near_variants(self, spec: OperatorSpec, variant: str) -> Sequence[str]:
         """Return the variants to try, the nearest first."""
         alike = self._alike_variants.get((spec.name, _without_routing(variant)), ())
-        return tuple(dict.fromkeys((variant, *alike, "")))
+        sampled = () if variant else self._sampled_variants.get(spec.name, ())
+        return tuple(dict.fromkeys((variant, *alike, "", *sampled)))
 
     def transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> TransferModel:
         """Return the typical efficiency of an operator, or of its kind, or the default.
@@ -162,8 +177,14 @@ def _without_routing(variant: str) -> frozenset[tuple[str, str]]:
     return frozenset(fact for fact in parse_variant(variant).items() if fact[0] != "routing")
 
 
+def _is_sampling_alone(variant: str) -> bool:
+    """Tell whether a variant says no more than how its operator was sampled."""
+    facts = parse_variant(variant)
+    return bool(facts) and facts.keys() <= _SAMPLING_FACTS and _UNKNOWN not in facts.values()
+
+
 def _circumstances(key: SeriesKey) -> SeriesKey:
-    return dataclasses.replace(key, framework="", kernel="")
+    return replace(key, framework="", kernel="")
 
 
 def _num_points(model: SeriesModel) -> tuple[int, str]:

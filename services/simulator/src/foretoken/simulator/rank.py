@@ -1,10 +1,14 @@
 """The ranks a simulation asks about: one of every pipeline stage, for the others are alike."""
 
+from dataclasses import replace
+
 from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.units import ceil_divide
 
 
 def stage_ranks(
@@ -17,12 +21,49 @@ def stage_ranks(
         UnknownTopologyError: no such topology, or none of the device where more than one is used.
 
     """
-    devices_per_node = 1
+    rank = _first_rank(model, layout, device, topology)
+    return tuple(replace(rank, stage=stage) for stage in range(layout.pp))
+
+
+def chunk_ranks(scenario: TrainingScenario) -> tuple[RankContext, ...]:
+    """Return a rank for every chunk of layers, in the order of the model.
+
+    There are `virtual_stages` chunks for each rank of the pipeline; which of them a rank holds is
+    the schedule's to say. The model has the vocabulary of the framework, padded.
+
+    Raises:
+        UnknownDeviceError: no such device.
+        UnknownTopologyError: no such topology, or none of the device where more than one is used.
+
+    """
+    layout = scenario.layout
+    rank = _first_rank(_padded_model(scenario), layout, scenario.device, scenario.topology)
+    num_chunks = layout.pp * scenario.virtual_stages
+    layers = scenario.stage_layers or _even_layers(scenario.model.num_layers, num_chunks)
+    return tuple(replace(rank, stage=stage, layers_by_stage=layers) for stage in range(len(layers)))
+
+
+def _padded_model(scenario: TrainingScenario) -> ModelArchitecture:
+    model, rows = scenario.model, scenario.trainer.resolve().vocab_multiple * scenario.layout.tp
+    return replace(model, vocab=int(ceil_divide(model.vocab, rows)) * rows)
+
+
+def _even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
+    whole, rest = divmod(num_layers, num_chunks)
+    return tuple(whole + (1 if chunk < rest else 0) for chunk in range(num_chunks))
+
+
+def _first_rank(
+    model: ModelArchitecture, layout: ParallelLayout, device: str, topology: str
+) -> RankContext:
+    links: TopologySpec | None = None
     if topology:
-        devices_per_node = find_topology(topology).devices_per_node
+        links = find_topology(topology)
     elif layout.num_devices > 1:
-        devices_per_node = topology_of_device(find_device(device).name).devices_per_node
-    return tuple(
-        RankContext(model=model, layout=layout, devices_per_node=devices_per_node, stage=stage)
-        for stage in range(layout.pp)
+        links = topology_of_device(find_device(device).name)
+    return RankContext(
+        model=model,
+        layout=layout,
+        devices_per_node=links.devices_per_node if links else 1,
+        ports_per_node=links.ports_per_node if links else 0,
     )

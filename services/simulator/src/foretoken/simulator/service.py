@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,14 @@ from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job
 from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.report import ServingReport, TrainingReport
+from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.training_report import (
+    TRAINING_TABLES,
+    MemoryColumns,
+    SpanColumns,
+    TrainingReport,
+)
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.serving.reference import find_scheduler
@@ -23,6 +30,7 @@ from foretoken.simulator.serving.simulation import (
     compile_engines,
     simulate_serving,
 )
+from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.step import simulate_training
 from foretoken.wire import ipc
 
@@ -71,7 +79,9 @@ class SimulatorService(RunsJobs):
         requests = self.read_serving_table(job_id, "requests").read_all()
         series = self.read_serving_table(job_id, "series").read_all()
         return replace(
-            report, requests=ipc.table_to_requests(requests), series=ipc.table_to_series(series)
+            report,
+            requests=ipc.table_to_record(requests, RequestColumns),
+            series=ipc.table_to_record(series, SeriesColumns),
         )
 
     def read_serving_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
@@ -81,26 +91,15 @@ class SimulatorService(RunsJobs):
             InvalidRequestError: no such table, or the deployment could not run.
 
         """
-        if table not in SERVING_TABLES:
-            choices = ", ".join(SERVING_TABLES)
-            raise InvalidRequestError.of_field("table", f"{table!r} is not one of {choices}")
         if not self._jobs.result(job_id, ServingReport).feasibility.is_feasible:
             raise InvalidRequestError.of_field(
                 "job_id", f"the deployment of {job_id} cannot run: there is no table of {table}"
             )
-        return pa.ipc.open_stream(
-            pa.memory_map(str(self._jobs.attachment(job_id, f"{table}.arrow")))
-        )
+        return self._open_table(job_id, table, SERVING_TABLES)
 
     def _simulate(self, scenario: ServingScenario, progress: JobProgress) -> ServingReport:
         result = simulate_serving(scenario, self._surfaces.get, progress)
-        for name, table in result.tables.items():
-            with (
-                progress.attach(f"{name}.arrow") as path,
-                pa.OSFile(str(path), "wb") as file,
-                pa.ipc.new_stream(file, table.schema) as writer,
-            ):
-                writer.write_table(table)
+        _attach_tables(result.tables, progress)
         return replace(result.report, job_id=progress.job_id)
 
     def create_training_simulation(self, scenario: TrainingScenario) -> Job:
@@ -108,17 +107,64 @@ class SimulatorService(RunsJobs):
 
         Raises:
             UnknownDeviceError, UnknownTopologyError: no such name.
+            UnknownPluginError: no such trainer profile or pipeline schedule.
+            InvalidRequestError: a rule of the trainer that cannot be.
 
         """
+        scenario.trainer.resolve()
+        find_schedule(scenario.pipeline_schedule)
         _check_hardware(scenario)
         return self._jobs.create(
-            "training",
-            lambda progress: simulate_training(scenario, self._predictor, progress),
+            "training", lambda progress: self._simulate_training(scenario, progress)
         )
 
     def get_training_report(self, job_id: str) -> TrainingReport:
         """Return the result of a finished training simulation."""
-        return self._jobs.result(job_id, TrainingReport)
+        report = self._jobs.result(job_id, TrainingReport)
+        if report.step_time_ms == 0:
+            return report
+        spans = self.read_training_table(job_id, "spans").read_all()
+        memory = self.read_training_table(job_id, "memory").read_all()
+        return replace(
+            report,
+            spans=ipc.table_to_record(spans, SpanColumns),
+            memory_timeline=ipc.table_to_record(memory, MemoryColumns),
+        )
+
+    def read_training_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished training simulation.
+
+        Raises:
+            InvalidRequestError: no such table, or the configuration could not be timed.
+
+        """
+        if self._jobs.result(job_id, TrainingReport).step_time_ms == 0:
+            raise InvalidRequestError.of_field(
+                "job_id", f"the configuration of {job_id} cannot run: there is no table of {table}"
+            )
+        return self._open_table(job_id, table, TRAINING_TABLES)
+
+    def _simulate_training(
+        self, scenario: TrainingScenario, progress: JobProgress
+    ) -> TrainingReport:
+        report = simulate_training(scenario, self._predictor, progress)
+        records = dict(zip(TRAINING_TABLES, (report.spans, report.memory_timeline), strict=True))
+        tables = {name: ipc.record_to_table(record) for name, record in records.items()}
+        _attach_tables(tables, progress)
+        return replace(
+            report,
+            spans=SpanColumns(),
+            memory_timeline=MemoryColumns(),
+            job_id=progress.job_id,
+        )
+
+    def _open_table(self, job_id: str, table: str, known: Sequence[str]) -> pa.RecordBatchReader:
+        if table not in known:
+            raise InvalidRequestError.of_field(
+                "table", f"{table!r} is not one of {', '.join(known)}"
+            )
+        path = self._jobs.attachment(job_id, f"{table}.arrow")
+        return pa.ipc.open_stream(pa.memory_map(str(path)))
 
 
 class SurfaceCache:
@@ -150,6 +196,16 @@ class SurfaceCache:
             while len(self._kept) > self._max_surfaces:
                 self._kept.popitem(last=False)
         return surfaces
+
+
+def _attach_tables(tables: Mapping[str, pa.Table], progress: JobProgress) -> None:
+    for name, table in tables.items():
+        with (
+            progress.attach(f"{name}.arrow") as path,
+            pa.OSFile(str(path), "wb") as file,
+            pa.ipc.new_stream(file, table.schema) as writer,
+        ):
+            writer.write_table(table)
 
 
 def _check_hardware(scenario: ServingScenario | TrainingScenario) -> None:

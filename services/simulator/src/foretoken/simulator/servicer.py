@@ -59,9 +59,17 @@ class SimulatorServicer(JobRpcs):
     def get_training_report(
         self, request: simulator_pb2.GetTrainingReportRequest, _context: grpc.ServicerContext
     ) -> report_pb2.TrainingReport:
-        """Return the result of a finished training simulation."""
+        """Return the result of a finished training simulation, without its tables."""
         report = self._port.get_training_report(request.job_id)
         return codec.encode(report, report_pb2.TrainingReport)
+
+    def read_training_table(
+        self, request: simulator_pb2.ReadTrainingTableRequest, _context: grpc.ServicerContext
+    ) -> Iterator[measurement_pb2.ArrowChunk]:
+        """Stream one table of a finished training simulation."""
+        table = self._port.read_training_table(request.job_id, request.table)
+        for chunk in ipc.write_chunks(table):
+            yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
 
 
 def register(server: grpc.Server, port: SimulatorPort) -> None:

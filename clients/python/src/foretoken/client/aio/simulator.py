@@ -12,8 +12,9 @@ from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.aio.jobs import AsyncJobsClient
 from foretoken.client.channel import ChannelOptions
 from foretoken.domain.job import Job
-from foretoken.domain.report import ServingReport, TrainingReport
+from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.training_report import MemoryColumns, SpanColumns, TrainingReport
 from foretoken.wire import codec, ipc
 
 
@@ -50,7 +51,9 @@ class AsyncSimulatorClient(AsyncJobsClient):
         requests = await self.read_serving_table(job_id, "requests")
         series = await self.read_serving_table(job_id, "series")
         return dataclasses.replace(
-            report, requests=ipc.table_to_requests(requests), series=ipc.table_to_series(series)
+            report,
+            requests=ipc.table_to_record(requests, RequestColumns),
+            series=ipc.table_to_record(series, SeriesColumns),
         )
 
     async def read_serving_table(self, job_id: str, table: str) -> pa.Table:
@@ -71,4 +74,19 @@ class AsyncSimulatorClient(AsyncJobsClient):
         """Return the result of a finished training simulation."""
         request = simulator_pb2.GetTrainingReportRequest(job_id=job_id)
         answer = await self._connection.call(self._stub.GetTrainingReport, request)
-        return codec.decode(answer, TrainingReport)
+        report = codec.decode(answer, TrainingReport)
+        if report.step_time_ms == 0:
+            return report
+        spans = await self.read_training_table(job_id, "spans")
+        memory = await self.read_training_table(job_id, "memory")
+        return dataclasses.replace(
+            report,
+            spans=ipc.table_to_record(spans, SpanColumns),
+            memory_timeline=ipc.table_to_record(memory, MemoryColumns),
+        )
+
+    async def read_training_table(self, job_id: str, table: str) -> pa.Table:
+        """Return a table of a finished training simulation."""
+        request = simulator_pb2.ReadTrainingTableRequest(job_id=job_id, table=table)
+        chunks = self._connection.stream(self._stub.ReadTrainingTable, request)
+        return ipc.read_chunks([chunk.arrow_ipc async for chunk in chunks])

@@ -15,6 +15,9 @@ class DeviceSpec:
 
     `peak_flops_per_s` is dense (no sparsity), per dtype, from the vendor's data sheet.
     `launch_latency_us` is the shortest time a kernel takes on the device, the floor of any latency.
+    `sustained_flops_ratio` is the share of the peak that large matrix products keep up as long as a
+    training step lasts, where a document says so: power limits some devices far below what short
+    measurements reach (0: not known).
     `vendor_names` are the names drivers and other tools print for it.
     """
 
@@ -30,6 +33,7 @@ class DeviceSpec:
     clock_hz: float
     tdp_w: float
     launch_latency_us: float
+    sustained_flops_ratio: float = 0.0
     vendor_names: tuple[str, ...] = ()
 
     def peak_flops(self, dtype: DType) -> float:

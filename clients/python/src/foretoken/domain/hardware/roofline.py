@@ -41,20 +41,33 @@ def collective_terms(
     """Return the limits of a collective over `num_nodes` nodes; other dims may be columns.
 
     A ring crosses each node once and takes all its network ports, so between nodes the ports of a
-    group's devices count together, up to what one device takes from its own node. An all-to-all
-    leaves every device by its own port.
+    group's devices count together, up to what one device takes from its own node. In an exchange
+    between pairs every device sends by its own port what is for other nodes, after the rest. A node
+    with fewer ports than the group has devices there has no more of them to take.
     """
     link = topology.link_between(num_nodes)
     moved_bytes = spec.moved_bytes(dims, 1.0)
     us_per_byte = US_PER_S / link.bandwidth_bytes_per_s
+    inside = US_PER_S / topology.intra_node.bandwidth_bytes_per_s
+    if num_nodes > 1 and topology.num_ports < topology.devices_per_node:
+        # Devices of the group take turns at the ports there are.
+        us_per_byte = us_per_byte * _larger(1.0, dims["devices_per_node"] / topology.num_ports)
     if num_nodes > 1 and spec.shares_node_links:
-        inside = US_PER_S / topology.intra_node.bandwidth_bytes_per_s
         us_per_byte = _larger(us_per_byte / dims["devices_per_node"], inside)
+    elif num_nodes > 1:
+        away = _share_for_other_nodes(dims)
+        us_per_byte = us_per_byte * away + inside * (1 - away)
     return RooflineTerms(
         compute_us=0.0 * moved_bytes,
         memory_us=moved_bytes * us_per_byte,
         floor_us=link.latency_us,
     )
+
+
+def _share_for_other_nodes(dims: Dims) -> Quantity:
+    """Return the part of what a rank sends, as much to every other, that leaves its node."""
+    num_ranks = dims["devices_per_node"] * dims["num_nodes"]
+    return (num_ranks - dims["devices_per_node"]) / _larger(num_ranks - 1, 1)
 
 
 def _larger(first: Quantity, second: Quantity) -> Quantity:

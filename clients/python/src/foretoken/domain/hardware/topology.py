@@ -9,15 +9,26 @@ from foretoken.domain.hardware.sourced import load_sourced
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """One hop: bandwidth per device and direction, and the latency of a small message."""
+    """One hop: bandwidth per device and direction, and the latency of a small message.
+
+    `reached_ratio` is the share of that bandwidth that large messages reach, where a document says
+    so (0: none does), `hop_latency_us` what each rank of a ring adds that passes a message on.
+    """
 
     bandwidth_bytes_per_s: float
     latency_us: float
+    reached_ratio: float = 0.0
+    hop_latency_us: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopologySpec:
-    """Nodes of equal devices: `intra_node` links inside, `inter_node` between."""
+    """Nodes of equal devices: `intra_node` links inside, `inter_node` between.
+
+    A node has `ports_per_node` network ports of the bandwidth of `inter_node` (0: one for every
+    device); devices take turns where there are fewer. `nodes_like` names a topology of the same
+    nodes on another network: what was measured inside one of its nodes holds here too.
+    """
 
     name: str
     description: str
@@ -25,6 +36,13 @@ class TopologySpec:
     devices_per_node: int
     intra_node: Link
     inter_node: Link
+    ports_per_node: int = 0
+    nodes_like: str = ""
+
+    @property
+    def num_ports(self) -> int:
+        """Network ports of a node."""
+        return self.ports_per_node or self.devices_per_node
 
     def link_between(self, num_nodes: int) -> Link:
         """Return the slowest link that a group over `num_nodes` nodes crosses."""

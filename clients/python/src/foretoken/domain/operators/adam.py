@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from foretoken.domain.flat_operator import addition_of
 from foretoken.domain.operator import Dim, OperatorSpec
 from foretoken.domain.sweep import cross, pick, powers_of_two
 
@@ -25,4 +26,5 @@ SPEC = OperatorSpec(
     flops=lambda d, _: 12 * d["num_params"],
     moved_bytes=lambda d, element_bytes: d["num_params"] * (_STATE_BYTES + 2 * element_bytes),
     sweep=_sweep,
+    stand_in=lambda d: addition_of(d["num_params"] * (_STATE_BYTES + 4)),
 )

@@ -52,5 +52,9 @@ SPEC = OperatorSpec(
     sweep=_sweep,
     # The gradients of both factors.
     backward_work_ratio=2.0,
+    backward_calls=lambda d: (
+        {"batch": d["batch"], "m": d["m"], "n": d["k"], "k": d["n"]},
+        {"batch": d["batch"], "m": d["k"], "n": d["n"], "k": d["m"]},
+    ),
     saved_elements=lambda d: d["batch"] * (d["m"] + d["n"]) * d["k"],
 )

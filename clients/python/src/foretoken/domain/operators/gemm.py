@@ -75,9 +75,12 @@ SPEC = OperatorSpec(
     },
     costs=tile_costs(lambda d: (1, d["m"], d["n"], d["k"])),
     sweep=_sweep,
-    # dgrad and wgrad together, as sources that time a whole backward pass have them. Each is a GEMM
-    # of its own, and lowering emits it as a forward call.
+    # The gradients of input and weight together, as sources that time a backward pass have them.
     backward_work_ratio=2.0,
+    backward_calls=lambda d: (
+        {"m": d["m"], "n": d["k"], "k": d["n"]},
+        {"m": d["n"], "n": d["k"], "k": d["m"]},
+    ),
     num_weights=lambda d: d["n"] * d["k"],
     saved_elements=lambda d: d["m"] * d["k"],
 )

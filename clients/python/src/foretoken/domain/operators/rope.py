@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from foretoken.domain.flat_operator import addition_of
 from foretoken.domain.operator import Dim, Dims, OperatorSpec
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity
@@ -44,4 +45,5 @@ SPEC = OperatorSpec(
     },
     sweep=_sweep,
     backward_work_ratio=1.0,
+    stand_in=lambda d: addition_of(2 * 2 * _elements(d)),
 )

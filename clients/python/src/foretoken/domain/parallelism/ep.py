@@ -4,27 +4,35 @@ Within one engine every rank has all tokens already: it computes its own experts
 tensor parallelism ends a layer with adds the ranks up. Engines with a data-parallel attention each
 (`dp` above 1) step together: their tokens go to the ranks of the experts and back. vLLM gathers the
 tokens of all ranks and scatters the sums, its default; DeepEP and TensorRT-LLM exchange them pair
-by pair. Ranks that expert parallelism leaves over split each expert's width.
+by pair. Ranks that expert parallelism leaves over split each expert's width. In training
+`domain/expert_exchange.py` spreads them, over the ranks of cp too.
 Source: vLLM 0.19, `fused_moe/layer.py` and `all2all_backend`; DeepSeek-V3, section 3.4.
 """
 
 import dataclasses
 from collections.abc import Iterator
 
+from foretoken.domain.expert_exchange import check_experts, distribute_experts
 from foretoken.domain.expert_load import ExpertRouting, expert_load, larger, rounded
 from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import Lowering, Nodes, ParallelPass
+from foretoken.domain.lowering import Lowering, LoweringOptions, Nodes, ParallelPass
 from foretoken.domain.models.architecture import MoeSpec
 from foretoken.domain.operator import find_operator
 from foretoken.domain.placement import group_dims
 from foretoken.domain.units import Quantity
 
 
-def _check(rank: RankContext) -> Iterator[str]:
+def _check(rank: RankContext, options: LoweringOptions | None) -> Iterator[str]:
     ep, moe = rank.layout.ep, rank.model.moe
-    if ep == 1:
-        return
+    if options is not None and options.training is not None and moe is not None:
+        yield from check_experts(rank, options.training)
+    elif ep > 1:
+        yield from _check_served(rank, moe)
+
+
+def _check_served(rank: RankContext, moe: MoeSpec | None) -> Iterator[str]:
+    ep = rank.layout.ep
     if moe is None:
         yield f"{rank.model.name} has no experts to spread; leave it at 1"
         return
@@ -43,6 +51,8 @@ def _check(rank: RankContext) -> Iterator[str]:
 
 
 def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
+    if lowering.options.training is not None:
+        return distribute_experts(nodes, lowering)
     moe = lowering.rank.model.moe
     if lowering.rank.layout.ep == 1 or moe is None:
         return nodes
@@ -133,6 +143,7 @@ def _collective(
         dtype=node.written_dtype,
         repeat=node.repeat,
         first_layer=node.first_layer,
+        axis="ep" if axis == "dp" else axis,
     )
 
 

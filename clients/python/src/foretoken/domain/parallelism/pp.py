@@ -1,27 +1,54 @@
-"""Pipeline parallelism: give each stage a run of layers, and pass activations between stages."""
+"""Pipeline parallelism: give each stage a run of layers, and pass activations between stages.
+
+In training a rank may hold several runs, the next one on the next rank and after the last rank on
+the first again.
+"""
 
 import dataclasses
 from collections.abc import Iterator
 
+from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.lowering import Lowering, Nodes, ParallelPass
-from foretoken.domain.placement import neighbour_dims
+from foretoken.domain.lowering import (
+    Lowering,
+    LoweringOptions,
+    Nodes,
+    ParallelPass,
+    TrainingOptions,
+)
+from foretoken.domain.placement import axis_group, neighbour_dims
+from foretoken.domain.sequence_parallel import splits_tokens
 
 
-def _check(rank: RankContext) -> Iterator[str]:
-    if rank.layout.pp > rank.model.num_layers:
+def _check(rank: RankContext, _options: LoweringOptions | None) -> Iterator[str]:
+    if rank.layers_by_stage:
+        yield from _check_stages(rank)
+    elif rank.layout.pp > rank.model.num_layers:
         yield f"more stages than the {rank.model.num_layers} layers of {rank.model.name}"
+
+
+def _check_stages(rank: RankContext) -> Iterator[str]:
+    layers, model = rank.layers_by_stage, rank.model
+    if sum(layers) != model.num_layers:
+        yield f"the stages have {sum(layers)} layers and {model.name} has {model.num_layers}"
+    if min(layers) < 0:
+        yield "a stage cannot have fewer than 0 layers"
+    if len(layers) % rank.layout.pp:
+        yield f"{len(layers)} stages do not divide over the {rank.layout.pp} ranks of the pipeline"
 
 
 def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
     rank = lowering.rank
-    if rank.layout.pp == 1:
+    if rank.num_stages == 1:
         return nodes
     cut = (_cut(node, rank) for node in nodes if _is_on_stage(node, rank))
     kept = [node for node in cut if node.repeat > 0]
-    if not rank.is_last_stage:
-        kept.append(_boundary(nodes, rank))
-    return tuple(kept)
+    training = lowering.options.training
+    if rank.is_last_stage or rank.layout.pp == 1:
+        return tuple(kept)
+    if training is None:
+        return (*kept, _boundary(nodes, rank))
+    return (*kept, *_training_boundary(nodes, rank, training))
 
 
 def _is_on_stage(node: OperatorNode, rank: RankContext) -> bool:
@@ -59,7 +86,33 @@ def _boundary(nodes: Nodes, rank: RankContext) -> OperatorNode:
             **neighbour_dims(rank.layout, "pp", rank.devices_per_node),
         },
         dtype=norm.dtype,
+        axis="pp",
     )
+
+
+def _training_boundary(
+    nodes: Nodes, rank: RankContext, training: TrainingOptions
+) -> Iterator[OperatorNode]:
+    """Yield what goes to the next stage, which may be on the first rank again."""
+    pp, trainer = rank.layout.pp, training.trainer
+    norm = next(node for node in nodes if node.role == "input_norm")
+    near = dataclasses.replace(
+        norm, section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
+    )
+    pair = PlacedGroup.of_stages(rank.stage % pp, (rank.stage + 1) % pp, rank)
+    message_bytes = norm.dtype.bytes_of(norm.dims["num_tokens"] * rank.model.hidden)
+    is_scattered = trainer.scatters_stage_transfers and rank.layout.tp > 1
+    if is_scattered and not splits_tokens(rank, training):
+        # Every rank of tp has the same, sends its share and gathers those of the others.
+        sent = message_bytes // rank.layout.tp
+        yield pair.collective(near, "stage_send", "send_recv", sent)
+        group = PlacedGroup.of_rank(axis_group(rank.layout, "tp"), rank)
+        yield group.collective(near, "stage_receive_all_gather", "all_gather", message_bytes)
+    else:
+        yield pair.collective(near, "stage_send", "send_recv", message_bytes)
+    if trainer.sends_attention_mask:
+        mask_bytes = norm.dtype.bytes_of(training.sequence_length**2)
+        yield pair.collective(near, "stage_send_mask", "send_recv", mask_bytes)
 
 
 PASS = ParallelPass(axis="pp", check=_check, rewrite=_rewrite)

@@ -2,6 +2,8 @@
 
 Column-split GEMMs need no communication forward, row-split ones end in an all-reduce of their
 output. With a loss the head's logits stay split, without one they are gathered for the sampler.
+In training `domain/sequence_parallel.py` adds the collectives; under InternEvo's `isp` the ranks
+split tokens instead of weights, and heads in the attention alone.
 Source: Shoeybi et al., Megatron-LM, 2019.
 """
 
@@ -9,29 +11,46 @@ import dataclasses
 from collections.abc import Iterator
 
 from foretoken.domain.estimate import DType
+from foretoken.domain.expert_layer import is_expert_node
 from foretoken.domain.graph import OperatorNode, Partition, RankContext, Section
-from foretoken.domain.lowering import Lowering, Nodes, ParallelPass
-from foretoken.domain.placement import group_dims
+from foretoken.domain.head_exchange import check_heads, exchange_heads
+from foretoken.domain.lowering import Lowering, LoweringOptions, Nodes, ParallelPass
+from foretoken.domain.placement import axis_group, group_dims
+from foretoken.domain.sequence_parallel import add_collectives, check_tokens
 from foretoken.domain.units import Quantity, ceil_divide
 
+# What counts the query heads of an operator, alone or times sequences.
+_HEAD_DIMS = ("num_heads", "batch", "num_matrices")
+# Operators with a row for every query head of a token.
+_HEAD_ROWS = ("q_norm", "attn_dropout")
 
-def _check(rank: RankContext) -> Iterator[str]:
+
+def _check(rank: RankContext, options: LoweringOptions | None) -> Iterator[str]:
     tp, model = rank.layout.tp, rank.model
+    training = options.training if options else None
+    if training is not None and training.weight_parallel == "isp":
+        yield from check_heads(rank, "tp")
+        if tp > 1 and training.trainer.attention != "flash":
+            yield f"{training.trainer.name} computes attention by whole rows of scores; set tp 1"
+        return
+    if training is not None:
+        yield from check_tokens(rank, training)
     if model.num_heads % tp:
         yield f"{tp} does not divide the {model.num_heads} heads of {model.name}"
     if model.num_kv_heads % tp and tp % model.num_kv_heads:
         yield f"{tp} and the {model.num_kv_heads} key heads of {model.name} do not divide"
-    for width in sorted(_mlp_widths(rank)):
+    for width in sorted(_mlp_widths(rank, splits_experts=training is None)):
         if width % tp:
             yield f"{tp} does not divide the MLP width {width} of {model.name}"
 
 
-def _mlp_widths(rank: RankContext) -> set[int]:
+def _mlp_widths(rank: RankContext, *, splits_experts: bool) -> set[int]:
     moe = rank.model.moe
     if moe is None:
         return {rank.model.intermediate}
-    # With expert parallelism, how an expert is split is up to that.
-    widths = {moe.expert_intermediate} if rank.layout.ep == 1 else set()
+    # With expert parallelism, and in training, how an expert is split is up to that.
+    splits_experts = splits_experts and rank.layout.ep == 1
+    widths = {moe.expert_intermediate} if splits_experts else set()
     if moe.num_shared_experts:
         widths.add(moe.num_shared_experts * moe.expert_intermediate)
     if moe.num_dense_layers:
@@ -43,6 +62,12 @@ def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
     rank = lowering.rank
     if rank.layout.tp == 1:
         return nodes
+    training = lowering.options.training
+    if training is not None:
+        if training.weight_parallel == "isp":
+            return exchange_heads(nodes, rank, axis_group(rank.layout, "tp"))
+        parts = [_split_node(node, rank) for node in nodes]
+        return add_collectives(parts, lowering)
     has_loss = any(node.role == "loss" for node in nodes)
     parts = [part for node in nodes for part in _split(node, rank, has_loss)]
     if not any(node.role == "attn_out_proj" for node in nodes):
@@ -84,6 +109,12 @@ def _split(node: OperatorNode, rank: RankContext, has_loss: bool) -> Iterator[Op
         yield _collective(node, rank, "all_gather", message_bytes)
 
 
+def _split_node(node: OperatorNode, rank: RankContext) -> OperatorNode:
+    if is_expert_node(node):
+        return node
+    return dataclasses.replace(node, dims=_split_dims(node, rank))
+
+
 def _split_dims(node: OperatorNode, rank: RankContext) -> dict[str, Quantity]:
     tp, dims = rank.layout.tp, dict(node.dims)
     match node.partition:
@@ -100,9 +131,11 @@ def _split_dims(node: OperatorNode, rank: RankContext) -> dict[str, Quantity]:
             name = "batch" if "batch" in dims else "num_heads"
             dims[name] = dims[name] // tp
         case Partition.WIDTH:
-            dims["intermediate"] = dims["intermediate"] // tp
+            name = "intermediate" if "intermediate" in dims else "hidden"
+            dims[name] = ceil_divide(dims[name], tp)
         case Partition.VOCAB:
-            dims["vocab"] = ceil_divide(dims["vocab"], tp)
+            name = "vocab" if "vocab" in dims else "num_params"
+            dims[name] = ceil_divide(dims[name], tp)
         case Partition.REPLICATED:
             pass
     return dims
@@ -112,9 +145,10 @@ def _split_heads(dims: dict[str, Quantity], rank: RankContext, role: str) -> dic
     kv_heads = _local_kv_heads(rank)
     if "num_kv_heads" in dims:
         dims["num_kv_heads"] = kv_heads
-    if "num_heads" in dims:
-        dims["num_heads"] = dims["num_heads"] // rank.layout.tp
-    if role == "q_norm":
+    for name in _HEAD_DIMS:
+        if name in dims:
+            dims[name] = dims[name] // rank.layout.tp
+    if role in _HEAD_ROWS:
         dims["num_tokens"] = dims["num_tokens"] // rank.layout.tp
     if role == "k_norm":
         dims["num_tokens"] = dims["num_tokens"] // rank.model.num_kv_heads * kv_heads
@@ -141,6 +175,7 @@ def _collective(
         repeat=node.repeat,
         first_layer=node.first_layer,
         layer_stride=node.layer_stride,
+        axis="tp",
     )
 
 

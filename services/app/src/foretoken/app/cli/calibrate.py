@@ -1,14 +1,20 @@
-"""`foretoken calibrate`: correct estimates by what was observed end to end."""
+"""`foretoken calibrate`: correct estimates by what was observed end to end.
+
+`calibrate operators NAME FILE`, or `calibrate NAME FILE`, learns factors of operators;
+`calibrate training` learns what hosts add to training steps.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
+from foretoken.app.cli.calibrate_training import training
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table, format_ratio, open_composition, state_of
 from foretoken.domain import schema
@@ -16,7 +22,29 @@ from foretoken.domain.correction import Correction, CorrectionRequest, Observati
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType, OperatorCall, Phase
 
+_DEFAULT = "operators"
 
+
+class _Group(TyperGroup):
+    """The commands under `calibrate`; words that name none of them go to the default one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default command before words that name no command."""
+        named = (*self.commands, *ctx.help_option_names)
+        if args and args[0] not in named:
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Correct estimates by what was observed end to end.",
+    no_args_is_help=True,
+)
+app.command("training")(training)
+
+
+@app.command(_DEFAULT)
 def calibrate(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Its name; one of that name is replaced.")],
@@ -35,6 +63,8 @@ def calibrate(  # noqa: PLR0913, PLR0917 - the parameters are the command's opti
     ] = False,
 ) -> None:
     """Learn factors from times observed end to end, and what the calls in them are estimated at.
+
+    `operators` may be left out: `foretoken calibrate NAME FILE`.
 
     The file is a list of observations:
     `[{"name": "decode, batch 32", "observed_us": 9000, "calls": [{"operator": "gemm",

@@ -10,13 +10,13 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.option_group import with_option_groups
-from foretoken.app.cli.simulate import scenario_changes
 from foretoken.app.cli.state import (
     ProgressBar,
     build_table,
     check_output_path,
     fail,
     note,
+    scenario_changes,
     show_progress,
     state_of,
 )

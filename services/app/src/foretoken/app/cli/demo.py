@@ -10,7 +10,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.simulate import serving_table, training_table
+from foretoken.app.cli.simulate import serving_table
+from foretoken.app.cli.simulate_training import training_table
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,

@@ -1,5 +1,9 @@
 """`foretoken list`: the names that can be used."""
 
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields
+
 import typer
 
 from foretoken.app.cli.state import state_of
@@ -9,7 +13,9 @@ from foretoken.domain.hardware.topology import all_topologies
 from foretoken.domain.models.architecture import all_models
 from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.operator import all_operators
+from foretoken.domain.trainer import TrainerProfile, all_trainers
 from foretoken.domain.units import GIB
+from foretoken.simulator.training.schedule import PipelineSchedule, all_schedules
 
 app = typer.Typer(help="List the names that can be used.", no_args_is_help=True)
 
@@ -110,6 +116,57 @@ def engines(context: typer.Context) -> None:
         "asynchronous",
     )
     state_of(context).print_rows("Engines", columns, rows)
+
+
+@app.command()
+def trainers(context: typer.Context) -> None:
+    """List the training frameworks' profiles, with what they do by their own rules."""
+    rows = [
+        (
+            profile.name,
+            profile.versions or "-",
+            profile.attention,
+            profile.gradient_accumulation,
+            profile.transfers,
+            ", ".join(_overlapped(profile)) or "nothing",
+            profile.framework or "-",
+        )
+        for profile in all_trainers().values()
+    ]
+    columns = (
+        "trainer",
+        "versions",
+        "attention",
+        "accumulation",
+        "transfers",
+        "hides",
+        "framework",
+    )
+    state_of(context).print_rows("Trainers", columns, rows)
+
+
+def _overlapped(profile: TrainerProfile) -> Iterator[str]:
+    """Yield what a trainer hides behind computation."""
+    for rule in fields(profile):
+        if rule.name.startswith("overlaps_") and getattr(profile, rule.name):
+            yield rule.name.removeprefix("overlaps_").replace("_", " ")
+
+
+@app.command()
+def schedules(context: typer.Context) -> None:
+    """List the pipeline schedules of training."""
+    rows = [
+        (name, schedule.virtual_stages or "any", schedule.splits_backward, _summary(schedule))
+        for name, schedule in all_schedules().items()
+    ]
+    columns = ("schedule", "chunks a rank", "splits backward", "what")
+    state_of(context).print_rows("Schedules", columns, rows)
+
+
+def _summary(schedule: PipelineSchedule) -> str:
+    """Return the first line of the file that a schedule is in."""
+    module = inspect.getmodule(schedule.orders)
+    return (inspect.getdoc(module) or "").partition("\n")[0]
 
 
 @app.command()

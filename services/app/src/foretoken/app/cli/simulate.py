@@ -4,35 +4,32 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.simulate_training import training
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
+    describe_feasibility,
     note,
     open_composition,
-    parse_assignments,
+    scenario_changes,
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_path, write_table
-from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
+from foretoken.app.cli.table_file import table_paths, write_table
+from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.client.facade import Foretoken
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.plugins import parse_yaml_value
-from foretoken.domain.report import (
-    ServingReport,
-    TrainingReport,
-    describe_shares,
-)
+from foretoken.domain.report import ServingReport, describe_shares
 from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.units import GIB
 from foretoken.wire.arrow import read_table
 
 app = typer.Typer(help="Evaluate a serving deployment or a training step.", no_args_is_help=True)
+app.command()(training)
 
 _TABLES = ("requests", "steps", "series")
 
@@ -77,7 +74,7 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
     --html load.html`
     """
     state = state_of(context)
-    tables = _table_paths(table or [])
+    tables = table_paths(table or [], _TABLES)
     with open_composition(state) as services:
         resolved = read_serving_scenario(scenario, scenario_changes(change))
         loads = _loads(resolved, rate or [])
@@ -102,52 +99,6 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
             note(f"page written to {html}")
 
 
-@app.command()
-def training(
-    context: typer.Context,
-    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
-    change: Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP)] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write a page with pictures here.", callback=check_output_path),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the pipeline as a Chrome/Perfetto trace here.", callback=check_output_path
-        ),
-    ] = None,
-) -> None:
-    """Simulate one optimizer step: time with its breakdown, memory per stage, MFU."""
-    state = state_of(context)
-    with open_composition(state) as services:
-        resolved = read_training_scenario(scenario, scenario_changes(change))
-        with show_progress("simulate") as update:
-            report = services.foretoken("simulator").simulate_training(resolved, on_progress=update)
-        state.print_object(report, lambda: training_table(resolved.name, report))
-        if html is not None:
-            from foretoken.simulator.report.page import render_page, training_sections
-
-            title = f"{resolved.model.name} on {resolved.layout.num_devices} {resolved.device}"
-            html.write_text(render_page(title, training_sections(report)), encoding="utf-8")
-            note(f"page written to {html}")
-        if trace is not None:
-            from foretoken.simulator.report.trace import chrome_trace
-
-            trace.write_text(json.dumps(chrome_trace(report)), encoding="utf-8")
-            note(f"trace written to {trace}")
-
-
-def _table_paths(words: Sequence[str]) -> dict[str, Path]:
-    """Return `steps=FILE` words as paths by table."""
-    paths: dict[str, Path] = {}
-    for name, file in parse_assignments(words).items():
-        if name not in _TABLES:
-            raise typer.BadParameter(f"--table {name}: the tables are {', '.join(_TABLES)}")
-        paths[name] = check_table_path(Path(file))
-    return paths
-
-
 def _loads(
     scenario: ServingScenario, rates: Sequence[float]
 ) -> Sequence[tuple[str, ServingScenario]]:
@@ -166,17 +117,11 @@ def _loads(
     ]
 
 
-def scenario_changes(words: Sequence[str] | None) -> dict[str, Any]:
-    """Return `--set` words as overrides by dotted path, their values read as YAML."""
-    return {
-        name: parse_yaml_value(value, f"--set {name}")
-        for name, value in parse_assignments(words or []).items()
-    }
-
-
 def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
     """Return the table of one or more serving reports, a column per report."""
-    rows: list[list[object]] = [["feasible", *(_feasible(r.feasibility) for r in reports)]]
+    rows: list[list[object]] = [
+        ["feasible", *(describe_feasibility(r.feasibility) for r in reports)]
+    ]
     headers = ["offered requests", *(_offered(report) for report in reports)]
     if not any(report.feasibility.is_feasible for report in reports):
         return build_table(title, headers, rows)
@@ -199,33 +144,6 @@ def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
         ["rests on", *(describe_shares(report.step_time_ratio_by_provenance) for report in reports)]
     )
     return build_table(title, headers, rows)
-
-
-def training_table(title: str, report: TrainingReport) -> Table:
-    """Return the table of a training report."""
-    rows: list[list[object]] = [
-        ["feasible", _feasible(report.feasibility)],
-        ["step time (ms)", report.step_time_ms],
-        [
-            "step time, low to high (ms)",
-            f"{report.step_time_low_ms:.4g} to {report.step_time_high_ms:.4g}",
-        ],
-        ["MFU", f"{report.mfu_ratio:.1%}"],
-        ["bubble", f"{report.bubble_ratio:.1%}"],
-        ["tokens/s", report.tokens_per_s],
-        ["tokens/s per device", report.tokens_per_s_per_gpu],
-        ["devices", report.num_devices],
-        ["micro batches", report.num_micro_batches],
-    ]
-    for group, group_ms in report.step_time_ms_by_group.items():
-        rows.append([f"  {group} (ms)", group_ms])
-    for stage in report.memory:
-        share = stage.total_bytes / report.device_memory_bytes if report.device_memory_bytes else 0
-        rows.append(
-            [f"memory, stage {stage.stage} (GiB)", f"{stage.total_bytes / GIB:.3g} ({share:.0%})"]
-        )
-    rows.append(["rests on", describe_shares(report.step_time_ratio_by_provenance)])
-    return build_table(title, ["", "value"], rows)
 
 
 _SERVING_ROWS = (
@@ -264,10 +182,6 @@ def _offered(report: ServingReport) -> str:
 def _refused(report: ServingReport) -> str:
     named = (f"{count} {reason}" for reason, count in report.num_refused_by_reason.items() if count)
     return ", ".join(named) or "0"
-
-
-def _feasible(feasibility: Any) -> str:
-    return "yes" if feasibility.is_feasible else f"no: {feasibility.reason}"
 
 
 def _interval(report: ServingReport) -> str:

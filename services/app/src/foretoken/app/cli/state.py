@@ -19,6 +19,8 @@ from foretoken.app.config import AppConfig, process_environment
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.job import Job
+from foretoken.domain.plugins import parse_yaml_value
+from foretoken.domain.report import Feasibility
 
 T = TypeVar("T")
 
@@ -170,6 +172,22 @@ def check_output_path(path: Path | None) -> Path | None:
     if not os.access(target, os.W_OK):
         raise typer.BadParameter(f"cannot write to {target}")
     return path
+
+
+def scenario_changes(words: Sequence[str] | None) -> dict[str, Any]:
+    """Return `--set` words as overrides by dotted path, their values read as YAML.
+
+    Nothing after the equals sign is the empty text, as a shell drops the quotes around it.
+    """
+    return {
+        name: parse_yaml_value(value, f"--set {name}") if value else ""
+        for name, value in parse_assignments(words or []).items()
+    }
+
+
+def describe_feasibility(feasibility: Feasibility) -> str:
+    """Return whether a configuration can run, and if not why."""
+    return "yes" if feasibility.is_feasible else f"no: {feasibility.reason}"
 
 
 def parse_assignments(words: Sequence[str]) -> Mapping[str, str]:

@@ -1,13 +1,13 @@
 """Arrow tables written to the files users name, by the file's ending."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import typer
 from pyarrow import csv, parquet
 
-from foretoken.app.cli.state import check_output_path
+from foretoken.app.cli.state import check_output_path, parse_assignments
 
 
 def _write_parquet(table: pa.Table, path: str) -> None:
@@ -35,6 +35,21 @@ def check_table_path(path: Path) -> Path:
         raise typer.BadParameter(f"{path} must end in {' or '.join(_WRITERS)}")
     check_output_path(path)
     return path
+
+
+def table_paths(words: Sequence[str], tables: Sequence[str]) -> dict[str, Path]:
+    """Return `steps=FILE` words as paths by table.
+
+    Raises:
+        typer.BadParameter: no such table, or `check_table_path` refuses the file.
+
+    """
+    paths: dict[str, Path] = {}
+    for name, file in parse_assignments(words).items():
+        if name not in tables:
+            raise typer.BadParameter(f"--table {name}: the tables are {', '.join(tables)}")
+        paths[name] = check_table_path(Path(file))
+    return paths
 
 
 def write_table(table: pa.Table, path: Path) -> None:

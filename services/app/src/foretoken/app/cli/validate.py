@@ -10,24 +10,26 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
-from foretoken.app.cli.simulate import scenario_changes
+from foretoken.app.cli.finding_text import finding_lines
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
     note,
     open_composition,
+    scenario_changes,
     show_progress,
     state_of,
 )
+from foretoken.app.cli.validate_training import training
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.simulator.validation.comparison import STATISTICS, RequestComparison
 from foretoken.simulator.validation.decode_step import DecodeComparison
-from foretoken.simulator.validation.finding import Finding
 from foretoken.simulator.validation.replay import scenario_of_run
 from foretoken.simulator.validation.run_file import load_run
 from foretoken.simulator.validation.serving import ServingValidation, validate_serving
 
 app = typer.Typer(help="Compare a simulation with what was measured.", no_args_is_help=True)
+app.command()(training)
 
 _LABELS = {
     "ttft_ms": "TTFT",
@@ -38,11 +40,6 @@ _LABELS = {
     "output_throughput_tps": "output throughput (tokens/s)",
     "request_throughput_rps": "request throughput (1/s)",
 }
-
-
-@app.callback()
-def validate() -> None:
-    """Compare a simulation with what was measured."""
 
 
 @app.command()
@@ -109,7 +106,7 @@ def _table(validation: ServingValidation) -> Table:
     outer.add_row(_components(validation))
     if validation.decode is not None:
         outer.add_row(_decode_parts(validation.decode))
-    outer.add_row(Group(*_lines(validation.findings)))
+    outer.add_row(Group(*finding_lines(validation.findings)))
     return outer
 
 
@@ -154,17 +151,6 @@ def _components(validation: ServingValidation) -> Table:
 def _decode_parts(decode: DecodeComparison) -> Table:
     columns = ("part of a mean decode step", "measured (ms)", "simulated (ms)")
     return build_table("Decode steps, by regression", columns, decode.parts)
-
-
-def _lines(findings: Sequence[Finding]) -> list[str]:
-    """Return a paragraph for each finding; advice that was given is not given again."""
-    given: set[str] = set()
-    lines = []
-    for item in findings:
-        advice = "" if item.advice in given else f"\n  -> {item.advice}"
-        given |= {item.advice, ""}
-        lines.append(f"- {item.text}" + (advice if item.advice else ""))
-    return lines
 
 
 def _write_requests(path: Path, requests: Sequence[RequestComparison]) -> None:

@@ -14,16 +14,18 @@ _UNTELLABLE_GROUPS = frozenset({"moe"})
 class Grounds:
     """The measurements that a typical efficiency was learned from; none of them for the default.
 
-    `operators` and `devices` are names, `architectures` those of the devices.
+    `operators` and `devices` are names, `architectures` those of the devices. What a kind of
+    operators shows, `is_of_kind`, answers for those that were not measured as they are asked for.
     """
 
     operators: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
+    is_of_kind: bool = False
 
     def has_measured(self, spec: OperatorSpec) -> bool:
         """Tell whether the very operator was measured, not only others."""
-        return spec.name in self.operators
+        return spec.name in self.operators and not self.is_of_kind
 
     def can_tell(self, spec: OperatorSpec, device: DeviceSpec) -> bool:
         """Tell whether measurements elsewhere say much of an operator on a device.

@@ -35,6 +35,14 @@ _MIN_LOG = float(np.log(1.3))
 # Operators made of matrix products; the others stream their tensors through memory.
 _MATRIX_GROUPS = frozenset({"gemm", "attention", "moe"})
 
+# What a variant may say that makes it other work than the plain operator's, of which it tells
+# nothing: how many kernels it takes, and what they get.
+_OTHER_WORK = frozenset({"form", "gradients"})
+_KIND = "any "
+
+# The cost that tells operators over rows, which are one kernel (see `row_operator`).
+_ROW_COST = "wave_features"
+
 _MAX_ROWS_PER_SERIES = 500
 _MIN_ROWS = 100
 _PARAMETERS = {
@@ -95,29 +103,35 @@ def transfer_names(spec: OperatorSpec, device: DeviceSpec, variant: str = "") ->
 
     The same operator on other devices of the kind (GPU, CPU), in the variant first if there is one;
     other operators of the family on the same device; those on any device of the kind. How tokens
-    were routed to experts makes no other variant here.
+    were routed to experts makes no other variant here. A variant that is other work, such as a
+    chain of kernels in place of one, neither tells the plain operator nor is told by it.
     """
-    family = _family_of(spec)
     facts = {name: value for name, value in parse_variant(variant).items() if name != "routing"}
     essence = format_variant(facts)
+    is_other_work = not _OTHER_WORK.isdisjoint(facts)
+    families = _families_of(spec)[-1:] if is_other_work else _families_of(spec)
     return (
         *((f"{spec.name} ({essence}) on any {device.kind}",) if essence else ()),
-        f"{spec.name} on any {device.kind}",
-        f"any {family} on {device.name}",
-        f"any {family} on any {device.kind}",
+        *(() if is_other_work else (f"{spec.name} on any {device.kind}",)),
+        *(f"{_KIND}{family} on {device.name}" for family in families),
+        *(f"{_KIND}{family} on any {device.kind}" for family in families),
     )
 
 
-def _family_of(spec: OperatorSpec) -> str:
-    """Return which operators are told from one another.
+def _families_of(spec: OperatorSpec) -> tuple[str, ...]:
+    """Return which operators are told from one another, the nearest kind first.
 
     Kernels built around matrix products reach far less of a data sheet in small calls than those
     that stream through memory once, which take a launch: told from GEMM and attention alone, a
-    small norm of the H200 would take five launches.
+    small norm of the H200 would take five launches. Of those, one kernel that treats all rows alike
+    is not told from chains of several, as frameworks run a rotary embedding.
     """
     if spec.is_collective:
-        return "collective"
-    return "matrix operator" if spec.group in _MATRIX_GROUPS else "streaming operator"
+        return ("collective",)
+    if spec.group in _MATRIX_GROUPS:
+        return ("matrix operator",)
+    is_row_operator = _ROW_COST in spec.costs
+    return (*(("row operator",) if is_row_operator else ()), "streaming operator")
 
 
 def train_transfers(
@@ -130,10 +144,13 @@ def train_transfers(
         place = key.topology or key.device
         names = transfer_names(key.spec, key.target.device, key.variant)
         # What is left out to learn the doubt: a device for the same operator, else an operator.
-        groups = [place] * (len(names) - 2) + [key.operator] * 2
+        groups = [key.operator if name.startswith(_KIND) else place for name in names]
         for name, group in zip(names, groups, strict=True):
             samples.setdefault(name, []).append(_sample(model, group, seed))
-    return {name: _train(found, config, seed) for name, found in sorted(samples.items())}
+    return {
+        name: _train(found, _grounds(found, is_of_kind=name.startswith(_KIND)), config, seed)
+        for name, found in sorted(samples.items())
+    }
 
 
 def _sample(model: SeriesModel, group: str, seed: int) -> _Sample:
@@ -145,7 +162,9 @@ def _sample(model: SeriesModel, group: str, seed: int) -> _Sample:
     return _Sample(key, group, design.transfer[rows], log_ratio[rows])
 
 
-def _train(samples: Sequence[_Sample], config: PredictorConfig, seed: int) -> TransferModel:
+def _train(
+    samples: Sequence[_Sample], grounds: Grounds, config: PredictorConfig, seed: int
+) -> TransferModel:
     trees = _grow(samples, config, seed)
     errors: list[FloatColumn] = []
     groups = sorted({sample.group for sample in samples})
@@ -153,20 +172,21 @@ def _train(samples: Sequence[_Sample], config: PredictorConfig, seed: int) -> Tr
         others = _grow([s for s in samples if s.group != group], config, seed)
         errors += [s.log_ratio - others.predict(s.transfer) for s in samples if s.group == group]
     if not errors:
-        return TransferModel(trees, _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG, _grounds(samples))
+        return TransferModel(trees, _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG, grounds)
     # Every series speaks with one voice, however many points it has.
     voices = np.concatenate([np.quantile(error, np.linspace(0, 1, 101)) for error in errors])
     low, high = quantiles(voices, np.arange(len(voices)))
     low_log, high_log = min(low, -_MIN_LOG), max(high, _MIN_LOG)
-    return TransferModel(trees, low_log, high_log, _grounds(samples))
+    return TransferModel(trees, low_log, high_log, grounds)
 
 
-def _grounds(samples: Sequence[_Sample]) -> Grounds:
+def _grounds(samples: Sequence[_Sample], *, is_of_kind: bool) -> Grounds:
     devices = [sample.key.target.device for sample in samples]
     return Grounds(
         operators=tuple(sorted({sample.key.operator for sample in samples})),
         devices=tuple(sorted({device.name for device in devices})),
         architectures=tuple(sorted({device.architecture for device in devices})),
+        is_of_kind=is_of_kind,
     )
 
 

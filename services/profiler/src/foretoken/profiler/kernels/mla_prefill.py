@@ -31,4 +31,5 @@ KERNEL = Kernel(
     source="torch.nn.functional.scaled_dot_product_attention",
     make_inputs=_make_inputs,
     bind=lambda _: attend,
+    differentiable=(0, 1, 2),
 )

@@ -15,6 +15,8 @@ _OF_GROUP: Mapping[str, str] = {
     "gradient_reduction": "#a8452f",
     "parameter_gather": "#e9a3c4",
     "recompute": "#7fb5a0",
+    "gradient_accumulation": "#6f8fb5",
+    "overlap_slowdown": "#c9b8a3",
     "optimizer": GREEN,
     "embedding": YELLOW,
     "loss": "#8c6d1f",
@@ -48,12 +50,27 @@ OF_SERVING_MEMORY: Mapping[str, str] = {
     "reserved": GREY,
 }
 
+# By the names in `SPAN_KINDS`.
 OF_SPAN: Mapping[str, str] = {
     "forward": BLUE,
     "backward": ORANGE,
-    "transfer": PURPLE,
-    "gradient_reduction": VERMILION,
+    "backward_input": YELLOW,
+    "backward_weight": "#8c6d1f",
     "optimizer": GREEN,
+    "host": "#5f6b7a",
+    "send_forward": PURPLE,
+    "send_backward": "#a06a95",
+    "gradient_reduction": VERMILION,
+    "parameter_gather": "#e9a3c4",
+    "exchange": SKY,
+}
+
+# How a stage spends the step.
+OF_STREAM: Mapping[str, str] = {
+    **{name.replace("_", " "): color for name, color in OF_SPAN.items()},
+    "exposed communication": VERMILION,
+    "hidden communication": "#f0b48c",
+    "waiting": GREY,
 }
 
 # Colours lighter than this (of 255) carry dark text.
@@ -65,7 +82,7 @@ _LOADS = ("#8fc7e8", "#56b4e9", "#2f93cf", "#0072b2", "#7a5195", "#bc5090", "#ef
 
 def label_of_group(group: str) -> str:
     """Return how a page writes an operator group."""
-    return "GEMM" if group == "gemm" else group.replace("_", " ")
+    return {"gemm": "GEMM", "moe": "MoE"}.get(group, group.replace("_", " "))
 
 
 def color_of_group(group: str) -> str:
@@ -79,6 +96,12 @@ def text_color_on(color: str) -> str:
     # Source of the weights: ITU-R BT.709, luma.
     luma = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "#16191d" if luma > _DARK_TEXT_LUMA else "#ffffff"
+
+
+def lighten(color: str, share: float) -> str:
+    """Return a colour such as `#0072b2` mixed with white, of which it has `share` (0 to 1)."""
+    parts = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 
 
 def colors_of_loads(num_loads: int) -> Sequence[str]:

@@ -20,6 +20,9 @@ _LOG_RATIO = 40.0
 _MIN_LABEL_SHARE = 0.045
 _MIN_BOX_SHARE = 0.014
 _MAX_LEGEND_COLUMNS = 8
+# One row below a figure has room for so many letters; the colour of a name takes some too.
+_MAX_LEGEND_LETTERS = 135
+_LEGEND_LETTERS = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,9 +222,10 @@ def _write_inside(axes: Any, x: float, y: float, text: str, background: str) -> 
 
 
 def _add_legend(figure: Figure) -> None:
-    """Put all names in one row below, or in two where one is too long."""
+    """Put all names in one row below, or in more where one is too long."""
     handles, names = figure.axes[0].get_legend_handles_labels()
-    num_rows = 1 if len(names) <= _MAX_LEGEND_COLUMNS else 2
+    num_letters = sum(len(name) + _LEGEND_LETTERS for name in names)
+    num_rows = max(-(-len(names) // _MAX_LEGEND_COLUMNS), -(-num_letters // _MAX_LEGEND_LETTERS), 1)
     num_columns = -(-len(names) // num_rows)
     figure.legend(handles, names, loc="outside lower center", ncols=num_columns)
 

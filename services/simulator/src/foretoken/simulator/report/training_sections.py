@@ -1,38 +1,59 @@
 """The sections of a page about a training step."""
 
-from collections.abc import Sequence
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
 
-from foretoken.domain.report import PipelineSpan, StageMemory, TrainingReport, describe_shares
-from foretoken.domain.units import GIB, MS_PER_S
-from foretoken.page.section import DataTable, Fact, Picture, Section
-from foretoken.simulator.report.palette import OF_MEMORY, OF_SPAN, color_of_group, label_of_group
-from foretoken.simulator.report.plots import (
-    Box,
-    draw_ranked,
-    draw_stacked_rows,
-    draw_timeline,
-    format_number,
-)
-from foretoken.simulator.report.provenance import (
-    configuration_section,
-    describe_interval,
-    provenance_picture,
-)
+from foretoken.domain.report import describe_shares
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.units import MS_PER_S
+from foretoken.page.section import DataTable, Fact, Section
+from foretoken.simulator.report import training_detail as detail
+from foretoken.simulator.report.plots import format_number
+from foretoken.simulator.report.provenance import configuration_section, describe_interval
+from foretoken.simulator.report.training_remarks import list_remarks
 
-# More boxes than this make a picture nobody can read and a page nobody can load.
-_MAX_BOXES = 900
 # Steps longer than this are told in seconds.
 _MS_IN_SECONDS = 10_000.0
 
+# What a page says of the configuration before the whole scenario, by its keys.
+_CONFIGURATION = (
+    *("device", "topology", "dtype", "sequence_length", "micro_batch_size", "global_batch_size"),
+    *("pipeline_schedule", "virtual_stages", "stage_layers", "recompute", "recompute_layers"),
+    *("recompute_modules", "partitions_activations", "zero_stage", "shard_degree"),
+    *("sequence_parallel", "context_parallel", "weight_parallel", "weight_degree", "expert_tp"),
+    *("moe_routing", "moe_imbalance_ratio", "overflow_ratio", "straggler_ratio"),
+    *("network_spread_ratio", "module_times", "calibration"),
+)
+# These also where they are as a scenario has them unless told.
+_ALWAYS_SHOWN = {
+    *("dtype", "sequence_length", "micro_batch_size", "global_batch_size"),
+    *("pipeline_schedule", "recompute"),
+}
+_DEFAULTS: Mapping[str, Any] = {
+    field.name: field.default for field in dataclasses.fields(TrainingScenario)
+}
+
 
 def training_sections(report: TrainingReport) -> list[Section]:
-    """Return overview, pipeline, time, memory and configuration of a step."""
+    """Return overview, pipeline, time, memory, components and configuration of a step."""
     sections = [_overview(report)]
     if report.step_time_ms > 0:
-        sections += [_pipeline(report), _time(report)]
+        if len(report.spans.kind):
+            sections.append(detail.pipeline(report))
+        sections.append(detail.time(report))
     if report.memory:
-        sections.append(_memory(report))
-    return [*sections, configuration_section(report.scenario_json)]
+        sections += [detail.memory(report), detail.memory_parts(report.memory)]
+    if report.components:
+        sections.append(detail.components(report))
+    remarks = list_remarks(report)
+    if remarks:
+        rows = [(text,) for text in remarks]
+        table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
+        sections.append(Section(title="Remarks", table=table))
+    return [*sections, _configuration(report.scenario_json)]
 
 
 def _overview(report: TrainingReport) -> Section:
@@ -41,148 +62,114 @@ def _overview(report: TrainingReport) -> Section:
         warning = f"This configuration cannot run: {report.feasibility.reason}."
     if report.step_time_ms == 0:
         return Section(title="Training step", warning=warning)
-    scale, unit = (MS_PER_S, "s") if report.step_time_ms > _MS_IN_SECONDS else (1.0, "ms")
-    interval = describe_interval(
-        report.step_time_low_ms / scale, report.step_time_high_ms / scale, unit
+    intro = (
+        "The interval is the step with every operator at its lower, and at its upper, 90 % bound."
+        f" The busy time rests on {describe_shares(report.step_time_ratio_by_provenance)}"
+        " estimates."
     )
     return Section(
         title="Training step",
         warning=warning,
-        intro=(
-            "The interval is the step with every operator at its lower, and at its upper, 90 % "
-            f"bound. The busy time rests on {describe_shares(report.step_time_ratio_by_provenance)}"
-            " estimates."
-        ),
-        facts=(
-            Fact(
-                label="step time",
-                value=f"{format_number(report.step_time_ms / scale)} {unit}",
-                note=interval,
-            ),
-            Fact(
-                label="model FLOP/s utilisation",
-                value=f"{report.mfu_ratio:.1%}",
-                note="without recomputation",
-            ),
-            Fact(
-                label="pipeline bubble",
-                value=f"{report.bubble_ratio:.1%}",
-                note="of the step, mean over stages",
-            ),
-            Fact(
-                label="throughput",
-                value=f"{format_number(report.tokens_per_s)} tokens/s",
-                note=f"{format_number(report.tokens_per_s_per_gpu)} per device, "
-                f"{report.num_devices} devices",
-            ),
-        ),
+        intro=intro,
+        facts=(*_time_facts(report), *_use_facts(report)),
     )
 
 
-def _pipeline(report: TrainingReport) -> Section:
-    spans, is_cut = _first_spans(report.pipeline)
-    boxes = [
-        Box(
-            row=span.stage,
-            start=span.start_ms,
-            end=span.end_ms,
-            label=_span_label(span),
-            text=str(span.micro_batch) if span.kind in ("forward", "backward") else "",
+def _time_facts(report: TrainingReport) -> list[Fact]:
+    scale, unit = (MS_PER_S, "s") if report.step_time_ms > _MS_IN_SECONDS else (1.0, "ms")
+    interval = describe_interval(
+        report.step_time_low_ms / scale, report.step_time_high_ms / scale, unit
+    )
+    facts = [
+        Fact(
+            label="step time",
+            value=f"{format_number(report.step_time_ms / scale)} {unit}",
+            note=interval,
         )
-        for span in spans
     ]
-    caption = "Numbers are micro batches. A transfer is drawn at its sender."
-    if is_cut:
-        caption += (
-            f" Only the first {format_number(max(box.end for box in boxes))} ms are drawn, "
-            f"of {format_number(report.step_time_ms)} ms; the Chrome trace has all of them."
+    if is_calibrated(report):
+        facts.append(
+            Fact(
+                label="step time, not calibrated",
+                value=f"{format_number(report.step_time_raw_ms / scale)} {unit}",
+                note=f"calibration: {report.step_time_ms / report.step_time_raw_ms - 1:+.1%}",
+            )
         )
-    colors = {name.replace("_", " "): color for name, color in OF_SPAN.items()}
-    svg = draw_timeline("pipeline", "What each stage does", "time (ms)", boxes, colors)
-    return Section(
-        title="Pipeline",
-        intro=f"{report.num_micro_batches} micro batches per data-parallel replica.",
-        pictures=(Picture(svg=svg, caption=caption),),
-    )
+    spread = report.step_spread_ms
+    if spread.p99 > spread.p50:
+        facts.append(
+            Fact(
+                label="99 of 100 steps take at most",
+                value=f"{format_number(spread.p99 / scale)} {unit}",
+                note=f"half {format_number(spread.p50 / scale)} {unit},"
+                f" nine of ten {format_number(spread.p90 / scale)} {unit}",
+            )
+        )
+    return facts
 
 
-def _first_spans(spans: Sequence[PipelineSpan]) -> tuple[list[PipelineSpan], bool]:
-    """Return the spans of the step, or those that end before one too many does."""
-    if len(spans) <= _MAX_BOXES:
-        return list(spans), False
-    cut_ms = sorted(span.end_ms for span in spans)[_MAX_BOXES]
-    return [span for span in spans if span.end_ms <= cut_ms], True
-
-
-def _span_label(span: PipelineSpan) -> str:
-    return "transfer" if span.kind.startswith("send") else span.kind.replace("_", " ")
-
-
-def _time(report: TrainingReport) -> Section:
-    groups = {
-        label_of_group(group): time_ms
-        for group, time_ms in report.step_time_ms_by_group.items()
-        if time_ms > 0
-    }
-    colors = {
-        label_of_group(group): color_of_group(group) for group in report.step_time_ms_by_group
-    }
-    return Section(
-        title="Where the time goes",
-        pictures=(
-            Picture(
-                svg=draw_ranked("time", "Busiest stage, one step", "ms", groups, colors),
-                caption=(
-                    "GEMM, attention and elementwise are forward and backward together; "
-                    "recompute is the second forward pass. The bubble is waiting for other stages."
-                ),
-            ),
-            provenance_picture(
-                "provenance", {"busiest stage": report.step_time_ratio_by_provenance}
-            ),
+def _use_facts(report: TrainingReport) -> list[Fact]:
+    exposed = sum(report.exposed_ms_by_axis.values())
+    whole = sum(report.communication_ms_by_axis.values())
+    return [
+        Fact(
+            label="tokens/s",
+            value=format_number(report.tokens_per_s),
+            note=f"{format_number(report.tokens_per_s_per_gpu)} per device, "
+            f"{report.num_devices:,} devices",
         ),
-    )
-
-
-def _memory(report: TrainingReport) -> Section:
-    rows = {f"stage {stage.stage}": _parts_gib(stage) for stage in report.memory}
-    device_gib = report.device_memory_bytes / GIB
-    svg = draw_stacked_rows(
-        "memory",
-        "Peak memory of one device",
-        "GiB",
-        rows,
-        OF_MEMORY,
-        limit=(device_gib, f"device: {format_number(device_gib)} GiB"),
-    )
-    header = ["stage", *(f"{name} (GiB)" for name in OF_MEMORY), "total (GiB)", "of the device"]
-    table = [
-        [
-            name,
-            *(format_number(parts[part]) for part in OF_MEMORY),
-            format_number(sum(parts.values())),
-            f"{sum(parts.values()) / device_gib:.0%}",
-        ]
-        for name, parts in rows.items()
+        Fact(
+            label="model FLOP/s utilisation",
+            value=f"{report.mfu_ratio:.1%}",
+            note=f"{report.hfu_ratio:.1%} with recomputation (HFU)",
+        ),
+        Fact(
+            label="pipeline bubble",
+            value=f"{report.bubble_ratio:.1%}",
+            note="of the step, mean over stages",
+        ),
+        Fact(
+            label="exposed communication",
+            value=f"{report.exposed_communication_ratio:.1%}",
+            note=f"of the step; {format_number(exposed)} of {format_number(whole)} ms"
+            " on the critical stage",
+        ),
     ]
-    return Section(
-        title="Memory",
-        intro=(
-            "Tensors only, computed rather than measured; the allocator reserves about 5 % more, "
-            "which decides whether a configuration fits."
-        ),
-        pictures=(
-            Picture(
-                svg=svg,
-                caption=(
-                    "Activations are those of all micro batches a stage holds at once under its "
-                    "schedule; temporary is the largest passing need, often the logits."
-                ),
-            ),
-        ),
-        table=DataTable(headers=header, rows=table),
-    )
 
 
-def _parts_gib(stage: StageMemory) -> dict[str, float]:
-    return {name: getattr(stage, f"{name}_bytes") / GIB for name in OF_MEMORY}
+def is_calibrated(report: TrainingReport) -> bool:
+    """Tell whether the step differs from the simulation without calibration."""
+    return report.step_time_raw_ms > 0 and report.step_time_raw_ms != report.step_time_ms
+
+
+def _configuration(scenario_json: str) -> Section:
+    whole = configuration_section(scenario_json)
+    scenario: dict[str, Any] = json.loads(scenario_json) if scenario_json else {}
+    rows = []
+    if "model" in scenario:
+        model = scenario["model"]
+        rows.append(["model", model["name"] if isinstance(model, dict) else str(model)])
+    layout = scenario.get("layout", {})
+    axes = [f"{axis} {degree}" for axis, degree in layout.items() if degree != 1]
+    if layout:
+        rows.append(["layout", ", ".join(axes) or "one device"])
+    trainer = scenario.get("trainer", {})
+    if trainer:
+        changes = ", ".join(f"{name} {value}" for name, value in trainer.get("rules", {}).items())
+        rows.append(["trainer", trainer["profile"] + (f" ({changes})" if changes else "")])
+    shown = _ALWAYS_SHOWN | ({"context_parallel"} if layout.get("cp", 1) > 1 else set())
+    for name in _CONFIGURATION:
+        value = scenario.get(name)
+        is_told = name in shown or value != _DEFAULTS.get(name)
+        if is_told and value not in (None, "", []):
+            rows.append([name.replace("_", " "), _word(value)])
+    table = DataTable(headers=["", "value"], rows=rows, text_columns=(1,)) if rows else None
+    return Section(title=whole.title, intro=whole.intro, table=table, listing=whole.listing)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("source") or "given in the scenario")
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return "yes" if value is True else str(value)

@@ -1,119 +1,160 @@
-"""Put the priced operators of all stages together to one step."""
+"""Put the priced operators of all chunks together to one step."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from foretoken.domain.lowering import Nodes
-from foretoken.simulator.training.operator_prices import OperatorPrices, Price
-from foretoken.simulator.training.pipeline import PipelineRun, StageTimes, run_pipeline
-from foretoken.simulator.training.schedule import StageOrder
-from foretoken.simulator.training.stage_operators import StageOperators
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.simulator.training.chunk_timing import (
+    ChunkPasses,
+    TimingRules,
+    chunk_times,
+    time_chunk,
+    time_pair,
+)
+from foretoken.simulator.training.layer_program import Column
+from foretoken.simulator.training.operator_prices import OperatorPrices
+from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules, Pipeline, PipelineRun
+from foretoken.simulator.training.schedule import (
+    PairKey,
+    PipelineSchedule,
+    RankOrder,
+    pair_key,
+)
+from foretoken.simulator.training.stage_operators import StepOperators
+from foretoken.simulator.training.update import StepEnd, UpdateRules, end_step
+from foretoken.simulator.training.variability import StepColumns
 
-# Which bound of a price a step is composed of.
-PriceBound = Callable[[Price], float]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRules:
+    """What a step is composed by: schedule, framework, and the user's calibration."""
+
+    orders: Sequence[RankOrder]
+    splits_backward: bool
+    trainer: TrainerProfile
+    calibration: TrainingCalibration
+
+    @classmethod
+    def of_scenario(
+        cls, scenario: TrainingScenario, schedule: PipelineSchedule, orders: Sequence[RankOrder]
+    ) -> Self:
+        """Return the rules of a scenario."""
+        return cls(
+            orders=orders,
+            splits_backward=schedule.splits_backward,
+            trainer=scenario.trainer.resolve(),
+            calibration=scenario.calibration or TrainingCalibration(),
+        )
+
+    @property
+    def links(self) -> LinkRules:
+        """How ranks of the pipeline send."""
+        trainer = self.trainer
+        return LinkRules(transfers=trainer.transfers, has_duplex_links=trainer.has_duplex_links)
+
+    def count_passes(self, rank: int) -> Counter[tuple[str, int]]:
+        """Return how often a rank runs each (kind of pass, chunk) in a step."""
+        return Counter((item.kind, item.chunk) for slot in self.orders[rank] for item in slot)
+
+    def list_pairs(self) -> Sequence[PairKey]:
+        """Return which passes share a slot: chunk of the forward one, kind and chunk of the other.
+
+        Pairs of another make run one after the other.
+        """
+        pairs = {slot for order in self.orders for slot in order if len(slot) > 1}
+        return sorted({key for slot in pairs if (key := pair_key(slot)) is not None})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComposedStep:
-    """A step put together at one bound of the prices; times in µs, one per stage."""
+    """A step put together, in µs, as columns; all of it still to be multiplied by `factor`.
 
+    `pairs_us` are slots of two passes: by chunk of the forward pass, kind and chunk of the other.
+    """
+
+    timing: TimingRules
+    passes: Sequence[ChunkPasses]
+    pairs_us: Mapping[PairKey, Column]
     run: PipelineRun
-    reduction_ends_us: Sequence[float]
-    update_start_us: float
-    update_ends_us: Sequence[float]
+    end: StepEnd
+    factor: Column
 
     @property
-    def step_us(self) -> float:
+    def step_us(self) -> Column:
         """Time of the whole step."""
-        return max(self.update_ends_us)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageWork:
-    """What a stage is busy with during a step, in µs, by operator group and by provenance."""
-
-    by_group: Mapping[str, float]
-    by_provenance: Mapping[str, float]
-
-    @property
-    def busy_us(self) -> float:
-        """Time the stage computes or communicates; the rest of the step it waits."""
-        return sum(self.by_group.values())
+        return self.end.step_us * self.factor
 
 
 class StepComposition:
-    """The stages of a step with their schedule and prices."""
+    """The chunks of a step with their schedule and prices."""
 
     def __init__(
         self,
-        stages: Sequence[StageOperators],
-        orders: Sequence[StageOrder],
+        operators: StepOperators,
         prices: OperatorPrices,
+        rules: StepRules,
+        on_events: Callable[[], None] = lambda: None,
     ) -> None:
-        self._stages = stages
-        self._orders = orders
-        self._prices = prices
+        """Keep what a step is made of; `on_events` is called now and then while it runs."""
+        self.operators = operators
+        self.prices = prices
+        self.rules = rules
+        self._pipeline = Pipeline(rules.orders, rules.links, on_events)
+        self.pass_counts = [rules.count_passes(rank) for rank in range(len(rules.orders))]
+        self._pairs = rules.list_pairs()
 
-    def compose(self, bound: PriceBound) -> ComposedStep:
-        """Run the pipeline, then reduce gradients, then update all stages together.
+    def compose(
+        self, columns: StepColumns, lags: Sequence[Column | float] | None = None
+    ) -> ComposedStep:
+        """Run the pipeline, then reduce gradients, then update all ranks together.
 
-        No stage updates before all have reduced: the norm that gradients are clipped to is that
-        of the whole model.
+        `lags` tell of every rank how much later the slowest replica has its gradients, as a ratio
+        of the time since the step's start; without them the columns are draws that find it out.
         """
-        run = run_pipeline(self._orders, self._stage_times(bound))
-        reduced = [
-            end + self._sum(stage.reduction, bound)
-            for end, stage in zip(run.stage_ends_us, self._stages, strict=True)
-        ]
-        start = max(reduced)
+        trainer, calibration = self.rules.trainer, self.rules.calibration
+        timing = TimingRules(
+            prices=self.prices,
+            columns=columns,
+            trainer=trainer,
+            calibration=calibration,
+            splits_backward=self.rules.splits_backward,
+        )
+        passes = [self._time_chunk(index, timing) for index in range(len(self.operators.chunks))]
+        pairs_us = {
+            (ahead, kind, back): time_pair(
+                passes[ahead].forward, passes[back].of_kind(kind), trainer.overlap_slowdown_ratio
+            )
+            for ahead, kind, back in self._pairs
+        }
+        run = self._pipeline.run(_pipeline_times(passes, pairs_us))
+        gap_us = columns.calibrated(
+            trainer.step_gap_us + calibration.step_gap_us, trainer.step_gap_us
+        )
+        update = UpdateRules(timing=timing, pass_counts=self.pass_counts, gap_us=gap_us, lags=lags)
+        end = end_step(self.operators, passes, run, update)
+        factor = columns.calibrated(calibration.step_factor, 1.0)
         return ComposedStep(
-            run=run,
-            reduction_ends_us=reduced,
-            update_start_us=start,
-            update_ends_us=[start + self._sum(stage.update, bound) for stage in self._stages],
+            timing=timing, passes=passes, pairs_us=pairs_us, run=run, end=end, factor=factor
         )
 
-    def split_work(self, run: PipelineRun) -> list[StageWork]:
-        """Return what each stage does in a step whose pipeline ran like `run`."""
-        return [
-            self._split_stage(index, transfer_us)
-            for index, transfer_us in enumerate(run.transfers_us)
-        ]
+    def _time_chunk(self, index: int, timing: TimingRules) -> ChunkPasses:
+        rank = self.operators.rank_of_chunk(index)
+        duration = timing.duration(rank, self.pass_counts[rank]["forward", index])
+        return time_chunk(self.operators.chunks[index], duration, timing)
 
-    def _split_stage(self, index: int, transfer_us: float) -> StageWork:
-        stage = self._stages[index]
-        num_micro_batches = len(self._orders[index]) // 2
-        repeated = [*stage.forward, *stage.recompute, *stage.backward]
-        by_group: defaultdict[str, float] = defaultdict(float)
-        by_provenance: defaultdict[str, float] = defaultdict(float)
-        for nodes, count in (
-            (repeated, num_micro_batches),
-            ([*stage.reduction, *stage.update], 1),
-        ):
-            for node in nodes:
-                price = self._prices.find(node)
-                time_us = price.latency_us * node.repeat * count
-                by_group[node.group] += time_us
-                by_provenance[price.provenance.name.lower()] += time_us
-        sends = [node for other in self._stages for node in other.sends]
-        if sends:
-            # Transfers between stages are all alike, so any of them says what they rest on.
-            by_group["stage_transfer"] = transfer_us
-            by_provenance[self._prices.find(sends[0]).provenance.name.lower()] += transfer_us
-        return StageWork(by_group=by_group, by_provenance=by_provenance)
 
-    def _stage_times(self, bound: PriceBound) -> list[StageTimes]:
-        sends = [self._sum(stage.sends, bound) for stage in self._stages]
-        return [
-            StageTimes(
-                forward_us=self._sum(stage.forward, bound),
-                backward_us=self._sum((*stage.recompute, *stage.backward), bound),
-                send_forward_us=sends[index],
-                send_backward_us=sends[index - 1] if index > 0 else 0.0,
-            )
-            for index, stage in enumerate(self._stages)
-        ]
-
-    def _sum(self, nodes: Nodes, bound: PriceBound) -> float:
-        return sum((bound(self._prices.find(node)) * node.repeat for node in nodes), 0.0)
+def _pipeline_times(
+    passes: Sequence[ChunkPasses], pairs_us: Mapping[PairKey, Column]
+) -> list[ChunkTimes]:
+    """Return the times that the pipeline runs chunks with."""
+    together: list[dict[tuple[str, int], Column]] = [{} for _ in passes]
+    for (ahead, kind, back), time_us in pairs_us.items():
+        together[ahead][kind, back] = time_us
+    return [
+        chunk_times(item, passes[index - 1] if index else None, together[index])
+        for index, item in enumerate(passes)
+    ]

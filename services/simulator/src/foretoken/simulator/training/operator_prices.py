@@ -1,21 +1,31 @@
 """Ask the predictor once for all operators of a step."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretoken.domain.estimate import (
     DType,
     LatencyQuery,
-    OperatorCall,
+    OperatorTable,
     Phase,
     Provenance,
-    table_of_calls,
 )
 from foretoken.domain.graph import OperatorNode
+from foretoken.domain.hardware.device import DeviceSpec, find_device
+from foretoken.domain.hardware.roofline import compute_terms
+from foretoken.domain.operator import find_operator
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.simulator.training.module_profile import MeasuredPrices
 
-_Key = tuple[str, DType, Phase, tuple[int, ...]]
+# The calls of one table of a query: operator, number format, pass, variant, names of dimensions.
+_TableKey = tuple[str, DType, Phase, str, tuple[str, ...]]
+_Key = tuple[_TableKey, tuple[int, ...]]
+
+
+# Groups of operators that the tensor cores work for; the limit is none to others in them.
+_MATRIX_GROUPS = ("gemm", "attention", "moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,11 @@ class Price:
     high_us: float
     provenance: Provenance
 
+    def of_share(self, share: float) -> "Price":
+        """Return what a part of the call costs."""
+        low_us, high_us = self.low_us * share, self.high_us * share
+        return Price(self.latency_us * share, low_us, high_us, self.provenance)
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorPrices:
@@ -34,48 +49,97 @@ class OperatorPrices:
 
     model_version: str
     by_call: Mapping[_Key, Price]
+    measured: MeasuredPrices | None = None
 
     def find(self, node: OperatorNode) -> Price:
-        """Return the price of one repetition of a node."""
-        return self.by_call[_key(node)]
+        """Return the price of one repetition of a node: measured with its module, or predicted."""
+        time_us = None if self.measured is None else self.measured.find(node)
+        if time_us is not None:
+            return Price(time_us, time_us, time_us, Provenance.MEASURED)
+        price = self.by_call[_key(node)]
+        return price if node.share == 1 else price.of_share(node.share)
+
+    @property
+    def covers_layers(self) -> bool:
+        """Whether whole layers were measured, gaps of the host included."""
+        return self.measured is not None and self.measured.covers_layers
+
+    def list_notes(self, nodes: Iterable[OperatorNode]) -> tuple[str, ...]:
+        """Return what a reader must know of the prices of these nodes."""
+        of_modules = () if self.measured is None else self.measured.notes
+        unmeasured = {
+            _key(node) for node in nodes if self.find(node).provenance is Provenance.ANALYTICAL
+        }
+        if not unmeasured:
+            return of_modules
+        calls = Counter(table[0] for table, _ in unmeasured)
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(calls.items()))
+        note = f"no measurement, priced by the data sheet (distinct calls): {names}"
+        return (*of_modules, note)
 
 
 def fetch_prices(
     nodes: Iterable[OperatorNode], scenario: TrainingScenario, predictor: PredictorPort
 ) -> OperatorPrices:
     """Return the prices of all nodes, in one call with every distinct operator call once."""
-    tables: dict[tuple[str, DType, Phase], dict[_Key, OperatorCall]] = {}
+    tables: dict[_TableKey, dict[_Key, None]] = {}
     for node in nodes:
         key = _key(node)
-        tables.setdefault(key[:3], {})[key] = _call(node)
+        tables.setdefault(key[0], {})[key] = None
     query = LatencyQuery(
         device=scenario.device,
         topology=scenario.topology,
         framework=scenario.framework,
-        tables=tuple(table_of_calls(list(calls.values())) for calls in tables.values()),
+        tables=tuple(_table(table, calls) for table, calls in tables.items()),
     )
-    reply = predictor.predict(query)
+    reply, device = predictor.predict(query), find_device(scenario.device)
     by_call: dict[_Key, Price] = {}
     for calls, columns in zip(tables.values(), reply.tables, strict=True):
         for row, key in enumerate(calls):
-            by_call[key] = Price(
+            price = Price(
                 latency_us=float(columns.latency_us[row]),
                 low_us=float(columns.low_us[row]),
                 high_us=float(columns.high_us[row]),
                 provenance=Provenance(int(columns.provenance[row])),
             )
+            by_call[key] = _sustained(price, key, device)
     return OperatorPrices(reply.model_version, by_call)
 
 
-def _call(node: OperatorNode) -> OperatorCall:
-    return OperatorCall(
-        operator=node.operator,
-        dtype=node.dtype,
-        phase=node.phase,
-        dims={name: int(value) for name, value in node.dims.items()},
+def _sustained(price: Price, key: _Key, device: DeviceSpec) -> Price:
+    """Return what matrix products cost at the rate that a device keeps up through a step.
+
+    They are timed alone, small ones and attention too briefly to reach the limit of power.
+    """
+    (operator, dtype, phase, _, names), values = key
+    spec = find_operator(operator)
+    if not device.sustained_flops_ratio or spec.group not in _MATRIX_GROUPS:
+        return price
+    dims = dict(zip(names, values, strict=True))
+    terms = compute_terms(spec, dims, dtype, phase, device)
+    least_us = float(terms.compute_us) / device.sustained_flops_ratio
+    latency_us = max(price.latency_us, least_us)
+    return replace(price, latency_us=latency_us, high_us=max(price.high_us, latency_us))
+
+
+def _table(key: _TableKey, calls: Iterable[_Key]) -> OperatorTable:
+    operator, dtype, phase, variant, names = key
+    rows = [values for _, values in calls]
+    columns = {
+        name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
+    return OperatorTable(
+        operator=operator, dtype=dtype, phase=phase, variant=variant, columns=columns
     )
 
 
 def _key(node: OperatorNode) -> _Key:
-    dims = tuple(int(value) for _, value in sorted(node.dims.items()))
-    return node.operator, node.dtype, node.phase, dims
+    names = tuple(sorted(node.dims))
+    table = (node.operator, node.dtype, node.phase, node.variant, names)
+    return table, tuple(_dim(node, name) for name in names)
+
+
+def _dim(node: OperatorNode, name: str) -> int:
+    # Groups that share a network port each have that share of it, as if each sent all.
+    shared = node.num_sharing if name == "message_bytes" else 1
+    return int(node.dims[name]) * shared

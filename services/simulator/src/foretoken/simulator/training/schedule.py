@@ -1,4 +1,9 @@
-"""What a pipeline schedule is: in which order each stage works through the micro batches."""
+"""What a pipeline schedule is: a table of what each rank does in which order.
+
+A model is cut into chunks, runs of layers numbered in the order of the model. A rank holds one
+chunk or several. Which rank runs a chunk for a micro batch is in the table, so schedules that fold
+the pipeline back (zero-bubble V) or feed it from both ends (DualPipe) need no rule of their own.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,20 +13,50 @@ from typing import Literal
 from foretoken.domain.errors import UnknownPluginError
 from foretoken.domain.plugins import scan_modules
 
-PassKind = Literal["forward", "backward"]
-# The passes of one stage, in order: (kind, micro batch).
-StageOrder = tuple[tuple[PassKind, int], ...]
+# `backward` is both gradients; `backward_input` is what the chunk before waits for,
+# `backward_weight` what only the optimizer does.
+PassKind = Literal["forward", "backward", "backward_input", "backward_weight"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One chunk of layers run for one micro batch."""
+
+    kind: PassKind
+    micro_batch: int
+    chunk: int
+
+
+# Chunk of a forward pass, and kind and chunk of the backward pass it shares a slot with.
+PairKey = tuple[int, PassKind, int]
+# What a rank does, in order: in each slot one pass, or two that run together and hide each other's
+# communication.
+RankOrder = tuple[tuple[Pass, ...], ...]
+
+
+def pair_key(slot: tuple[Pass, ...]) -> PairKey | None:
+    """Return what a slot of a forward and a backward pass pairs; None for any other slot."""
+    ahead = [item for item in slot if item.kind == "forward"]
+    back = [item for item in slot if item.kind != "forward"]
+    if len(ahead) != 1 or len(back) != 1:
+        return None
+    return ahead[0].chunk, back[0].kind, back[0].chunk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineSchedule:
     """A plug-in of `pipeline_schedules/`.
 
-    `orders(num_stages, num_micro_batches)` returns the order of every stage, the first one first.
+    `orders(num_ranks, num_micro_batches, virtual_stages)` returns the order of every rank, the one
+    with the first layers first; it raises InvalidRequestError where the numbers do not suit.
+    `virtual_stages` are the chunks per rank it needs (0: as many as the scenario says).
+    `splits_backward` tells that backward passes come in two halves.
     """
 
     name: str
-    orders: Callable[[int, int], tuple[StageOrder, ...]]
+    orders: Callable[[int, int, int], tuple[RankOrder, ...]]
+    virtual_stages: int = 1
+    splits_backward: bool = False
 
 
 @cache
@@ -38,13 +73,6 @@ def find_schedule(name: str) -> PipelineSchedule:
         UnknownPluginError: there is none; the message names the nearest.
 
     """
-    return UnknownPluginError.look_up(name, all_schedules())
-
-
-def count_in_flight(order: StageOrder) -> int:
-    """Return the most micro batches whose activations a stage holds at once."""
-    held = peak = 0
-    for kind, _ in order:
-        held += 1 if kind == "forward" else -1
-        peak = max(peak, held)
-    return peak
+    return UnknownPluginError.look_up(
+        name, all_schedules(), "pipeline_schedule", "pipeline schedule"
+    )

@@ -1,60 +1,140 @@
-"""The operators of one pipeline stage: per micro batch, and once per step."""
+"""The operators of a training step: of each pass of each chunk of layers, and of its end."""
 
-import dataclasses
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Self
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext, Section
-from foretoken.domain.lowering import LoweringOptions, Nodes, lower_backward, lower_rank
+from foretoken.domain.lowering import (
+    LoweringOptions,
+    Nodes,
+    TrainingOptions,
+    lower_backward,
+    lower_rank,
+)
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.parallelism.dp import gradient_reduction, shard_collective
+from foretoken.domain.placement import axis_group
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.units import ceil_divide
-from foretoken.simulator.training.zero import Sharding
+from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.training_kernels import (
+    check_kernels,
+    scales_loss,
+    update_kernels,
+)
+from foretoken.simulator.training.chunk_placement import (
+    ChunkPlaces,
+    place_states,
+    place_transfers,
+    share_embedding,
+)
+from foretoken.simulator.training.layer_program import PassNodes
+from foretoken.simulator.training.module_profile import MeasuredPrices
+from foretoken.simulator.training.recompute import RecomputePlan, plan_recompute
+from foretoken.simulator.training.schedule import RankOrder
+from foretoken.simulator.training.state_sharding import StateExchange, exchange_states
 
-# Gradients are accumulated and reduced in fp32 beside 16-bit weights.
-# Source: Megatron-LM, --accumulate-allreduce-grads-in-fp32, its default with bf16.
-GRADIENT_DTYPE = DType.FP32
+# Backward operators that only the optimizer waits for: what a split backward pass puts off.
+_WEIGHT_ROLES = ("_wgrad", "_accumulate")
+_TRANSFER = "send_recv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageOperators:
-    """What one rank of a stage runs.
+class ChunkOperators:
+    """What one rank runs for one chunk of layers.
 
-    `forward`, `recompute` and `backward` belong to one micro batch, in order; `sends` are the
-    transfers to the next stage; `reduction` and `update` end the step.
+    `forward` is what lowering returns, without what shards of states exchange; `backward` its
+    mirror, without what is recomputed. `sends` are the transfers to the next chunk, `sends_back`
+    those of the gradients it returns. What arrives is put together by `receives_input` and
+    `receives_gradient`, before either pass.
     """
 
     rank: RankContext
     forward: Nodes
-    recompute: Nodes
     backward: Nodes
+    plan: RecomputePlan
+    states: StateExchange
     sends: Nodes
-    reduction: Nodes
-    update: Nodes
+    sends_back: Nodes
+    receives_input: Nodes
+    receives_gradient: Nodes
 
     @property
-    def all_nodes(self) -> Nodes:
-        """Every operator of the stage."""
-        return (
-            *self.forward,
-            *self.recompute,
-            *self.backward,
-            *self.sends,
-            *self.reduction,
-            *self.update,
+    def forward_pass(self) -> PassNodes:
+        """The forward pass of a micro batch."""
+        return PassNodes(
+            nodes=_in_order((*self.receives_input, *self.states.forward), self.forward, ()),
+            layers=self.rank.stage_layers,
+        )
+
+    def backward_pass(self, half: str = "both") -> PassNodes:
+        """Return the backward pass of a micro batch: `both` halves, or `input` or `weight` alone.
+
+        Gathered parameters and what is recomputed come first in every layer, for the half that
+        computes the gradient of the input; gradients are scattered once they are computed.
+        """
+        gathers, reduction = self.states.backward_gather, self.states.backward_reduction
+        backward, again = self.backward, (*self.receives_gradient, *self.plan.recomputed)
+        if half == "weight":
+            gathers, again = (), ()
+            backward = tuple(node for node in backward if _is_weight_gradient(node))
+        elif half == "input":
+            reduction = ()
+            backward = tuple(node for node in backward if not _is_weight_gradient(node))
+        return PassNodes(
+            nodes=_in_order((*gathers, *again), backward, reduction),
+            layers=self.rank.stage_layers[::-1],
         )
 
     @property
-    def num_params(self) -> int:
-        """Parameters of one rank, before any sharding over data parallelism."""
-        return sum(int(node.num_weights) for node in self.forward)
+    def all_nodes(self) -> Iterator[OperatorNode]:
+        """Every operator of the chunk."""
+        states = self.states
+        yield from (*self.forward, *self.backward, *self.plan.recomputed)
+        yield from (*self.sends, *self.sends_back)
+        yield from (*self.receives_input, *self.receives_gradient)
+        yield from (*states.forward, *states.backward_gather, *states.backward_reduction)
+        yield from (*states.reduction, *states.gather)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOperators:
+    """The chunks of a step, in the order of the model, and on each rank of the pipeline its own.
+
+    `checks` is what a rank runs on its reduced gradients before it updates its parameters, and
+    `updates` what that takes, one entry per rank.
+    """
+
+    chunks: tuple[ChunkOperators, ...]
+    chunks_of_rank: tuple[tuple[int, ...], ...]
+    checks: tuple[Nodes, ...]
+    updates: tuple[Nodes, ...]
 
     @property
-    def num_layer_params(self) -> int:
-        """Parameters of one layer of one rank."""
-        in_layers = (node for node in self.forward if node.section is Section.LAYER)
-        return sum(int(node.num_weights) // node.repeat for node in in_layers)
+    def all_nodes(self) -> Iterator[OperatorNode]:
+        """Every operator of the step."""
+        for chunk in self.chunks:
+            yield from chunk.all_nodes
+        for nodes in (*self.checks, *self.updates):
+            yield from nodes
+
+    def expose(self, measured: MeasuredPrices) -> Self:
+        """Return the same without overlap of what was measured as part of a module."""
+        chunks = tuple(
+            replace(
+                chunk,
+                forward=measured.expose(chunk.forward),
+                backward=measured.expose(chunk.backward),
+                plan=replace(chunk.plan, recomputed=measured.expose(chunk.plan.recomputed)),
+            )
+            for chunk in self.chunks
+        )
+        return replace(self, chunks=chunks)
+
+    def rank_of_chunk(self, chunk: int) -> int:
+        """Return the first rank of the pipeline that holds a chunk."""
+        return next(rank for rank, held in enumerate(self.chunks_of_rank) if chunk in held)
 
 
 def micro_batch_shape(scenario: TrainingScenario) -> BatchShape:
@@ -66,90 +146,141 @@ def micro_batch_shape(scenario: TrainingScenario) -> BatchShape:
     )
 
 
-def training_options(scenario: TrainingScenario) -> LoweringOptions:
+def training_options(scenario: TrainingScenario, trainer: TrainerProfile) -> LoweringOptions:
     """Return what lowering has to know about a training run."""
-    return LoweringOptions(dtype=scenario.dtype, has_loss=True)
+    training = TrainingOptions(
+        trainer=trainer,
+        micro_batch_size=scenario.micro_batch_size,
+        sequence_length=scenario.sequence_length,
+        sequence_parallel=scenario.sequence_parallel,
+        context_parallel=scenario.context_parallel,
+        weight_parallel=scenario.weight_parallel,
+        weight_degree=scenario.weight_degree or scenario.layout.tp,
+        expert_tp=scenario.expert_tp,
+    )
+    return LoweringOptions(
+        dtype=scenario.dtype,
+        has_loss=True,
+        mla_form="operators",
+        moe_imbalance_ratio=scenario.moe_imbalance_ratio,
+        moe_routing=scenario.moe_routing or LoweringOptions(dtype=scenario.dtype).moe_routing,
+        training=training,
+    )
 
 
-def lower_stage(scenario: TrainingScenario, rank: RankContext) -> StageOperators:
-    """Return the operators of one rank of a stage.
+def lower_chunk(
+    scenario: TrainingScenario,
+    options: LoweringOptions,
+    rank: RankContext,
+    before: ChunkOperators | None,
+    places: ChunkPlaces,
+) -> ChunkOperators:
+    """Return the operators of one rank for one chunk of layers, `before` being the one before it.
 
     Raises:
         InvalidRequestError: the layout does not fit the model.
 
     """
-    nodes = lower_rank(micro_batch_shape(scenario), training_options(scenario), rank)
+    nodes = lower_rank(micro_batch_shape(scenario), options, rank)
+    nodes = share_embedding(nodes, places, rank)
     forward = tuple(node for node in nodes if node.section is not Section.BOUNDARY)
-    stage = StageOperators(
+    boundary = tuple(node for node in nodes if node.section is Section.BOUNDARY)
+    sends = tuple(node for node in boundary if node.operator == _TRANSFER)
+    sends = place_transfers(sends, places, rank)
+    gathers = tuple(node for node in boundary if node.operator != _TRANSFER) if sends else ()
+    states = exchange_states(forward, rank, scenario)
+    return ChunkOperators(
         rank=rank,
         forward=forward,
-        recompute=_recomputed(forward) if scenario.recompute == "full" else (),
-        backward=lower_backward(forward),
-        sends=tuple(node for node in nodes if node.section is Section.BOUNDARY),
-        reduction=(),
-        update=(),
-    )
-    return _with_update(stage, scenario)
-
-
-def _recomputed(forward: Nodes) -> Nodes:
-    # Each layer runs again from its saved input; the embedding and the head do not.
-    return tuple(
-        dataclasses.replace(node, group="recompute")
-        for node in forward
-        if node.section is Section.LAYER
+        backward=lower_backward(forward, options),
+        plan=plan_recompute(forward, scenario, rank),
+        states=place_states(states, places, rank, scenario),
+        sends=sends,
+        sends_back=lower_backward(sends, options),
+        receives_input=before.receives_gradient if before else (),
+        receives_gradient=gathers,
     )
 
 
-def _with_update(stage: StageOperators, scenario: TrainingScenario) -> StageOperators:
-    """Add what data parallelism and the optimizer do.
+def lower_step(
+    scenario: TrainingScenario,
+    trainer: TrainerProfile,
+    ranks: Sequence[RankContext],
+    orders: Sequence[RankOrder],
+) -> StepOperators:
+    """Return all operators of a step, whose chunks are `ranks`.
 
-    ZeRO 1 scatters the gradient sums and gathers the new parameters, once per step. ZeRO 2 keeps
-    no whole gradients, so it scatters after every micro batch. ZeRO 3 keeps no whole parameters
-    either, so each layer gathers its own before either pass. All of it is exposed: nothing here
-    overlaps with computation.
+    Raises:
+        InvalidRequestError: the layout does not fit the model.
+
     """
-    rank, sharding = stage.rank, Sharding.of_scenario(scenario)
-    num_params, dtype = stage.num_params, scenario.dtype
-    num_shards = rank.layout.dp if sharding.optimizer else 1
-    update = (_adam(int(ceil_divide(num_params, num_shards)), dtype),)
-    scatter = shard_collective("reduce_scatter", "gradient", num_params, GRADIENT_DTYPE, rank)
-    gather = shard_collective("all_gather", "parameter", num_params, dtype, rank)
-    if not sharding.optimizer:
-        reduction = gradient_reduction(num_params, GRADIENT_DTYPE, rank)
-        return dataclasses.replace(stage, reduction=reduction, update=update)
-    if not sharding.gradients:
-        return dataclasses.replace(stage, reduction=scatter, update=(*update, *gather))
-    if not sharding.parameters:
-        backward = (*stage.backward, *scatter)
-        return dataclasses.replace(stage, backward=backward, update=(*update, *gather))
-    gathers = _by_layer(stage, "all_gather", "parameter", dtype)
-    scatters = _by_layer(stage, "reduce_scatter", "gradient", GRADIENT_DTYPE)
-    return dataclasses.replace(
-        stage,
-        forward=(*gathers, *stage.forward),
-        backward=(*gathers, *stage.backward, *scatters),
-        update=update,
+    options = training_options(scenario, trainer)
+    places = ChunkPlaces.of_orders(orders)
+    chunks: list[ChunkOperators] = []
+    for rank in ranks:
+        chunks.append(lower_chunk(scenario, options, rank, chunks[-1] if chunks else None, places))
+    updated = [
+        sum(chunks[index].states.num_updated for index in indices)
+        for indices in places.chunks_of_rank
+    ]
+    agreed = _agreement(scenario, trainer, ranks[0])
+    return StepOperators(
+        chunks=tuple(chunks),
+        chunks_of_rank=places.chunks_of_rank,
+        checks=tuple(
+            (*check_kernels(count, scenario.dtype, trainer), *agreed) for count in updated
+        ),
+        updates=tuple(update_kernels(count, scenario.dtype, trainer) for count in updated),
     )
 
 
-def _by_layer(stage: StageOperators, operator: str, content: str, dtype: DType) -> Nodes:
-    """Return a collective for every layer, and one for what is outside of layers."""
-    rank, per_layer = stage.rank, stage.num_layer_params
-    outside = stage.num_params - per_layer * rank.num_stage_layers
-    layers = shard_collective(operator, content, per_layer, dtype, rank)
-    nodes = tuple(dataclasses.replace(node, repeat=rank.num_stage_layers) for node in layers)
-    if outside > 0:
-        nodes += shard_collective(operator, content, outside, dtype, rank)
-    return nodes
+def _agreement(scenario: TrainingScenario, trainer: TrainerProfile, rank: RankContext) -> Nodes:
+    """Return how the ranks of a replica agree on a norm, and on whether any gradient overflowed."""
+    axes = ("dp", "cp", "pp", "tp") if scenario.zero_stage else ("pp", "tp")
+    groups = [axis_group(scenario.layout, axis) for axis in axes]
+    num_ranks = prod(group.degree for group in groups)
+    checks = {
+        "overflow": scales_loss(scenario.dtype, trainer),
+        "gradient_norm": trainer.clips_gradients,
+    }
+    per_node = prod(group.dims(rank.devices_per_node)["devices_per_node"] for group in groups)
+    return tuple(
+        OperatorNode(
+            role=f"{name}_all_reduce",
+            group="collective",
+            section=Section.OPTIMIZER,
+            operator="all_reduce",
+            dims={
+                "message_bytes": int(DType.FP32.num_bytes),
+                "devices_per_node": per_node,
+                "num_nodes": num_ranks // per_node,
+            },
+            dtype=DType.FP32,
+            axis=next(group.axis for group in groups if group.degree > 1),
+        )
+        for name, is_checked in checks.items()
+        if is_checked and num_ranks > 1
+    )
 
 
-def _adam(num_params: int, dtype: DType) -> OperatorNode:
-    return OperatorNode(
-        role="optimizer_update",
-        group="optimizer",
-        section=Section.OPTIMIZER,
-        operator="adam",
-        dims={"num_params": num_params},
-        dtype=dtype,
+def _is_weight_gradient(node: OperatorNode) -> bool:
+    return node.role.endswith(_WEIGHT_ROLES)
+
+
+def _in_order(before: Nodes, nodes: Nodes, after: Nodes) -> Nodes:
+    """Return a pass with what `before` and `after` add in every layer and outside of layers.
+
+    What `before` has outside of layers comes first of all, and what `after` has there last.
+    """
+    layers = [node for node in nodes if node.section is Section.LAYER]
+    first = nodes.index(layers[0]) if layers else len(nodes)
+    outside = Section.LAYER
+    return (
+        *(node for node in before if node.section is not outside),
+        *nodes[:first],
+        *(node for node in before if node.section is outside),
+        *layers,
+        *(node for node in after if node.section is outside),
+        *(node for node in nodes[first:] if node.section is not outside),
+        *(node for node in after if node.section is not outside),
     )

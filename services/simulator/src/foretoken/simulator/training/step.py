@@ -1,34 +1,49 @@
 """Simulate one optimizer step: what each stage runs, for how long, and what it must hold."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from foretoken.domain import schema
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.lowering import check_layout, lower_forward
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.report import Feasibility, PipelineSpan, StageMemory, TrainingReport
+from foretoken.domain.report import Feasibility, Percentiles
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.units import GIB, US_PER_MS, US_PER_S
-from foretoken.simulator.model_flops import count_model_flops
-from foretoken.simulator.rank import stage_ranks
-from foretoken.simulator.training.composition import ComposedStep, StepComposition
-from foretoken.simulator.training.memory_timeline import RESERVED_RATIO, measure_stage
-from foretoken.simulator.training.operator_prices import fetch_prices
-from foretoken.simulator.training.schedule import count_in_flight, find_schedule
-from foretoken.simulator.training.stage_operators import (
-    lower_stage,
-    micro_batch_shape,
-    training_options,
+from foretoken.domain.training_report import StageMemory, TrainingReport
+from foretoken.domain.units import US_PER_MS, US_PER_S
+from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.training.accounting import account_ranks, in_ms
+from foretoken.simulator.training.components import list_components
+from foretoken.simulator.training.composition import ComposedStep, StepComposition, StepRules
+from foretoken.simulator.training.efficiency import (
+    count_recomputed_flops,
+    count_step_flops,
+    peak_flops_per_s,
 )
-from foretoken.simulator.training.zero import ZERO_STAGES
-
-# Forward and backward work of the model over the forward work, recomputation not counted. Source:
-# Chowdhery et al., PaLM, 2022, appendix B; unlike there, masked query-key pairs are not counted.
-_FORWARD_AND_BACKWARD = 3
+from foretoken.simulator.training.memory.advice import judge_memory
+from foretoken.simulator.training.memory.chunk import ChunkGraph
+from foretoken.simulator.training.memory.measure import measure_memory
+from foretoken.simulator.training.module_profile import MeasuredPrices, measure_nodes
+from foretoken.simulator.training.operator_prices import OperatorPrices, fetch_prices
+from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
+from foretoken.simulator.training.schedule import PipelineSchedule, RankOrder, find_schedule
+from foretoken.simulator.training.stage_operators import StepOperators, lower_step
+from foretoken.simulator.training.timeline import draw_spans
+from foretoken.simulator.training.variability import (
+    ESTIMATE,
+    HIGH,
+    LOW,
+    NUM_DRAWS,
+    RAW,
+    Spread,
+    StepColumns,
+    pick_median,
+    summarize,
+)
 
 
 def simulate_training(
@@ -40,143 +55,178 @@ def simulate_training(
     second case the other figures are there.
 
     Raises:
-        InvalidRequestError: the batch does not divide, or an option is unknown.
-        UnknownPluginError: no pipeline schedule of that name.
+        InvalidRequestError: the batch does not divide, or rules contradict each other.
+        UnknownPluginError: no pipeline schedule or trainer of that name.
 
     """
-    _check_scenario(scenario)
-    scenario_json = json.dumps(schema.encode(scenario))
+    schedule = find_schedule(scenario.pipeline_schedule)
+    check_scenario(scenario, schedule)
     report = TrainingReport(
         num_devices=scenario.layout.num_devices,
         num_micro_batches=_num_micro_batches(scenario),
         device_memory_bytes=find_device(scenario.device).memory_bytes,
-        scenario_json=scenario_json,
+        scenario_json=json.dumps(schema.encode(scenario)),
     )
+    scenario = _with_chunks(scenario, schedule)
     try:
-        ranks = stage_ranks(scenario.model, scenario.layout, scenario.device, scenario.topology)
-        check_layout(ranks[0])
+        ranks = chunk_ranks(scenario)
+        check_chunks(ranks, scenario)
     except InvalidRequestError as err:
         return replace(report, feasibility=Feasibility(is_feasible=False, reason=err.message))
     _update(progress, 0.1, "lower the model to operators")
-    stages = [lower_stage(scenario, rank) for rank in ranks]
-    orders = find_schedule(scenario.pipeline_schedule).orders(len(stages), report.num_micro_batches)
-    memory = tuple(
-        measure_stage(stage, scenario, count_in_flight(order))
-        for stage, order in zip(stages, orders, strict=True)
-    )
+    orders = _orders(scenario, schedule)
+    operators = lower_step(scenario, scenario.trainer.resolve(), ranks, orders)
     _update(progress, 0.3, "ask the predictor")
-    prices = fetch_prices((n for stage in stages for n in stage.all_nodes), scenario, predictor)
-    _update(progress, 0.7, "run the pipeline")
-    report = replace(
-        report,
-        feasibility=_judge_memory(memory, report.device_memory_bytes),
-        memory=memory,
-        model_version=prices.model_version,
+    prices = fetch_prices(operators.all_nodes, scenario, predictor)
+    if scenario.module_times is not None:
+        measured = _measure_modules(scenario, operators, prices)
+        prices, operators = replace(prices, measured=measured), operators.expose(measured)
+    rules = StepRules.of_scenario(scenario, schedule, orders)
+    composition = StepComposition(
+        operators, prices, rules, lambda: _update(progress, 0.7, "run the pipeline")
     )
-    return _with_times(report, scenario, StepComposition(stages, orders, prices))
+    _update(progress, 0.7, "run the pipeline")
+    composed, spread = _compose(composition, Spread.of_scenario(scenario))
+    report = replace(
+        _with_times(report, scenario, composition, composed),
+        step_spread_ms=spread,
+        model_version=prices.model_version,
+        notes=(
+            *prices.list_notes(operators.all_nodes),
+            *_format_notes(scenario),
+            *_spread_notes(scenario),
+        ),
+    )
+    _update(progress, 0.9, "follow the memory")
+    return _with_memory(report, scenario, operators, orders)
+
+
+def _measure_modules(
+    scenario: TrainingScenario, operators: StepOperators, prices: OperatorPrices
+) -> MeasuredPrices:
+    """Return what the scenario's profile says of its operators."""
+    return measure_nodes(
+        scenario,
+        tuple(node for chunk in operators.chunks for node in chunk.forward),
+        tuple(node for chunk in operators.chunks for node in chunk.backward),
+        lambda node: prices.find(node).latency_us,
+    )
+
+
+def _format_notes(scenario: TrainingScenario) -> tuple[str, ...]:
+    """Return what stands in for a number format that the device does not compute in."""
+    device, dtype = find_device(scenario.device), scenario.dtype
+    if dtype in device.peak_flops_per_s:
+        return ()
+    name = dtype.name.lower()
+    return (f"{device.name} has no {name}: products of {name} take as long as in a wider format",)
+
+
+def _spread_notes(scenario: TrainingScenario) -> tuple[str, ...]:
+    if not Spread.of_scenario(scenario).has_draws:
+        return ()
+    return (f"the median of {NUM_DRAWS} drawn steps; its parts are those of that one step",)
+
+
+def _compose(composition: StepComposition, spread: Spread) -> tuple[ComposedStep, Percentiles]:
+    """Return the median step in the columns of the answer, and how steps spread."""
+    if not spread.has_draws:
+        composed = composition.compose(StepColumns.of_answer(spread, 0))
+        return composed, summarize(composed.step_us[ESTIMATE : ESTIMATE + 1])
+    drawn = composition.compose(StepColumns.of_draws(spread))
+    median = pick_median(drawn.step_us)
+    lags = [float(np.ravel(lag)[median if np.size(lag) > 1 else 0]) for lag in drawn.end.lags]
+    composed = composition.compose(StepColumns.of_answer(spread, median), lags)
+    return composed, summarize(drawn.step_us)
 
 
 def _with_times(
-    report: TrainingReport, scenario: TrainingScenario, composition: StepComposition
+    report: TrainingReport,
+    scenario: TrainingScenario,
+    composition: StepComposition,
+    composed: ComposedStep,
 ) -> TrainingReport:
-    composed = composition.compose(lambda price: price.latency_us)
-    step_us = composed.step_us
-    work = composition.split_work(composed.run)
-    critical = max(work, key=lambda stage: stage.busy_us)
-    by_group = {group: time_us / US_PER_MS for group, time_us in critical.by_group.items()}
+    steps_us, factor = composed.step_us, float(composed.factor[ESTIMATE])
+    step_us = float(steps_us[ESTIMATE])
+    accounts = account_ranks(composition, composed)
+    critical = max(accounts, key=lambda account: account.busy_us)
+    busy_us = critical.busy_us * factor
     # Sums of many floats differ in their last digits, which is no waiting.
-    by_group["bubble"] = round(max(0.0, step_us - critical.busy_us), 6) / US_PER_MS
+    bubble_us = round(max(0.0, step_us - busy_us), 6)
+    by_group = {**in_ms(critical.by_group, factor), "bubble": bubble_us / US_PER_MS}
+    exposed = in_ms(critical.exposed_by_axis, factor)
+    all_busy_us = sum(account.busy_us for account in accounts) * factor
+    all_priced_us = sum(critical.by_provenance.values())
     tokens_per_s = scenario.global_batch_size * scenario.sequence_length / (step_us / US_PER_S)
+    available_flops = peak_flops_per_s(scenario) * step_us / US_PER_S
+    flops = count_step_flops(scenario)
+    again = count_recomputed_flops(scenario, composition.operators)
     return replace(
         report,
         step_time_ms=step_us / US_PER_MS,
-        step_time_low_ms=composition.compose(lambda price: price.low_us).step_us / US_PER_MS,
-        step_time_high_ms=composition.compose(lambda price: price.high_us).step_us / US_PER_MS,
-        mfu_ratio=_model_flops(scenario) / (step_us / US_PER_S) / _peak_flops_per_s(scenario),
-        bubble_ratio=1 - sum(stage.busy_us for stage in work) / (len(work) * step_us),
+        step_time_low_ms=float(steps_us[LOW]) / US_PER_MS,
+        step_time_high_ms=float(steps_us[HIGH]) / US_PER_MS,
+        step_time_raw_ms=float(steps_us[RAW]) / US_PER_MS,
+        mfu_ratio=flops / available_flops,
+        hfu_ratio=(flops + again) / available_flops,
+        bubble_ratio=max(0.0, 1 - all_busy_us / (len(accounts) * step_us)),
+        exposed_communication_ratio=sum(exposed.values()) * US_PER_MS / step_us,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_gpu=tokens_per_s / report.num_devices,
         step_time_ms_by_group=dict(sorted(by_group.items(), key=lambda item: -item[1])),
         step_time_ratio_by_provenance={
-            name: time_us / critical.busy_us for name, time_us in critical.by_provenance.items()
+            name: time_us / all_priced_us for name, time_us in critical.by_provenance.items()
         },
-        pipeline=tuple(_spans(composed)),
+        communication_ms_by_axis=in_ms(critical.communication_by_axis, factor),
+        exposed_ms_by_axis=exposed,
+        components=list_components(composition, composed),
+        spans=draw_spans(composed),
     )
 
 
-def _spans(composed: ComposedStep) -> Iterator[PipelineSpan]:
-    def span(stage: int, micro_batch: int, kind: str, start: float, end: float) -> PipelineSpan:
-        return PipelineSpan(
-            stage=stage,
-            micro_batch=micro_batch,
-            kind=kind,
-            start_ms=start / US_PER_MS,
-            end_ms=end / US_PER_MS,
-        )
-
-    for item in composed.run.spans:
-        yield span(item.stage, item.micro_batch, item.kind, item.start_us, item.end_us)
-    for stage, end in enumerate(composed.run.stage_ends_us):
-        reduced, updated = composed.reduction_ends_us[stage], composed.update_ends_us[stage]
-        if reduced > end:
-            yield span(stage, -1, "gradient_reduction", end, reduced)
-        yield span(stage, -1, "optimizer", composed.update_start_us, updated)
+def _with_memory(
+    report: TrainingReport,
+    scenario: TrainingScenario,
+    operators: StepOperators,
+    orders: Sequence[RankOrder],
+) -> TrainingReport:
+    memory, timeline = measure_memory(_graphs(operators), orders, scenario, report.spans)
+    feasibility, memory = judge_memory(memory, scenario, _measure_again)
+    return replace(report, feasibility=feasibility, memory=memory, memory_timeline=timeline)
 
 
-def _judge_memory(memory: Sequence[StageMemory], device_bytes: float) -> Feasibility:
-    fullest = max(memory, key=lambda stage: stage.total_bytes)
-    needed = fullest.total_bytes * RESERVED_RATIO
-    if needed <= device_bytes:
-        return Feasibility()
-    return Feasibility(
-        is_feasible=False,
-        reason=(
-            f"stage {fullest.stage} needs {needed / GIB:.1f} GiB per device and it has "
-            f"{device_bytes / GIB:.1f} GiB; raise tp, pp or zero_stage, or set recompute to full"
-        ),
+def _measure_again(scenario: TrainingScenario) -> tuple[StageMemory, ...]:
+    """Return the memory of a scenario that was changed; no operator of it has a price."""
+    schedule = find_schedule(scenario.pipeline_schedule)
+    check_scenario(scenario, schedule)
+    scenario = _with_chunks(scenario, schedule)
+    ranks, orders = chunk_ranks(scenario), _orders(scenario, schedule)
+    check_chunks(ranks, scenario)
+    operators = lower_step(scenario, scenario.trainer.resolve(), ranks, orders)
+    memory, _ = measure_memory(_graphs(operators), orders, scenario, None)
+    return memory
+
+
+def _graphs(operators: StepOperators) -> list[ChunkGraph]:
+    return [
+        ChunkGraph(rank=chunk.rank, forward=chunk.forward, plan=chunk.plan)
+        for chunk in operators.chunks
+    ]
+
+
+def _orders(scenario: TrainingScenario, schedule: PipelineSchedule) -> tuple[RankOrder, ...]:
+    return schedule.orders(
+        scenario.layout.pp, _num_micro_batches(scenario), scenario.virtual_stages
     )
 
 
-def _model_flops(scenario: TrainingScenario) -> float:
-    nodes = lower_forward(scenario.model, micro_batch_shape(scenario), training_options(scenario))
-    num_runs = scenario.global_batch_size // scenario.micro_batch_size
-    return count_model_flops(nodes) * _FORWARD_AND_BACKWARD * num_runs
-
-
-def _peak_flops_per_s(scenario: TrainingScenario) -> float:
-    return find_device(scenario.device).peak_flops(scenario.dtype) * scenario.layout.num_devices
+def _with_chunks(scenario: TrainingScenario, schedule: PipelineSchedule) -> TrainingScenario:
+    """Return the scenario with as many chunks per rank as its schedule needs."""
+    return replace(scenario, virtual_stages=schedule.virtual_stages or scenario.virtual_stages)
 
 
 def _num_micro_batches(scenario: TrainingScenario) -> int:
     return scenario.global_batch_size // (scenario.layout.dp * scenario.micro_batch_size)
-
-
-def _check_scenario(scenario: TrainingScenario) -> None:
-    violations = [
-        FieldViolation(name, "must be at least 1")
-        for name in ("sequence_length", "micro_batch_size", "global_batch_size")
-        if getattr(scenario, name) < 1
-    ]
-    step_samples = scenario.layout.dp * scenario.micro_batch_size
-    if not violations and scenario.global_batch_size % step_samples:
-        violations.append(
-            FieldViolation(
-                "global_batch_size",
-                f"{scenario.global_batch_size} is not a multiple of dp times micro_batch_size, "
-                f"{step_samples}",
-            )
-        )
-    if scenario.recompute not in ("none", "full"):
-        violations.append(FieldViolation("recompute", "must be none or full"))
-    if scenario.zero_stage not in ZERO_STAGES:
-        violations.append(FieldViolation("zero_stage", "must be 0, 1, 2 or 3"))
-    model = scenario.model
-    if model.position == "learned" and scenario.sequence_length > model.max_position:
-        violations.append(
-            FieldViolation("sequence_length", f"{model.name} has {model.max_position} positions")
-        )
-    if violations:
-        raise InvalidRequestError.of_violations(violations)
 
 
 def _update(progress: JobProgress | None, ratio: float, message: str) -> None:

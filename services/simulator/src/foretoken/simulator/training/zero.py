@@ -1,12 +1,15 @@
-"""Which training states are split over the data-parallel ranks.
+"""Which training states are split over the ranks that hold the same parameters.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 2020.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
+from foretoken.domain.errors import FieldViolation
+from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
 
 ZERO_STAGES = (0, 1, 2, 3)
@@ -23,10 +26,68 @@ class Sharding:
 
     @classmethod
     def of_scenario(cls, scenario: TrainingScenario) -> Self:
-        """Return what the scenario's `zero_stage` splits: each stage adds to the one before."""
-        stage = scenario.zero_stage if scenario.layout.dp > 1 else 0
+        """Return what the scenario's ZeRO stage splits."""
+        stage = scenario.zero_stage if num_replicas(scenario) > 1 else 0
         return cls(
             optimizer=stage >= _OPTIMIZER,
             gradients=stage >= _GRADIENTS,
             parameters=stage >= _PARAMETERS,
+        )
+
+
+def exchanges_once(scenario: TrainingScenario) -> bool:
+    """Tell whether ZeRO 3 gathers parameters and reduces gradients once a step.
+
+    FSDP2 in a pipeline does: whole they stay until the last backward pass of a chunk, which ends
+    with the reduction. Elsewhere both are per micro batch.
+    Source: PyTorch, `distributed/pipelining/stage.py` (backward_maybe_with_nosync); torchtitan,
+    `models/llama3/infra/parallelize.py` (reshard_after_forward).
+    """
+    trainer = scenario.trainer.resolve()
+    is_sharded = Sharding.of_scenario(scenario).parameters
+    return is_sharded and trainer.trains_master_weights and scenario.layout.pp > 1
+
+
+def num_replicas(scenario: TrainingScenario) -> int:
+    """Return the ranks that hold the same dense parameters: their samples or tokens differ."""
+    layout = scenario.layout
+    if scenario.weight_parallel == "isp":
+        return layout.tp * layout.cp * layout.dp // weight_degree(scenario)
+    return layout.cp * layout.dp
+
+
+def weight_degree(scenario: TrainingScenario) -> int:
+    """Return over how many ranks `isp` splits weights, 1 for all else."""
+    if scenario.weight_parallel != "isp":
+        return 1
+    return scenario.weight_degree or scenario.layout.tp
+
+
+def num_shards(scenario: TrainingScenario) -> int:
+    """Return the ranks that dense states are split over where they are split."""
+    return scenario.shard_degree or num_replicas(scenario)
+
+
+def num_expert_shards(scenario: TrainingScenario) -> int:
+    """Return the ranks that the states of experts are split over where they are split.
+
+    Fewer ranks hold the same experts than the same dense parameters: a degree beyond them is cut.
+    """
+    num_ranks = expert_mesh(scenario.layout, scenario.expert_tp).dp
+    wanted = min(num_ranks, scenario.shard_degree or num_ranks)
+    return max(count for count in range(1, wanted + 1) if num_ranks % count == 0)
+
+
+def check_sharding(scenario: TrainingScenario) -> Iterator[FieldViolation]:
+    """Yield why states cannot be split as the scenario says."""
+    if scenario.zero_stage not in ZERO_STAGES:
+        yield FieldViolation("zero_stage", "must be 0, 1, 2 or 3")
+    layout, degree = scenario.layout, weight_degree(scenario)
+    if degree < 1 or (layout.tp * layout.cp * layout.dp) % degree:
+        return
+    replicas = num_replicas(scenario)
+    if scenario.shard_degree < 0 or (scenario.shard_degree and replicas % scenario.shard_degree):
+        yield FieldViolation(
+            "shard_degree",
+            f"{scenario.shard_degree} does not divide the {replicas} ranks that hold the same",
         )

@@ -158,12 +158,13 @@ def _say(item: ComponentError) -> str:
     if item.name != DECODE:
         where = f"{item.ttft_share_ratio:.0%} of TTFT's error is {item.name}"
         where += f" ({item.share_ratio:.0%} of the end-to-end one)"
-    means = f"{_format(item.measured_ms)} ms measured, {_format(item.simulated_ms)} ms simulated"
+    measured, simulated = format_figure(item.measured_ms), format_figure(item.simulated_ms)
+    means = f"{measured} ms measured, {simulated} ms simulated"
     estimated = "; estimated, as the run does not tell when requests were scheduled"
     return f"{where}: {means}{estimated if item.is_estimated else ''}."
 
 
-def _format(value: float) -> str:
+def format_figure(value: float) -> str:
     """Return three digits, and all those before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004
 

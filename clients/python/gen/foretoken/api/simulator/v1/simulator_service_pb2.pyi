@@ -134,3 +134,29 @@ class GetTrainingReportRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTrainingReportRequest: _TypeAlias = GetTrainingReportRequest  # noqa: Y015
+
+@_typing.final
+class ReadTrainingTableRequest(_message.Message):
+    """Ask for a table of a training simulation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job. Empty: an error."""
+    table: _builtins.str
+    """The table: "spans" or "memory". Empty: an error."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        table: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadTrainingTableRequest: _TypeAlias = ReadTrainingTableRequest  # noqa: Y015

@@ -63,6 +63,11 @@ class SimulatorServiceStub(object):
                 request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetTrainingReportRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_report__pb2.TrainingReport.FromString,
                 _registered_method=True)
+        self.ReadTrainingTable = channel.unary_stream(
+                '/foretoken.api.simulator.v1.SimulatorService/ReadTrainingTable',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingTableRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
+                _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/foretoken.api.simulator.v1.SimulatorService/GetJob',
                 request_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.GetJobRequest.SerializeToString,
@@ -120,7 +125,16 @@ class SimulatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetTrainingReport(self, request, context):
-        """Return the result of a finished training simulation.
+        """Return the result of a finished training simulation, without its spans and memory over time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadTrainingTable(self, request, context):
+        """Stream one table of a finished training simulation as one Arrow IPC stream, in pieces. "spans"
+        has a row per pass and transfer of a stage, "memory" one per change of what a stage holds;
+        docs/reference/training-report.md lists their columns.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,6 +195,11 @@ def add_SimulatorServiceServicer_to_server(servicer, server):
                     servicer.GetTrainingReport,
                     request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetTrainingReportRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_report__pb2.TrainingReport.SerializeToString,
+            ),
+            'ReadTrainingTable': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadTrainingTable,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingTableRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
@@ -339,6 +358,33 @@ class SimulatorService(object):
             '/foretoken.api.simulator.v1.SimulatorService/GetTrainingReport',
             foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetTrainingReportRequest.SerializeToString,
             foretoken_dot_api_dot_types_dot_v1_dot_report__pb2.TrainingReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTrainingTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/ReadTrainingTable',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingTableRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,7 +48,12 @@ class SimulatorServiceStub:
     CreateTrainingSimulation: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.CreateTrainingSimulationRequest, _job_pb2.Job]
     """Start simulating a training step."""
     GetTrainingReport: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.GetTrainingReportRequest, _report_pb2.TrainingReport]
-    """Return the result of a finished training simulation."""
+    """Return the result of a finished training simulation, without its spans and memory over time."""
+    ReadTrainingTable: _grpc.UnaryStreamMultiCallable[_simulator_service_pb2.ReadTrainingTableRequest, _measurement_pb2.ArrowChunk]
+    """Stream one table of a finished training simulation as one Arrow IPC stream, in pieces. "spans"
+    has a row per pass and transfer of a stage, "memory" one per change of what a stage holds;
+    docs/reference/training-report.md lists their columns.
+    """
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]
     """Return a job now."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]
@@ -75,7 +80,12 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
     CreateTrainingSimulation: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.CreateTrainingSimulationRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Start simulating a training step."""
     GetTrainingReport: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.GetTrainingReportRequest, _report_pb2.TrainingReport]  # type: ignore[assignment]
-    """Return the result of a finished training simulation."""
+    """Return the result of a finished training simulation, without its spans and memory over time."""
+    ReadTrainingTable: _aio.UnaryStreamMultiCallable[_simulator_service_pb2.ReadTrainingTableRequest, _measurement_pb2.ArrowChunk]  # type: ignore[assignment]
+    """Stream one table of a finished training simulation as one Arrow IPC stream, in pieces. "spans"
+    has a row per pass and transfer of a stage, "memory" one per change of what a stage holds;
+    docs/reference/training-report.md lists their columns.
+    """
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Return a job now."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]  # type: ignore[assignment]
@@ -129,7 +139,18 @@ class SimulatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _simulator_service_pb2.GetTrainingReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_report_pb2.TrainingReport, _abc.Awaitable[_report_pb2.TrainingReport]]:
-        """Return the result of a finished training simulation."""
+        """Return the result of a finished training simulation, without its spans and memory over time."""
+
+    @_abc_1.abstractmethod
+    def ReadTrainingTable(
+        self,
+        request: _simulator_service_pb2.ReadTrainingTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_measurement_pb2.ArrowChunk], _abc.AsyncIterator[_measurement_pb2.ArrowChunk]]:
+        """Stream one table of a finished training simulation as one Arrow IPC stream, in pieces. "spans"
+        has a row per pass and transfer of a stage, "memory" one per change of what a stage holds;
+        docs/reference/training-report.md lists their columns.
+        """
 
     @_abc_1.abstractmethod
     def GetJob(

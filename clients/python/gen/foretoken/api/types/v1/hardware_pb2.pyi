@@ -56,6 +56,7 @@ class DeviceSpec(_message.Message):
     CLOCK_HZ_FIELD_NUMBER: _builtins.int
     TDP_W_FIELD_NUMBER: _builtins.int
     LAUNCH_LATENCY_US_FIELD_NUMBER: _builtins.int
+    SUSTAINED_FLOPS_RATIO_FIELD_NUMBER: _builtins.int
     VENDOR_NAMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the device ("h200_sxm"). Empty: an error."""
@@ -79,6 +80,8 @@ class DeviceSpec(_message.Message):
     """Thermal design power in W. 0: not known."""
     launch_latency_us: _builtins.float
     """Shortest time a kernel takes on the device in µs. 0: none."""
+    sustained_flops_ratio: _builtins.float
+    """Share of the peak that large matrix products keep up over a training step. 0: not known."""
     @_builtins.property
     def peak_flops_per_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Dense FLOP per s by dtype in lower case ("bf16"). Empty: none known."""
@@ -102,11 +105,12 @@ class DeviceSpec(_message.Message):
         clock_hz: _builtins.float = ...,
         tdp_w: _builtins.float = ...,
         launch_latency_us: _builtins.float = ...,
+        sustained_flops_ratio: _builtins.float = ...,
         vendor_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "clock_hz", b"clock_hz", "description", b"description", "kind", b"kind", "l2_cache_bytes", b"l2_cache_bytes", "launch_latency_us", b"launch_latency_us", "memory_bandwidth_bytes_per_s", b"memory_bandwidth_bytes_per_s", "memory_bytes", b"memory_bytes", "name", b"name", "peak_flops_per_s", b"peak_flops_per_s", "sm_count", b"sm_count", "tdp_w", b"tdp_w", "vendor_names", b"vendor_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "clock_hz", b"clock_hz", "description", b"description", "kind", b"kind", "l2_cache_bytes", b"l2_cache_bytes", "launch_latency_us", b"launch_latency_us", "memory_bandwidth_bytes_per_s", b"memory_bandwidth_bytes_per_s", "memory_bytes", b"memory_bytes", "name", b"name", "peak_flops_per_s", b"peak_flops_per_s", "sm_count", b"sm_count", "sustained_flops_ratio", b"sustained_flops_ratio", "tdp_w", b"tdp_w", "vendor_names", b"vendor_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -120,19 +124,27 @@ class Link(_message.Message):
 
     BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     LATENCY_US_FIELD_NUMBER: _builtins.int
+    REACHED_RATIO_FIELD_NUMBER: _builtins.int
+    HOP_LATENCY_US_FIELD_NUMBER: _builtins.int
     bandwidth_bytes_per_s: _builtins.float
     """Bytes per s, per device and direction. 0: not known."""
     latency_us: _builtins.float
     """Time of a small message in µs. 0: none."""
+    reached_ratio: _builtins.float
+    """Share of the bandwidth that large messages reach, 0 to 1. 0: not known."""
+    hop_latency_us: _builtins.float
+    """Time in us that each rank of a ring adds to a message it passes on. 0: none."""
     def __init__(
         self,
         *,
         bandwidth_bytes_per_s: _builtins.float = ...,
         latency_us: _builtins.float = ...,
+        reached_ratio: _builtins.float = ...,
+        hop_latency_us: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_bytes_per_s", b"bandwidth_bytes_per_s", "latency_us", b"latency_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_bytes_per_s", b"bandwidth_bytes_per_s", "hop_latency_us", b"hop_latency_us", "latency_us", b"latency_us", "reached_ratio", b"reached_ratio"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -150,6 +162,8 @@ class TopologySpec(_message.Message):
     DEVICES_PER_NODE_FIELD_NUMBER: _builtins.int
     INTRA_NODE_FIELD_NUMBER: _builtins.int
     INTER_NODE_FIELD_NUMBER: _builtins.int
+    PORTS_PER_NODE_FIELD_NUMBER: _builtins.int
+    NODES_LIKE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the topology. Empty: an error."""
     description: _builtins.str
@@ -158,6 +172,10 @@ class TopologySpec(_message.Message):
     """Name of its devices. Empty: an error."""
     devices_per_node: _builtins.int
     """Devices in one node. 0: an error."""
+    ports_per_node: _builtins.int
+    """Network ports of one node. 0: one for each device."""
+    nodes_like: _builtins.str
+    """Name of a topology of the same nodes on another network. Empty: none."""
     @_builtins.property
     def intra_node(self) -> Global___Link:
         """Link between devices of one node. Not set: an error."""
@@ -175,10 +193,12 @@ class TopologySpec(_message.Message):
         devices_per_node: _builtins.int = ...,
         intra_node: Global___Link | None = ...,
         inter_node: Global___Link | None = ...,
+        ports_per_node: _builtins.int = ...,
+        nodes_like: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inter_node", b"inter_node", "intra_node", b"intra_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "device", b"device", "devices_per_node", b"devices_per_node", "inter_node", b"inter_node", "intra_node", b"intra_node", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "device", b"device", "devices_per_node", b"devices_per_node", "inter_node", b"inter_node", "intra_node", b"intra_node", "name", b"name", "nodes_like", b"nodes_like", "ports_per_node", b"ports_per_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

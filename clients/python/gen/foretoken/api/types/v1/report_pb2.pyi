@@ -799,7 +799,7 @@ Global___ServingReport: _TypeAlias = ServingReport  # noqa: Y015
 
 @_typing.final
 class StageMemory(_message.Message):
-    """Peak bytes on one device of a pipeline stage, by what occupies them."""
+    """Peak bytes on one device of a pipeline stage, by what occupies them at that moment."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -809,8 +809,14 @@ class StageMemory(_message.Message):
     OPTIMIZER_BYTES_FIELD_NUMBER: _builtins.int
     ACTIVATIONS_BYTES_FIELD_NUMBER: _builtins.int
     TEMPORARY_BYTES_FIELD_NUMBER: _builtins.int
+    RESERVED_BYTES_FIELD_NUMBER: _builtins.int
+    DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    PEAK_MS_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_COUNT_FIELD_NUMBER: _builtins.int
+    LARGEST_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
-    """The stage. 0: the first."""
+    """The rank of the pipeline. 0: the first."""
     weights_bytes: _builtins.float
     """Weights in bytes. 0: none."""
     gradients_bytes: _builtins.float
@@ -821,6 +827,18 @@ class StageMemory(_message.Message):
     """Activations kept for the backward pass in bytes. 0: none."""
     temporary_bytes: _builtins.float
     """Temporary buffers in bytes. 0: none."""
+    reserved_bytes: _builtins.float
+    """What the allocator takes from the device for all of it, in bytes. 0: not told."""
+    device_bytes: _builtins.float
+    """What the device has, in bytes. 0: not told."""
+    peak_ms: _builtins.float
+    """When in the step the peak is, in ms. 0: at its start."""
+    in_flight_count: _builtins.float
+    """Micro batches whose activations are held at the peak. 0: none."""
+    largest: _builtins.str
+    """What occupies most ("activations"). Empty: nothing."""
+    advice: _builtins.str
+    """What would help most where it does not fit. Empty: it fits."""
     def __init__(
         self,
         *,
@@ -830,56 +848,62 @@ class StageMemory(_message.Message):
         optimizer_bytes: _builtins.float = ...,
         activations_bytes: _builtins.float = ...,
         temporary_bytes: _builtins.float = ...,
+        reserved_bytes: _builtins.float = ...,
+        device_bytes: _builtins.float = ...,
+        peak_ms: _builtins.float = ...,
+        in_flight_count: _builtins.float = ...,
+        largest: _builtins.str = ...,
+        advice: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activations_bytes", b"activations_bytes", "gradients_bytes", b"gradients_bytes", "optimizer_bytes", b"optimizer_bytes", "stage", b"stage", "temporary_bytes", b"temporary_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activations_bytes", b"activations_bytes", "advice", b"advice", "device_bytes", b"device_bytes", "gradients_bytes", b"gradients_bytes", "in_flight_count", b"in_flight_count", "largest", b"largest", "optimizer_bytes", b"optimizer_bytes", "peak_ms", b"peak_ms", "reserved_bytes", b"reserved_bytes", "stage", b"stage", "temporary_bytes", b"temporary_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StageMemory: _TypeAlias = StageMemory  # noqa: Y015
 
 @_typing.final
-class PipelineSpan(_message.Message):
-    """What a stage did when."""
+class ComponentTime(_message.Message):
+    """One part of a training step on one stage."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    NAME_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
-    MICRO_BATCH_FIELD_NUMBER: _builtins.int
-    KIND_FIELD_NUMBER: _builtins.int
-    START_MS_FIELD_NUMBER: _builtins.int
-    END_MS_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    CALL_COUNT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name ("encoder_fwd"). Never empty."""
     stage: _builtins.int
-    """The stage. 0: the first."""
-    micro_batch: _builtins.int
-    """The micro batch. 0: the first."""
-    kind: _builtins.str
-    """What it did ("forward"). Never empty."""
-    start_ms: _builtins.float
-    """Start in ms from the start of the step. 0: with the step."""
-    end_ms: _builtins.float
-    """End in ms from the start of the step. 0: an empty span."""
+    """The rank of the pipeline. 0: the first."""
+    time_ms: _builtins.float
+    """Mean time of one occurrence in ms. 0: none."""
+    call_count: _builtins.int
+    """Occurrences in a step. Not set: 1."""
     def __init__(
         self,
         *,
+        name: _builtins.str = ...,
         stage: _builtins.int = ...,
-        micro_batch: _builtins.int = ...,
-        kind: _builtins.str = ...,
-        start_ms: _builtins.float = ...,
-        end_ms: _builtins.float = ...,
+        time_ms: _builtins.float = ...,
+        call_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_call_count", b"_call_count", "call_count", b"call_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_ms", b"end_ms", "kind", b"kind", "micro_batch", b"micro_batch", "stage", b"stage", "start_ms", b"start_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call_count", b"_call_count", "call_count", b"call_count", "name", b"name", "stage", b"stage", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__call_count: _TypeAlias = _typing.Literal["call_count"]  # noqa: Y015
+    _WhichOneofArgType__call_count: _TypeAlias = _typing.Literal["_call_count", b"_call_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__call_count) -> _WhichOneofReturnType__call_count | None: ...
 
-Global___PipelineSpan: _TypeAlias = PipelineSpan  # noqa: Y015
+Global___ComponentTime: _TypeAlias = ComponentTime  # noqa: Y015
 
 @_typing.final
 class TrainingReport(_message.Message):
-    """Outcome of a training simulation; times of one optimizer step."""
+    """Outcome of a training simulation; times of one optimizer step. Its spans and the memory over time
+    are read with ReadTrainingTable.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -923,33 +947,87 @@ class TrainingReport(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class CommunicationMsByAxisEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class ExposedMsByAxisEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     FEASIBILITY_FIELD_NUMBER: _builtins.int
     STEP_TIME_MS_FIELD_NUMBER: _builtins.int
     STEP_TIME_LOW_MS_FIELD_NUMBER: _builtins.int
     STEP_TIME_HIGH_MS_FIELD_NUMBER: _builtins.int
+    STEP_TIME_RAW_MS_FIELD_NUMBER: _builtins.int
+    STEP_SPREAD_MS_FIELD_NUMBER: _builtins.int
     MFU_RATIO_FIELD_NUMBER: _builtins.int
+    HFU_RATIO_FIELD_NUMBER: _builtins.int
     BUBBLE_RATIO_FIELD_NUMBER: _builtins.int
+    EXPOSED_COMMUNICATION_RATIO_FIELD_NUMBER: _builtins.int
     TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     TOKENS_PER_S_PER_GPU_FIELD_NUMBER: _builtins.int
     DEVICE_COUNT_FIELD_NUMBER: _builtins.int
     MICRO_BATCH_COUNT_FIELD_NUMBER: _builtins.int
     STEP_TIME_MS_BY_GROUP_FIELD_NUMBER: _builtins.int
     STEP_TIME_RATIO_BY_PROVENANCE_FIELD_NUMBER: _builtins.int
+    COMMUNICATION_MS_BY_AXIS_FIELD_NUMBER: _builtins.int
+    EXPOSED_MS_BY_AXIS_FIELD_NUMBER: _builtins.int
+    COMPONENTS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     DEVICE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
-    PIPELINE_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     SCENARIO_JSON_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
     step_time_ms: _builtins.float
-    """Time of the step in ms. 0: it cannot run."""
+    """Time of the median step in ms, calibrated where the scenario is. 0: it cannot run."""
     step_time_low_ms: _builtins.float
     """Time of the step in ms at the operators' lower bounds. 0: it cannot run."""
     step_time_high_ms: _builtins.float
     """Time of the step in ms at the operators' upper bounds. 0: it cannot run."""
+    step_time_raw_ms: _builtins.float
+    """Time of the step in ms without the calibration. 0: it cannot run."""
     mfu_ratio: _builtins.float
     """Achieved over peak model FLOP per s, 0 to 1. 0: it cannot run."""
+    hfu_ratio: _builtins.float
+    """The same with recomputation counted as work. 0: it cannot run."""
     bubble_ratio: _builtins.float
     """Share of the step that stages wait for each other, 0 to 1. 0: never."""
+    exposed_communication_ratio: _builtins.float
+    """Share of the step that communication takes which no computation hides. 0: none."""
     tokens_per_s: _builtins.float
     """Tokens per s. 0: it cannot run."""
     tokens_per_s_per_gpu: _builtins.float
@@ -964,9 +1042,15 @@ class TrainingReport(_message.Message):
     """Model version that estimated. Empty: none was asked."""
     scenario_json: _builtins.str
     """The resolved scenario as JSON. Empty: not kept."""
+    job_id: _builtins.str
+    """The job whose tables can be read. Empty: none."""
     @_builtins.property
     def feasibility(self) -> Global___Feasibility:
         """Whether the configuration can run. Not set: it can."""
+
+    @_builtins.property
+    def step_spread_ms(self) -> Global___Percentiles:
+        """How steps differ among each other, in ms. Not set: it cannot run."""
 
     @_builtins.property
     def step_time_ms_by_group(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
@@ -977,12 +1061,24 @@ class TrainingReport(_message.Message):
         """Share of the time by what its estimates rest on, in lower case. Empty: it cannot run."""
 
     @_builtins.property
+    def communication_ms_by_axis(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """What the critical stage communicates in ms, by axis of the layout. Empty: nothing."""
+
+    @_builtins.property
+    def exposed_ms_by_axis(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """What of that no computation hides, in ms. Empty: nothing."""
+
+    @_builtins.property
+    def components(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentTime]:
+        """Parts of the step that can be compared with measured ones. Empty: it cannot run."""
+
+    @_builtins.property
     def memory(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageMemory]:
         """Peak memory of each stage. Empty: it cannot be told."""
 
     @_builtins.property
-    def pipeline(self) -> _containers.RepeatedCompositeFieldContainer[Global___PipelineSpan]:
-        """The step's picture, stage by stage. Empty: it cannot run."""
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the reader should know of this result. Empty: nothing."""
 
     def __init__(
         self,
@@ -991,23 +1087,31 @@ class TrainingReport(_message.Message):
         step_time_ms: _builtins.float = ...,
         step_time_low_ms: _builtins.float = ...,
         step_time_high_ms: _builtins.float = ...,
+        step_time_raw_ms: _builtins.float = ...,
+        step_spread_ms: Global___Percentiles | None = ...,
         mfu_ratio: _builtins.float = ...,
+        hfu_ratio: _builtins.float = ...,
         bubble_ratio: _builtins.float = ...,
+        exposed_communication_ratio: _builtins.float = ...,
         tokens_per_s: _builtins.float = ...,
         tokens_per_s_per_gpu: _builtins.float = ...,
         device_count: _builtins.int = ...,
         micro_batch_count: _builtins.int = ...,
         step_time_ms_by_group: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         step_time_ratio_by_provenance: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        communication_ms_by_axis: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        exposed_ms_by_axis: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        components: _abc.Iterable[Global___ComponentTime] | None = ...,
         memory: _abc.Iterable[Global___StageMemory] | None = ...,
         device_memory_bytes: _builtins.float = ...,
-        pipeline: _abc.Iterable[Global___PipelineSpan] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
         model_version: _builtins.str = ...,
         scenario_json: _builtins.str = ...,
+        job_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feasibility", b"feasibility"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feasibility", b"feasibility", "step_spread_ms", b"step_spread_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_ratio", b"bubble_ratio", "device_count", b"device_count", "device_memory_bytes", b"device_memory_bytes", "feasibility", b"feasibility", "memory", b"memory", "mfu_ratio", b"mfu_ratio", "micro_batch_count", b"micro_batch_count", "model_version", b"model_version", "pipeline", b"pipeline", "scenario_json", b"scenario_json", "step_time_high_ms", b"step_time_high_ms", "step_time_low_ms", b"step_time_low_ms", "step_time_ms", b"step_time_ms", "step_time_ms_by_group", b"step_time_ms_by_group", "step_time_ratio_by_provenance", b"step_time_ratio_by_provenance", "tokens_per_s", b"tokens_per_s", "tokens_per_s_per_gpu", b"tokens_per_s_per_gpu"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_ratio", b"bubble_ratio", "communication_ms_by_axis", b"communication_ms_by_axis", "components", b"components", "device_count", b"device_count", "device_memory_bytes", b"device_memory_bytes", "exposed_communication_ratio", b"exposed_communication_ratio", "exposed_ms_by_axis", b"exposed_ms_by_axis", "feasibility", b"feasibility", "hfu_ratio", b"hfu_ratio", "job_id", b"job_id", "memory", b"memory", "mfu_ratio", b"mfu_ratio", "micro_batch_count", b"micro_batch_count", "model_version", b"model_version", "notes", b"notes", "scenario_json", b"scenario_json", "step_spread_ms", b"step_spread_ms", "step_time_high_ms", b"step_time_high_ms", "step_time_low_ms", b"step_time_low_ms", "step_time_ms", b"step_time_ms", "step_time_ms_by_group", b"step_time_ms_by_group", "step_time_ratio_by_provenance", b"step_time_ratio_by_provenance", "step_time_raw_ms", b"step_time_raw_ms", "tokens_per_s", b"tokens_per_s", "tokens_per_s_per_gpu", b"tokens_per_s_per_gpu"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

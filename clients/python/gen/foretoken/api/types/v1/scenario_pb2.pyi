@@ -359,9 +359,28 @@ class TrainingScenario(_message.Message):
     SEQUENCE_LENGTH_FIELD_NUMBER: _builtins.int
     MICRO_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     GLOBAL_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    TRAINER_FIELD_NUMBER: _builtins.int
     PIPELINE_SCHEDULE_FIELD_NUMBER: _builtins.int
+    VIRTUAL_STAGES_FIELD_NUMBER: _builtins.int
+    STAGE_LAYERS_FIELD_NUMBER: _builtins.int
     RECOMPUTE_FIELD_NUMBER: _builtins.int
+    RECOMPUTE_LAYERS_FIELD_NUMBER: _builtins.int
+    RECOMPUTE_MODULES_FIELD_NUMBER: _builtins.int
+    PARTITIONS_ACTIVATIONS_FIELD_NUMBER: _builtins.int
     ZERO_STAGE_FIELD_NUMBER: _builtins.int
+    SHARD_DEGREE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_PARALLEL_FIELD_NUMBER: _builtins.int
+    CONTEXT_PARALLEL_FIELD_NUMBER: _builtins.int
+    WEIGHT_PARALLEL_FIELD_NUMBER: _builtins.int
+    WEIGHT_DEGREE_FIELD_NUMBER: _builtins.int
+    EXPERT_TP_FIELD_NUMBER: _builtins.int
+    MOE_ROUTING_FIELD_NUMBER: _builtins.int
+    MOE_IMBALANCE_RATIO_FIELD_NUMBER: _builtins.int
+    OVERFLOW_RATIO_FIELD_NUMBER: _builtins.int
+    STRAGGLER_RATIO_FIELD_NUMBER: _builtins.int
+    NETWORK_SPREAD_RATIO_FIELD_NUMBER: _builtins.int
+    MODULE_TIMES_FIELD_NUMBER: _builtins.int
+    CALIBRATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the scenario. Not set: "training"."""
     device: _builtins.str
@@ -380,10 +399,38 @@ class TrainingScenario(_message.Message):
     """Samples of one optimizer step. Not set: 8."""
     pipeline_schedule: _builtins.str
     """Name of a pipeline schedule. Not set: "one_f_one_b"."""
+    virtual_stages: _builtins.int
+    """Runs of layers on each rank of the pipeline. Not set: 1."""
     recompute: _builtins.str
-    """What is recomputed in the backward pass: "none" or "full". Not set: "none"."""
+    """What is recomputed in the backward pass: "none", "selective" or "full". Not set: "none"."""
+    recompute_layers: _builtins.int
+    """Layers of every run that recompute. 0: all."""
+    partitions_activations: _builtins.bool
+    """Whether saved inputs of layers are split over tp. False: each rank keeps all."""
     zero_stage: _builtins.int
-    """Shard optimizer (1), gradients (2) and parameters (3) over dp. 0: nothing."""
+    """Shard optimizer (1), gradients (2) and parameters (3). 0: nothing."""
+    shard_degree: _builtins.int
+    """Ranks they are sharded over. 0: all of dp and cp."""
+    sequence_parallel: _builtins.bool
+    """Whether what tensor parallelism leaves whole is split by tokens. False: it is whole."""
+    context_parallel: _builtins.str
+    """How context parallelism exchanges: "ring" or "all_to_all". Not set: "ring"."""
+    weight_parallel: _builtins.str
+    """InternEvo's weight parallelism: "msp", "fsp" or "isp". Empty: none."""
+    weight_degree: _builtins.int
+    """Ranks that weights are split over for "isp". 0: as tp."""
+    expert_tp: _builtins.int
+    """Ranks that split each expert by width. 0: what ep leaves of tp."""
+    moe_routing: _builtins.str
+    """Spread of tokens over experts under which latencies were measured. Empty: balanced."""
+    moe_imbalance_ratio: _builtins.float
+    """Load of the busiest expert-parallel rank over the mean, from 1. Not set: 1."""
+    overflow_ratio: _builtins.float
+    """Share of steps that find an overflow and skip the update, 0 to 1. 0: none."""
+    straggler_ratio: _builtins.float
+    """Standard deviation of a rank's speed over its mean. 0: all are alike."""
+    network_spread_ratio: _builtins.float
+    """Standard deviation of a transfer's time over its mean. 0: all are alike."""
     @_builtins.property
     def model(self) -> _model_pb2.ModelArchitecture:
         """The model to train. Not set: an error."""
@@ -391,6 +438,26 @@ class TrainingScenario(_message.Message):
     @_builtins.property
     def layout(self) -> _parallelism_pb2.ParallelLayout:
         """Spread over devices. Not set: one device."""
+
+    @_builtins.property
+    def trainer(self) -> Global___TrainerSpec:
+        """The framework that trains. Not set: one without rules of its own."""
+
+    @_builtins.property
+    def stage_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Layers of every run, in the order of the model. Empty: as even as can be."""
+
+    @_builtins.property
+    def recompute_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Modules that "selective" recomputes. Empty: "core_attention"."""
+
+    @_builtins.property
+    def module_times(self) -> Global___ModuleTimes:
+        """Measured times of modules that replace estimates. Not set: none."""
+
+    @_builtins.property
+    def calibration(self) -> Global___TrainingCalibration:
+        """Correction by measured steps. Not set: none."""
 
     def __init__(
         self,
@@ -405,18 +472,41 @@ class TrainingScenario(_message.Message):
         sequence_length: _builtins.int | None = ...,
         micro_batch_size: _builtins.int | None = ...,
         global_batch_size: _builtins.int | None = ...,
+        trainer: Global___TrainerSpec | None = ...,
         pipeline_schedule: _builtins.str | None = ...,
+        virtual_stages: _builtins.int | None = ...,
+        stage_layers: _abc.Iterable[_builtins.int] | None = ...,
         recompute: _builtins.str | None = ...,
+        recompute_layers: _builtins.int = ...,
+        recompute_modules: _abc.Iterable[_builtins.str] | None = ...,
+        partitions_activations: _builtins.bool = ...,
         zero_stage: _builtins.int = ...,
+        shard_degree: _builtins.int = ...,
+        sequence_parallel: _builtins.bool = ...,
+        context_parallel: _builtins.str | None = ...,
+        weight_parallel: _builtins.str = ...,
+        weight_degree: _builtins.int = ...,
+        expert_tp: _builtins.int = ...,
+        moe_routing: _builtins.str = ...,
+        moe_imbalance_ratio: _builtins.float | None = ...,
+        overflow_ratio: _builtins.float = ...,
+        straggler_ratio: _builtins.float = ...,
+        network_spread_ratio: _builtins.float = ...,
+        module_times: Global___ModuleTimes | None = ...,
+        calibration: Global___TrainingCalibration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "name", b"name", "pipeline_schedule", b"pipeline_schedule", "recompute", b"recompute", "sequence_length", b"sequence_length"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel", "_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "_virtual_stages", b"_virtual_stages", "calibration", b"calibration", "context_parallel", b"context_parallel", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "module_times", b"module_times", "moe_imbalance_ratio", b"moe_imbalance_ratio", "name", b"name", "pipeline_schedule", b"pipeline_schedule", "recompute", b"recompute", "sequence_length", b"sequence_length", "trainer", b"trainer", "virtual_stages", b"virtual_stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "device", b"device", "dtype", b"dtype", "framework", b"framework", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "name", b"name", "pipeline_schedule", b"pipeline_schedule", "recompute", b"recompute", "sequence_length", b"sequence_length", "topology", b"topology", "zero_stage", b"zero_stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel", "_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "_virtual_stages", b"_virtual_stages", "calibration", b"calibration", "context_parallel", b"context_parallel", "device", b"device", "dtype", b"dtype", "expert_tp", b"expert_tp", "framework", b"framework", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "module_times", b"module_times", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "network_spread_ratio", b"network_spread_ratio", "overflow_ratio", b"overflow_ratio", "partitions_activations", b"partitions_activations", "pipeline_schedule", b"pipeline_schedule", "recompute", b"recompute", "recompute_layers", b"recompute_layers", "recompute_modules", b"recompute_modules", "sequence_length", b"sequence_length", "sequence_parallel", b"sequence_parallel", "shard_degree", b"shard_degree", "stage_layers", b"stage_layers", "straggler_ratio", b"straggler_ratio", "topology", b"topology", "trainer", b"trainer", "virtual_stages", b"virtual_stages", "weight_degree", b"weight_degree", "weight_parallel", b"weight_parallel", "zero_stage", b"zero_stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__context_parallel: _TypeAlias = _typing.Literal["context_parallel"]  # noqa: Y015
+    _WhichOneofArgType__context_parallel: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel"]  # noqa: Y015
     _WhichOneofReturnType__global_batch_size: _TypeAlias = _typing.Literal["global_batch_size"]  # noqa: Y015
     _WhichOneofArgType__global_batch_size: _TypeAlias = _typing.Literal["_global_batch_size", b"_global_batch_size"]  # noqa: Y015
     _WhichOneofReturnType__micro_batch_size: _TypeAlias = _typing.Literal["micro_batch_size"]  # noqa: Y015
     _WhichOneofArgType__micro_batch_size: _TypeAlias = _typing.Literal["_micro_batch_size", b"_micro_batch_size"]  # noqa: Y015
+    _WhichOneofReturnType__moe_imbalance_ratio: _TypeAlias = _typing.Literal["moe_imbalance_ratio"]  # noqa: Y015
+    _WhichOneofArgType__moe_imbalance_ratio: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio"]  # noqa: Y015
     _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
     _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
     _WhichOneofReturnType__pipeline_schedule: _TypeAlias = _typing.Literal["pipeline_schedule"]  # noqa: Y015
@@ -425,10 +515,16 @@ class TrainingScenario(_message.Message):
     _WhichOneofArgType__recompute: _TypeAlias = _typing.Literal["_recompute", b"_recompute"]  # noqa: Y015
     _WhichOneofReturnType__sequence_length: _TypeAlias = _typing.Literal["sequence_length"]  # noqa: Y015
     _WhichOneofArgType__sequence_length: _TypeAlias = _typing.Literal["_sequence_length", b"_sequence_length"]  # noqa: Y015
+    _WhichOneofReturnType__virtual_stages: _TypeAlias = _typing.Literal["virtual_stages"]  # noqa: Y015
+    _WhichOneofArgType__virtual_stages: _TypeAlias = _typing.Literal["_virtual_stages", b"_virtual_stages"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__context_parallel) -> _WhichOneofReturnType__context_parallel | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__global_batch_size) -> _WhichOneofReturnType__global_batch_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__micro_batch_size) -> _WhichOneofReturnType__micro_batch_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moe_imbalance_ratio) -> _WhichOneofReturnType__moe_imbalance_ratio | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
     @_typing.overload
@@ -437,5 +533,218 @@ class TrainingScenario(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__recompute) -> _WhichOneofReturnType__recompute | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence_length) -> _WhichOneofReturnType__sequence_length | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__virtual_stages) -> _WhichOneofReturnType__virtual_stages | None: ...
 
 Global___TrainingScenario: _TypeAlias = TrainingScenario  # noqa: Y015
+
+@_typing.final
+class TrainerSpec(_message.Message):
+    """The framework that trains: a profile of rules, and what differs from it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RulesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PROFILE_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
+    profile: _builtins.str
+    """Name of a trainer profile. Not set: the default one."""
+    @_builtins.property
+    def rules(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Rules of the profile that differ, by name, as YAML. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        profile: _builtins.str | None = ...,
+        rules: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_profile", b"_profile", "profile", b"profile"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_profile", b"_profile", "profile", b"profile", "rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__profile: _TypeAlias = _typing.Literal["profile"]  # noqa: Y015
+    _WhichOneofArgType__profile: _TypeAlias = _typing.Literal["_profile", b"_profile"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__profile) -> _WhichOneofReturnType__profile | None: ...
+
+Global___TrainerSpec: _TypeAlias = TrainerSpec  # noqa: Y015
+
+@_typing.final
+class ModuleTime(_message.Message):
+    """Time of a module for one micro batch on one rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODULE_FIELD_NUMBER: _builtins.int
+    MICRO_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    FORWARD_US_FIELD_NUMBER: _builtins.int
+    BACKWARD_US_FIELD_NUMBER: _builtins.int
+    COMMUNICATION_US_FIELD_NUMBER: _builtins.int
+    LAYER_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    module: _builtins.str
+    """The module as the profile names it ("attn_q"). Empty: an error."""
+    micro_batch_size: _builtins.int
+    """Samples of the micro batch. 0: an error."""
+    forward_us: _builtins.float
+    """Time of its forward pass in us. 0: none."""
+    backward_us: _builtins.float
+    """Time of its backward pass in us. 0: twice the forward one."""
+    communication_us: _builtins.float
+    """What of the forward time it communicates, in us. 0: nothing."""
+    layer: _builtins.int
+    """The layer it belongs to. Not set: -1, alike in all layers or in none."""
+    whole: _builtins.bool
+    """Whether tensor parallelism leaves the module whole. False: it splits it."""
+    def __init__(
+        self,
+        *,
+        module: _builtins.str = ...,
+        micro_batch_size: _builtins.int = ...,
+        forward_us: _builtins.float = ...,
+        backward_us: _builtins.float = ...,
+        communication_us: _builtins.float = ...,
+        layer: _builtins.int | None = ...,
+        whole: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_layer", b"_layer", "layer", b"layer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_layer", b"_layer", "backward_us", b"backward_us", "communication_us", b"communication_us", "forward_us", b"forward_us", "layer", b"layer", "micro_batch_size", b"micro_batch_size", "module", b"module", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__layer: _TypeAlias = _typing.Literal["layer"]  # noqa: Y015
+    _WhichOneofArgType__layer: _TypeAlias = _typing.Literal["_layer", b"_layer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__layer) -> _WhichOneofReturnType__layer | None: ...
+
+Global___ModuleTime: _TypeAlias = ModuleTime  # noqa: Y015
+
+@_typing.final
+class ModuleTimes(_message.Message):
+    """A layer-level profile of one model on one device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    TP_FIELD_NUMBER: _builtins.int
+    SEQUENCE_LENGTH_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    COMMUNICATION_FIELD_NUMBER: _builtins.int
+    MEASURES_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Where it comes from. Empty: not told."""
+    model: _builtins.str
+    """Name of the model. Empty: not told."""
+    device: _builtins.str
+    """Name of the device. Empty: not told."""
+    tp: _builtins.int
+    """Tensor-parallel ranks it was measured on. Not set: 1."""
+    sequence_length: _builtins.int
+    """Tokens of a sample. 0: the source does not say."""
+    dtype: _operator_pb2.Dtype.ValueType
+    """Number format the model ran in. Unspecified: the source does not say."""
+    communication: _builtins.bool
+    """Whether times hold collectives of tensor parallelism. False: they do not."""
+    measures: _builtins.str
+    """What a time is: of "modules" alone, or of "intervals" from the end of one module to the next's.
+    Not set: "modules".
+    """
+    @_builtins.property
+    def times(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModuleTime]:
+        """The times. Empty: nothing is replaced."""
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        model: _builtins.str = ...,
+        device: _builtins.str = ...,
+        tp: _builtins.int | None = ...,
+        sequence_length: _builtins.int = ...,
+        dtype: _operator_pb2.Dtype.ValueType = ...,
+        communication: _builtins.bool = ...,
+        measures: _builtins.str | None = ...,
+        times: _abc.Iterable[Global___ModuleTime] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_measures", b"_measures", "_tp", b"_tp", "measures", b"measures", "tp", b"tp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measures", b"_measures", "_tp", b"_tp", "communication", b"communication", "device", b"device", "dtype", b"dtype", "measures", b"measures", "model", b"model", "sequence_length", b"sequence_length", "source", b"source", "times", b"times", "tp", b"tp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__measures: _TypeAlias = _typing.Literal["measures"]  # noqa: Y015
+    _WhichOneofArgType__measures: _TypeAlias = _typing.Literal["_measures", b"_measures"]  # noqa: Y015
+    _WhichOneofReturnType__tp: _TypeAlias = _typing.Literal["tp"]  # noqa: Y015
+    _WhichOneofArgType__tp: _TypeAlias = _typing.Literal["_tp", b"_tp"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measures) -> _WhichOneofReturnType__measures | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tp) -> _WhichOneofReturnType__tp | None: ...
+
+Global___ModuleTimes: _TypeAlias = ModuleTimes  # noqa: Y015
+
+@_typing.final
+class TrainingCalibration(_message.Message):
+    """A correction of simulated steps by steps that were measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FORWARD_GAP_US_FIELD_NUMBER: _builtins.int
+    BACKWARD_GAP_US_FIELD_NUMBER: _builtins.int
+    STEP_GAP_US_FIELD_NUMBER: _builtins.int
+    STEP_FACTOR_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    ERROR_RATIO_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Where it comes from. Empty: not told."""
+    forward_gap_us: _builtins.float
+    """Added to the forward pass of each layer of a micro batch, in us. 0: nothing."""
+    backward_gap_us: _builtins.float
+    """Added to the backward pass of each layer of a micro batch, in us. 0: nothing."""
+    step_gap_us: _builtins.float
+    """Added to the step, in us. 0: nothing."""
+    step_factor: _builtins.float
+    """What the whole is multiplied by. Not set: 1."""
+    step_count: _builtins.int
+    """Steps it rests on. 0: not told."""
+    error_ratio: _builtins.float
+    """Mean error of those steps once corrected. 0: not told."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        forward_gap_us: _builtins.float = ...,
+        backward_gap_us: _builtins.float = ...,
+        step_gap_us: _builtins.float = ...,
+        step_factor: _builtins.float | None = ...,
+        step_count: _builtins.int = ...,
+        error_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_factor", b"_step_factor", "step_factor", b"step_factor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_factor", b"_step_factor", "backward_gap_us", b"backward_gap_us", "error_ratio", b"error_ratio", "forward_gap_us", b"forward_gap_us", "source", b"source", "step_count", b"step_count", "step_factor", b"step_factor", "step_gap_us", b"step_gap_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__step_factor: _TypeAlias = _typing.Literal["step_factor"]  # noqa: Y015
+    _WhichOneofArgType__step_factor: _TypeAlias = _typing.Literal["_step_factor", b"_step_factor"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_factor) -> _WhichOneofReturnType__step_factor | None: ...
+
+Global___TrainingCalibration: _TypeAlias = TrainingCalibration  # noqa: Y015

@@ -105,6 +105,11 @@ class Shape:
         return whole // parts
 
 
+# The sampled loss is a mean of squares: in 16 bit its gradient, 2 / numel of a difference, is zero
+# or has few bits left, and products of zeros take less power and run faster. Source: `nn.MSELoss`
+# in Kernel_sampling/target_functions.py of GPUModeling25.
+_ZERO_GRADIENTS = "gradients=zero"
+
 Dims = Mapping[str, Any]
 DimsFormula = Callable[[Shape], Dims]
 
@@ -131,7 +136,7 @@ def _linear(
         operator="gemm",
         dims=lambda s: {"m": s.tokens, "n": n(s), "k": k(s)},
         kernel=kernel,
-        backward_variant="bias=true" if has_bias else None,
+        backward_variant=f"bias=true;{_ZERO_GRADIENTS}" if has_bias else _ZERO_GRADIENTS,
     )
 
 
@@ -221,10 +226,16 @@ SAMPLED_OPS: Mapping[str, SampledOp] = {
     "linear4": _linear("aten::mm", lambda s: s.dim, lambda s: s.share(_MLP_RATIO)),
     "linear_final": _linear("aten::mm", lambda s: s.vocab, lambda s: s.dim),
     "baddbmm": SampledOp(
-        operator="batched_gemm", dims=_batched("length", "head_dim"), kernel="aten::baddbmm"
+        operator="batched_gemm",
+        dims=_batched("length", "head_dim"),
+        kernel="aten::baddbmm",
+        backward_variant=_ZERO_GRADIENTS,
     ),
     "bmm": SampledOp(
-        operator="batched_gemm", dims=_batched("head_dim", "length"), kernel="aten::bmm"
+        operator="batched_gemm",
+        dims=_batched("head_dim", "length"),
+        kernel="aten::bmm",
+        backward_variant=_ZERO_GRADIENTS,
     ),
     "softmax": SampledOp(
         operator="softmax",
@@ -250,9 +261,22 @@ SAMPLED_OPS: Mapping[str, SampledOp] = {
         variant="mask=none",
         backward_variant="mask=none",
     ),
-    "RoPE": SampledOp(operator="rope", dims=_rope_dims, kernel="torch_jit"),
+    # Chains of kernels, not one.
+    "RoPE": SampledOp(
+        operator="rope",
+        dims=_rope_dims,
+        kernel="torch_jit",
+        variant="form=eager",
+        backward_variant="form=eager",
+    ),
     "layernorm": SampledOp(operator="layer_norm", dims=_wide, kernel="aten::layer_norm"),
-    "RMSlayernorm": SampledOp(operator="rms_norm", dims=_wide, kernel="torch_eager"),
+    "RMSlayernorm": SampledOp(
+        operator="rms_norm",
+        dims=_wide,
+        kernel="torch_eager",
+        variant="form=eager",
+        backward_variant="form=eager",
+    ),
     "res_add": SampledOp(operator="residual_add", dims=_wide, kernel="aten::add"),
     "gelu": SampledOp(
         operator="gelu",

@@ -3,13 +3,17 @@
 Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks", 2019.
 """
 
-from foretoken.simulator.training.schedule import PassKind, PipelineSchedule, StageOrder
+from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder
 
 
-def _orders(num_stages: int, num_micro_batches: int) -> tuple[StageOrder, ...]:
-    order: list[tuple[PassKind, int]] = [("forward", index) for index in range(num_micro_batches)]
-    order += [("backward", index) for index in range(num_micro_batches)]
-    return (tuple(order),) * num_stages
+def _orders(num_ranks: int, num_micro_batches: int, _: int) -> tuple[RankOrder, ...]:
+    return tuple(_order(rank, num_micro_batches) for rank in range(num_ranks))
+
+
+def _order(rank: int, num_micro_batches: int) -> RankOrder:
+    forward = [(Pass("forward", index, rank),) for index in range(num_micro_batches)]
+    backward = [(Pass("backward", index, rank),) for index in range(num_micro_batches)]
+    return (*forward, *backward)
 
 
 SCHEDULE = PipelineSchedule(name="gpipe", orders=_orders)

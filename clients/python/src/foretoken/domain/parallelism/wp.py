@@ -1,0 +1,59 @@
+"""Weight parallelism: InternEvo's ways to split weights and activations over ranks.
+
+`msp` and `fsp` are tensor parallelism with tokens split between its GEMMs (`tp` does that); `isp`
+keeps weights in shares over `weight_degree` ranks. It gathers those of a module ahead of its use,
+again in the backward pass, and scatters the sums of their gradients.
+Source: InternEvo, `internlm/core/parallel/comm/isp.py`; Chen et al., "InternEvo: Efficient
+Long-Sequence Large Language Model Training via Hybrid Parallelism and Redundant Sharding", 2024.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from foretoken.domain.communication import PlacedGroup
+from foretoken.domain.graph import OperatorNode, Overlap, RankContext
+from foretoken.domain.lowering import Lowering, LoweringOptions, Nodes, ParallelPass
+from foretoken.domain.placement import RankGroup
+
+_FORMS = ("", "msp", "fsp", "isp")
+# What holds its weights in shares; norms are whole everywhere.
+_SHARED = ("gemm", "embedding")
+
+
+def _check(rank: RankContext, options: LoweringOptions | None) -> Iterator[str]:
+    training = options.training if options else None
+    if training is None:
+        return
+    if training.weight_parallel not in _FORMS:
+        yield "must be msp, fsp, isp or empty"
+    if training.weight_parallel != "isp":
+        return
+    if rank.model.moe is not None:
+        yield "isp splits no experts; use ep, or msp"
+    layout, degree = rank.layout, training.weight_degree
+    num_ranks = layout.tp * layout.cp * layout.dp
+    if degree < 1 or num_ranks % degree:
+        yield f"weight_degree {degree} does not divide the {num_ranks} ranks of tp, cp and dp"
+
+
+def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
+    training = lowering.options.training
+    if training is None or training.weight_parallel != "isp" or training.weight_degree == 1:
+        return nodes
+    ranks = RankGroup(axis="tp", degree=training.weight_degree)
+    group = PlacedGroup.of_rank(ranks, lowering.rank)
+    return tuple(part for node in nodes for part in _with_gather(node, group))
+
+
+def _with_gather(node: OperatorNode, group: PlacedGroup) -> Iterator[OperatorNode]:
+    if node.operator in _SHARED and node.num_weights:
+        num_weights = node.num_weights // node.repeat
+        role = f"{node.role}_weight_all_gather"
+        gather = group.collective(
+            node, role, "all_gather", node.written_dtype.bytes_of(num_weights)
+        )
+        yield dataclasses.replace(gather, overlap=Overlap.PREFETCH)
+    yield node
+
+
+PASS = ParallelPass(axis="wp", check=_check, rewrite=_rewrite)

@@ -1,0 +1,242 @@
+"""Files a training scenario names beside itself: times of modules, a calibration."""
+
+import re
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretoken.catalog.importers.fasop import profile_json
+from foretoken.catalog.importers.fasop.columns import (
+    COLUMNS,
+    LEGACY_EMBEDDING,
+    LEGACY_HEAD,
+    LEGACY_LAYER,
+)
+from foretoken.catalog.importers.fasop.profile_rows import DEVICES, PRESETS
+from foretoken.catalog.sources.content import (
+    parse_npy,
+    parse_source_json,
+    parse_source_yaml,
+    read_zip_members,
+)
+from foretoken.catalog.sources.file import SourceFile, read_source_file, refuse
+from foretoken.domain import schema
+from foretoken.domain.errors import (
+    FieldViolation,
+    InvalidRequestError,
+    UnknownDeviceError,
+    UnknownModelError,
+)
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.plugins import read_yaml
+from foretoken.domain.training_truth import ModuleTime, ModuleTimes
+from foretoken.domain.units import US_PER_MS
+
+_NAME = re.compile(r"(?P<model>[^_]+)_(?P<gpu>[^_]+)_(?P<tp>[1-9]\d{0,3})(?:_(?P<other>[^_]+))?")
+_LAYER_MODULE = re.compile(r"model_layers_(\d+)_(\w+)")
+# FASOP profiles micro batches of 1, 2, 4, ... up to 128 samples.
+_SIZES_MAX = 16
+# Every rank of a FASOP profile computes the whole vocabulary.
+_UNSPLIT = "lm_head"
+
+
+def load_training_files(content: MutableMapping[str, Any], folder: Path) -> None:
+    """Replace what a training scenario names by a path: `module_times`, `calibration`.
+
+    `module_times` is a path, or a mapping with the path as `file` and with what the file does not
+    say of itself (`sequence_length`, `dtype`, `device`). Relative paths are relative to `folder`;
+    an empty one names no file.
+
+    Raises:
+        InvalidRequestError: a file cannot be read, or is none of a known form.
+
+    """
+    for name in ("module_times", "calibration"):
+        if content.get(name) == "":
+            content[name] = None
+    profile = content.get("module_times")
+    if isinstance(profile, str):
+        content["module_times"] = read_module_times(folder / Path(profile).expanduser(), {})
+    elif isinstance(profile, Mapping) and isinstance(profile.get("file"), str):
+        facts = {name: value for name, value in profile.items() if name != "file"}
+        path = folder / Path(profile["file"]).expanduser()
+        content["module_times"] = read_module_times(path, facts)
+    calibration = content.get("calibration")
+    if isinstance(calibration, str):
+        content["calibration"] = read_yaml(folder / Path(calibration).expanduser(), "calibration")
+
+
+def read_module_times(path: Path, facts: Mapping[str, Any]) -> ModuleTimes:
+    """Read a profile: FASOP's `.npz`, `.npy` or profile JSON, or JSON or YAML of `ModuleTimes`.
+
+    `facts` are fields of `ModuleTimes` that replace what the file says or leaves out.
+
+    Raises:
+        InvalidRequestError: the file is none of these, or a value in it cannot be used.
+
+    """
+    try:
+        found = _read_content(path)
+    except InvalidRequestError as err:
+        # Readers of any file name the path only, not the scenario's key.
+        reasons = [FieldViolation("module_times", item.description) for item in err.violations]
+        raise InvalidRequestError.of_violations(reasons) from err
+    content = {"source": path.name, **found, **facts}
+    return schema.decode(ModuleTimes, content, f"module_times ({path.name})")
+
+
+def _read_content(path: Path) -> Mapping[str, Any]:
+    source = read_source_file(path, path)
+    match path.suffix:
+        case ".npz":
+            return _read_table(source, path)
+        case ".npy":
+            return _read_legacy(source, path)
+        case ".json":
+            content = parse_source_json(source, path)
+            if profile_json.is_profile(content):
+                return _read_profile(content, path)
+        case ".yaml" | ".yml":
+            content = parse_source_yaml(source, path)
+        case _:
+            refuse(path, "a profile of modules is a .npz, .npy, .json or .yaml file")
+    if not isinstance(content, Mapping):
+        refuse(path, "is no mapping with `times`")
+    return content
+
+
+def _read_table(source: SourceFile, path: Path) -> dict[str, Any]:
+    """Return the content of an `.npz`: a row per micro batch 1, 2, 4, ..., ms per column."""
+    members = read_zip_members(source, path)
+    if set(members) != {"data.npy"}:
+        refuse(path, f"holds {sorted(members)}, not one array named 'data'")
+    data = _numbers(parse_npy(members["data.npy"], path), path)
+    if data.shape[1:] != (len(COLUMNS),) or not 1 <= len(data) <= _SIZES_MAX:
+        refuse(path, f"an array of shape {data.shape}, not of 1 to {_SIZES_MAX} x {len(COLUMNS)}")
+    times = [
+        _time(column.name, 2**row, data[row, place])
+        for row in range(len(data))
+        for place, column in enumerate(COLUMNS)
+    ]
+    return {**_file_facts(path), "times": times}
+
+
+def _read_legacy(source: SourceFile, path: Path) -> dict[str, Any]:
+    """Return the content of an `.npy`: embedding, every layer, head; ms of one sample."""
+    data = _numbers(parse_npy(source.content, path), path)
+    if data.ndim != 1 or len(data) < 3:  # noqa: PLR2004 - embedding, a layer, head
+        refuse(path, f"an array of shape {data.shape}, not embedding, layers and head")
+    layers = [
+        _time(LEGACY_LAYER.name, 1, value, layer=layer) for layer, value in enumerate(data[1:-1])
+    ]
+    first = _time(LEGACY_EMBEDDING.name, 1, data[0])
+    return {
+        **_file_facts(path),
+        "times": [first, *layers, _time(LEGACY_HEAD.name, 1, data[-1])],
+    }
+
+
+def _read_profile(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the content of a profile JSON: medians of steps, means of ranks."""
+    num_layers = profile_json.read_setting(content, "num_layers", path)
+    name = _preset_name(profile_json.model_name(content, path))
+    size = profile_json.read_setting(content, "micro_batch_size", path)
+    combined = content["combined_timing"]
+    modules = combined.get("modules") if isinstance(combined, Mapping) else None
+    if not isinstance(modules, list):
+        refuse(path, "combined_timing.modules is no list")
+    found: dict[tuple[str, int], list[float]] = {}
+    for key, value in _profile_times(combined, modules, path):
+        found.setdefault(key, []).append(value)
+    # A shortened model's layers stand for all layers of the whole one.
+    has_all = num_layers == _num_layers(name)
+    times = [
+        _time(module, size, sum(values) / len(values), layer=layer if has_all else -1)
+        for (module, layer), values in found.items()
+    ]
+    tp = profile_json.read_setting(content, "tp_size", path)
+    return {**_fasop_facts(tp), "model": name, "times": times}
+
+
+def _profile_times(
+    combined: Mapping[str, Any], modules: list[Any], path: Path
+) -> Iterator[tuple[tuple[str, int], float]]:
+    """Yield column, layer and ms in the order of a forward pass."""
+    columns = {column.module: column.name for column in COLUMNS}
+    yield from _outside(combined, "embedding", columns, path)
+    for index, entry in enumerate(modules):
+        name = entry.get("name") if isinstance(entry, Mapping) else None
+        match = _LAYER_MODULE.fullmatch(name) if isinstance(name, str) else None
+        if match is None or match[2] not in columns:
+            refuse(path, f"combined_timing.modules[{index}]: {name!r} is no module of a layer")
+        yield (columns[match[2]], int(match[1])), _median(entry, f"modules[{index}]", path)
+    yield from _outside(combined, "lm_head", columns, path)
+
+
+def _outside(
+    combined: Mapping[str, Any], module: str, columns: Mapping[str, str], path: Path
+) -> Iterator[tuple[tuple[str, int], float]]:
+    entry = combined.get(module)
+    if isinstance(entry, Mapping) and entry.get("count"):
+        yield (columns[module], -1), _median(entry, module, path)
+
+
+def _median(entry: Mapping[str, Any], place: str, path: Path) -> float:
+    value = entry.get("median_ms")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        refuse(path, f"combined_timing.{place}.median_ms: {value!r} is not a number")
+    return float(value)
+
+
+def _time(module: str, micro_batch_size: int, time_ms: float, layer: int = -1) -> ModuleTime:
+    return ModuleTime(
+        module=module,
+        micro_batch_size=micro_batch_size,
+        forward_us=float(time_ms) * US_PER_MS,
+        layer=layer,
+        is_whole=module == _UNSPLIT,
+    )
+
+
+def _file_facts(path: Path) -> dict[str, Any]:
+    """Return what a file's name says: `{model}_{gpu}_{tp}`."""
+    match = _NAME.fullmatch(path.stem)
+    if match is None:
+        refuse(path, "is not named {model}_{gpu}_{tp}, as FASOP's profiles are")
+    facts = _fasop_facts(int(match["tp"]))
+    facts["model"] = _preset_name(match["other"] or match["model"])
+    gpu = DEVICES.get(match["gpu"], match["gpu"])
+    try:
+        facts["device"] = find_device(gpu).name
+    except UnknownDeviceError:
+        facts["device"] = gpu
+    return facts
+
+
+def _fasop_facts(tp: int) -> dict[str, Any]:
+    return {"tp": tp, "has_communication": tp > 1, "measures": "intervals"}
+
+
+def _preset_name(name: str) -> str:
+    preset = PRESETS.get(name, name)
+    try:
+        return find_model(preset).name
+    except UnknownModelError:
+        return preset
+
+
+def _num_layers(model: str) -> int:
+    try:
+        return find_model(model).num_layers
+    except UnknownModelError:
+        return 0
+
+
+def _numbers(array: npt.NDArray[Any], path: Path) -> npt.NDArray[np.float64]:
+    if array.dtype.kind not in "fiu":
+        refuse(path, f"an array of {array.dtype}, not of numbers")
+    return array.astype(np.float64)

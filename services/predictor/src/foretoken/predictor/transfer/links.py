@@ -1,0 +1,97 @@
+"""Collectives on links that nobody measured, told from what documents say of its links."""
+
+import numpy as np
+import numpy.typing as npt
+
+from foretoken.domain.estimate import LatencyColumns, Provenance
+from foretoken.domain.hardware.topology import TopologySpec
+from foretoken.domain.operator import OperatorSpec
+from foretoken.predictor.features import Design
+from foretoken.predictor.roofline import Columns, FloatColumn
+
+# As slow as groups are that share switches with others.
+_HIGH_RATIO = 1.5
+# A level of a tree takes as long as so many hops of a ring. Source: NCCL's cost model,
+# src/graph/tuning.cc, protocol Simple over the network: 28 us and 9.6 us.
+_TREE_HOPS = 2.9
+
+
+def estimate_from_links(
+    spec: OperatorSpec, columns: Columns, topology: TopologySpec, design: Design
+) -> LatencyColumns:
+    """Return the time of collectives at the share of the links that large messages reach.
+
+    Source: the topology's file names the document; without one all of a link counts as reached.
+    """
+    is_inside = columns["num_nodes"] <= 1
+    reached = np.where(
+        is_inside, topology.intra_node.reached_ratio, topology.inter_node.reached_ratio
+    )
+    roofline_us = design.roofline_us / np.where(reached > 0, reached, 1.0)
+    floor_us = design.base_us - design.roofline_us
+    latency_us = floor_us + roofline_us + _passing_us(spec, columns, topology)
+    num_rows = len(columns["num_nodes"])
+    return LatencyColumns(
+        latency_us=latency_us,
+        low_us=design.base_us,
+        high_us=latency_us * _HIGH_RATIO,
+        provenance=np.full(num_rows, Provenance.ANALYTICAL.value),
+        nearest_us=np.zeros(num_rows),
+        nearest_octaves=np.full(num_rows, np.inf),
+        basis=f"no measurement; the links of {topology.name} and what documents say they reach",
+    )
+
+
+def _passing_us(spec: OperatorSpec, columns: Columns, topology: TopologySpec) -> FloatColumn:
+    """Return what the ranks add that a message passes, each once; a pair has none.
+
+    Between nodes an all-reduce climbs a tree and comes down again; the others go round a ring.
+    """
+    num_nodes = columns["num_nodes"].astype(np.float64)
+    if spec.name == "send_recv":
+        return np.zeros_like(num_nodes)
+    inside_us = (columns["devices_per_node"] - 1) * topology.intra_node.hop_latency_us
+    hop_us = topology.inter_node.hop_latency_us
+    if spec.name == "all_reduce":
+        return 2 * (inside_us + np.ceil(np.log2(num_nodes)) * _TREE_HOPS * hop_us)
+    return num_nodes * inside_us + (num_nodes - 1) * hop_us
+
+
+def has_document(columns: Columns, topology: TopologySpec) -> npt.NDArray[np.bool_]:
+    """Tell of which calls documents say what they reach of the links they cross."""
+    is_inside = columns["num_nodes"] <= 1
+    inside, between = topology.intra_node.reached_ratio, topology.inter_node.reached_ratio
+    return np.where(is_inside, inside > 0, between > 0)
+
+
+def choose_rows(
+    is_first: npt.NDArray[np.bool_],
+    first: LatencyColumns,
+    second: LatencyColumns,
+    names: tuple[str, str],
+) -> LatencyColumns:
+    """Return the rows of one answer where the mask is set, those of another elsewhere.
+
+    `names` say in words which rows are which.
+    """
+    if is_first.all():
+        return first
+    if not is_first.any():
+        return second
+
+    def pick(name: str) -> object:
+        return np.where(is_first, getattr(first, name), getattr(second, name))
+
+    return LatencyColumns(
+        latency_us=pick("latency_us"),
+        low_us=pick("low_us"),
+        high_us=pick("high_us"),
+        provenance=pick("provenance"),
+        nearest={
+            name: np.where(is_first, first.nearest.get(name, 0), second.nearest.get(name, 0))
+            for name in {**first.nearest, **second.nearest}
+        },
+        nearest_us=pick("nearest_us"),
+        nearest_octaves=pick("nearest_octaves"),
+        basis=f"{names[0]}: {first.basis}; {names[1]}: {second.basis}",
+    )

@@ -1,0 +1,23 @@
+"""Copy of a flat tensor."""
+
+from collections.abc import Mapping
+
+import torch
+
+from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
+
+
+def _make_inputs(dims: Mapping[str, int], tensors: TensorFactory) -> Inputs:
+    return (tensors.random(dims["num_params"]),)
+
+
+def _run(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+KERNEL = Kernel(
+    operator="buffer_copy",
+    source="torch.Tensor.clone",
+    make_inputs=_make_inputs,
+    bind=lambda _: _run,
+)

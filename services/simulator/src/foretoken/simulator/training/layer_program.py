@@ -1,0 +1,163 @@
+"""Cut the operators of a pass to short programs: what computes, and the collectives between.
+
+A layer that computes only between two collectives has one piece for all of that. Layers that are
+alike share a program.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.domain.graph import OperatorNode, Overlap, Section
+from foretoken.domain.lowering import Nodes
+from foretoken.domain.operator import find_operator
+
+# One entry per way the step is timed; see `variability`.
+Column = NDArray[np.float64]
+# What exposed communication is counted under: group of the breakdown and axis of the layout.
+CommunicationKey = tuple[str, str]
+# Tells the time of one repetition of an operator.
+Duration = Callable[[OperatorNode], Column]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassNodes:
+    """Operators of one pass over `layers`, both in the order they are run.
+
+    What is not of a layer is run before all layers where it stands before them, else after all.
+    """
+
+    nodes: Nodes
+    layers: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamRules:
+    """What a framework does to a pass: its host's times in µs, and the slowdown.
+
+    The host leaves `gap_us` in each layer, and needs `launch_us` for each kernel: where a layer's
+    kernels are shorter than that, it is as long as they take to launch.
+    """
+
+    gap_us: Column
+    slowdown_ratio: float = 1.0
+    launch_us: float = 0.0
+
+    @property
+    def outside_of_layers(self) -> "StreamRules":
+        """The same rules without a layer's gap."""
+        return replace(self, gap_us=0 * self.gap_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Computation, with communication that may run beside it and is waited for at its end."""
+
+    time_us: Column
+    beside: tuple[tuple[CommunicationKey, Column], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Communicate:
+    """One collective; `slot` finds a prefetched one in the layer after."""
+
+    overlap: Overlap
+    key: CommunicationKey
+    time_us: Column
+    slot: Hashable = None
+
+
+Program = tuple[Compute | Communicate, ...]
+
+
+def split_layers(nodes: Nodes) -> tuple[Nodes, Nodes]:
+    """Return what comes before the layers, and what comes after."""
+    first = next(
+        (i for i, node in enumerate(nodes) if node.section is Section.LAYER and node.repeat),
+        len(nodes),
+    )
+    tail = tuple(node for node in nodes[first:] if node.section is not Section.LAYER)
+    return nodes[:first], tail
+
+
+def alike_layers(work: PassNodes) -> list[tuple[Nodes, int]]:
+    """Return the operators of each run of layers that are alike, and how many they are."""
+    everything = [node for node in work.nodes if node.section is Section.LAYER and node.repeat]
+    covers = [
+        range(
+            node.first_layer,
+            node.first_layer + node.repeat * node.layer_stride,
+            node.layer_stride,
+        )
+        for node in everything
+    ]
+    members = (tuple(i for i, cover in enumerate(covers) if at in cover) for at in work.layers)
+    return [
+        (tuple(everything[i] for i in indices), sum(1 for _ in group))
+        for indices, group in groupby(members)
+    ]
+
+
+def cut_program(nodes: Nodes, duration: Duration, rules: StreamRules) -> Program:
+    """Return the program of one layer, or of what is outside of layers with all its repetitions."""
+    computed = {node.role for node in nodes if not _is_collective(node)}
+    beside: dict[str, list[tuple[CommunicationKey, Column]]] = {}
+    for node in nodes:
+        if _is_beside(node, computed):
+            beside.setdefault(node.overlaps_with, []).append((_key(node), _time(node, duration)))
+    program: list[Compute | Communicate] = []
+    pending = none = 0 * rules.gap_us
+    for index, node in enumerate(nodes):
+        if _is_beside(node, computed):
+            continue
+        if not _is_collective(node) and node.role not in beside:
+            pending = pending + _time(node, duration)
+            continue
+        program.append(Compute(pending))
+        pending = none
+        if _is_collective(node):
+            program.append(_communicate(node, index, duration))
+        else:
+            program.append(Compute(_time(node, duration), tuple(beside.pop(node.role))))
+    program.append(Compute(pending + _host_time(nodes, [*program, Compute(pending)], rules)))
+    return tuple(program)
+
+
+def _host_time(
+    nodes: Nodes, program: Sequence[Compute | Communicate], rules: StreamRules
+) -> Column:
+    """Return what the host adds to a layer: its gap, and launches that kernels do not cover."""
+    if not rules.launch_us:
+        return rules.gap_us
+    num_launches = sum(1 if node.section is Section.LAYER else node.repeat for node in nodes)
+    uncovered_us = 0.0 * rules.gap_us + num_launches * rules.launch_us
+    for step in program:
+        if isinstance(step, Compute) or step.overlap is Overlap.EXPOSED:
+            uncovered_us = uncovered_us - step.time_us
+    return np.maximum(rules.gap_us, uncovered_us)
+
+
+def _communicate(node: OperatorNode, index: int, duration: Duration) -> Communicate:
+    overlap = Overlap.EXPOSED if node.overlap is Overlap.BESIDE else node.overlap
+    return Communicate(overlap, _key(node), _time(node, duration), (node.role, index))
+
+
+def _is_collective(node: OperatorNode) -> bool:
+    return find_operator(node.operator).is_collective
+
+
+def _is_beside(node: OperatorNode, computed: set[str]) -> bool:
+    return node.overlap is Overlap.BESIDE and node.overlaps_with in computed
+
+
+def _key(node: OperatorNode) -> CommunicationKey:
+    return node.group, node.axis
+
+
+def _time(node: OperatorNode, duration: Duration) -> Column:
+    # A layer runs each of its operators once; outside of layers all repetitions follow each other.
+    count = 1 if node.section is Section.LAYER else node.repeat
+    return duration(node) * count

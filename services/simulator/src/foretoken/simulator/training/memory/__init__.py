@@ -1,0 +1,1 @@
+"""What a training step occupies on each device, followed over the pipeline's schedule."""

@@ -1,0 +1,231 @@
+"""Time one pass of a chunk of layers on two streams: computation and communication beside it.
+
+A collective that is waited for runs where it stands, after all before it. One that is not is
+carried beside computation, which is slower meanwhile. Collectives of one axis are carried one after
+the other, those of different axes beside each other, as the groups of ranks of a framework have
+streams of their own; nor does one that is waited for queue behind those that are not.
+
+Layers that are alike have the same program, and once two of them in a row leave the streams in the
+same state, the rest are not run but counted.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foretoken.domain.graph import Overlap
+from foretoken.simulator.training.layer_program import (
+    Column,
+    Communicate,
+    CommunicationKey,
+    Compute,
+    Duration,
+    PassNodes,
+    Program,
+    StreamRules,
+    alike_layers,
+    cut_program,
+    split_layers,
+)
+
+# The two states of the streams are the same where they differ by rounding alone.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassTime:
+    """A pass in µs, as columns.
+
+    `compute_us` is computation with the host's gaps as if alone, `slowdown_us` what communication
+    beside it adds, `exposed_us` what it waits for; these add up to `total_us`, of which `layers_us`
+    is spent in layers. `hidden_us` is all that nothing waited for, and `left_us` what of it is
+    still to come at the end.
+    """
+
+    total_us: Column
+    layers_us: Column
+    compute_us: Column
+    slowdown_us: Column
+    exposed_us: Mapping[CommunicationKey, Column]
+    hidden_us: Column
+    left_us: Column
+
+    @property
+    def communication_us(self) -> Column:
+        """All that is communicated, hidden or not."""
+        return self.hidden_us + sum(self.exposed_us.values(), np.zeros_like(self.total_us))
+
+
+def time_pass(work: PassNodes, duration: Duration, rules: StreamRules) -> PassTime:
+    """Return how long a pass takes; `duration` tells that of one repetition of an operator."""
+    streams = _Streams(rules)
+    head, tail = split_layers(work.nodes)
+    runs = alike_layers(work)
+    programs = [cut_program(nodes, duration, rules) for nodes, _ in runs]
+    outside = rules.outside_of_layers
+    streams.run(cut_program(head, duration, outside), programs[0] if programs else None)
+    before_layers = streams.clock
+    for index, ((_, count), program) in enumerate(zip(runs, programs, strict=True)):
+        following = programs[index + 1] if index + 1 < len(programs) else None
+        streams.repeat(program, count, following)
+    layers_us = streams.clock - before_layers
+    streams.run(cut_program(tail, duration, outside), None)
+    return streams.result(layers_us)
+
+
+@dataclass(slots=True)
+class _Streams:
+    """The clocks of both streams, in µs, and what was spent on what."""
+
+    rules: StreamRules
+    clock: Column = field(init=False)
+    free: dict[str, Column] = field(init=False)
+    compute: Column = field(init=False)
+    hidden: Column = field(init=False)
+    slowdown: Column = field(init=False)
+    exposed: dict[CommunicationKey, Column] = field(init=False)
+    begun: dict[Hashable, Column] = field(init=False)
+
+    def __post_init__(self) -> None:
+        zero = np.zeros_like(self.rules.gap_us)
+        self.clock = self.compute = self.hidden = self.slowdown = zero
+        self.free, self.exposed, self.begun = {}, {}, {}
+
+    @property
+    def busy_us(self) -> Column:
+        """How long communication goes on beside what comes next."""
+        busy_us = np.zeros_like(self.clock)
+        for free in self.free.values():
+            busy_us = np.maximum(busy_us, free - self.clock)
+        return busy_us
+
+    def result(self, layers_us: Column) -> PassTime:
+        return PassTime(
+            total_us=self.clock,
+            layers_us=layers_us,
+            compute_us=self.compute,
+            slowdown_us=self.slowdown,
+            exposed_us=self.exposed,
+            hidden_us=self.hidden,
+            left_us=self.busy_us,
+        )
+
+    def repeat(self, program: Program, count: int, following: Program | None) -> None:
+        """Run a program `count` times, the last time with another one after it."""
+        remaining = count
+        while remaining > 1:
+            before = self._snapshot()
+            self.run(program, program)
+            remaining -= 1
+            if remaining > 1 and self._is_steady(before):
+                self._skip(before, remaining - 1)
+                remaining = 1
+        if remaining:
+            self.run(program, following)
+
+    def run(self, program: Program, following: Program | None) -> None:
+        """Run a program once; what `following` wants early is begun here."""
+        early = {
+            step.slot: step
+            for step in following or ()
+            if isinstance(step, Communicate) and step.overlap is Overlap.PREFETCH
+        }
+        slots = {step.slot for step in program if isinstance(step, Communicate)}
+        for slot, wanted in early.items():
+            if slot not in slots:
+                self._begin(wanted)
+        for step in program:
+            if isinstance(step, Compute):
+                self._compute(step)
+            elif step.overlap is Overlap.EXPOSED:
+                self._expose(step.key, step.time_us)
+            elif step.overlap is Overlap.DEFERRED:
+                self._send(step.key, step.time_us)
+            else:
+                self._prefetch(step, early.get(step.slot))
+
+    def _compute(self, step: Compute) -> None:
+        ends = [(key, self._send(key, time_us)) for key, time_us in step.beside]
+        slowdown = self.rules.slowdown_ratio
+        both_us = np.minimum(self.busy_us, step.time_us * slowdown)
+        lost_us = both_us * (1 - 1 / slowdown)
+        self.compute = self.compute + step.time_us
+        self.slowdown = self.slowdown + lost_us
+        self.clock = self.clock + step.time_us + lost_us
+        for key, end in ends:
+            self._wait(key, end)
+
+    def _expose(self, key: CommunicationKey, time_us: Column) -> None:
+        self.clock = self.clock + time_us
+        self.exposed[key] = self.exposed.get(key, 0.0) + time_us
+
+    def _send(self, key: CommunicationKey, time_us: Column) -> Column:
+        _, axis = key
+        end = np.maximum(self.clock, self.free.get(axis, self.clock)) + time_us
+        self.free[axis] = end
+        self.hidden = self.hidden + time_us
+        return end
+
+    def _wait(self, key: CommunicationKey, end: Column) -> None:
+        waited_us = np.maximum(0.0, end - self.clock)
+        self.clock = self.clock + waited_us
+        self.hidden = self.hidden - waited_us
+        self.exposed[key] = self.exposed.get(key, 0.0) + waited_us
+
+    def _begin(self, step: Communicate) -> None:
+        self.begun[step.slot] = self._send(step.key, step.time_us)
+
+    def _prefetch(self, step: Communicate, following: Communicate | None) -> None:
+        if step.slot not in self.begun:
+            self._begin(step)
+        self._wait(step.key, self.begun.pop(step.slot))
+        if following is not None:
+            self._begin(following)
+
+    def _snapshot(self) -> "_Snapshot":
+        return _Snapshot(
+            clock=self.clock,
+            free=dict(self.free),
+            totals=(self.compute, self.hidden, self.slowdown),
+            exposed=dict(self.exposed),
+            begun=dict(self.begun),
+        )
+
+    def _is_steady(self, before: "_Snapshot") -> bool:
+        """Tell whether the streams stand to each other as they did a layer before."""
+        if before.begun.keys() != self.begun.keys() or before.free.keys() != self.free.keys():
+            return False
+        ends = [
+            (np.maximum(end, self.clock), np.maximum(before.free[axis], before.clock))
+            for axis, end in self.free.items()
+        ]
+        ends += [(self.begun[slot], before.begun[slot]) for slot in self.begun]
+        return all(
+            np.allclose(now - self.clock, then - before.clock, rtol=_ROUNDING, atol=1e-9)
+            for now, then in ends
+        )
+
+    def _skip(self, before: "_Snapshot", count: int) -> None:
+        """Add the last layer `count` times more."""
+        passed = (self.clock - before.clock) * count
+        compute, hidden, slowdown = before.totals
+        self.compute = self.compute + (self.compute - compute) * count
+        self.hidden = self.hidden + (self.hidden - hidden) * count
+        self.slowdown = self.slowdown + (self.slowdown - slowdown) * count
+        for key, total in self.exposed.items():
+            self.exposed[key] = total + (total - before.exposed.get(key, 0.0)) * count
+        self.clock = self.clock + passed
+        self.free = {axis: end + passed for axis, end in self.free.items()}
+        self.begun = {slot: end + passed for slot, end in self.begun.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Snapshot:
+    """The state of the streams between two layers."""
+
+    clock: Column
+    free: Mapping[str, Column]
+    totals: tuple[Column, Column, Column]
+    exposed: Mapping[CommunicationKey, Column]
+    begun: Mapping[Hashable, Column]

@@ -1,0 +1,288 @@
+"""The sections of a page about a validation of training steps."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.simulator.report.plots import draw_stacked_rows, format_number
+from foretoken.simulator.validation.training import TrainingValidation
+from foretoken.simulator.validation.training_comparison import ComponentComparison, score_runs
+from foretoken.simulator.validation.training_proportion import (
+    BACKWARD,
+    BESIDE_LAYERS,
+    FORWARD,
+    REST,
+)
+from foretoken.simulator.validation.training_run import ALL_STAGES
+
+# An error above this is pointed out.
+_ALERT_RATIO = 0.08
+_COLORS = {
+    FORWARD: BLUE,
+    BACKWARD: ORANGE,
+    "mp_allreduce": "#8c6d1f",
+    BESIDE_LAYERS: SKY,
+    "pp_p2p": PURPLE,
+    "dp_allreduce": VERMILION,
+    "dp_allgather": "#e9a3c4",
+    "optimizer": GREEN,
+    REST: GREY,
+}
+
+
+def training_validation_sections(validations: Sequence[TrainingValidation]) -> list[Section]:
+    """Return findings, components, error's origin, stability and proportions of each run.
+
+    Of more than one run the errors of all come first, and the others' titles name their run.
+    """
+    if len(validations) == 1:
+        return _sections(validations[0], "")
+    sections = [_runs(validations)]
+    for index, validation in enumerate(validations):
+        sections += [
+            replace(section, title=f"{validation.run_name}: {section.title.lower()}")
+            for section in _sections(validation, f"run{index}-")
+        ]
+    return sections
+
+
+def _sections(validation: TrainingValidation, slug: str) -> list[Section]:
+    sections = [_findings(validation)]
+    if validation.components:
+        sections += [_components(validation), _scores(validation)]
+    if validation.contributions:
+        sections.append(_contributions(validation))
+    sections.append(_stability(validation))
+    if validation.proportions:
+        sections.append(_proportions(validation, slug))
+    return sections
+
+
+def _runs(validations: Sequence[TrainingValidation]) -> Section:
+    scores = score_runs([validation.components for validation in validations])
+    rows: list[Sequence[str]] = [
+        (name, *(f"{item.mape_ratio:.1%}" if item.num_scored else "-" for item in row))
+        for name, row in scores.items()
+    ]
+    errors = [validation.step.error_ratio for validation in validations]
+    mean = statistics.fmean(map(abs, errors))
+    rows.append(("step, with its sign", *(f"{error:+.1%}" for error in errors), f"{mean:.1%}"))
+    return Section(
+        title="Errors of all runs",
+        intro="Means without signs over the stages that are scored; flagged rows are left out.",
+        table=DataTable(
+            headers=("component", *(item.run_name for item in validations), "all runs"), rows=rows
+        ),
+    )
+
+
+def stage_label(stage: int) -> str:
+    """Return how a table calls a stage."""
+    return "all" if stage == ALL_STAGES else str(stage)
+
+
+def _findings(validation: TrainingValidation) -> Section:
+    step, raw = validation.step, validation.step_raw
+    facts = [
+        Fact(
+            label="step, measured",
+            value=f"{format_number(step.measured_ms)} ms",
+            note=f"{validation.num_flagged_steps} of its steps flagged and left out",
+        ),
+        Fact(
+            label="step, simulated",
+            value=f"{format_number(step.simulated_ms)} ms",
+            note=f"{format_number(validation.simulated_low_ms)} to"
+            f" {format_number(validation.simulated_high_ms)} ms with operators at their bounds",
+        ),
+        Fact(label="error of the step", value=f"{step.error_ratio:+.1%}"),
+    ]
+    if raw.simulated_ms != step.simulated_ms:
+        facts.append(
+            Fact(
+                label="without calibration",
+                value=f"{raw.error_ratio:+.1%}",
+                note=f"{format_number(raw.simulated_ms)} ms",
+            )
+        )
+    if validation.scores and validation.scores[-1].num_scored:
+        overall = validation.scores[-1]
+        facts.append(
+            Fact(
+                label="error of components",
+                value=f"{overall.mape_ratio:.1%}",
+                note=f"mean without signs of {overall.num_scored},"
+                f" {overall.num_flagged} flagged left out",
+            )
+        )
+    rows = [(item.component, item.text, item.advice) for item in validation.findings]
+    return Section(
+        title="What the comparison says",
+        intro=(
+            f"{validation.run_name} ({validation.source}) beside its simulation. Errors are"
+            " simulated over measured, less one."
+        ),
+        facts=facts,
+        table=DataTable(
+            headers=("component", "finding", "what to do"), rows=rows, text_columns=(1, 2)
+        ),
+    )
+
+
+def _components(validation: TrainingValidation) -> Section:
+    return Section(
+        title="Components",
+        intro="Means of one occurrence. Flagged rows are shown and not scored.",
+        table=DataTable(
+            headers=("component", "stage", "measured (ms)", "simulated (ms)", "error", "flags"),
+            rows=[_component_row(row) for row in validation.components],
+            text_columns=(5,),
+        ),
+    )
+
+
+def _component_row(row: ComponentComparison) -> Sequence[str | Cell]:
+    is_simulated = row.simulated_ms > 0
+    error: str | Cell = f"{row.error_ratio:+.1%}" if is_simulated else "-"
+    if row.is_scored and abs(row.error_ratio) > _ALERT_RATIO:
+        error = Cell(text=str(error), tone="alert")
+    elif not row.is_scored:
+        error = f"({error})"
+    return (
+        row.name,
+        stage_label(row.stage),
+        format_number(row.measured_ms),
+        format_number(row.simulated_ms) if is_simulated else "-",
+        error,
+        row.flags,
+    )
+
+
+def _scores(validation: TrainingValidation) -> Section:
+    rows: list[Sequence[str | Cell]] = [
+        (
+            item.name,
+            str(item.num_scored),
+            str(item.num_flagged),
+            f"{item.mean_error_ratio:+.1%}" if item.num_scored else "-",
+            f"{item.mape_ratio:.1%}" if item.num_scored else "-",
+        )
+        for item in validation.scores
+    ]
+    step = validation.step
+    rows.append(("step", "1", "0", f"{step.error_ratio:+.1%}", f"{abs(step.error_ratio):.1%}"))
+    return Section(
+        title="Errors by component",
+        table=DataTable(
+            headers=("component", "scored", "flagged", "mean error", "without signs"), rows=rows
+        ),
+    )
+
+
+def _contributions(validation: TrainingValidation) -> Section:
+    return Section(
+        title="What the error of the step comes from",
+        intro=(
+            "How much longer (+) or shorter the simulated step is by each component: the slowest"
+            " stage's passes count once for every micro batch, other stages' once, a transfer twice"
+            " for every boundary, what follows the pipeline once."
+        ),
+        table=DataTable(
+            headers=("component", "of the step (ms)", "share"),
+            rows=[
+                (item.name, _signed(item.error_ms), f"{item.share_ratio:.0%}")
+                for item in validation.contributions
+            ],
+        ),
+    )
+
+
+def _stability(validation: TrainingValidation) -> Section:
+    spread = validation.simulated_spread_ms
+    simulated = "The simulated spread is none: the scenario has no stragglers or skipped updates."
+    if spread.p99 > spread.p50:
+        simulated = (
+            f"Of simulated steps half take at most {format_number(spread.p50)} ms, nine of ten"
+            f" {format_number(spread.p90)} ms, 99 of 100 {format_number(spread.p99)} ms."
+        )
+    rows = [
+        (
+            item.name,
+            stage_label(item.stage),
+            str(item.num_samples or "-"),
+            format_number(item.time_ms),
+            f"{item.mean_ratio:+.1%}",
+            f"{item.variation_ratio:.1%}" if item.num_samples else "-",
+            format_number(item.p10_ms) if item.num_samples else "-",
+            format_number(item.p90_ms) if item.num_samples else "-",
+        )
+        for item in validation.stability
+        if item.is_known
+    ]
+    headers = (
+        *("component", "stage", "steps", "compared (ms)", "mean over it", "variation"),
+        *("P10 (ms)", "P90 (ms)"),
+    )
+    return Section(
+        title="Stability",
+        intro=(
+            "How measured times vary over steps: the mean of all recorded steps against the time"
+            " that is compared, and the standard deviation over the mean where single steps are"
+            f" known. {simulated}"
+        ),
+        table=DataTable(headers=headers, rows=rows) if rows else None,
+    )
+
+
+def _proportions(validation: TrainingValidation, slug: str) -> Section:
+    percent = {
+        row: {name: 100 * time_ms / (sum(parts.values()) or 1.0) for name, time_ms in parts.items()}
+        for row, parts in validation.proportions.items()
+    }
+    svg = draw_stacked_rows(
+        f"{slug}proportions",
+        "Shares of the first stage's step",
+        "share of the step (%)",
+        percent,
+        _COLORS,
+    )
+    names = [name for name in _COLORS if any(name in parts for parts in percent.values())]
+    rows = [
+        (
+            name,
+            *(
+                cell
+                for row, parts in validation.proportions.items()
+                for cell in (format_number(parts.get(name, 0.0)), _percent(percent[row], name))
+            ),
+        )
+        for name in names
+    ]
+    headers = [
+        "part",
+        *(head for row in percent for head in (f"{row} (ms)", "share")),
+    ]
+    return Section(
+        title="Proportions",
+        pictures=(
+            Picture(
+                svg=svg,
+                caption=(
+                    "Each part is without what it contains: layers without their reductions of"
+                    " tensor parallelism, the optimizer without the gathering of parameters. What"
+                    " is left of the step is waiting, and what was not measured."
+                ),
+            ),
+        ),
+        table=DataTable(headers=headers, rows=rows),
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{format_number(abs(value))}"
+
+
+def _percent(parts: dict[str, float], name: str) -> str:
+    return f"{parts.get(name, 0.0):.1f}%"

@@ -1,0 +1,213 @@
+"""`simulate training` and `validate training`: what they print and what they write."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from foretoken.app.cli.main import app
+from foretoken.app.cli.simulate_training import training_table
+from foretoken.domain.report import Feasibility, Percentiles
+from foretoken.domain.training_report import StageMemory, TrainingReport
+from foretoken.domain.units import GIB
+
+_SCENARIO = """\
+model: tiny-llama
+device: cpu
+dtype: fp32
+layout: {pp: 2}
+sequence_length: 128
+global_batch_size: 4
+"""
+_REPORT = TrainingReport(
+    step_time_ms=20_000.0,
+    step_time_raw_ms=16_000.0,
+    step_time_low_ms=15_000.0,
+    step_time_high_ms=30_000.0,
+    step_spread_ms=Percentiles(p50=20_000.0, p90=21_000.0, p99=24_000.0),
+    mfu_ratio=0.4,
+    hfu_ratio=0.5,
+    step_time_ms_by_group={"optimizer": 2_000.0, "gradient_reduction": 18_000.0},
+    communication_ms_by_axis={"dp": 90.0},
+    exposed_ms_by_axis={"dp": 30.0},
+    memory=(StageMemory(stage=0, weights_bytes=2 * GIB, largest="weights", advice="use ZeRO"),),
+    notes=("gemm is guessed",),
+)
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(_SCENARIO)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def invoke(*words: object) -> Result:
+        return CliRunner().invoke(app, ["--home", str(tmp_path / "home"), *map(str, words)])
+
+    return invoke
+
+
+def _text(report: TrainingReport) -> list[str]:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(training_table("big", report))
+    lines = capture.get().splitlines()
+    return [" ".join(line.replace("│", " ").split()) for line in lines]
+
+
+def test_a_report_is_printed_with_interval_spread_breakdown_and_memory() -> None:
+    lines = _text(_REPORT)
+    for line in (
+        "step time (s) 20",
+        "not calibrated (s) 16 (calibration: +25.0%)",
+        "with operators at their bounds (s) 15 to 30",
+        "over steps, P50 / P90 / P99 (s) 20 / 21 / 24",
+        "MFU; with recomputation (HFU) 40.0%; 50.0%",
+        "gradient reduction 18,000.0 90.0%",
+        "dp 90 30",
+        "stage 0 2.00 0.00 0.00 weights",
+        "- use ZeRO",
+        "- gemm is guessed",
+    ):
+        assert line in lines
+
+
+def test_what_cannot_run_is_printed_with_its_reason() -> None:
+    reason = Feasibility(is_feasible=False, reason="3 does not divide 32 heads")
+    lines = _text(TrainingReport(feasibility=reason))
+    assert "feasible no: 3 does not divide 32 heads" in lines
+    assert not any("step time" in line for line in lines)
+
+
+def test_many_stages_are_cut_to_those_with_the_least_margin() -> None:
+    memory = tuple(
+        StageMemory(stage=stage, reserved_bytes=(64 - stage) * GIB, device_bytes=80 * GIB)
+        for stage in range(64)
+    )
+    lines = _text(replace(_REPORT, memory=memory))
+    assert "stage 15 0.00 49.00 31.00 -" in lines
+    assert not any(line.startswith("stage 16 ") for line in lines)
+    assert any("16 of 64 stages" in line for line in lines)
+
+
+def test_a_step_is_written_as_page_trace_and_tables(
+    tmp_path: Path, scenario: Path, run: Run
+) -> None:
+    page, trace = tmp_path / "step.html", tmp_path / "step.json"
+    spans, memory = tmp_path / "spans.csv", tmp_path / "memory.parquet"
+    outcome = run(
+        *("simulate", "training", scenario, "--html", page, "--trace", trace),
+        *("--table", f"spans={spans}", "--table", f"memory={memory}"),
+    )
+    assert outcome.exit_code == 0, outcome.output
+    with spans.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {"forward", "backward", "optimizer"} <= {row["kind"] for row in rows}
+    assert {"0", "1"} == {row["stage"] for row in rows}
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert len(rows) == sum(event["ph"] == "X" for event in events)
+    assert "Where the time goes" in page.read_text()
+    assert memory.read_bytes().startswith(b"PAR1")
+
+
+def test_an_unknown_table_is_refused_before_the_work(scenario: Path, run: Run) -> None:
+    outcome = run("simulate", "training", scenario, "--table", "requests=r.csv")
+    assert outcome.exit_code == 2
+    assert "the tables are spans, memory" in outcome.output
+
+
+def test_a_validation_is_written_as_page_and_table(
+    tmp_path: Path, scenario: Path, run: Run
+) -> None:
+    measured = tmp_path / "measured.csv"
+    measured.write_text(
+        "component,stage,time_ms,flags\nstep,,50,\nstep,,52,\n"
+        "stage_fwd,0,3,\nstage_bwd,0,6,\nstage_bwd,1,9,waits\n"
+    )
+    page, table = tmp_path / "page.html", tmp_path / "components.csv"
+    outcome = run(
+        *("--output", "json", "validate", "training", scenario),
+        *("--measured", measured, "--html", page, "--csv", table),
+    )
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads(outcome.stdout)
+    assert 51.0 == found["step"]["measured_ms"]
+    assert {"step", "stage_fwd", "stage_bwd"} <= {
+        score["name"] for score in (found["step"], *found["scores"])
+    }
+    assert "What the error of the step comes from" in page.read_text()
+    with table.open(newline="") as file:
+        scored = {(row["name"], row["stage"]): row["is_scored"] for row in csv.DictReader(file)}
+    assert {"True", "False"} == {scored["stage_bwd", stage] for stage in ("0", "1")}
+
+
+def test_steps_alone_are_validated_and_several_scenarios_summed_up(
+    tmp_path: Path, scenario: Path, run: Run
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(_SCENARIO)
+    measured = tmp_path / "measured.csv"
+    measured.write_text("scenario,time_ms\nsmall,50\nother,60\n")
+    outcome = run("validate", "training", scenario, other, "--measured", measured)
+    assert outcome.exit_code == 0, outcome.output
+    assert 2 == outcome.stdout.count("whole steps only")
+    assert "Errors of all runs" in outcome.stdout
+    named = run("validate", "training", scenario, other, "--measured", measured, "--run", "small")
+    assert named.exit_code == 2
+    assert "one scenario" in named.output
+
+
+def test_steps_without_repetitions_have_no_table_of_their_stability(
+    scenario: Path, run: Run, tmp_path: Path
+) -> None:
+    table = tmp_path / "measured.csv"
+    table.write_text("time_ms\n50\n")
+    assert "Stability" not in run("validate", "training", scenario, "--measured", table).stdout
+    table.write_text("time_ms\n50\n51\n")
+    assert "Stability" in run("validate", "training", scenario, "--measured", table).stdout
+
+
+def test_a_search_counts_what_cannot_run_and_what_does_not_fit(scenario: Path, run: Run) -> None:
+    """A schedule that some layouts cannot have is no error of the others."""
+    words = ("search", "training", scenario, "--devices", "4", "--top", "3")
+    interleaved = ("--set", "pipeline_schedule=interleaved", "--set", "virtual_stages=2")
+    found = run("--output", "json", *words, *interleaved)
+    assert found.exit_code == 0, found.stderr
+    assert "x num_micro_batches: interleaved runs groups of pp" in found.stderr
+    best = json.loads(found.stdout)
+    assert len(best) == 3
+    times = [report["step_time_ms"] for report in best.values()]
+    assert times == sorted(times)
+    assert {tuple(report["spans"]["start_ms"]) for report in best.values()} == {()}
+
+    full = run(*words, "--set", "model=llama-2-70b", "--set", "device=a30", "--set", "dtype=bf16")
+    assert "0 fit" in full.stderr
+    assert "closest is tp" in full.stderr
+    kinds = [line for line in full.stderr.splitlines() if " x " in line]
+    assert not any("what would help" in line for line in kinds)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--set", "zero_stage=9"), "error (invalid_request): zero_stage: must be one of"),
+        (("--set", "layout.cp=3"), "--devices: no layout of 4 devices has cp 3"),
+        (("--top", "0"), "--top"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(
+    scenario: Path, run: Run, words: tuple[str, ...], text: str
+) -> None:
+    found = run("search", "training", scenario, "--devices", "4", *words)
+    assert found.exit_code != 0
+    assert text in found.stderr

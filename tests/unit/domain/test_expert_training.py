@@ -1,0 +1,166 @@
+"""Experts in training: their backward pass, and where their tokens go."""
+
+import dataclasses
+
+import pytest
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import DType
+from foretoken.domain.graph import BatchShape, OperatorNode, Overlap, PrefillShape, RankContext
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.lowering import LoweringOptions, TrainingOptions, lower_backward, lower_rank
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.trainer import TrainerProfile
+
+# 8 experts, 2 a token, of width 14336; hidden 4096.
+_MIXTRAL = find_model("mixtral-8x7b")
+_TOKENS = 4096
+_BATCH = BatchShape(
+    num_tokens=_TOKENS, num_output_rows=_TOKENS, prefill=PrefillShape(**prefill_dims(1, _TOKENS, 0))
+)
+_PAIR_BYTES = 4096 * 2
+
+
+def _options(**how: object) -> LoweringOptions:
+    profile = TrainerProfile(name="test", overlaps_expert_exchange=True)
+    training = TrainingOptions(
+        trainer=profile,
+        micro_batch_size=1,
+        sequence_length=_TOKENS,
+        **how,  # type: ignore[arg-type]
+    )
+    return LoweringOptions(dtype=DType.BF16, has_loss=True, training=training)
+
+
+def _rank(model: ModelArchitecture = _MIXTRAL, **degrees: int) -> RankContext:
+    return RankContext(model=model, layout=ParallelLayout(**degrees), devices_per_node=8)
+
+
+def _lower(rank: RankContext, options: LoweringOptions) -> dict[str, OperatorNode]:
+    return {node.role: node for node in lower_rank(_BATCH, options, rank)}
+
+
+def _backward(rank: RankContext, options: LoweringOptions) -> dict[str, OperatorNode]:
+    forward = lower_rank(_BATCH, options, rank)
+    return {node.role: node for node in lower_backward(forward, options)}
+
+
+def test_one_device_sorts_tokens_and_multiplies_in_groups() -> None:
+    nodes = _lower(_rank(), _options())
+    assert {"num_tokens": _TOKENS, "top_k": 2, "hidden": 4096} == nodes["moe_permute"].dims
+    up = {"num_groups": 8, "m": 2 * _TOKENS, "n": 2 * 14336, "k": 4096}
+    assert up == nodes["moe_up_proj"].dims
+    assert "moe_experts" not in nodes
+    assert not any(node.axis for node in nodes.values())
+
+
+def test_backward_has_both_gradients_of_every_group() -> None:
+    nodes = _backward(_rank(), _options())
+    expected = {"num_groups": 8, "m": 2 * _TOKENS, "n": 4096, "k": 2 * 14336}
+    assert ("grouped_gemm", expected) == (
+        nodes["moe_up_proj_dgrad"].operator,
+        nodes["moe_up_proj_dgrad"].dims,
+    )
+    assert "grouped_gemm_wgrad" == nodes["moe_up_proj_wgrad"].operator
+    assert 0 == nodes["moe_up_proj_wgrad"].num_weights
+    assert {"moe_permute_backward", "moe_unpermute_backward", "moe_activation_backward"} <= set(
+        nodes
+    )
+
+
+def test_tokens_go_to_the_ranks_of_their_experts_and_back() -> None:
+    nodes = _lower(_rank(dp=4, ep=4), _options())
+    assert (2, 2 * _TOKENS) == (
+        nodes["moe_up_proj"].dims["num_groups"],
+        nodes["moe_up_proj"].dims["m"],
+    )
+    dispatch, combine = nodes["moe_dispatch_all_to_all"], nodes["moe_combine_all_to_all"]
+    expected = {
+        "message_bytes": 2 * _TOKENS * _PAIR_BYTES,
+        "devices_per_node": 4,
+        "num_nodes": 1,
+    }
+    assert expected == dispatch.dims == combine.dims
+    assert (Overlap.BESIDE, "attention_prefill") == (dispatch.overlap, dispatch.overlaps_with)
+    assert {"ep"} == {node.axis for node in nodes.values() if node.axis}
+    backward = _backward(_rank(dp=4, ep=4), _options())
+    assert expected == backward["moe_dispatch_all_to_all_backward"].dims
+    assert "moe_up_proj_dgrad" == backward["moe_combine_all_to_all_backward"].overlaps_with
+
+
+def test_ranks_that_split_an_expert_gather_its_tokens_and_scatter_the_sums() -> None:
+    options = _options(sequence_parallel=True, expert_tp=2)
+    nodes = _lower(_rank(tp=2, dp=4, ep=4), options)
+    # Two ranks of tp have half of the tokens each, and both work on those of both.
+    assert _TOKENS // 2 == nodes["moe_permute"].dims["num_tokens"]
+    assert (2 * _TOKENS, 14336) == (
+        nodes["moe_up_proj"].dims["m"],
+        nodes["moe_up_proj"].dims["n"],
+    )
+    gather = nodes["moe_dispatch_all_gather"]
+    assert (2 * _TOKENS * _PAIR_BYTES, 2) == (
+        gather.dims["message_bytes"],
+        gather.dims["devices_per_node"],
+    )
+    assert "reduce_scatter" == nodes["moe_combine_reduce_scatter"].operator
+    backward = _backward(_rank(tp=2, dp=4, ep=4), options)
+    assert "reduce_scatter" == backward["moe_dispatch_all_gather_backward"].operator
+
+
+def test_without_expert_parallelism_ranks_split_experts_as_they_split_all_else() -> None:
+    nodes = _lower(_rank(tp=4), _options())
+    assert (8, 2 * _TOKENS, 2 * 14336 // 4) == (
+        nodes["moe_up_proj"].dims["num_groups"],
+        nodes["moe_up_proj"].dims["m"],
+        nodes["moe_up_proj"].dims["n"],
+    )
+    assert _TOKENS * _PAIR_BYTES == nodes["moe_unpermute_all_reduce"].dims["message_bytes"]
+    backward = _backward(_rank(tp=4), _options())
+    assert "all_reduce" == backward["moe_unpermute_all_reduce_backward"].operator
+
+
+def test_ranks_with_the_same_tokens_route_a_share_each() -> None:
+    nodes = _lower(_rank(tp=2, dp=2, ep=4), _options())
+    assert _TOKENS // 2 == nodes["moe_permute"].dims["num_tokens"]
+    assert _TOKENS == nodes["moe_router"].dims["m"]
+    assert _TOKENS * _PAIR_BYTES == nodes["moe_unpermute_all_gather"].dims["message_bytes"]
+
+
+def test_experts_multiply_in_8_bit_what_came_in_16() -> None:
+    options = dataclasses.replace(_options(expert_tp=2), dtype=DType.FP8)
+    nodes = _lower(_rank(dp=4, ep=2), options)
+    assert DType.FP8 is nodes["moe_down_proj"].dtype
+    assert {"num_tokens": 2 * 2 * _TOKENS, "hidden": 14336 // 2} == nodes[
+        "moe_down_proj_quantize"
+    ].dims
+    for role in ("moe_dispatch_all_to_all", "moe_combine_all_to_all"):
+        assert 2 * _TOKENS * _PAIR_BYTES == nodes[role].dims["message_bytes"]
+
+
+def test_the_busiest_rank_decides() -> None:
+    rank = _rank(dp=4, ep=4)
+    busy = dataclasses.replace(_options(), moe_imbalance_ratio=1.5)
+    assert 3 * _TOKENS == _lower(rank, busy)["moe_up_proj"].dims["m"]
+    expected = 3 * _TOKENS * _PAIR_BYTES
+    assert expected == _lower(rank, busy)["moe_dispatch_all_to_all"].dims["message_bytes"]
+
+
+def test_shared_experts_have_sums_of_their_own_and_dense_layers_come_first() -> None:
+    model = dataclasses.replace(find_model("deepseek-v3"), num_layers=5)
+    forward = lower_rank(_BATCH, _options(), _rank(model, tp=2, dp=4, ep=8))
+    ranges = {node.role: (node.first_layer, node.repeat) for node in forward}
+    assert (0, 3) == ranges["mlp_down_proj_all_reduce"]
+    assert (3, 2) == ranges["shared_down_proj_all_reduce"] == ranges["moe_dispatch_all_to_all"]
+    assert (0, 5) == ranges["mla_prefill"]
+
+
+def test_experts_that_cannot_be_spread_say_why() -> None:
+    cases = {
+        "3 does not divide the 8 experts": _rank(dp=3, ep=3),
+        "do not divide the 4 ranks": _rank(dp=4, ep=8),
+        "has no experts to spread": _rank(find_model("llama-3-8b"), dp=2, ep=2),
+    }
+    for reason, rank in cases.items():
+        with pytest.raises(InvalidRequestError, match=reason):
+            lower_rank(_BATCH, _options(), rank)

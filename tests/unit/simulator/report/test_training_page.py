@@ -1,0 +1,215 @@
+"""What a page says of a training step, and that large ones stay readable."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training_examples import build_training, span_columns
+
+from foretoken.domain.report import Feasibility
+from foretoken.domain.training_report import SPAN_KINDS, TrainingReport
+from foretoken.page.section import Section
+from foretoken.simulator.report.page import render_page, training_sections
+from foretoken.simulator.report.palette import OF_MEMORY
+from foretoken.simulator.report.training_remarks import list_remarks
+from foretoken.simulator.report.training_streams import (
+    assign_lanes,
+    hidden_ms,
+    measure_streams,
+    pick_stages,
+    span_arrays,
+)
+
+
+def _section(report: TrainingReport, title: str) -> Section:
+    (found,) = (item for item in training_sections(report) if item.title == title)
+    return found
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_page("llama-2-7b on 2 a100", training_sections(build_training()))
+
+
+def test_a_page_names_interval_spread_use_and_provenance(page: str) -> None:
+    for text in (
+        "72 to 117 ms",
+        "100% analytical",
+        "41.2%",
+        "52.3% with recomputation",
+        "calibration: +11.1%",
+        "half 90 ms, nine of ten 93 ms",
+        "11 of 17 ms on the critical stage",
+        "No measurements of this interconnect.",
+    ):
+        assert text in page
+
+
+def test_a_page_names_memory_with_its_limit_and_margin(page: str) -> None:
+    assert page.count("device: 80 GiB") == 2
+    table = _section(build_training(), "Memory").table
+    assert table is not None
+    row = dict(zip(table.headers, table.rows[1], strict=True))
+    names = ("stage", "allocated (GiB)", "reserved (GiB)", "margin (GiB)", "largest part")
+    assert [row[name] for name in names] == ["1", "24.00", "30.00", "50.00", "activations"]
+    parts = _section(build_training(), "Memory by part").table
+    assert parts is not None
+    assert list(parts.headers) == ["stage", *OF_MEMORY]
+    assert parts.rows[0] == ["0", "2.00", "4.00", "12.00", "9.00", "1.00"]
+
+
+def test_a_stage_that_does_not_fit_stands_out() -> None:
+    report = build_training()
+    full = replace(report.memory[0], reserved_bytes=90 * 2**30)
+    table = _section(replace(report, memory=(full,)), "Memory").table
+    assert table is not None
+    assert "-10.00, too little" in [str(cell) for cell in table.rows[0]]
+
+
+def test_components_have_a_column_for_each_stage() -> None:
+    table = _section(build_training(), "Components").table
+    assert table is not None
+    assert ["component", "per step", "stage 0 (ms)", "stage 1 (ms)"] == list(table.headers)
+    assert ["encoder_fwd", "12", "1.5", "1.5"] == table.rows[0]
+
+
+def test_a_box_of_the_pipeline_says_what_it_is() -> None:
+    svg = _section(build_training(), "Pipeline").pictures[0].svg
+    assert "<title>stage 1, backward, micro batch 1, 70 to 79 ms (9 ms)</title>" in svg
+    assert "chunk" not in svg
+
+
+def test_chunks_of_a_stage_have_shades_of_their_own() -> None:
+    report = build_training(num_chunks=2)
+    svg = _section(report, "Pipeline").pictures[0].svg
+    assert "micro batch 0, chunk 3, 50 to 59 ms (9 ms)" in svg
+    fills = {line.split('fill="')[1][:7] for line in svg.splitlines() if ", forward," in line}
+    assert 2 == len(fills)
+
+
+def test_a_long_pipeline_shows_its_beginning_and_end_and_says_so() -> None:
+    pictures = _section(build_training(num_micro_batches=1000), "Pipeline").pictures
+    assert 2 == len(pictures)
+    for picture in pictures:
+        assert "the Chrome trace has all of them" in picture.caption
+        # Both ends: 60 passes of each of the two stages, with their transfers.
+        assert 150 < picture.svg.count("<title>") < 250
+    assert "optimizer" in pictures[1].svg
+
+
+def test_a_pipeline_of_many_stages_is_cut_by_its_boxes_in_all() -> None:
+    report = build_training(num_stages=60, num_micro_batches=59)
+    pictures = _section(report, "Pipeline").pictures
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert 1000 < picture.svg.count("<title>") < 4000
+
+
+def test_remarks_have_advice_once_and_what_is_between_backticks_is_code() -> None:
+    report = build_training()
+    full = replace(report.memory[0], advice="`recompute: full` helps most")
+    told = replace(report, memory=(full, full), notes=("a < b",))
+    page = render_page("title", training_sections(told))
+    assert page.count("<code>recompute: full</code> helps most") == 1
+    assert "a &lt; b" in page
+    reason = Feasibility(is_feasible=False, reason="too much; `recompute: full` helps most")
+    assert list_remarks(replace(told, feasibility=reason)) == ["a < b"]
+
+
+def test_the_configuration_names_what_differs_from_a_plain_scenario() -> None:
+    scenario = {
+        "model": {"name": "llama-2-7b"},
+        "layout": {"tp": 2, "cp": 4},
+        "context_parallel": "ring",
+        "moe_imbalance_ratio": 1.0,
+        "expert_tp": 0,
+        "straggler_ratio": 0.02,
+        "calibration": {"source": "steps.csv", "step_factor": 1.1},
+    }
+    report = replace(build_training(), scenario_json=json.dumps(scenario))
+    table = _section(report, "Configuration").table
+    assert table is not None
+    assert table.rows == [
+        ["model", "llama-2-7b"],
+        ["layout", "tp 2, cp 4"],
+        ["context parallel", "ring"],
+        ["straggler ratio", "0.02"],
+        ["calibration", "steps.csv"],
+    ]
+
+
+def test_64_stages_are_drawn_whole_or_cut_with_a_note() -> None:
+    report = build_training(num_stages=80, num_micro_batches=2)
+    (picture,) = _section(report, "Pipeline").pictures
+    assert "Only the first 64 of 80 stages" in picture.caption
+    assert ">stage 63<" in picture.svg
+    assert ">stage 64<" not in picture.svg
+    captions = [item.caption for item in _section(report, "Memory").pictures]
+    assert ["16 of 80" in captions[0], "7 of 80" in captions[1]] == [True, True]
+    table = _section(report, "Memory").table
+    assert table is not None
+    assert 80 == len(table.rows)
+    assert "8 of 80 stages" in _section(report, "Components").intro
+
+
+def test_the_parts_of_a_stage_fill_the_step() -> None:
+    spans = span_arrays(
+        span_columns(
+            [
+                (0, 0, 0, "forward", 0.0, 4.0),
+                (0, 0, 0, "send_forward", 3.0, 6.0),
+                (0, 0, 0, "backward", 8.0, 9.0),
+                (1, 1, 0, "forward", 6.0, 10.0),
+            ]
+        )
+    )
+    assert {
+        0: {"forward": 4.0, "backward": 1.0, "exposed communication": 2.0, "waiting": 3.0},
+        1: {"forward": 4.0, "waiting": 6.0},
+    } == measure_streams(spans)
+    assert 1.0 == hidden_ms(spans, 0)
+
+
+@given(
+    spans=st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.sampled_from(SPAN_KINDS),
+            st.floats(0, 100, allow_subnormal=False),
+            st.floats(0.001, 50),
+        ),
+        min_size=1,
+    )
+)
+def test_the_parts_of_every_stage_add_up_to_the_step(
+    spans: list[tuple[int, str, float, float]],
+) -> None:
+    """Whatever overlaps; and no thread of a stage does two things at once."""
+    columns = span_columns(
+        [(stage, stage, 0, kind, start, start + time) for stage, kind, start, time in spans]
+    )
+    arrays = span_arrays(columns)
+    for parts in measure_streams(arrays).values():
+        assert arrays.end_of_all_ms == pytest.approx(sum(parts.values()))
+    until: dict[tuple[int, bool, int], float] = {}
+    for index, lane in enumerate(assign_lanes(arrays)):
+        thread = (int(arrays.stage[index]), bool(arrays.is_compute[index]), lane)
+        assert until.get(thread, 0.0) <= arrays.start_ms[index] + 1e-3
+        until[thread] = float(arrays.end_ms[index])
+
+
+def test_passes_that_run_together_share_their_time() -> None:
+    """DualPipe runs a forward and a backward pass at once."""
+    spans = span_columns([(0, 0, 1, "forward", 0.0, 9.0), (0, 3, 0, "backward", 0.0, 9.0)])
+    streams = measure_streams(span_arrays(spans))
+    assert {0: {"forward": 4.5, "backward": 4.5, "waiting": 0.0}} == streams
+    svg = _section(TrainingReport(step_time_ms=9.0, spans=spans), "Pipeline").pictures[0].svg
+    boxes = [line for line in svg.splitlines() if "<title>" in line]
+    assert 2 == len({line.split(' y="')[1].split('"')[0] for line in boxes})
+
+
+def test_few_stages_are_all_picked_and_many_evenly() -> None:
+    assert [0, 1, 2] == pick_stages([0, 1, 2], 3)
+    assert [0, 21, 42, 63] == pick_stages(range(64), 4)

@@ -1,0 +1,139 @@
+"""What runs again in the backward pass, and what is kept because of it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_memory_graphs import chunk_graphs, memory_scenario
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.graph import Section
+from foretoken.domain.operator import find_operator
+from foretoken.domain.trainer import TrainerSpec
+from foretoken.simulator.training.memory.saved_tensor import list_saved
+from foretoken.simulator.training.recompute import (
+    LAYER_INPUT,
+    RECOMPUTE_MODULES,
+    RecomputePlan,
+    find_modules,
+)
+
+
+def _plan(model: str = "llama-3.2-1b", **changes: object) -> RecomputePlan:
+    return chunk_graphs(memory_scenario(model, **changes))[0].plan
+
+
+def _roles(plan: RecomputePlan) -> set[str]:
+    return {node.role for node in plan.recomputed}
+
+
+def test_nothing_runs_again_without_recomputation() -> None:
+    graph = chunk_graphs(memory_scenario())[0]
+    assert graph.plan.recomputed == ()
+    assert graph.plan.saved == list_saved(graph.forward, memory_scenario())
+
+
+@settings(max_examples=20)
+@given(
+    st.sampled_from(("llama-3.2-1b", "gpt-neox-20b", "mixtral-8x7b", "deepseek-v3")),
+    st.sampled_from(("selective", "full")),
+    st.integers(0, 8),
+)
+def test_what_is_not_kept_is_rebuilt(model: str, recompute: str, recompute_layers: int) -> None:
+    """Kept and rebuilt tensors together are those of a pass without recomputation."""
+    scenario = memory_scenario(model, recompute=recompute, recompute_layers=recompute_layers)
+    graph = chunk_graphs(scenario)[0]
+    whole = sum(tensor.total_bytes for tensor in list_saved(graph.forward, scenario))
+    parts = (*graph.plan.saved, *graph.plan.rebuilt)
+    together = sum(part.total_bytes for part in parts if part.role != LAYER_INPUT)
+    assert together == whole
+
+
+@given(st.integers(1, 15))
+def test_more_recomputed_layers_keep_less_and_run_more(count: int) -> None:
+    fewer = _plan(recompute="full", recompute_layers=count)
+    more = _plan(recompute="full", recompute_layers=count + 1)
+    assert more.saved_bytes < fewer.saved_bytes
+    assert {node.repeat for node in fewer.recomputed} == {count}
+    assert {node.repeat for node in more.recomputed} == {count + 1}
+
+
+def test_full_recomputation_repeats_the_collectives_of_layers() -> None:
+    plan = _plan(recompute="full", tp=4, sequence_parallel=True)
+    collectives = {n.role for n in plan.recomputed if find_operator(n.operator).is_collective}
+    assert collectives == {
+        "attn_qkv_proj_input_all_gather",
+        "attn_out_proj_reduce_scatter",
+        "mlp_up_proj_input_all_gather",
+        "mlp_down_proj_reduce_scatter",
+    }
+    assert {node.group for node in plan.recomputed} == {"recompute"}
+    assert not {"embedding", "lm_head", "loss"} & _roles(plan)
+
+
+def test_partitioned_activations_are_split_and_gathered_again() -> None:
+    whole = _plan(recompute="full", tp=4)
+    split = _plan(recompute="full", tp=4, partitions_activations=True)
+    assert _layer_input(whole) == 4 * _layer_input(split)
+    gather = split.recomputed[0]
+    assert (gather.role, gather.axis) == ("layer_input_all_gather", "tp")
+    assert gather.dims["message_bytes"] == _layer_input(whole)
+
+
+def _layer_input(plan: RecomputePlan) -> int:
+    return next(tensor.num_bytes for tensor in plan.saved if tensor.role == LAYER_INPUT)
+
+
+def test_selective_recomputation_gives_up_the_scores_of_unfused_attention() -> None:
+    unfused = TrainerSpec(rules={"attention": "unfused"})
+    plan = _plan("gpt-neox-20b", trainer=unfused, recompute="selective")
+    rebuilt = {tensor.role for tensor in plan.rebuilt}
+    assert rebuilt == {"attn_softmax"}
+    assert {"attn_scores", "attn_softmax", "attn_values"} <= _roles(plan)
+    assert "mlp_up_proj" not in _roles(plan)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("profile", ["megatron-lm-2021", "megatron-lm-2022"])
+def test_a_layer_keeps_what_its_authors_counted(profile: str, recompute: str) -> None:
+    """A layer of a GPT keeps s b h (34 + 5 a s / h) bytes, 34 s b h of these after recomputation.
+
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
+    2022, equations 1 and 6; statistics of norms are not counted there.
+    """
+    trainer = TrainerSpec(profile=profile)
+    scenario = memory_scenario("gpt2-xl", trainer=trainer, recompute=recompute)
+    plan, hidden = chunk_graphs(scenario)[0].plan, scenario.model.hidden
+    num_tokens = scenario.micro_batch_size * scenario.sequence_length
+    scores = 5 * scenario.model.num_heads * scenario.sequence_length / hidden
+    per_layer = sum(t.num_bytes for t in plan.saved if t.section is Section.LAYER)
+    statistics = 2 * 2 * 4 * num_tokens
+    expected = num_tokens * hidden * (34 + (scores if recompute == "none" else 0))
+    assert per_layer - statistics == expected
+
+
+@pytest.mark.parametrize(
+    ("module", "model", "given_up"),
+    [
+        ("layernorm", "llama-3.2-1b", {"attn_qkv_proj", "mlp_up_proj"}),
+        ("mlp", "llama-3.2-1b", {"mlp_activation", "mlp_down_proj"}),
+        ("moe_act", "mixtral-8x7b", {"moe_down_proj"}),
+        ("mla_up_proj", "deepseek-v3", {"attn_q_proj", "attn_kv_proj", "mla_prefill"}),
+        ("shared_experts", "deepseek-v3", {"shared_activation", "shared_down_proj"}),
+    ],
+)
+def test_a_module_gives_up_what_it_makes(module: str, model: str, given_up: set[str]) -> None:
+    plan = _plan(model, recompute="selective", recompute_modules=(module,))
+    assert {tensor.role for tensor in plan.rebuilt} == given_up
+    assert all(RECOMPUTE_MODULES[module].has(role) for role in _roles(plan))
+
+
+def test_an_unknown_module_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InvalidRequestError, match="core_attention"):
+        find_modules(("mlp", "attention"))
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="selective"):
+        chunk_graphs(replace(memory_scenario(), recompute="some"))

@@ -1,0 +1,55 @@
+"""Chunks of small training runs, as memory sees them."""
+
+from foretoken.domain.graph import Section
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.lowering import lower_rank
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.training_report import MemoryColumns, SpanColumns, StageMemory
+from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.training.memory.chunk import ChunkGraph
+from foretoken.simulator.training.memory.measure import measure_memory
+from foretoken.simulator.training.recompute import plan_recompute
+from foretoken.simulator.training.schedule import find_schedule
+from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
+
+_AXES = ("tp", "pp", "dp", "cp", "ep")
+
+
+def memory_scenario(model: str = "llama-3.2-1b", **changes: object) -> TrainingScenario:
+    """Return a scenario; `tp`, `pp`, `dp`, `cp`, `ep` are the layout's."""
+    degrees = {axis: changes.pop(axis) for axis in _AXES if axis in changes}
+    fields: dict[str, object] = {
+        "device": "h200_sxm",
+        "sequence_length": 1024,
+        "global_batch_size": 16,
+        **changes,
+    }
+    return TrainingScenario(
+        model=find_model(model),
+        layout=ParallelLayout(**degrees),  # type: ignore[arg-type]
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def chunk_graphs(scenario: TrainingScenario) -> list[ChunkGraph]:
+    """Return every chunk of the model in order."""
+    options = training_options(scenario, scenario.trainer.resolve())
+    graphs = []
+    for rank in chunk_ranks(scenario):
+        nodes = lower_rank(micro_batch_shape(scenario), options, rank)
+        forward = tuple(node for node in nodes if node.section is not Section.BOUNDARY)
+        plan = plan_recompute(forward, scenario, rank)
+        graphs.append(ChunkGraph(rank=rank, forward=forward, plan=plan))
+    return graphs
+
+
+def follow(
+    scenario: TrainingScenario, spans: SpanColumns | None = None
+) -> tuple[tuple[StageMemory, ...], MemoryColumns]:
+    """Return the memory of every rank of the pipeline, and over the step."""
+    layout = scenario.layout
+    num_micro_batches = scenario.global_batch_size // (layout.dp * scenario.micro_batch_size)
+    schedule = find_schedule(scenario.pipeline_schedule)
+    orders = schedule.orders(layout.pp, num_micro_batches, scenario.virtual_stages)
+    return measure_memory(chunk_graphs(scenario), orders, scenario, spans)
