@@ -21,7 +21,7 @@ _MIN_LABEL_SHARE = 0.045
 _MIN_BOX_SHARE = 0.014
 _MAX_LEGEND_COLUMNS = 8
 # One row below a figure has room for so many letters; the colour of a name takes some too.
-_MAX_LEGEND_LETTERS = 135
+_MAX_LEGEND_LETTERS = 100
 _LEGEND_LETTERS = 7
 
 
