@@ -88,11 +88,8 @@ def measure(scenario: TrainingScenario) -> Sequence[StageMemory]:
         forward = tuple(node for node in nodes if node.section is not Section.BOUNDARY)
         plan = plan_recompute(forward, scenario, rank)
         graphs.append(ChunkGraph(rank=rank, forward=forward, plan=plan))
-    num_micro_batches = scenario.global_batch_size // (
-        scenario.layout.dp * scenario.micro_batch_size
-    )
     orders = find_schedule(scenario.pipeline_schedule).orders(
-        scenario.layout.pp, num_micro_batches, scenario.virtual_stages
+        scenario.layout.pp, scenario.num_micro_batches, scenario.virtual_stages
     )
     memory, _ = measure_memory(graphs, orders, scenario)
     return memory

@@ -6,12 +6,10 @@ import pytest
 
 from foretoken.simulator.report.palette import colors_of_loads, text_color_on
 from foretoken.simulator.report.plots import (
-    Box,
     Panel,
     Series,
     draw_panels,
     draw_ranked,
-    draw_timeline,
     format_number,
 )
 
@@ -38,18 +36,6 @@ def test_ranked_bars_say_value_unit_and_share() -> None:
     svg = draw_ranked("x", "title", "ms", {"a": 30.0, "b": 10.0}, {"a": "#0072b2"})
     assert "30 ms   75.0%" in svg
     assert svg.index(">a<") < svg.index(">b<")
-
-
-def test_a_box_is_labelled_only_where_the_text_fits() -> None:
-    boxes = [
-        Box(row=0, start=0, end=50, label="forward", text="wide"),
-        Box(row=0, start=50, end=50.1, label="forward", text="narrow"),
-        Box(row=1, start=50, end=100, label="forward"),
-    ]
-    svg = draw_timeline("x", "title", "ms", boxes, {"forward": "#0072b2"})
-    assert "wide" in svg
-    assert "narrow" not in svg
-    assert "stage 1" in svg
 
 
 def test_only_panels_that_allow_it_become_logarithmic() -> None:

@@ -81,6 +81,19 @@ def test_a_box_of_the_pipeline_says_what_it_is() -> None:
     assert "chunk" not in svg
 
 
+def test_a_box_is_labelled_only_where_the_text_fits() -> None:
+    spans = [
+        (0, 0, 711, "forward", 0.0, 50.0),
+        (0, 0, 722, "forward", 50.0, 50.1),
+        (1, 1, 733, "forward", 50.0, 100.0),
+    ]
+    report = replace(build_training(), spans=span_columns(spans))
+    svg = _section(report, "Pipeline").pictures[0].svg
+    assert ">711</text>" in svg
+    assert ">722</text>" not in svg
+    assert ">stage 1</text>" in svg
+
+
 def test_chunks_of_a_stage_have_shades_of_their_own() -> None:
     report = build_training(num_chunks=2)
     svg = _section(report, "Pipeline").pictures[0].svg

@@ -48,8 +48,8 @@ def follow(
     scenario: TrainingScenario, spans: SpanColumns | None = None
 ) -> tuple[tuple[StageMemory, ...], MemoryColumns]:
     """Return the memory of every rank of the pipeline, and over the step."""
-    layout = scenario.layout
-    num_micro_batches = scenario.global_batch_size // (layout.dp * scenario.micro_batch_size)
     schedule = find_schedule(scenario.pipeline_schedule)
-    orders = schedule.orders(layout.pp, num_micro_batches, scenario.virtual_stages)
+    orders = schedule.orders(
+        scenario.layout.pp, scenario.num_micro_batches, scenario.virtual_stages
+    )
     return measure_memory(chunk_graphs(scenario), orders, scenario, spans)

@@ -140,3 +140,8 @@ class TrainingScenario:
     network_spread_ratio: float = 0.0
     module_times: ModuleTimes | None = None
     calibration: TrainingCalibration | None = None
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro batches that each data-parallel replica runs in a step."""
+        return self.global_batch_size // (self.layout.dp * self.micro_batch_size)

@@ -76,8 +76,8 @@ class SimulatorService(RunsJobs):
         report = self._jobs.result(job_id, ServingReport)
         if not report.feasibility.is_feasible:
             return report
-        requests = self.read_serving_table(job_id, "requests").read_all()
-        series = self.read_serving_table(job_id, "series").read_all()
+        requests = self._open_table(job_id, "requests", SERVING_TABLES).read_all()
+        series = self._open_table(job_id, "series", SERVING_TABLES).read_all()
         return replace(
             report,
             requests=ipc.table_to_record(requests, RequestColumns),
@@ -123,8 +123,8 @@ class SimulatorService(RunsJobs):
         report = self._jobs.result(job_id, TrainingReport)
         if report.step_time_ms == 0:
             return report
-        spans = self.read_training_table(job_id, "spans").read_all()
-        memory = self.read_training_table(job_id, "memory").read_all()
+        spans = self._open_table(job_id, "spans", TRAINING_TABLES).read_all()
+        memory = self._open_table(job_id, "memory", TRAINING_TABLES).read_all()
         return replace(
             report,
             spans=ipc.table_to_record(spans, SpanColumns),

@@ -18,7 +18,6 @@ from foretoken.simulator.report.palette import text_color_on
 _LOG_RATIO = 40.0
 # Boxes and segments narrower than these shares of the width carry no text.
 _MIN_LABEL_SHARE = 0.045
-_MIN_BOX_SHARE = 0.014
 _MAX_LEGEND_COLUMNS = 8
 # One row below a figure has room for so many letters; the colour of a name takes some too.
 _MAX_LEGEND_LETTERS = 100
@@ -45,17 +44,6 @@ class Panel:
     x: Sequence[float]
     series: Sequence[Series]
     may_be_log: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Box:
-    """A box of a timeline: what `row` does from `start` to `end`; `text` is drawn if it fits."""
-
-    row: int
-    start: float
-    end: float
-    label: str
-    text: str = ""
 
 
 def draw_panels(slug: str, panels: Sequence[Panel]) -> str:
@@ -164,46 +152,6 @@ def draw_ranked(
         axes.set_xlim(0, reach * 1.2)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
         _finish_rows(axes, title, f"time ({unit})")
-        return figure_to_svg(figure, slug)
-
-
-def draw_timeline(
-    slug: str, title: str, x_label: str, boxes: Sequence[Box], colors: Mapping[str, str]
-) -> str:
-    """Draw what each row does when; rows are numbered from 0 at the top."""
-    num_rows = 1 + max((box.row for box in boxes), default=0)
-    start = min((box.start for box in boxes), default=0.0)
-    end = max((box.end for box in boxes), default=1.0)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, 1.5 + 0.44 * num_rows), layout="constrained")
-        axes = figure.subplots()
-        for row in range(num_rows):
-            axes.barh(row, end - start, left=start, height=0.8, color=GREY, alpha=0.13)
-        for label, color in colors.items():
-            for row in range(num_rows):
-                spans = [
-                    (box.start, box.end - box.start)
-                    for box in boxes
-                    if box.row == row and box.label == label
-                ]
-                if spans:
-                    axes.broken_barh(
-                        spans, (row - 0.4, 0.8), facecolor=color, edgecolor="white", linewidth=0.35
-                    )
-            if any(box.label == label for box in boxes):
-                axes.barh(0, 0, color=color, label=label)
-        axes.barh(0, 0, color=GREY, alpha=0.3, label="waiting")
-        for box in boxes:
-            if box.text and box.end - box.start > _MIN_BOX_SHARE * (end - start):
-                middle = (box.start + box.end) / 2
-                _write_inside(axes, middle, box.row, box.text, colors[box.label])
-        axes.set_yticks(range(num_rows), [f"stage {row}" for row in range(num_rows)])
-        axes.set_ylim(num_rows - 0.5, -0.5)
-        axes.set_xlim(start, end)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
-        _finish_rows(axes, title, x_label)
-        axes.grid(visible=False)
-        _add_legend(figure)
         return figure_to_svg(figure, slug)
 
 

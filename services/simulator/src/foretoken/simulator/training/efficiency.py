@@ -27,9 +27,8 @@ def count_recomputed_flops(scenario: TrainingScenario, operators: StepOperators)
     """Return the FLOPs that all devices do a second time in a step."""
     layout = scenario.layout
     num_ranks = layout.num_devices // layout.pp
-    num_micro_batches = scenario.global_batch_size // (layout.dp * scenario.micro_batch_size)
     per_rank = sum(count_model_flops(chunk.plan.recomputed) for chunk in operators.chunks)
-    return per_rank * num_ranks * num_micro_batches
+    return per_rank * num_ranks * scenario.num_micro_batches
 
 
 def peak_flops_per_s(scenario: TrainingScenario) -> float:

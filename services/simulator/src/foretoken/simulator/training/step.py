@@ -63,7 +63,7 @@ def simulate_training(
     check_scenario(scenario, schedule)
     report = TrainingReport(
         num_devices=scenario.layout.num_devices,
-        num_micro_batches=_num_micro_batches(scenario),
+        num_micro_batches=scenario.num_micro_batches,
         device_memory_bytes=find_device(scenario.device).memory_bytes,
         scenario_json=json.dumps(schema.encode(scenario)),
     )
@@ -215,18 +215,12 @@ def _graphs(operators: StepOperators) -> list[ChunkGraph]:
 
 
 def _orders(scenario: TrainingScenario, schedule: PipelineSchedule) -> tuple[RankOrder, ...]:
-    return schedule.orders(
-        scenario.layout.pp, _num_micro_batches(scenario), scenario.virtual_stages
-    )
+    return schedule.orders(scenario.layout.pp, scenario.num_micro_batches, scenario.virtual_stages)
 
 
 def _with_chunks(scenario: TrainingScenario, schedule: PipelineSchedule) -> TrainingScenario:
     """Return the scenario with as many chunks per rank as its schedule needs."""
     return replace(scenario, virtual_stages=schedule.virtual_stages or scenario.virtual_stages)
-
-
-def _num_micro_batches(scenario: TrainingScenario) -> int:
-    return scenario.global_batch_size // (scenario.layout.dp * scenario.micro_batch_size)
 
 
 def _update(progress: JobProgress | None, ratio: float, message: str) -> None:
