@@ -34,6 +34,33 @@ BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_*.py))
 SERVING_BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_serving_*.py))
 TRAINING_BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_training_*.py))
 
+# `make profile-gpu` (profile-h200 is its H200 case). With FORETOKEN, a command such as
+# 'python3 -m foretoken.app' where it is installed already, nothing is fetched; which packages that
+# takes: docs/how-to/profile-a-gpu-without-network.md.
+DEVICE ?= h200_sxm
+PROFILE_HOME ?= build/profile-$(firstword $(subst _, ,$(DEVICE)))
+PROFILE_DATASET ?= $(PROFILE_HOME)/dataset
+# MODEL:LAYERS, 0 for all, whose whole steps are timed.
+ifdef MODELS
+CLOSURE_MODELS ?= $(MODELS:%=%:0)
+endif
+MODELS ?= llama-3.1-8b llama-3.1-70b qwen3-32b qwen3-30b-a3b
+CLOSURE_MODELS ?= llama-3.1-8b:0 qwen3-30b-a3b:8 llama-3.1-70b:6
+CLOSURE_STEPS ?= $(if $(filter cpu,$(DEVICE)),,prefill:1x512 prefill:1x2048 prefill:4x2048 \
+	decode:1x1024 decode:1x1024:graph decode:32x1024:graph decode:64x4096:graph training:1x2048 \
+	training:4x1024)
+TP_SIZES ?= 1,2,4,8
+# Seconds for operators, and for each model's whole steps: all together takes under 8 minutes.
+PROFILE_CAP_S ?= 270
+CLOSURE_CAP_S ?= 30
+PROFILE_ARGS ?=
+ifdef FORETOKEN
+PROFILE_NEEDS :=
+else
+FORETOKEN := $(BIN)/foretoken
+PROFILE_NEEDS := setup
+endif
+
 # $(call missing,tool,what was to be checked): a tool that is not here is an error in CI only.
 missing = { echo "SKIPPED $(2): $(1) is not on this machine" >&2; test -z "$${CI:-}"; }
 
@@ -41,7 +68,7 @@ missing = { echo "SKIPPED $(2): $(1) is not on this machine" >&2; test -z "$${CI
 
 .PHONY: help
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .PHONY: setup
 setup: $(STAMP) ## make .venv with everything in it; quick when it is fresh
@@ -143,6 +170,18 @@ bench-training: setup ## training simulations beside measured steps and other si
 .PHONY: bench-accuracy
 bench-accuracy: setup ## the predictor's errors by operator and split, beside its peers (minutes)
 	@PYTHONPATH=tests/benchmarks $(BIN)/python -m accuracy $(ACCURACY_ARGS)
+
+# What the catalog of PROFILE_HOME or PROFILE_DATASET has is not timed again: run it until nothing is
+# left. A step that fails does not keep the others from running, nor what is there from being written.
+.PHONY: profile-gpu
+profile-gpu: $(PROFILE_NEEDS) ## profile DEVICE in under 8 minutes; again goes on where it stopped
+	@FORETOKEN='$(FORETOKEN) --home $(PROFILE_HOME)/home' FOLDER='$(PROFILE_HOME)' DATASET='$(PROFILE_DATASET)' \
+	DEVICE='$(DEVICE)' MODELS='$(MODELS)' TP_SIZES='$(TP_SIZES)' ARGS='$(PROFILE_ARGS)' CAP_S='$(PROFILE_CAP_S)' \
+	CLOSURE_MODELS='$(CLOSURE_MODELS)' CLOSURE_STEPS='$(CLOSURE_STEPS)' CLOSURE_CAP_S='$(CLOSURE_CAP_S)' \
+	sh deploy/profile_gpu.sh
+
+.PHONY: profile-h200
+profile-h200: profile-gpu ## the same on an H200 (DEVICE=h100_sxm and others work, too)
 
 .PHONY: proto
 proto: setup ## make the committed stubs anew from proto/

@@ -19,6 +19,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.domain import schema
 from foretoken.predictor.drift import DriftReport
 from foretoken.predictor.statistics import PredictionStatistics
+from foretoken.profiler.cluster.spec import KubernetesSpec
 
 _VARIANTS = (
     "base",
@@ -26,10 +27,13 @@ _VARIANTS = (
     "overlays/gpu-profiler",
     "overlays/lake",
     "overlays/production",
+    "overlays/profiler-controller",
 )
 _SERVICES = ("catalog", "predictor", "profiler", "simulator")
 # Kinds of operators that a cluster may have; their schemas are not part of Kubernetes.
 _CUSTOM_KINDS = {"PodMonitor", "PrometheusRule"}
+_CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding"}
+_CONTROLLER = "profiler-controller"
 
 Manifest = Mapping[str, Any]
 
@@ -39,7 +43,11 @@ def manifests(
     request: pytest.FixtureRequest, repository: Path, find_tool: Callable[[str], str]
 ) -> list[Manifest]:
     """Everything one variant applies."""
-    folder = repository / "deploy" / "k8s" / request.param
+    return _render(repository, find_tool, request.param)
+
+
+def _render(repository: Path, find_tool: Callable[[str], str], variant: str) -> list[Manifest]:
+    folder = repository / "deploy" / "k8s" / variant
     command = [find_tool("kubectl"), "kustomize", str(folder)]
     rendered = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (0, "") == (rendered.returncode, rendered.stderr)
@@ -58,13 +66,13 @@ def test_every_manifest_fits_the_schemas_of_kubernetes(
 
 
 def test_everything_is_in_the_namespace(manifests: list[Manifest]) -> None:
-    outside = [m for m in manifests if m["metadata"].get("namespace") != "foretoken"]
-    assert ["Namespace"] == [m["kind"] for m in outside]
+    outside = {m["kind"] for m in manifests if m["metadata"].get("namespace") != "foretoken"}
+    assert {"Namespace"} <= outside <= _CLUSTER_KINDS
 
 
 def test_every_configuration_is_one_the_program_accepts(manifests: list[Manifest]) -> None:
     configs = _configs(manifests)
-    assert set(_SERVICES) == set(configs)
+    assert set(_SERVICES) == set(configs) - {_CONTROLLER}
     for service in ("catalog", "predictor", "simulator"):
         server = configs[service].server
         assert ("0.0.0.0", 50051, 9090) == (server.host, server.port, server.metrics_port)  # noqa: S104
@@ -187,6 +195,31 @@ def test_a_suspended_job_is_all_that_profiles_until_an_overlay_names_a_gpu(
     assert (product == "set-by-overlay") == job["suspend"]
 
 
+def test_the_controller_has_a_configuration_an_account_and_a_role(
+    repository: Path, find_tool: Callable[[str], str]
+) -> None:
+    """It may do no more than the tests of the profiler need, and nothing to others' objects."""
+    manifests = _render(repository, find_tool, f"overlays/{_CONTROLLER}")
+    config = _configs(manifests)[_CONTROLLER]
+    assert config.profiler["place"] == "kubernetes"
+    spec = schema.decode(KubernetesSpec, config.profiler["kubernetes"])
+    pod = _pod_spec(_workload(manifests, _CONTROLLER))
+    server = config.server
+    assert ("0.0.0.0", 50051, 9090) == (server.host, server.port, server.metrics_port)  # noqa: S104
+    assert server.drain_s + server.grace_s < pod["terminationGracePeriodSeconds"]
+    (image,) = {c["image"] for c in _pod_spec(_workload(manifests, "profiler"))["containers"]}
+    assert image == spec.image
+    bindings = [m for m in manifests if m["kind"] in {"RoleBinding", "ClusterRoleBinding"}]
+    roles = {(m["kind"], m["metadata"]["name"]): m for m in manifests if "rules" in m}
+    bound = [roles[b["roleRef"]["kind"], b["roleRef"]["name"]] for b in bindings]
+    assert {pod["serviceAccountName"]} == {s["name"] for b in bindings for s in b["subjects"]}
+    verbs = {v for role in bound for rule in role["rules"] for v in rule["verbs"]}
+    assert {"create", "get", "list", "watch", "patch", "delete"} == verbs
+    readable = {r for role in bound for rule in role["rules"] for r in rule["resources"]
+                if {"get", "list", "watch"} & set(rule["verbs"])}  # fmt: skip
+    assert {"jobs", "pods", "pods/log", "nodes"} == readable
+
+
 @pytest.mark.parametrize("service", _SERVICES)
 def test_dockerfiles_are_clean_and_start_their_service(
     repository: Path, find_tool: Callable[[str], str], service: str
@@ -233,7 +266,7 @@ def _configs(manifests: list[Manifest]) -> dict[str, AppConfig]:
     configs: dict[str, AppConfig] = {}
     for manifest in manifests:
         if manifest["kind"] == "ConfigMap" and "foretoken.yaml" in manifest["data"]:
-            service = str(manifest["metadata"]["name"]).partition("-")[0]
+            service = str(manifest["metadata"]["name"]).partition("-config")[0]
             content = yaml.safe_load(manifest["data"]["foretoken.yaml"])
             configs[service] = load_config(None, {}, content)
     return configs

@@ -22,6 +22,7 @@ import pytest
 import typer
 
 from foretoken.app.cli.main import app
+from foretoken.app.compose import PROFILER_PLACES
 from foretoken.app.config import AppConfig, load_config
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.catalog.config import CatalogConfig
@@ -32,6 +33,8 @@ from foretoken.domain.hardware.sourced import strip_sources
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.plugins import parse_yaml
 from foretoken.predictor.config import PredictorConfig
+from foretoken.profiler.cluster.spec import KubernetesSpec
+from foretoken.profiler.config import ProfilerConfig
 from foretoken.simulator.config import SimulatorConfig
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -158,6 +161,11 @@ def test_the_keys_of_services_are_shown_with_their_defaults() -> None:
         "catalog": schema.encode(CatalogConfig(path="catalog.duckdb")),
         "predictor": schema.encode(PredictorConfig(state_folder="predictor")),
         "simulator": schema.encode(SimulatorConfig(state_folder="simulator")),
+        "profiler": {
+            **schema.encode(ProfilerConfig(state_folder="profiler")),
+            "place": PROFILER_PLACES[0],
+            "kubernetes": schema.encode(KubernetesSpec()),
+        },
     }
     assert services == {
         service: {key: defaults[service].get(key) for key in section}
@@ -225,6 +233,8 @@ def _parse_problem(command: Any, words: list[str], parent: Any = None) -> str:
         if not hasattr(command, "resolve_command"):
             return ""
         rest = [*context._protected_args, *context.args]
+        if not rest and command.invoke_without_command:
+            return ""
         _, child, child_words = command.resolve_command(context, rest)
     except Exception as err:  # noqa: BLE001 - which classes depends on the parser typer brings
         return f"{type(err).__name__}: {getattr(err, 'message', err)}"

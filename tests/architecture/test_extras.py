@@ -15,9 +15,12 @@ from imported_packages import third_party_packages
 _MODULES = {
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
+    "nvidia-ml-py": "pynvml",
     "prometheus-client": "prometheus_client",
 }
 _SERVICES = ("catalog", "predictor", "profiler", "simulator")
+# What some of a service's features need beside what the service does.
+_FURTHER_EXTRAS = {"profiler": ("graphs", "kubernetes")}
 
 
 @pytest.mark.parametrize("service", _SERVICES)
@@ -26,7 +29,7 @@ def test_a_service_starts_with_its_own_extra_alone(
 ) -> None:
     """Its image has nothing else: the command line and the service must load without the rest."""
     extras = pyproject["project"]["optional-dependencies"]
-    others = [extra for extra in _SERVICES if extra != service]
+    others = [extra for extra in (*_SERVICES, "graphs", "kubernetes") if extra != service]
     absent = {name for extra in others for name in _modules(extras[extra])}
     absent -= _modules(extras[service])
     _import_without(
@@ -47,7 +50,9 @@ def test_every_import_of_a_service_is_declared(
     """What only comes along with another dependency may be gone with its next release."""
     extras = pyproject["project"]["optional-dependencies"]
     service = Path(folder).name
-    requirements = [*pyproject["project"]["dependencies"], *extras["app"], *extras[service]]
+    requirements = [*pyproject["project"]["dependencies"], *extras["app"]]
+    for extra in (service, *_FURTHER_EXTRAS.get(service, ())):
+        requirements += extras.get(extra, ())
     declared = {_distribution(requirement) for requirement in requirements}
     providers = packages_distributions()
     undeclared = {
@@ -61,7 +66,8 @@ def test_every_import_of_a_service_is_declared(
 
 def test_the_client_needs_no_extra(pyproject: Mapping[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
-    absent = {name for extra in (*_SERVICES, "app") for name in _modules(extras[extra])}
+    everything = (*_SERVICES, "app", "graphs", "kubernetes")
+    absent = {name for extra in everything for name in _modules(extras[extra])}
     assert {"duckdb", "lightgbm", "torch", "jinja2", "typer", "grpc_health"} <= absent
     _import_without(
         sorted(absent),

@@ -22,12 +22,17 @@ from foretoken.domain.measurement import (
     RunSummary,
     Snapshot,
 )
-from foretoken.domain.ports import ModelVersion, ProfileRequest, TrainRequest
-from foretoken.domain.report import (
-    PredictorTrainingReport,
+from foretoken.domain.ports import ModelVersion, TrainRequest
+from foretoken.domain.profiling import (
+    ClosureReport,
+    ClosureRequest,
+    GraphReport,
+    GraphRequest,
+    ProfileOutline,
     ProfileReport,
-    ServingReport,
+    ProfileRequest,
 )
+from foretoken.domain.report import PredictorTrainingReport, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.training_report import TrainingReport
 from foretoken.wire import ipc
@@ -108,6 +113,23 @@ class FakeProfiler(FakeJobs):
 
     def get_profile_report(self, job_id: str) -> ProfileReport:
         return self.runner.result(job_id, ProfileReport)
+
+    def outline_profile(self, request: ProfileRequest) -> ProfileOutline:
+        return ProfileOutline(name=request.name or "made up", device=request.device)
+
+    def create_graph_profile(self, request: GraphRequest) -> Job:
+        report = GraphReport(device=request.device, model=request.model)
+        return self.runner.create("graph", lambda _: report)
+
+    def get_graph_report(self, job_id: str) -> GraphReport:
+        return self.runner.result(job_id, GraphReport)
+
+    def create_closure(self, request: ClosureRequest) -> Job:
+        report = ClosureReport(device=request.device, model=request.model)
+        return self.runner.create("closure", lambda _: report)
+
+    def get_closure_report(self, job_id: str) -> ClosureReport:
+        return self.runner.result(job_id, ClosureReport)
 
 
 class FakePredictor(FakeJobs):

@@ -158,6 +158,14 @@ def test_a_plan_keeps_to_its_candidates_and_its_budget(port: PredictorPort) -> N
     assert {"m": 8, "n": 4096, "k": 4096} not in [dict(point.dims) for point in plan.points]
 
 
+def test_a_plan_without_axes_keeps_collectives_inside_a_node(port: PredictorPort) -> None:
+    plan = port.plan_profile(
+        PlanRequest(device="a100_sxm_80", operator="all_reduce", topology="a100_perlmutter")
+    )
+    groups = {(point.dims["devices_per_node"], point.dims["num_nodes"]) for point in plan.points}
+    assert {(2, 1), (4, 1)} == groups
+
+
 def test_a_plan_for_an_unknown_operator_is_refused(port: PredictorPort) -> None:
     with pytest.raises(UnknownOperatorError):
         port.plan_profile(PlanRequest(device="a30", operator="gem"))

@@ -1,6 +1,7 @@
 """The profiler behaves alike whether it is embedded or remote."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,9 +17,12 @@ from foretoken.domain.errors import (
     UnknownJobError,
     UnknownOperatorError,
 )
+from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.measurement import MeasurementFilter
-from foretoken.domain.ports import ProfileRequest, ProfilerPort
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.ports import ProfilerPort
+from foretoken.domain.profiling import ClosureRequest, GraphRequest, ProfileRequest
 from foretoken.profiler import servicer
 from foretoken.profiler.config import ProfilerConfig, TimerSpec
 from foretoken.profiler.service import ProfilerService
@@ -53,6 +57,37 @@ def test_a_profile_lands_in_the_catalog(catalog: CatalogService, port: ProfilerP
     assert report.num_planned == report.num_measured + report.num_failed + report.num_skipped
     selection = MeasurementFilter(run_id=report.run_id, include_flagged=True)
     assert pa.table(catalog.read_measurements(selection)).num_rows == report.num_measured
+
+
+def test_an_outline_says_what_a_profile_will_do(port: ProfilerPort) -> None:
+    """As many calls as are then measured, and none once they are known."""
+    outline = port.outline_profile(_REQUEST)
+    report = Foretoken(profiler=port).profile(_REQUEST)
+    assert (outline.num_calls, outline.name) == (report.num_planned, report.name)
+    assert [entry.operator for entry in outline.operators] == ["residual_add"]
+    again = port.outline_profile(_REQUEST)
+    assert (again.num_calls, again.num_covered) == (0, outline.num_calls)
+
+
+def test_calls_models_and_choices_reach_the_plan(port: ProfilerPort) -> None:
+    call = OperatorCall(
+        operator="residual_add", dtype=DType.FP32, dims={"num_tokens": 8, "hidden": 64}
+    )
+    request = ProfileRequest(device="cpu", quick=True, calls=(call,), cache="both")
+    assert port.outline_profile(request).num_calls == 2
+    model = ProfileRequest(
+        device="cpu", quick=True, models=(find_model("tiny-llama"),), tp_sizes=(1, 2)
+    )
+    one = replace(model, tp_sizes=(1,))
+    assert port.outline_profile(model).num_calls > port.outline_profile(one).num_calls
+
+
+def test_graphs_and_steps_of_an_absent_device_are_refused_at_once(port: ProfilerPort) -> None:
+    graph = GraphRequest(device="gb200_nvl72", model="m", config_json="{}")
+    with pytest.raises(DeviceNotPresentError, match="cpu"):
+        port.create_graph_profile(graph)
+    with pytest.raises(DeviceNotPresentError, match="cpu"):
+        port.create_closure(ClosureRequest(device="gb200_nvl72", model="m", config_json="{}"))
 
 
 def test_an_absent_device_is_refused_at_once(port: ProfilerPort) -> None:

@@ -15,7 +15,7 @@ from foretoken.app.compose import Composition
 from foretoken.app.demo import _SERVING, _TRAINING
 from foretoken.app.processes import ServiceProcesses
 from foretoken.domain.estimate import DType, Provenance
-from foretoken.domain.ports import ProfileRequest
+from foretoken.domain.profiling import ProfileRequest
 
 pytestmark = pytest.mark.e2e
 

@@ -17,7 +17,8 @@ from foretoken.domain.estimate import DType, Phase, Provenance
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.measurement import RunKind
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.ports import ProfileRequest, TrainRequest
+from foretoken.domain.ports import TrainRequest
+from foretoken.domain.profiling import ProfileRequest
 from foretoken.domain.scenario import ServingScenario
 from foretoken.wire import codec
 

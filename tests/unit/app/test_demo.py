@@ -12,8 +12,9 @@ from foretoken.client.facade import Foretoken
 from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply
 from foretoken.domain.job import Job
 from foretoken.domain.job_runner import JobRunner, RunsJobs
-from foretoken.domain.ports import ModelVersion, ProfileRequest, TrainRequest
-from foretoken.domain.report import PredictorTrainingReport, ProfileReport
+from foretoken.domain.ports import ModelVersion, TrainRequest
+from foretoken.domain.profiling import ProfileReport, ProfileRequest
+from foretoken.domain.report import PredictorTrainingReport
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.service import SimulatorService
 

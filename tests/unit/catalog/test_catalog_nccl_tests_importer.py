@@ -84,6 +84,7 @@ def test_a_line_is_an_out_of_place_row_and_an_in_place_row(tmp_path: Path) -> No
         ("reduce_scatter", "reduce_scatter", None),
         ("alltoall", "all_to_all", None),
         ("sendrecv", "send_recv", "pattern=ring"),
+        ("broadcast", "broadcast", None),
     ],
 )
 def test_the_program_says_which_operator_ran(
@@ -222,10 +223,10 @@ def test_empty_messages_and_types_without_a_format_are_noted(tmp_path: Path) -> 
 
 def test_a_collective_without_an_operator_is_noted(tmp_path: Path) -> None:
     _write(tmp_path, _log(*_ROWS))
-    _write(tmp_path, "# Collective test starting: broadcast_perf\n" + _log(*_ROWS), "b.log")
+    _write(tmp_path, "# Collective test starting: hypercube_perf\n" + _log(*_ROWS), "b.log")
     plan = _read(tmp_path)
     assert 4 == plan.num_rows
-    assert any("no operator here is broadcast_perf's" in note for note in plan.notes)
+    assert any("no operator here is hypercube_perf's" in note for note in plan.notes)
 
 
 def test_a_log_without_devices_needs_them_named(tmp_path: Path) -> None:

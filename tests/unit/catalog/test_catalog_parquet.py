@@ -22,7 +22,7 @@ from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
 from foretoken.domain.measurement import MeasurementFilter, Run, RunKind
 from foretoken.domain.operator import all_operators
-from foretoken.wire.arrow import STORED_SCHEMA, read_table
+from foretoken.wire.arrow import LATER_COLUMNS, STORED_SCHEMA, read_table
 
 _ALL = MeasurementFilter(include_failed=True, include_flagged=True)
 _MESSAGE = {"message_bytes": 4096, "devices_per_node": 4, "num_nodes": 1}
@@ -224,7 +224,7 @@ def test_the_manifest_says_what_the_folder_holds(source: CatalogService, tmp_pat
         "num_rows": 1,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
-    assert ([expected], "a40", 1) == (
+    assert ([expected], "a40", 2) == (
         found["files"],
         found["selection"]["device"],
         found["version"],
@@ -272,7 +272,7 @@ def _replace_rows(path: Path) -> None:
         (_replace_rows, "its rows are not those"),
         (lambda path: (path / MANIFEST_NAME).unlink(), f"has no {MANIFEST_NAME}"),
         (lambda path: (path / MANIFEST_NAME).write_text("[]"), "version None"),
-        (lambda path: _edit_manifest(path, lambda m: m.update(version=2)), "version 2"),
+        (lambda path: _edit_manifest(path, lambda m: m.update(version=3)), "version 3"),
         (lambda path: _edit_manifest(path, lambda m: m.update(more=2)), "more"),
         (lambda path: _edit_manifest(path, lambda m: m["files"].append(m["files"][0])), "twice"),
         (
@@ -292,6 +292,26 @@ def test_a_dataset_that_is_not_as_it_was_written_is_refused(
     damage(tmp_path / "set")
     with pytest.raises(InvalidRequestError, match=message.replace("(", "\\(")):
         _import(tmp_path / "set")
+
+
+def _make_first_version(path: Path) -> None:
+    """Write a dataset as it was before its files had the later columns."""
+    found = parquet.read_table(path / _PART, partitioning=None).drop_columns(list(LATER_COLUMNS))
+    parquet.write_table(found, path / _PART)
+    digest = hashlib.sha256((path / _PART).read_bytes()).hexdigest()
+    _edit_manifest(path, lambda m: m["files"][0].update(sha256=digest))
+    _edit_manifest(path, lambda m: m.update(version=1))
+
+
+def test_a_dataset_of_the_first_version_is_read(
+    source: CatalogService, target: CatalogService, tmp_path: Path
+) -> None:
+    _export(source, tmp_path / "set", MeasurementFilter(device="a40"))
+    _make_first_version(tmp_path / "set")
+    plan = _import(tmp_path / "set")
+    list(target.record(plan.run, plan.batches))
+    found = read_table(target.read_measurements(MeasurementFilter(device="a40")))
+    assert [[None]] * 3 == [found[name].to_pylist() for name in LATER_COLUMNS]
 
 
 def test_a_file_changed_after_it_was_checked_is_not_recorded(

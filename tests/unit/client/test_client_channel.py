@@ -14,7 +14,7 @@ from foretoken.client import channel
 from foretoken.client.channel import ChannelOptions, Connection, channel_arguments
 from foretoken.client.profiler import ProfilerClient
 from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
-from foretoken.domain.ports import ProfileRequest
+from foretoken.domain.profiling import ProfileRequest
 from foretoken.wire.serving import register_service
 
 

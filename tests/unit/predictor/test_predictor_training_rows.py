@@ -45,6 +45,16 @@ def test_a_variant_is_a_series_of_its_own() -> None:
     assert found == {"": [10.0], "quant=int4_wo": [2.0]}
 
 
+def test_calls_beside_others_are_not_trained_on() -> None:
+    dims = {"m": 8, "n": 64, "k": 64}
+    rows = [row_of("gemm", dims, 10.0)]
+    for beside in ("beside=nothing;beside_dims=2x1", "beside=all_reduce;beside_dims=1024x2x1"):
+        rows += [row_of("gemm", dims, 15.0, variant=beside)]
+    rows += [row_of("gemm", dims, 9.0, variant="cache=warm")]
+    series = read_series(FakeCatalog(rows).read_measurements(MeasurementFilter()))
+    assert ["", "cache=warm"] == [item.key.variant for item in series]
+
+
 def test_each_of_several_kernels_is_also_a_series_of_its_own() -> None:
     """The series without a kernel takes the fastest at every point."""
     rows = []

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from predictor_fakes import Rows, base_us, row_of
+from predictor_fakes import Rows, base_us, gemm_rows, row_of
 
 from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Provenance
 from foretoken.domain.hardware.device import find_device
@@ -12,7 +12,7 @@ from foretoken.domain.operator import find_operator
 from foretoken.domain.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.transfer.grounds import Grounds
-from foretoken.predictor.transfer.typical import default_transfer
+from foretoken.predictor.transfer.typical import default_transfer, transfer_names
 
 MakePredictor = Callable[[Rows], PredictorService]
 Train = Callable[..., PredictorTrainingReport]
@@ -83,6 +83,28 @@ def test_a_collective_on_an_unseen_architecture_is_in_more_doubt(
     assert near.high_us[0] / near.low_us[0] < 2.0
     doubt_log = default_transfer().high_log - default_transfer().low_log
     assert pytest.approx(np.exp(doubt_log)) == far.high_us[0] / far.low_us[0]
+
+
+@pytest.mark.parametrize("operator", ["kv_swap", "host_step", "launch_gap"])
+def test_what_the_devices_memory_does_not_bound_tells_no_other_operator(operator: str) -> None:
+    names = transfer_names(find_operator(operator), find_device("a30"), "direction=h2d")
+    assert (f"{operator} (direction=h2d) on any gpu", f"{operator} on any gpu") == names
+
+
+def test_times_from_a_warm_cache_tell_nothing_of_cold_calls_elsewhere(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    cold = [*gemm_rows(device="a30"), *gemm_rows(device="a100_sxm_80")]
+    warm = gemm_rows(lambda _: 0.6, device="a30", variant="cache=warm")
+    columns = {"m": [64], "n": [4096], "k": [4096]}
+    table = OperatorTable(operator="gemm", dtype=DType.FP16, columns=columns)
+    query = LatencyQuery(device="h100_sxm", tables=(table,))
+    answers = []
+    for rows in (cold, [*cold, *warm]):
+        service = make_predictor(rows)
+        train(service)
+        answers.append(service.predict(query).tables[0].latency_us.tolist())
+    assert answers[0] == answers[1]
 
 
 def _all_reduces(device: str, topology: str) -> Rows:

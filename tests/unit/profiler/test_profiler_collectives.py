@@ -9,39 +9,70 @@ import pytest
 
 from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.operator import all_operators
-from foretoken.profiler.collectives import (
+from foretoken.domain.overlap import call_alone, call_beside, is_group_call
+from foretoken.profiler.config import TimerSpec
+from foretoken.profiler.ranks.group import (
     CollectiveGroup,
     CollectiveTimingError,
     GroupLostError,
     GroupSpec,
 )
-from foretoken.profiler.config import TimerSpec
+from foretoken.profiler.ranks.rows import in_group_order, time_collectives
+from foretoken.profiler.recording.rows import RowBuilder
 
-FAST = TimerSpec(min_samples=3, warm_up_s_min=0.0, warm_up_s_max=0.002, case_s_max=0.01)
+FAST = TimerSpec(
+    min_samples=3, warm_up_s_min=0.0, warm_up_s_max=0.002, case_s_max=0.01, sample_us_min=50.0
+)
+ROWS = RowBuilder("cpu", "torch", "0")
+COLLECTIVES = [name for name, spec in all_operators().items() if spec.is_collective]
+GEMM = OperatorCall(operator="gemm", dtype=DType.FP32, dims={"m": 64, "n": 64, "k": 64})
 
 
-def call_of(operator: str, message_bytes: int = 8192) -> OperatorCall:
-    dims = {"message_bytes": message_bytes, "devices_per_node": 2, "num_nodes": 1}
-    return OperatorCall(operator=operator, dtype=DType.FP32, dims=dims)
+def call_of(
+    operator: str,
+    message_bytes: int = 8192,
+    group: tuple[int, int] = (2, 1),
+    variant: str = "",
+    dtype: DType = DType.FP32,
+) -> OperatorCall:
+    dims = {"message_bytes": message_bytes, "devices_per_node": group[0], "num_nodes": group[1]}
+    return OperatorCall(operator=operator, dtype=dtype, dims=dims, variant=variant)
+
+
+def spec_of(num_ranks: int) -> GroupSpec:
+    return GroupSpec(num_ranks=num_ranks, is_cuda=False, seed=0, timer=FAST)
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[CollectiveGroup]:
-    opened = CollectiveGroup(GroupSpec(num_ranks=2, is_cuda=False, seed=0, timer=FAST))
+    opened = CollectiveGroup(spec_of(3))
     opened.open()
     pids = opened.pids
     yield opened
     opened.close()
-    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    assert [] == [pid for pid in pids if is_running(pid)]
 
 
-@pytest.mark.parametrize(
-    "operator", [name for name, spec in all_operators().items() if spec.is_collective]
-)
+@pytest.mark.parametrize("operator", COLLECTIVES)
 def test_collective_is_timed(group: CollectiveGroup, operator: str) -> None:
     summary = group.time(call_of(operator))
     assert summary.num_samples >= 3
     assert 0.0 < summary.latency_us_min <= summary.latency_us_median <= summary.latency_us_max
+
+
+@pytest.mark.parametrize("operator", [name for name in COLLECTIVES if name != "send_recv"])
+def test_more_ranks_than_two_are_timed(group: CollectiveGroup, operator: str) -> None:
+    assert group.time(call_of(operator, group=(3, 1))).num_samples >= 3
+
+
+def test_a_ring_of_transfers_joins_more_than_a_pair(group: CollectiveGroup) -> None:
+    assert group.time(call_of("send_recv", group=(3, 1), variant="pattern=ring")).num_samples >= 3
+    with pytest.raises(CollectiveTimingError, match="pattern=ring"):
+        group.time(call_of("send_recv", group=(3, 1)))
 
 
 def test_larger_message_takes_longer(group: CollectiveGroup) -> None:
@@ -50,16 +81,71 @@ def test_larger_message_takes_longer(group: CollectiveGroup) -> None:
     assert large.latency_us_min > small.latency_us_min
 
 
-def test_unknown_collective_fails_and_the_group_lives_on(group: CollectiveGroup) -> None:
-    with pytest.raises(CollectiveTimingError, match="no code runs"):
-        group.time(call_of("broadcast"))
+def test_computation_and_communication_are_timed_beside_each_other(group: CollectiveGroup) -> None:
+    collective = call_of("all_reduce", 2**16)
+    for call in (
+        call_alone(GEMM, 2, 1),
+        call_beside(GEMM, collective),
+        call_beside(collective, GEMM),
+    ):
+        assert group.time(call).latency_us_median > 0.0
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (call_of("gather"), "UnknownOperatorError"),
+        (call_of("all_reduce", variant="redop=max"), "no code runs all_reduce with redop"),
+        (call_of("all_reduce", variant="graph=true"), "needs a CUDA device"),
+        (call_of("all_reduce", 2**50), "DeviceMemoryError"),
+        (call_of("all_reduce", dtype=DType.FP4), "torch has no fp4"),
+        (call_of("all_reduce", group=(4, 1)), "there are 3 on each of 1"),
+        (call_of("all_reduce", group=(2, 2)), "2 ranks on each of 2 nodes"),
+        (call_beside(GEMM, GEMM), "neither call communicates"),
+    ],
+)
+def test_call_that_cannot_be_timed_says_why_and_the_group_lives_on(
+    group: CollectiveGroup, call: OperatorCall, reason: str
+) -> None:
+    with pytest.raises(CollectiveTimingError, match=reason) as caught:
+        group.time(call)
+    assert not isinstance(caught.value, GroupLostError)
     assert group.time(call_of("all_reduce")).num_samples >= 3
 
 
-def test_group_that_lost_its_ranks_says_so() -> None:
-    lonely = CollectiveGroup(GroupSpec(num_ranks=1, is_cuda=False, seed=0, timer=FAST))
-    lonely.open()
-    os.kill(lonely.pids[0], signal.SIGKILL)
-    with pytest.raises(GroupLostError):
-        lonely.time(call_of("all_reduce"))
-    lonely.close()
+def test_group_that_lost_a_rank_says_so_and_can_be_opened_again() -> None:
+    opened = CollectiveGroup(spec_of(2))
+    opened.open()
+    os.kill(opened.pids[1], signal.SIGKILL)
+    with pytest.raises(GroupLostError, match=r"rank 1 died|a rank is gone"):
+        opened.time(call_of("all_reduce"))
+    opened.open()
+    assert opened.time(call_of("all_reduce")).num_samples >= 3
+    pids = opened.pids
+    opened.close()
+    assert [] == [pid for pid in pids if is_running(pid)]
+
+
+def test_every_call_gives_a_row_in_group_order() -> None:
+    calls = [
+        call_of("all_gather", group=(9, 1)),
+        call_of("all_reduce"),
+        call_of("send_recv"),
+        call_beside(GEMM, call_of("all_reduce")),
+    ]
+    rows = list(time_collectives(calls, spec_of(2), ROWS, "cpu_loopback"))
+    ordered = in_group_order(calls)
+    assert calls[0] == ordered[-1]
+    assert [c.operator for c in ordered] == [row["operator"] for row in rows]
+    assert ["ok", "ok", "ok", "failed"] == [row["status"] for row in rows]
+    assert {"cpu_loopback"} == {row["topology"] for row in rows}
+    by_operator = {row["operator"]: row for row in rows}
+    assert "torch.distributed(gloo)" == by_operator["send_recv"]["kernel"]
+    assert "beside=all_reduce;beside_dims=8192x2x1" == by_operator["gemm"]["variant"]
+    assert "" != by_operator["gemm"]["kernel"]
+
+
+def test_what_needs_a_group_is_known_by_its_variant() -> None:
+    assert is_group_call(call_of("broadcast"))
+    assert is_group_call(call_alone(GEMM, 2, 1))
+    assert not is_group_call(GEMM)

@@ -2,11 +2,10 @@
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.profiler.environment import (
-    DeviceReading,
+    cpu_clock_mhz,
     describe_environment,
     free_memory_bytes,
     last_cache_bytes,
-    read_device,
 )
 from foretoken.profiler.local_device import LocalDevice, find_local_device
 
@@ -15,7 +14,7 @@ CPU = find_local_device("cpu")
 
 def test_environment_is_short_strings_without_secrets() -> None:
     described = describe_environment(CPU)
-    assert set(described) == {
+    assert set(described) - {"cpu_governor"} == {
         "framework",
         "framework_version",
         "python",
@@ -30,8 +29,9 @@ def test_environment_is_short_strings_without_secrets() -> None:
     assert all(isinstance(value, str) and len(value) < 200 for value in described.values())
 
 
-def test_cpu_reports_neither_power_nor_clock() -> None:
-    assert read_device(CPU) == DeviceReading(power_w=None, clock_mhz=None)
+def test_clock_of_a_cpu_is_plausible_where_the_system_tells_one() -> None:
+    clock_mhz = cpu_clock_mhz()
+    assert clock_mhz is None or 100.0 < clock_mhz < 10_000.0
 
 
 def test_some_memory_is_free_and_the_cache_has_a_plausible_size() -> None:

@@ -6,8 +6,9 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.operator import find_operator
-from foretoken.profiler.kernel import TensorFactory, all_kernels
+from foretoken.profiler.kernel import Kernel, TensorFactory, find_kernels
 
 
 def _dims(num_pairs: int, num_active: int) -> dict[str, int]:
@@ -23,18 +24,23 @@ def _dims(num_pairs: int, num_active: int) -> dict[str, int]:
     }
 
 
+def _kernel() -> Kernel:
+    found = find_kernels("moe_local_experts", DType.FP32, Phase.FORWARD, torch.device("cpu"))
+    return found[0]
+
+
 def _tensors() -> TensorFactory:
     return TensorFactory(torch.device("cpu"), torch.float32, seed=1)
 
 
 @pytest.mark.parametrize(("num_pairs", "num_active"), [(8, 4), (9, 4), (3, 3), (5, 2), (7, 1)])
 def test_each_expert_runs_its_share_of_the_rows(num_pairs: int, num_active: int) -> None:
-    kernel, dims = all_kernels()["moe_local_experts"], _dims(num_pairs, num_active)
+    kernel, dims = _kernel(), _dims(num_pairs, num_active)
     x, up, down = kernel.make_inputs(dims, _tensors())
     expected = []
     for expert, rows in enumerate(x.tensor_split(num_active)):
-        gate, value = (rows @ up[expert]).chunk(2, dim=1)
-        expected.append((functional.silu(gate) * value) @ down[expert])
+        gate, value = (rows @ up[expert].T).chunk(2, dim=1)
+        expected.append((functional.silu(gate) * value) @ down[expert].T)
     torch.testing.assert_close(torch.cat(expected), kernel.bind(dims)(x, up, down))
 
 
@@ -42,7 +48,7 @@ def test_each_expert_runs_its_share_of_the_rows(num_pairs: int, num_active: int)
 def test_the_work_and_the_weights_are_those_the_operator_says(
     num_pairs: int, num_active: int
 ) -> None:
-    kernel, dims = all_kernels()["moe_local_experts"], _dims(num_pairs, num_active)
+    kernel, dims = _kernel(), _dims(num_pairs, num_active)
     spec, (x, up, down) = find_operator("moe_local_experts"), kernel.make_inputs(dims, _tensors())
     with FlopCounterMode(display=False) as counter:
         kernel.bind(dims)(x, up, down)
@@ -55,4 +61,4 @@ def test_more_active_experts_than_pairs_or_local_ones_are_refused(
     num_pairs: int, num_active: int
 ) -> None:
     with pytest.raises(InvalidRequestError, match="cannot reach"):
-        all_kernels()["moe_local_experts"].bind(_dims(num_pairs, num_active))
+        _kernel().bind(_dims(num_pairs, num_active))

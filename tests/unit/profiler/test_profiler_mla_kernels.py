@@ -6,11 +6,18 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import DType, OperatorCall, Phase
 from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.profiler.kernel import TensorFactory, all_kernels
-from foretoken.profiler.latent_attention import LatentBlock
+from foretoken.profiler.attention.batch import read_decode_batch, read_prefill_batch
+from foretoken.profiler.attention.latent import LatentBlock
+from foretoken.profiler.attention.ragged import Batch
+from foretoken.profiler.kernel import (
+    TensorFactory,
+    all_kernels,
+    find_kernels,
+    kernel_of_call,
+)
 
 _WIDTHS = {
     "num_heads": 3,
@@ -22,6 +29,8 @@ _WIDTHS = {
     "v_head_dim": 5,
 }
 _DECODE = {"num_seqs": 2, "kv_tokens": 18, "kv_tokens_max": 9, **_WIDTHS}
+_RAGGED = {"num_seqs": 3, "kv_tokens": 20, "kv_tokens_max": 11, **_WIDTHS}
+_CPU = torch.device("cpu")
 
 
 def _tensors() -> TensorFactory:
@@ -51,40 +60,33 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     )
 
 
-def _run_sequence(block: LatentBlock, index: int) -> torch.Tensor:
+def _run_sequence(block: LatentBlock, batch: Batch, index: int) -> torch.Tensor:
     """Return the block's output for one sequence, keys and values unpacked head by head."""
-    hidden, old = block.hidden[index], block.cache[index, : -block.hidden.shape[1]]
+    hidden, cos, sin = (
+        tensor.split(batch.q_lens)[index] for tensor in (block.hidden, block.cos, block.sin)
+    )
+    old = block.cache.split(batch.kv_lens)[index][: -len(hidden)]
     low, latents, shared = (hidden @ block.down).split((6, 8, 2), 1)
     latents = torch.cat((old[:, :8], _normalize(latents, block.latent_norm)))
-    shared = torch.cat((old[:, 8:], _rotate(shared, block.cos, block.sin)))
+    shared = torch.cat((old[:, 8:], _rotate(shared, cos, sin)))
     queries = (_normalize(low, block.query_norm) @ block.query_up).chunk(3, 1)
     unpacked = (latents @ block.latent_up).chunk(3, 1)
     heads = []
     for query, pair in zip(queries, unpacked, strict=True):
-        turned = torch.cat((query[:, :4], _rotate(query[:, 4:], block.cos, block.sin)), 1)
+        turned = torch.cat((query[:, :4], _rotate(query[:, 4:], cos, sin)), 1)
         heads.append(_attend(turned, torch.cat((pair[:, :4], shared), 1), pair[:, 4:]))
     return torch.cat(heads, 1) @ block.out
 
 
-def _check_block(operator: str, dims: Mapping[str, int], q_len: int) -> None:
-    kernel = all_kernels()[operator]
+def _check_block(operator: str, dims: Mapping[str, int], batch: Batch) -> None:
+    """Compare the default kernel, on sequences of this batch, with the definition."""
+    kernel = kernel_of_call(OperatorCall(operator=operator, dtype=DType.FP32, dims=dims), _CPU)
     inputs = kernel.make_inputs(dims, _tensors())
     block = LatentBlock(*(tensor.clone() for tensor in inputs))
-    output = kernel.bind(dims)(*inputs).reshape(2, q_len, 16)
-    for index in range(2):
-        torch.testing.assert_close(_run_sequence(block, index), output[index])
-
-
-@pytest.mark.parametrize(("q_len", "context_len"), [(4, 0), (3, 5), (1, 6)])
-def test_a_prefill_attends_head_by_head(q_len: int, context_len: int) -> None:
-    kernel = all_kernels()["mla_prefill"]
-    dims = {**prefill_dims(2, q_len, context_len), **_WIDTHS}
-    query, key, value, mask = kernel.make_inputs(dims, _tensors())
-    attended = kernel.bind(dims)(query, key, value, mask)
-    for index in range(2):
-        for head in range(3):
-            expected = _attend(query[index, head], key[index, head], value[index, head])
-            torch.testing.assert_close(expected, attended[index, head])
+    outputs = kernel.bind(dims)(*inputs).split(batch.q_lens)
+    assert ("per sequence" in kernel.source) is not batch.is_equal
+    for index, output in enumerate(outputs):
+        torch.testing.assert_close(_run_sequence(block, batch, index), output)
 
 
 def test_the_heads_of_a_prefill_share_the_key_with_position() -> None:
@@ -94,27 +96,52 @@ def test_the_heads_of_a_prefill_share_the_key_with_position() -> None:
     assert not torch.equal(key[:, 0, :, :4], key[:, 1, :, :4])
 
 
-def test_a_decode_attends_to_the_latents_as_keys_and_as_values() -> None:
-    """Its inputs and output are the bytes that the operator counts."""
-    kernel, spec = all_kernels()["mla_decode"], find_operator("mla_decode")
-    query, cache = kernel.make_inputs(_DECODE, _tensors())
-    attended = kernel.bind(_DECODE)(query, cache)
-    for index in range(2):
-        for head in range(3):
-            weights = (cache[index] @ query[index, head]).softmax(0)
-            torch.testing.assert_close(weights @ cache[index, :, :8], attended[index, head])
-    moved_bytes = query.nbytes + cache.nbytes + attended.nbytes
-    assert spec.moved_bytes(_DECODE, 8.0) == moved_bytes
+@pytest.mark.parametrize("dims", [_DECODE, _RAGGED], ids=["equal", "ragged"])
+def test_a_decode_attends_to_the_latents_as_keys_and_as_values(dims: Mapping[str, int]) -> None:
+    """Its inputs and output are the bytes that the operator counts, where nothing is padded."""
+    batch, spec = read_decode_batch(dims), find_operator("mla_decode")
+    present = [
+        kernel
+        for kernel in find_kernels("mla_decode", DType.FP32, Phase.FORWARD, _CPU)
+        if kernel.can_run(dims)
+    ]
+    assert (1 if batch.is_equal else 2) == len(present)
+    for kernel in present:
+        query, cache, *bias = kernel.make_inputs(dims, _tensors())
+        is_padded = cache.dim() == 3
+        contexts = cache.unbind() if is_padded else cache.split(batch.kv_lens)
+        attended = kernel.bind(dims)(query, cache, *bias)
+        for index, kv_len in enumerate(batch.kv_lens):
+            context = contexts[index][:kv_len]
+            for head in range(3):
+                weights = (context @ query[index, head]).softmax(0)
+                torch.testing.assert_close(weights @ context[:, :8], attended[index, head])
+        moved_bytes = query.nbytes + cache.nbytes + attended.nbytes
+        assert is_padded or spec.moved_bytes(dims, 8.0) == moved_bytes
 
 
-@pytest.mark.parametrize(("q_len", "context_len"), [(4, 0), (3, 5)])
-def test_a_prefill_block_is_the_definition(q_len: int, context_len: int) -> None:
-    dims = {**prefill_dims(2, q_len, context_len), **_WIDTHS}
-    _check_block("mla_prefill_module", dims, q_len)
+@pytest.mark.parametrize(
+    ("q_lens", "context_lens"),
+    [((4, 4), (0, 0)), ((3, 3), (5, 5)), ((4, 1, 3), (0, 6, 2)), ((5, 2), (0, 0))],
+)
+def test_a_prefill_block_is_the_definition(
+    q_lens: tuple[int, ...], context_lens: tuple[int, ...]
+) -> None:
+    kv_lens = tuple(new + old for new, old in zip(q_lens, context_lens, strict=True))
+    batch = Batch(q_lens, kv_lens)
+    sums = {
+        "num_seqs": len(q_lens),
+        "q_tokens": sum(q_lens),
+        "kv_tokens": sum(kv_lens),
+        "score_pairs": batch.score_pairs(),
+    }
+    dims = {**sums, **_WIDTHS}
+    _check_block("mla_prefill_module", dims, read_prefill_batch(dims))
 
 
-def test_a_decode_block_in_the_latent_space_is_the_same_block() -> None:
-    _check_block("mla_decode_module", _DECODE, 1)
+@pytest.mark.parametrize("dims", [_DECODE, _RAGGED], ids=["equal", "ragged"])
+def test_a_decode_block_in_the_latent_space_is_the_same_block(dims: Mapping[str, int]) -> None:
+    _check_block("mla_decode_module", dims, read_decode_batch(dims))
 
 
 @pytest.mark.parametrize("operator", ["mla_decode", "mla_decode_module"])
@@ -132,9 +159,3 @@ def test_a_block_holds_the_weights_that_its_operator_counts() -> None:
     matrices = (block.down, block.query_up, block.latent_up, block.out)
     num_weights = sum(matrix.numel() for matrix in matrices)
     assert find_operator("mla_decode_module").num_weights(_DECODE) == num_weights
-
-
-@pytest.mark.parametrize("operator", ["mla_decode", "mla_decode_module"])
-def test_a_ragged_batch_is_refused(operator: str) -> None:
-    with pytest.raises(InvalidRequestError, match="ragged"):
-        all_kernels()[operator].make_inputs({**_DECODE, "kv_tokens": 17}, _tensors())

@@ -1,28 +1,28 @@
 """The profiler as its port shows it: a real, tiny profile of this CPU."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
 import torch
-from profiler_fakes import FakeCatalog
+from profiler_fakes import FAST, FakeCatalog, spooled_rows
 
 from foretoken.domain.errors import (
     DeviceNotPresentError,
     InvalidRequestError,
+    ServiceUnavailableError,
+    UnknownDeviceError,
     UnknownJobError,
     UnknownOperatorError,
 )
 from foretoken.domain.job import Job, JobState
-from foretoken.domain.ports import ProfileRequest
-from foretoken.domain.report import ProfileReport
-from foretoken.profiler.config import ProfilerConfig, TimerSpec
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.profiling import ProfileReport, ProfileRequest
+from foretoken.profiler.config import ProfilerConfig
 from foretoken.profiler.service import ProfilerService
 
-FAST = TimerSpec(
-    min_samples=3, warm_up_s_min=0.0, warm_up_s_max=0.002, case_s_max=0.005, max_input_sets=2
-)
 SMALL = ProfileRequest(device="cpu", quick=True, operators=("residual_add", "kv_cache_write"))
 
 
@@ -64,18 +64,96 @@ def test_request_is_checked_before_a_job_starts(profiler: ProfilerService) -> No
 def test_profile_measures_every_point_and_then_none(
     profiler: ProfilerService, catalog: FakeCatalog
 ) -> None:
-    """The second profile finds all points covered, and takes no time for them."""
+    """The second profile finds all points known, and takes no time for them."""
+    outline = profiler.outline_profile(SMALL)
     first = finish(profiler, profiler.create_profile(SMALL))
     table = catalog.table
+    assert outline.num_calls == first.num_planned
     assert first.num_measured == table.num_rows == first.num_planned > 10
     assert (first.num_failed, first.num_skipped) == (0, 0)
     assert set(table.column("operator").to_pylist()) == set(SMALL.operators)
     assert set(table.column("status").to_pylist()) == {"ok"}
     assert pc.min(table.column("latency_us_median")).as_py() > 0.0
     assert catalog.completed == {first.run_id}
+    assert first.name == outline.name == catalog.runs[first.run_id].environment["profile"]
     second = finish(profiler, profiler.create_profile(SMALL))
     assert (second.num_measured, second.num_skipped) == (0, second.num_planned)
     assert catalog.table.num_rows == first.num_measured
+    assert profiler.outline_profile(SMALL).num_calls == 0
+
+
+def test_report_is_complete(profiler: ProfilerService) -> None:
+    report = finish(profiler, profiler.create_profile(SMALL))
+    assert [entry.operator for entry in report.operators] == sorted(SMALL.operators)
+    assert sum(entry.num_measured for entry in report.operators) == report.num_measured
+    assert 0.0 < sum(entry.wall_s for entry in report.operators) < report.wall_s
+    assert report.num_repeats > 0
+    assert 0.0 <= report.repeat_median_ratio <= report.repeat_p90_ratio
+
+
+def test_interrupted_profile_goes_on_where_it_stopped(
+    profiler: ProfilerService, catalog: FakeCatalog
+) -> None:
+    """Both halves together are the plan: nothing twice, repeats included."""
+    capped = replace(SMALL, time_cap_s=0.05)
+    first = finish(profiler, profiler.create_profile(capped))
+    assert 0 < first.num_measured < first.num_planned
+    second = finish(profiler, profiler.create_profile(SMALL))
+    assert second.num_measured == first.num_planned - first.num_measured
+    assert catalog.table.num_rows == first.num_planned
+    assert second.num_repeats > 0
+
+
+def test_measuring_again_takes_every_point_once_more_and_can_be_resumed(
+    profiler: ProfilerService,
+) -> None:
+    first = finish(profiler, profiler.create_profile(SMALL))
+    again = replace(SMALL, skip_covered=False, name="again")
+    second = finish(profiler, profiler.create_profile(again))
+    assert second.num_measured == first.num_measured
+    third = finish(profiler, profiler.create_profile(again))
+    assert (third.num_measured, third.num_skipped) == (0, first.num_measured)
+
+
+def test_rows_the_catalog_had_not_are_recorded_at_the_next_start(
+    tmp_path: Path, catalog: FakeCatalog
+) -> None:
+    """A catalog that is gone costs no measurement, and none is taken twice."""
+    config = ProfilerConfig(
+        state_folder=str(tmp_path),
+        quick_timer=FAST,
+        num_threads=1,
+        batch_rows=5,
+        receipt_s=0.01,
+        catalog_s=0.2,
+    )
+    service = ProfilerService(config, catalog)
+    service.open()
+    catalog.errors = [ServiceUnavailableError("gone")] * 100_000
+    job = service.create_profile(SMALL)
+    *_, last = service.watch_job(job.job_id)
+    assert (last.state, last.error_reason) == (JobState.FAILED, "SERVICE_UNAVAILABLE")
+    assert catalog.table.num_rows == 0
+    waiting = spooled_rows(tmp_path / "spool")
+    catalog.errors = []
+    report = finish(service, service.create_profile(SMALL))
+    service.close()
+    assert (report.num_measured, report.num_skipped) == (0, waiting)
+    assert catalog.table.num_rows == waiting > 10
+    assert spooled_rows(tmp_path / "spool") == 0
+
+
+def test_device_that_is_not_here_can_be_planned_for(profiler: ProfilerService) -> None:
+    request = ProfileRequest(device="h200_sxm", models=(find_model("tiny-llama"),))
+    outline = profiler.outline_profile(request)
+    assert outline.device == "h200_sxm"
+    assert outline.num_calls > 100
+    assert outline.estimated_s > 0.0
+
+
+def test_device_nobody_knows_cannot_be_planned_for(profiler: ProfilerService) -> None:
+    with pytest.raises(UnknownDeviceError):
+        profiler.outline_profile(ProfileRequest(device="no_such_gpu"))
 
 
 def test_run_says_what_it_was_measured_on(profiler: ProfilerService, catalog: FakeCatalog) -> None:

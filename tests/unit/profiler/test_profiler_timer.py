@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.profiler.config import TimerSpec
-from foretoken.profiler.timer import (
-    CpuStopwatch,
-    IndexedCall,
+from foretoken.profiler.timing.stopwatch import IndexedCall
+from foretoken.profiler.timing.timer import (
+    calls_per_sample,
     median_interval_ratio,
     summarize,
     time_case,
@@ -122,7 +122,55 @@ def test_input_sets_rotate() -> None:
     assert seen == list(range(len(seen)))
 
 
-def test_cpu_stopwatch_reads_its_clock_around_the_calls() -> None:
-    ticks = iter([5_000, 47_000])
-    stopwatch = CpuStopwatch(lambda: next(ticks))
-    assert stopwatch.time_calls_us(lambda _: None, 0, 3) == 42.0
+def test_warm_up_waits_for_a_steady_clock() -> None:
+    """The clock climbs for 60 ms; the samples come after it."""
+    stopwatch = FakeStopwatch([1000.0])
+    warm_s: list[float] = []
+
+    def read_clock() -> float:
+        return min(1000.0 + 15.0 * stopwatch.now_s() * 1e3, 1900.0)
+
+    time_case(
+        lambda _: None,
+        stopwatch,
+        TimerSpec(warm_up_s_min=0.025, warm_up_s_max=0.5),
+        read_clock=read_clock,
+        when_warm=lambda: warm_s.append(stopwatch.now_s()),
+    )
+    (started_s,) = warm_s
+    assert 0.06 <= started_s <= 0.1
+
+
+def test_a_clock_that_never_settles_does_not_hold_up_the_case() -> None:
+    stopwatch = FakeStopwatch([1000.0])
+    readings = iter(range(1000, 100_000, 100))
+    warm_s: list[float] = []
+    time_case(
+        lambda _: None,
+        stopwatch,
+        TimerSpec(warm_up_s_max=0.1),
+        read_clock=lambda: float(next(readings)),
+        when_warm=lambda: warm_s.append(stopwatch.now_s()),
+    )
+    assert warm_s == [pytest.approx(0.1, abs=0.003)]
+
+
+def test_a_clock_nobody_tells_counts_as_steady() -> None:
+    stopwatch = FakeStopwatch([1000.0])
+    warm_s: list[float] = []
+    time_case(
+        lambda _: None,
+        stopwatch,
+        TimerSpec(warm_up_s_min=0.0),
+        read_clock=lambda: None,
+        when_warm=lambda: warm_s.append(stopwatch.now_s()),
+    )
+    assert warm_s[0] < 0.02
+
+
+@given(st.floats(min_value=1e-3, max_value=1e7))
+def test_calls_of_a_sample_fill_it_within_the_limit(latency_us: float) -> None:
+    spec = TimerSpec(sample_us_min=1000.0, max_calls_per_sample=20)
+    num_calls = calls_per_sample(latency_us, spec)
+    assert 1 <= num_calls <= 20
+    assert num_calls == 20 or num_calls * latency_us >= 1000.0

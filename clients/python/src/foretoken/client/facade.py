@@ -36,16 +36,19 @@ from foretoken.domain.ports import (
     CatalogAdminPort,
     JobsPort,
     PredictorPort,
-    ProfileRequest,
     ProfilerPort,
     SimulatorPort,
     TrainRequest,
 )
-from foretoken.domain.report import (
-    PredictorTrainingReport,
+from foretoken.domain.profiling import (
+    ClosureReport,
+    ClosureRequest,
+    GraphReport,
+    GraphRequest,
     ProfileReport,
-    ServingReport,
+    ProfileRequest,
 )
+from foretoken.domain.report import PredictorTrainingReport, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.training_report import TrainingReport
@@ -145,6 +148,22 @@ class Foretoken:
         job = self.profiler.create_profile(request)
         wait_for_job(self.profiler, job, on_progress)
         return self.profiler.get_profile_report(job.job_id)
+
+    def profile_graph(
+        self, request: GraphRequest, on_progress: OnProgress | None = None
+    ) -> GraphReport:
+        """Trace a model where the profiler runs and time the nodes of its graph."""
+        job = self.profiler.create_graph_profile(request)
+        wait_for_job(self.profiler, job, on_progress)
+        return self.profiler.get_graph_report(job.job_id)
+
+    def measure_closure(
+        self, request: ClosureRequest, on_progress: OnProgress | None = None
+    ) -> ClosureReport:
+        """Time whole steps of a model where the profiler runs, to hold predictions to."""
+        job = self.profiler.create_closure(request)
+        wait_for_job(self.profiler, job, on_progress)
+        return self.profiler.get_closure_report(job.job_id)
 
     def import_measurements(
         self,

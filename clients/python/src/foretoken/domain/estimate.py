@@ -178,20 +178,30 @@ class LatencyEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorCall:
-    """One call of one operator with concrete dimensions."""
+    """One call of one operator with concrete dimensions.
+
+    `variant` and `kernel` are those of `OperatorTable`.
+    """
 
     operator: str
     dtype: DType
     phase: Phase = Phase.FORWARD
     dims: Mapping[str, int] = field(default_factory=dict)
+    variant: str = ""
+    kernel: str = ""
 
 
 def table_of_calls(calls: Sequence[OperatorCall]) -> OperatorTable:
-    """Return the table of calls that share operator, dtype and phase."""
+    """Return the table of calls that share all but the values of their dimensions."""
     first = calls[0]
     columns = {name: [call.dims[name] for call in calls] for name in first.dims}
     return OperatorTable(
-        operator=first.operator, dtype=first.dtype, phase=first.phase, columns=columns
+        operator=first.operator,
+        dtype=first.dtype,
+        phase=first.phase,
+        columns=columns,
+        variant=first.variant,
+        kernel=first.kernel,
     )
 
 

@@ -280,9 +280,9 @@ class JobRunner:
     def _save(self, job: Job) -> None:
         try:
             _write_whole(self._path(job.job_id, "job"), json.dumps(schema.encode(job)))
-        except OSError:
+        except OSError as err:
             # Whoever watches it learns how it ended, though the next process will not.
-            _log.exception("the state of a job could not be saved job_id=%s", job.job_id)
+            _log.warning("the state of a job could not be saved job_id=%s: %s", job.job_id, err)
 
     def _save_result(self, job_id: str, outcome: object) -> None:
         try:

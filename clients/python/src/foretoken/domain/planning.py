@@ -23,7 +23,8 @@ class CandidateAxis:
 class PlanRequest:
     """What may be profiled and how much GPU time there is.
 
-    The candidates are all combinations of the axes; without any, the operator's own sweep.
+    The candidates are all combinations of the axes; without any, the operator's own sweep, that of
+    a collective inside one node.
     `max_num_points` 0 takes as many as the budget allows.
     """
 

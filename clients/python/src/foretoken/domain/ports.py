@@ -33,11 +33,16 @@ from foretoken.domain.measurement import (
     SqlQuery,
 )
 from foretoken.domain.planning import PlanRequest, ProfilePlan
-from foretoken.domain.report import (
-    PredictorTrainingReport,
+from foretoken.domain.profiling import (
+    ClosureReport,
+    ClosureRequest,
+    GraphReport,
+    GraphRequest,
+    ProfileOutline,
     ProfileReport,
-    ServingReport,
+    ProfileRequest,
 )
+from foretoken.domain.report import PredictorTrainingReport, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.training_report import TrainingReport
@@ -139,32 +144,32 @@ class CatalogAdminPort(CatalogPort, JobsPort, Protocol):
         """Write the catalog's files anew without the room that deleted rows left."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileRequest:
-    """What to profile. Empty `operators` means all; `quick` takes about a minute on a CPU.
-
-    `skip_covered` leaves out points the catalog already has for this device and software.
-    """
-
-    device: str
-    operators: tuple[str, ...] = ()
-    quick: bool = False
-    skip_covered: bool = True
-    seed: int = 0
-    time_cap_s: float = 0.0
-
-
 class ProfilerPort(JobsPort, Protocol):
     """Times operators on the device of its own machine and records them in the catalog."""
 
     def list_local_devices(self) -> tuple[str, ...]:
         """Return the names of the devices present here."""
 
+    def outline_profile(self, request: ProfileRequest) -> ProfileOutline:
+        """Return what a profile would time and for how long, without timing anything."""
+
     def create_profile(self, request: ProfileRequest) -> Job:
         """Start a profiling job."""
 
     def get_profile_report(self, job_id: str) -> ProfileReport:
         """Return the result of a finished profiling job."""
+
+    def create_graph_profile(self, request: GraphRequest) -> Job:
+        """Start tracing a model and timing the nodes of its graph."""
+
+    def get_graph_report(self, job_id: str) -> GraphReport:
+        """Return the result of a finished profile of a graph."""
+
+    def create_closure(self, request: ClosureRequest) -> Job:
+        """Start timing whole steps of a model, to hold predictions to."""
+
+    def get_closure_report(self, job_id: str) -> ClosureReport:
+        """Return the result of finished closure measurements."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

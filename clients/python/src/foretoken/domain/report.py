@@ -347,16 +347,3 @@ class PredictorTrainingReport:
     operators: tuple[OperatorTrainingReport, ...] = ()
     created_at: str = ""
     num_reused: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileReport:
-    """Outcome of a profiling run."""
-
-    run_id: str = ""
-    device: str = ""
-    num_planned: int = 0
-    num_measured: int = 0
-    num_failed: int = 0
-    num_skipped: int = 0
-    wall_s: float = 0.0

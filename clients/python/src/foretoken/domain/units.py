@@ -15,6 +15,10 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 GIB = 2**30
 
+_S_PER_MINUTE = 60.0
+# Shorter durations are told in seconds.
+_SECONDS_SHOWN = 120.0
+
 
 def ceil_divide(numerator: Quantity, denominator: Quantity) -> Quantity:
     """Return the integer quotient rounded up, elementwise for arrays."""
@@ -24,3 +28,10 @@ def ceil_divide(numerator: Quantity, denominator: Quantity) -> Quantity:
 def smaller(first: Quantity, second: Quantity) -> Quantity:
     """Return the smaller of two counts, elementwise for arrays."""
     return (first + second - abs(first - second)) // 2
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return a duration as people say it: `59 s`, `5 min`."""
+    if seconds < _SECONDS_SHOWN:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _S_PER_MINUTE:.0f} min"

@@ -20,7 +20,9 @@ LATENCY_STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90")
 # is kept and not trained on. `source_row` is the 1-based data row in `source_file`. `model` is the
 # architecture whose layer was measured. `variant` says what operator, dims and dtype leave open, as
 # `key=value` pairs sorted by key and joined by `;` (`kv=fp8`, `quant=int4_wo`, `routing=balanced`);
-# null is the plain case, and only that is comparable with measurements of other sources.
+# null is the plain case, and only that is comparable with measurements of other sources. `kernel`
+# is the code that was called, `kernel_name` what then took longest on the device. `throttle` names
+# what held the device's clock back, joined by `,`: empty where nothing did.
 MEASUREMENT_SCHEMA = pa.schema(
     [
         pa.field("operator", pa.string(), nullable=False),
@@ -38,6 +40,9 @@ MEASUREMENT_SCHEMA = pa.schema(
         pa.field("num_samples", pa.int64()),
         pa.field("power_w", pa.float64()),
         pa.field("clock_mhz", pa.float64()),
+        pa.field("temperature_c", pa.float64()),
+        pa.field("throttle", pa.string()),
+        pa.field("kernel_name", pa.string()),
         pa.field("status", pa.string(), nullable=False),
         pa.field("status_reason", pa.string()),
         pa.field("flags", pa.list_(pa.string())),
@@ -46,6 +51,9 @@ MEASUREMENT_SCHEMA = pa.schema(
         pa.field("source_row", pa.int64()),
     ]
 )
+
+# Columns that writers of earlier versions do not have.
+LATER_COLUMNS = ("temperature_c", "throttle", "kernel_name")
 
 # What the catalog adds to every row it returns; `recorded_at` is UTC.
 STORED_SCHEMA = pa.schema(
@@ -84,7 +92,7 @@ def read_table(stream: ArrowStream) -> pa.Table:
 
 
 def check_measurement_table(table: pa.Table) -> pa.Table:
-    """Return the table with exactly the measurement schema.
+    """Return the table with exactly the measurement schema; later columns it lacks are null.
 
     Raises:
         InvalidRequestError: a column is missing, unknown, of another type, or null where it
@@ -92,6 +100,10 @@ def check_measurement_table(table: pa.Table) -> pa.Table:
 
     """
     expected = set(MEASUREMENT_SCHEMA.names)
+    for name in LATER_COLUMNS:
+        if name not in table.schema.names:
+            empty = pa.nulls(table.num_rows, MEASUREMENT_SCHEMA.field(name).type)
+            table = table.append_column(name, empty)
     missing = sorted(expected - set(table.schema.names))
     unknown = sorted(set(table.schema.names) - expected)
     if missing or unknown:

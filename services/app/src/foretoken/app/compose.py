@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -17,9 +18,14 @@ from foretoken.client.simulator import SimulatorClient
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
+from foretoken.domain.profiling import ProfileOutline, ProfileRequest
 
 if TYPE_CHECKING:
     from foretoken.catalog.config import CatalogConfig
+
+_LOCAL, _KUBERNETES = "local", "kubernetes"
+# Where operators are timed: on this machine, or on the nodes of a cluster.
+PROFILER_PLACES = (_LOCAL, _KUBERNETES)
 
 
 class _Service(Protocol):
@@ -102,14 +108,57 @@ class Composition:
         """The profiler; an embedded one records into this composition's catalog."""
         if self._config.endpoints.profiler != EMBEDDED:
             return ProfilerClient(self._connect("profiler", self._config.endpoints.profiler))
+        section = dict(self._config.profiler)
+        place, cluster = section.pop("place", _LOCAL), section.pop("kubernetes", {})
+        if place not in PROFILER_PLACES:
+            known = ", ".join(PROFILER_PLACES)
+            raise InvalidRequestError.of_field(
+                "profiler.place", f"is one of {known}, not {place!r}"
+            )
+        if place == _KUBERNETES:
+            return self._cluster_profiler(section, cluster)
         with _needing_extra("profiler"):
             from foretoken.profiler.config import ProfilerConfig
             from foretoken.profiler.service import ProfilerService
 
-        config = _section(
-            ProfilerConfig, self._config.profiler, self._state("profiler"), "profiler"
-        )
+        config = _section(ProfilerConfig, section, self._state("profiler"), "profiler")
         return self._open(ProfilerService(config, self.catalog))
+
+    def _cluster_profiler(
+        self, section: Mapping[str, Any], cluster: Mapping[str, Any]
+    ) -> ProfilerPort:
+        """Return the profiler whose pods record into the catalog this process asks, too."""
+        with _needing_extra("profiler", extra="kubernetes"):
+            from foretoken.profiler.cluster.service import ClusterProfiler
+            from foretoken.profiler.cluster.spec import SECRET_FILES, KubernetesSpec, PodSetup
+
+        spec = schema.decode(KubernetesSpec, cluster, "profiler.kubernetes")
+        address = spec.catalog or self._config.endpoints.catalog
+        if EMBEDDED in {address, self._config.endpoints.catalog}:
+            raise InvalidRequestError.of_field(
+                "endpoints.catalog",
+                "pods cannot record in a catalog inside this process: run `foretoken serve catalog`"
+                " where they reach it, and name it: --endpoint catalog=HOST:PORT",
+            )
+        client = self._config.channel_options(address)
+        files = {key: str(getattr(client, name)) for key, name in SECRET_FILES.items()}
+        setup = PodSetup(
+            catalog=address,
+            uses_tls=client.use_tls,
+            credentials={key: _read(name) for key, name in files.items() if name},
+            profiler=section,
+        )
+        folder = self._config.home_path / "profiler"
+
+        def outline(request: ProfileRequest) -> ProfileOutline:
+            with _needing_extra("profiler"):
+                from foretoken.profiler.config import ProfilerConfig
+                from foretoken.profiler.service import ProfilerService
+
+            config = _section(ProfilerConfig, section, self._state("profiler"), "profiler")
+            return ProfilerService(config, self.catalog).outline_profile(request)
+
+        return self._open(ClusterProfiler(spec, setup, self.catalog, folder, outline))
 
     def foretoken(self, *names: str) -> Foretoken:
         """Return the facade over the named services; those not named are not started."""
@@ -130,12 +179,12 @@ class Composition:
 
 
 @contextmanager
-def _needing_extra(service: str) -> Iterator[None]:
+def _needing_extra(service: str, extra: str = "") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as err:
         raise InvalidRequestError(
-            f"an embedded {service} needs {err.name}: pip install 'foretoken[{service}]',"
+            f"an embedded {service} needs {err.name}: pip install 'foretoken[{extra or service}]',"
             f" or say where one serves: --endpoint {service}=HOST:PORT"
         ) from err
 
@@ -176,9 +225,26 @@ def restore_catalog(
     return target, restore_backup(backup, target, is_replacing=is_replacing)
 
 
+def on_kubernetes(config: AppConfig, num_shards: int = 0) -> AppConfig:
+    """Return a configuration whose profiler runs in `num_shards` pods (0: as configured)."""
+    cluster = dict(config.profiler.get("kubernetes", {}))
+    if num_shards:
+        cluster["num_shards"] = num_shards
+    return replace(
+        config, profiler={**config.profiler, "place": _KUBERNETES, "kubernetes": cluster}
+    )
+
+
 def open_embedded(home: str = "") -> Foretoken:
     """Return a `Foretoken` whose four services run in this process, with files under `home`."""
     return Composition(AppConfig(home=home)).foretoken(*SERVICES)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as err:
+        raise InvalidRequestError.of_field("client", f"cannot read {path}: {err.strerror}") from err
 
 
 def _section(cls: type[C], given: Mapping[str, Any], defaults: Mapping[str, Any], name: str) -> C:

@@ -45,7 +45,8 @@ class ServerConfig:
 
     On SIGTERM health turns NOT_SERVING, `drain_s` pass, then running calls get `grace_s`.
     TLS is on when certificate and key files are given; with `tls_client_ca_file` clients must
-    show a certificate.
+    show a certificate. With `token_file` calls must carry the token in that file, except those
+    for health.
     """
 
     host: str = "127.0.0.1"
@@ -57,6 +58,7 @@ class ServerConfig:
     tls_certificate_file: str = ""
     tls_key_file: str = ""
     tls_client_ca_file: str = ""
+    token_file: str = ""
 
     def __post_init__(self) -> None:
         """Check the ports, and that TLS is whole or off; half of it would serve in the clear."""

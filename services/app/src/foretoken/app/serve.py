@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, start_http_server
 from prometheus_client.registry import Collector
 
+from foretoken.app.authentication import TokenCheck
 from foretoken.app.compose import Composition
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
 from foretoken.app.predictor_metrics import ObservedPredictor, PredictorMetrics
@@ -81,9 +82,12 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
         )
     endpoints = replace(config.endpoints, **dict.fromkeys(names, EMBEDDED))
     composition = Composition(replace(config, endpoints=endpoints))
+    interceptors: list[grpc.ServerInterceptor] = [RequestMetrics(REGISTRY)]  # type: ignore[type-arg]
+    if config.server.token_file:
+        interceptors.append(TokenCheck.read(config.server.token_file))
     server = grpc.server(
         ThreadPoolExecutor(config.server.max_workers, thread_name_prefix="grpc"),
-        interceptors=[RequestMetrics(REGISTRY)],
+        interceptors=interceptors,
         # Two servers on one port would each get some of the calls.
         options=(*SERVER_OPTIONS, ("grpc.so_reuseport", 0)),
     )

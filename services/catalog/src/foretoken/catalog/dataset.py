@@ -17,12 +17,14 @@ import pyarrow as pa
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurement import MeasurementFilter, Run
 from foretoken.domain.operator import all_operators
-from foretoken.wire.arrow import STORED_SCHEMA
+from foretoken.wire.arrow import LATER_COLUMNS, STORED_SCHEMA
 
 # The tool of runs that are imports of datasets.
 DATASET_TOOL = "parquet"
 MANIFEST_NAME = "_manifest.json"
-DATASET_VERSION = 1
+DATASET_VERSION = 2
+# Version 1 lacks the later columns.
+READABLE_VERSIONS = (1, DATASET_VERSION)
 PARTITIONS = ("device", "operator")
 _PART = re.compile(r"device=([^/=]+)/operator=([^/=]+)/part-(\d+)\.parquet")
 
@@ -58,10 +60,12 @@ def list_dims() -> tuple[str, ...]:
     return tuple(sorted({name for spec in all_operators().values() for name in spec.dim_names}))
 
 
-def build_file_schema(dims: Sequence[str]) -> pa.Schema:
-    """Return the columns of a file."""
+def build_file_schema(dims: Sequence[str], version: int = DATASET_VERSION) -> pa.Schema:
+    """Return the columns of a file of a dataset of that version."""
     fields: list[pa.Field] = []
     for field in STORED_SCHEMA:
+        if version == 1 and field.name in LATER_COLUMNS:
+            continue
         if field.name == "dims":
             fields += [pa.field(name, pa.int64()) for name in dims]
         elif field.name == "recorded_at":

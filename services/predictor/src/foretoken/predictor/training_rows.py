@@ -17,6 +17,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.measurement import ArrowStream
 from foretoken.domain.operator import OperatorSpec, all_operators, find_operator
+from foretoken.domain.overlap import is_of_overlap
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.roofline import Columns, FloatColumn, Target
 from foretoken.wire.arrow import dims_to_columns, read_table
@@ -176,6 +177,7 @@ def build_series(key: SeriesKey, points: npt.NDArray[np.int64], latency_us: Floa
 def keep_usable(table: pa.Table, tolerated_flags: tuple[str, ...] = ()) -> pa.Table:
     """Return the rows that neither failed nor are doubted for other reasons than those tolerated.
 
+    Those of calls beside others are left out: they tell how two disturb each other.
     Columns: the circumstances, without nulls, `kernel`, `dims` and `latency_us`.
     """
     latency = pc.coalesce(table["latency_us_median"], table["latency_us_mean"])
@@ -191,7 +193,10 @@ def keep_usable(table: pa.Table, tolerated_flags: tuple[str, ...] = ()) -> pa.Ta
     for name in ("topology", "kernel", "variant"):
         columns[name] = pc.coalesce(table[name], pa.scalar(""))
     columns |= {"framework": named, "latency_us": latency}
-    return pa.table(columns).filter(pc.fill_null(is_usable, fill_value=False))
+    variants = pc.unique(columns["variant"]).to_pylist()
+    disturbed = [variant for variant in variants if is_of_overlap(variant)]
+    is_alone = pc.invert(pc.is_in(columns["variant"], pa.array(disturbed, pa.string())))
+    return pa.table(columns).filter(pc.fill_null(pc.and_(is_usable, is_alone), fill_value=False))
 
 
 def _count_flags(flags: pa.ChunkedArray, tolerated: tuple[str, ...]) -> npt.NDArray[np.int64]:

@@ -1,6 +1,5 @@
 """Say what machine and software a run was measured on."""
 
-import contextlib
 import os
 import platform
 from dataclasses import dataclass
@@ -10,18 +9,24 @@ import torch
 
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.profiler.local_device import LocalDevice
+from foretoken.profiler.timing.nvml import open_nvml
 
 FRAMEWORK = "torch"
 
-_MW_PER_W = 1e3
+_GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceReading:
-    """Power and clock of a device at a moment; None where it does not tell."""
+    """State of a device while a case was timed; None where it does not tell.
+
+    `throttle` names what held the clock down, joined by commas; empty when nothing did.
+    """
 
     power_w: float | None = None
     clock_mhz: float | None = None
+    temperature_c: float | None = None
+    throttle: str | None = None
 
 
 def framework_version() -> str:
@@ -53,26 +58,29 @@ def describe_environment(device: LocalDevice) -> dict[str, str]:
             "cudnn": str(torch.backends.cudnn.version()),
             "driver": _driver_version(),
         }
+        nvml = open_nvml(device.torch_device)
+        described |= nvml.describe() if nvml else {}
+    elif governor := _read_lines(_GOVERNOR):
+        described["cpu_governor"] = governor[0]
     return described
 
 
-def read_device(device: LocalDevice) -> DeviceReading:
-    """Return the device's present power and clock, where its driver library is installed."""
-    if not device.is_cuda:
-        return DeviceReading()
-    power_w = clock_mhz = None
-    # torch asks NVML, whose Python binding is optional, whose errors are plain exceptions of a
-    # module that may not be there, and which not every board answers.
-    with contextlib.suppress(Exception):
-        power_w = torch.cuda.power_draw(device.torch_device) / _MW_PER_W
-        clock_mhz = float(torch.cuda.clock_rate(device.torch_device))
-    return DeviceReading(power_w=power_w, clock_mhz=clock_mhz)
+def cpu_clock_mhz() -> float | None:
+    """Return the clock of the fastest core just now, where the system tells."""
+    clocks = [
+        float(line.partition(":")[2])
+        for line in _read_lines(Path("/proc/cpuinfo"))
+        if line.startswith("cpu MHz")
+    ]
+    return max(clocks, default=None)
 
 
 def free_memory_bytes(device: LocalDevice) -> float:
-    """Return the memory a case may still take."""
+    """Return the memory a case may still take, with what torch holds and does not use."""
     if device.is_cuda:
-        return float(torch.cuda.mem_get_info(device.torch_device)[0])
+        where = device.torch_device
+        unused = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
+        return float(torch.cuda.mem_get_info(where)[0] + unused)
     for line in _read_lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
             return float(line.split()[1]) * 1024
@@ -82,10 +90,11 @@ def free_memory_bytes(device: LocalDevice) -> float:
 def last_cache_bytes(device: LocalDevice, device_spec: DeviceSpec) -> float:
     """Return the size of the device's last cache, which rotating inputs must exceed.
 
-    A CPU's own, where the system tells: the `cpu` device stands for any.
+    A CPU's own, where the system tells: the `cpu` device stands for any. Of a GPU the larger of
+    what its file and its driver say: drivers count what data sheets leave out.
     """
     if device.is_cuda:
-        return device_spec.l2_cache_bytes
+        return max(device_spec.l2_cache_bytes, _l2_cache_bytes(device))
     sizes_kib = [
         int(line.removesuffix("K"))
         for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
@@ -93,6 +102,14 @@ def last_cache_bytes(device: LocalDevice, device_spec: DeviceSpec) -> float:
         if line.endswith("K")
     ]
     return max(sizes_kib) * 1024.0 if sizes_kib else device_spec.l2_cache_bytes
+
+
+def _l2_cache_bytes(device: LocalDevice) -> float:
+    if not torch.cuda.is_available():
+        return 0.0
+    # Releases of torch name it, or do not.
+    properties = torch.cuda.get_device_properties(device.torch_device)
+    return float(getattr(properties, "L2_cache_size", 0))
 
 
 def _cpu_name() -> str:

@@ -3,6 +3,7 @@
 A module of `kernels/` offers `KERNEL`: which operator it runs, with what code, on what inputs.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,20 +15,31 @@ import torch
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType, OperatorCall, Phase
 from foretoken.domain.plugins import scan_modules
+from foretoken.domain.variant import format_variant, parse_variant
 from foretoken.profiler.config import TimerSpec
-from foretoken.profiler.timer import IndexedCall
+from foretoken.profiler.timing.stopwatch import IndexedCall
 
 Inputs = tuple[torch.Tensor, ...]
 
 TORCH_DTYPES: Mapping[DType, torch.dtype] = {
     DType.FP32: torch.float32,
+    # The same tensors, multiplied with fewer bits.
+    DType.TF32: torch.float32,
     DType.FP16: torch.float16,
     DType.BF16: torch.bfloat16,
+    DType.FP8: torch.float8_e4m3fn,
+    DType.INT8: torch.int8,
 }
+# What torch's own operators compute in.
+PLAIN_DTYPES = frozenset({DType.FP32, DType.FP16, DType.BF16})
 
 # Values are drawn once and copied from: drawing millions of them per case would take longer than
 # timing it.
 _POOL_ELEMENTS = 2**22
+# The fact of a variant that says inputs stayed in the cache; they do not in the plain case.
+_CACHE_FACT, _WARM = "cache", "warm"
+# Standard deviation of integers: nearly all of them fit.
+_INT8_SPREAD = 32.0
 
 
 class TensorFactory:
@@ -45,6 +57,8 @@ class TensorFactory:
         """Return standard normal values."""
         if not self._pool.numel():
             drawn = torch.randn(_POOL_ELEMENTS, generator=self._generator, device=self.device)
+            # As integers, normal values would nearly all be -1, 0 and 1.
+            drawn = drawn * _INT8_SPREAD if self.dtype is torch.int8 else drawn
             self._pool = drawn.to(self.dtype)
         tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         for piece in tensor.view(-1).split(_POOL_ELEMENTS // 2):
@@ -70,7 +84,11 @@ class Kernel:
     over nothing but what `bind(dims)` gave it. `differentiable` are the positions of the inputs
     that get gradients in the backward pass; empty where the operator has none. `bind_backward`
     gives the forward function to run back through, where it is not the one to time forward.
-    `source` names the code that runs.
+
+    `source` names the code that is called, the special case it is (a row's `variant`) `variant`.
+    It runs in `dtypes`, where `is_present(device)`: its library is installed, the device can; and
+    calls of the dimensions that `can_run(dims)` accepts.
+    `alternatives` are other kernels of the operator; the first that can run a call is its default.
     """
 
     operator: str
@@ -79,6 +97,16 @@ class Kernel:
     bind: Callable[[Mapping[str, int]], Callable[..., Any]]
     differentiable: tuple[int, ...] = ()
     bind_backward: Callable[[Mapping[str, int]], Callable[..., Any]] | None = None
+    variant: str = ""
+    dtypes: frozenset[DType] = PLAIN_DTYPES
+    is_present: Callable[[torch.device], bool] = lambda _: True
+    can_run: Callable[[Mapping[str, int]], bool] = lambda _: True
+    alternatives: tuple["Kernel", ...] = ()
+
+    @property
+    def members(self) -> tuple["Kernel", ...]:
+        """This kernel and its alternatives."""
+        return (self, *self.alternatives)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +126,60 @@ def all_kernels() -> dict[str, Kernel]:
     return {kernel.operator: kernel for kernel in found}
 
 
+def find_kernels(
+    operator: str, dtype: DType, phase: Phase, device: torch.device
+) -> tuple[Kernel, ...]:
+    """Return the kernels that run an operator here, the default of the plain case first.
+
+    Several of one variant are alternatives to each other; the first of a variant is its default.
+    """
+    if operator not in all_kernels():
+        return ()
+    return tuple(
+        kernel
+        for kernel in all_kernels()[operator].members
+        if dtype in kernel.dtypes
+        and (phase is Phase.FORWARD or kernel.differentiable)
+        and kernel.is_present(device)
+    )
+
+
+def is_warm(call: OperatorCall) -> bool:
+    """Return whether a call asks for inputs that stayed in the cache (`cache=warm`)."""
+    return parse_variant(call.variant).get(_CACHE_FACT) == _WARM
+
+
+def kernel_of_call(call: OperatorCall, device: torch.device) -> Kernel:
+    """Return the kernel that a call names, or the default of its variant that can run it.
+
+    Where the inputs lie is not the kernel's affair: `cache=warm` is left out of the variant.
+
+    Raises:
+        InvalidRequestError: none runs it here.
+
+    """
+    facts = parse_variant(call.variant)
+    if facts.get(_CACHE_FACT) == _WARM:
+        del facts[_CACHE_FACT]
+    variant = format_variant(facts) or ""
+    for kernel in find_kernels(call.operator, call.dtype, call.phase, device):
+        is_meant = kernel.variant == variant and call.kernel in ("", kernel.source)
+        if is_meant and kernel.can_run(call.dims):
+            return kernel
+    what = f"{call.dtype.name.lower()} {call.phase.name.lower()} {call.variant}".strip()
+    named = f" called {call.kernel}" if call.kernel else ""
+    raise InvalidRequestError(
+        f"no kernel{named} runs {call.operator} ({what}) of these dimensions on {device.type}"
+    )
+
+
 def prepare_case(
     kernel: Kernel, call: OperatorCall, tensors: TensorFactory, spec: TimerSpec, cache_bytes: float
 ) -> PreparedCase:
     """Build rotating inputs for a call, and for a backward call the graphs to run back through.
+
+    One set, used again and again, where the call asks for a warm cache. Forward calls belong under
+    `torch.no_grad`: entering it in each call would take as long as a short kernel.
 
     Raises:
         InvalidRequestError: the kernel has no backward pass.
@@ -114,12 +192,12 @@ def prepare_case(
     run = bind(call.dims)
     first = kernel.make_inputs(call.dims, tensors)
     input_bytes = sum(tensor.nbytes for tensor in first)
-    num_sets = _num_input_sets(input_bytes, spec, cache_bytes)
+    num_sets = 1 if is_warm(call) else _num_input_sets(input_bytes, spec, cache_bytes)
     sets = [first, *(kernel.make_inputs(call.dims, tensors) for _ in range(num_sets - 1))]
     if is_backward:
         steps = [_backward_step(kernel, run, inputs, tensors) for inputs in sets]
     else:
-        steps = [_forward_step(run, inputs) for inputs in sets]
+        steps = [functools.partial(run, *inputs) for inputs in sets]
     return PreparedCase(
         call=lambda index: steps[index % num_sets](),
         input_bytes=input_bytes,
@@ -134,14 +212,6 @@ def _num_input_sets(input_bytes: int, spec: TimerSpec, cache_bytes: float) -> in
     if input_bytes >= 2 * rotated_bytes:
         return 1
     return min(math.ceil(rotated_bytes / max(input_bytes, 1)) + 1, spec.max_input_sets)
-
-
-def _forward_step(run: Callable[..., Any], inputs: Inputs) -> Callable[[], object]:
-    def step() -> object:
-        with torch.no_grad():
-            return run(*inputs)
-
-    return step
 
 
 def _backward_step(

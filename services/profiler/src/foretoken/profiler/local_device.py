@@ -66,5 +66,5 @@ def find_local_device(name: str) -> LocalDevice:
             return device
     names = ", ".join(device.name for device in present)
     raise DeviceNotPresentError(
-        f"this machine has no {name!r}; it has {names}", device=name, present=names
+        f"the profiler's machine has no {name!r}; it has {names}", device=name, present=names
     )

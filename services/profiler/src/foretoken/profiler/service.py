@@ -1,40 +1,34 @@
 """The profiler's use cases: which devices are here, and profiling them as jobs."""
 
 import os
-import time
-import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from foretoken.domain.errors import UnknownTopologyError
+from foretoken.domain.errors import DeviceNotPresentError, InvalidRequestError
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.job import Job
 from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
-from foretoken.domain.measurement import MeasurementFilter, Run, RunKind
-from foretoken.domain.ports import CatalogPort, ProfileRequest
-from foretoken.domain.report import ProfileReport
-from foretoken.profiler.batches import BatchWriter, RowBuilder
-from foretoken.profiler.config import ProfilerConfig, TimerSpec
-from foretoken.profiler.environment import FRAMEWORK, describe_environment, framework_version
-from foretoken.profiler.kernel import TORCH_DTYPES, TensorFactory
-from foretoken.profiler.local_device import LocalDevice, find_local_device, list_local_devices
-from foretoken.profiler.plan import (
-    PlanLimits,
-    Point,
-    ProfilePlan,
-    check_operators,
-    make_plan,
-    point_of,
-    sweep_dtypes,
+from foretoken.domain.ports import CatalogPort
+from foretoken.domain.profiling import (
+    ClosureReport,
+    ClosureRequest,
+    GraphReport,
+    GraphRequest,
+    ProfileOutline,
+    ProfileReport,
+    ProfileRequest,
 )
-from foretoken.profiler.self_test import check_self_test, physical_limits, run_self_test
-from foretoken.profiler.session import ProfileSession, SessionSpec
-from foretoken.profiler.timer import CpuStopwatch, CudaStopwatch, Stopwatch
-from foretoken.wire.arrow import read_table
-
-TOOL = "foretoken profiler"
+from foretoken.profiler.config import ProfilerConfig
+from foretoken.profiler.environment import describe_environment
+from foretoken.profiler.local_device import LocalDevice, find_local_device, list_local_devices
+from foretoken.profiler.planning.wanted_call import check_operators
+from foretoken.profiler.profile_job import ProfileMaker
+from foretoken.profiler.ranks.node import serve_node
+from foretoken.profiler.ranks.rendezvous import find_rendezvous
 
 
 class ProfilerService(RunsJobs):
@@ -48,12 +42,23 @@ class ProfilerService(RunsJobs):
         super().__init__(JobRunner(Path(config.state_folder) / "jobs"))
         self._config = config
         self._catalog = catalog
-        self._num_threads = config.num_threads
+        self._maker = ProfileMaker(config, catalog, config.num_threads)
 
     def open(self) -> None:
-        """Load earlier jobs and choose the number of threads."""
+        """Load earlier jobs, choose the number of threads, and learn which node this is.
+
+        Raises:
+            InvalidRequestError: where nodes meet is not clear.
+
+        """
         self._jobs.open()
-        self._num_threads = self._config.num_threads or max(1, torch.get_num_threads() - 1)
+        num_threads = self._config.num_threads or max(1, torch.get_num_threads() - 1)
+        self._config = replace(
+            self._config,
+            num_threads=num_threads,
+            rendezvous=find_rendezvous(self._config.rendezvous, os.environ),
+        )
+        self._maker = ProfileMaker(self._config, self._catalog, num_threads)
 
     def close(self) -> None:
         """Cancel what runs and wait for it."""
@@ -62,6 +67,24 @@ class ProfilerService(RunsJobs):
     def list_local_devices(self) -> tuple[str, ...]:
         """Return the names of the devices present here."""
         return tuple(device.name for device in list_local_devices())
+
+    def outline_profile(self, request: ProfileRequest) -> ProfileOutline:
+        """Return what a profile would time and for how long, without timing anything.
+
+        A device that is not here is planned for with every kernel that there is.
+
+        Raises:
+            UnknownDeviceError: there is no such device anywhere.
+            UnknownOperatorError: the request names an operator that does not exist.
+            InvalidRequestError: it names one that cannot be timed, or no model can be cut so.
+
+        """
+        device: LocalDevice | None = None
+        with suppress(DeviceNotPresentError):
+            device = find_local_device(request.device)
+        if device is None:
+            request = replace(request, device=find_device(request.device).name)
+        return self._maker.outline(request, device)
 
     def create_profile(self, request: ProfileRequest) -> Job:
         """Start a profiling job.
@@ -74,7 +97,8 @@ class ProfilerService(RunsJobs):
 
         """
         device = find_local_device(request.device)
-        check_operators(request.operators, self._num_ranks(device))
+        site = self._maker.site(request, device)
+        check_operators(request.operators, site.num_ranks * site.num_nodes)
         return self._jobs.create(
             "profile", lambda progress: self._profile(request, device, progress)
         )
@@ -83,127 +107,86 @@ class ProfilerService(RunsJobs):
         """Return the result of a finished profiling job."""
         return self._jobs.result(job_id, ProfileReport)
 
+    def create_graph_profile(self, request: GraphRequest) -> Job:
+        """Start tracing a model and timing the nodes of its graph.
+
+        Raises:
+            DeviceNotPresentError: this machine has no such device; the message lists what it has.
+            InvalidRequestError: the model cannot be built, or a package for it is missing.
+            QueueFullError: too many jobs wait already.
+
+        """
+        device = find_local_device(request.device)
+        with _needing_packages():
+            from foretoken.profiler.graph.profiling import (
+                RowKeeping,
+                check_graph_request,
+                profile_graph,
+            )
+
+            check_graph_request(request)
+
+        def work(progress: JobProgress) -> GraphReport:
+            rig = self._maker.open_rig(device, self._config.quick_timer)
+            keeping = RowKeeping(
+                catalog=self._catalog,
+                environment={**describe_environment(device), **rig.describe()},
+                spool_folder=self._maker.spool_folder,
+                hand_over=self._maker.hand_over,
+            )
+            return profile_graph(request, rig, keeping, progress)
+
+        return self._jobs.create("graph", work)
+
+    def get_graph_report(self, job_id: str) -> GraphReport:
+        """Return the result of a finished profile of a graph."""
+        return self._jobs.result(job_id, GraphReport)
+
+    def create_closure(self, request: ClosureRequest) -> Job:
+        """Start timing whole steps of a model, to hold predictions to.
+
+        Raises:
+            DeviceNotPresentError: this machine has no such device; the message lists what it has.
+            InvalidRequestError: the model cannot be built, or a package for it is missing.
+            QueueFullError: too many jobs wait already.
+
+        """
+        device = find_local_device(request.device)
+        with _needing_packages():
+            from foretoken.profiler.closure.measuring import measure_closure
+        return self._jobs.create(
+            "closure",
+            lambda progress: measure_closure(
+                request,
+                device,
+                self._catalog,
+                progress,
+                num_threads=self._config.num_threads,
+                hand_over=self._maker.hand_over,
+            ),
+        )
+
+    def get_closure_report(self, job_id: str) -> ClosureReport:
+        """Return the result of finished closure measurements."""
+        return self._jobs.result(job_id, ClosureReport)
+
     def _profile(
         self, request: ProfileRequest, device: LocalDevice, progress: JobProgress
     ) -> ProfileReport:
-        start_s = time.monotonic()
-        progress.update(0.0, "planning")
-        # A thread of its own has torch's default number until told otherwise.
-        torch.set_num_threads(self._num_threads)
-        plan = self._plan(request, device)
-        if not plan.calls and not plan.collectives:
-            return ProfileReport(
-                device=device.name, num_planned=plan.num_skipped, num_skipped=plan.num_skipped
-            )
-        timer = self._config.quick_timer if request.quick else self._config.timer
-        stopwatch = _open_stopwatch(device)
-        progress.update(0.0, "self-test")
-        environment = self._describe(request, device, stopwatch, timer)
-        run = Run(
-            run_id=f"profile-{device.name}-{uuid.uuid4().hex[:12]}",
-            kind=RunKind.PROFILE,
-            tool=TOOL,
-            source=environment.get("gpu", environment["cpu"]),
-            environment=environment,
-        )
-        session = self._session(request, device, stopwatch, run)
-        session.run(plan, progress)
-        counts = session.counts
-        num_skipped = plan.num_skipped + counts.num_left
-        return ProfileReport(
-            run_id=run.run_id,
-            device=device.name,
-            num_planned=counts.num_measured + counts.num_failed + num_skipped,
-            num_measured=counts.num_measured,
-            num_failed=counts.num_failed,
-            num_skipped=num_skipped,
-            wall_s=time.monotonic() - start_s,
-        )
-
-    def _session(
-        self, request: ProfileRequest, device: LocalDevice, stopwatch: Stopwatch, run: Run
-    ) -> ProfileSession:
-        config = self._config
-        spec = SessionSpec(
-            device=device,
-            device_spec=find_device(device.name),
-            timer=config.quick_timer if request.quick else config.timer,
-            seed=request.seed,
-            num_threads=self._num_threads,
-            memory_ratio_max=config.memory_ratio_max,
-            time_cap_s=request.time_cap_s,
-            topology=self._topology(device),
-        )
-        rows = RowBuilder(device.name, FRAMEWORK, framework_version())
-        writer = BatchWriter(
-            self._catalog, run, batch_rows=config.batch_rows, batch_s=config.batch_s
-        )
-        return ProfileSession(spec, stopwatch, rows, writer)
-
-    def _plan(self, request: ProfileRequest, device: LocalDevice) -> ProfilePlan:
-        limits = PlanLimits(
-            num_ranks=self._num_ranks(device),
-            call_s_max=self._config.call_s_max,
-            repeat_ratio=self._config.repeat_ratio,
-            shard_index=self._config.shard_index,
-            num_shards=self._config.num_shards,
-        )
-
-        def find_covered(operator: str) -> set[Point]:
-            return self._find_covered(operator, device.name)
-
-        return make_plan(request, find_device(device.name), find_covered, limits)
-
-    def _find_covered(self, operator: str, device: str) -> set[Point]:
-        """Return the points that this version of the framework was timed at on this device."""
-        selection = MeasurementFilter(operator=operator, device=device, framework=FRAMEWORK)
-        table = read_table(self._catalog.read_measurements(selection))
-        names = ("phase", "dtype", "dims", "framework_version")
-        rows = zip(*(table.column(name).to_pylist() for name in names), strict=True)
-        version = framework_version()
-        return {
-            point_of(operator, phase, dtype, dict(dims))
-            for phase, dtype, dims, row_version in rows
-            if row_version == version
-        }
-
-    def _describe(
-        self, request: ProfileRequest, device: LocalDevice, stopwatch: Stopwatch, timer: TimerSpec
-    ) -> dict[str, str]:
-        dtype = sweep_dtypes(device.name, request.quick)[0]
-        tensors = TensorFactory(device.torch_device, TORCH_DTYPES[dtype], request.seed)
-        result = run_self_test(device, tensors, stopwatch, timer)
-        limits = physical_limits(find_device(device.name), dtype, self._num_threads)
-        check_self_test(result, limits)
-        return {
-            **describe_environment(device),
-            "self_test_copy_bytes_per_s": f"{result.copy_bytes_per_s:.4g}",
-            "self_test_gemm_flops_per_s": f"{result.gemm_flops_per_s:.4g}",
-            "self_test_dtype": dtype.name.lower(),
-            "seed": str(request.seed),
-        }
-
-    def _topology(self, device: LocalDevice) -> str:
-        if self._config.topology:
-            return self._config.topology
-        try:
-            return topology_of_device(device.name).name
-        except UnknownTopologyError:
-            return ""
-
-    def _num_ranks(self, device: LocalDevice) -> int:
-        """Return how many ranks a collective may have here; 1 where the links have no name."""
-        if not self._topology(device):
-            return 1
-        # Two processes of one machine stand for two CPU devices.
-        return device.num_present if device.is_cuda else min(2, os.cpu_count() or 1)
+        rendezvous = self._config.rendezvous
+        if rendezvous.is_leader:
+            return self._maker.run(request, device, progress)
+        # Node 0 plans and records; the others lend it their ranks.
+        num_ranks = self._maker.site(request, device).num_ranks
+        serve_node(rendezvous, num_ranks=num_ranks, is_cuda=device.is_cuda, progress=progress)
+        return ProfileReport(device=device.name, name=request.name)
 
 
-def _open_stopwatch(device: LocalDevice) -> Stopwatch:
-    if not device.is_cuda:
-        return CpuStopwatch()
-    stopwatch = CudaStopwatch(
-        device.torch_device, flush_bytes=int(2 * find_device(device.name).l2_cache_bytes)
-    )
-    stopwatch.open()
-    return stopwatch
+@contextmanager
+def _needing_packages() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as err:
+        raise InvalidRequestError(
+            f"this needs the package {err.name}: pip install 'foretoken[graphs]'"
+        ) from err

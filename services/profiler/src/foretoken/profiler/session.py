@@ -1,68 +1,84 @@
 """One profiling run: time every call of a plan and record what comes out."""
 
-import dataclasses
-import itertools
 import logging
-from collections.abc import Generator, Iterator
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
 from foretoken.domain.errors import (
     CancelledJobError,
-    DeviceMemoryError,
     ForetokenError,
-    InvalidRequestError,
+    ServiceUnavailableError,
 )
-from foretoken.domain.estimate import DType, OperatorCall, Phase
-from foretoken.domain.hardware.device import DeviceSpec
+from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.operator import find_operator
-from foretoken.profiler.batches import BatchWriter, Row, RowBuilder, reading_columns
-from foretoken.profiler.collectives import (
-    CollectiveGroup,
-    CollectiveTimingError,
-    GroupLostError,
-    GroupSpec,
-)
-from foretoken.profiler.config import TimerSpec
-from foretoken.profiler.environment import free_memory_bytes, last_cache_bytes, read_device
-from foretoken.profiler.kernel import TORCH_DTYPES, TensorFactory, all_kernels, prepare_case
-from foretoken.profiler.local_device import LocalDevice
-from foretoken.profiler.plan import ProfilePlan
-from foretoken.profiler.self_test import doubts, physical_limits
-from foretoken.profiler.timer import Stopwatch, TimingSummary, time_case
+from foretoken.domain.overlap import is_group_call
+from foretoken.domain.units import describe_seconds
+from foretoken.profiler.kernel import TORCH_DTYPES, TensorFactory
+from foretoken.profiler.planning.durations import CaseDurations, RemainingTime
+from foretoken.profiler.planning.plan import ProfilePlan
+from foretoken.profiler.recording.batches import BatchWriter
+from foretoken.profiler.recording.rows import RowBuilder, reading_columns
+from foretoken.profiler.recording.spool import Row
+from foretoken.profiler.report import ReportBuilder
+from foretoken.profiler.timing.case import Rig, time_call
+from foretoken.profiler.timing.hung_case import HungCaseWatch
 
 _log = logging.getLogger(__name__)
 
-# A backward call holds its inputs, their gradients and what the forward pass saved.
-_BACKWARD_MEMORY_RATIO = 3.0
-# Ranks wait for each other, so their times scatter more and need more samples.
-_GROUP_PATIENCE_RATIO = 3.0
+# Flags of what disturbed a timing from outside, and another time may not.
+_PASSING_FLAGS = ("busy_machine", "drift", "shared_device", "throttled")
+# How often a call is timed until nothing disturbs it.
+_MOST_ATTEMPTS = 3
+# A short run may take so long for that.
+_RETIME_S_MIN = 5.0
+
+# Where nobody watches, the log says now and then how far it is.
+_LOG_PERIOD_S = 30.0
+
+
+class DriftCheck(Protocol):
+    """Times a reference between calls, and doubts what was timed while it was off."""
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the reference should be timed again."""
+
+    def check(self, now_s: float) -> list[str]:
+        """Return the flags of all that was timed since the last check."""
+
+
+TimeCollectives = Callable[[Sequence[OperatorCall]], Generator[Row]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionSpec:
-    """What one run measures with: the device, the rules of timing, limits, names."""
+    """What one run measures with.
 
-    device: LocalDevice
-    device_spec: DeviceSpec
-    timer: TimerSpec
+    `drift` is asked between calls (None: all rows are good as they come). `time_collectives` yields
+    the rows of collectives in the order of the plan. A case that takes `case_s_hung` ends the
+    process (0: none does). Calls that something disturbed are timed again at the end, for at most
+    `retime_ratio` of the time that the run has taken.
+    """
+
+    rig: Rig
     seed: int
-    num_threads: int
-    memory_ratio_max: float
     time_cap_s: float = 0.0
-    topology: str = ""
+    case_s_hung: float = 0.0
+    retime_ratio: float = 0.0
+    drift: DriftCheck | None = None
+    time_collectives: TimeCollectives | None = None
 
 
-@dataclass(slots=True)
-class SessionCounts:
-    """What became of the calls of a plan."""
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A call, and how often it has been timed with this time."""
 
-    num_measured: int = 0
-    num_failed: int = 0
-    num_left: int = 0
+    call: OperatorCall
+    number: int = 1
 
 
 @dataclass(slots=True)
@@ -83,163 +99,200 @@ class ProfileSession:
     """Times the calls of a plan in order, between which it can be cancelled."""
 
     def __init__(
-        self, spec: SessionSpec, stopwatch: Stopwatch, rows: RowBuilder, writer: BatchWriter
+        self,
+        spec: SessionSpec,
+        rows: RowBuilder,
+        writer: BatchWriter,
+        durations: CaseDurations,
+        report: ReportBuilder,
     ) -> None:
-        """Time with `stopwatch`, record with `writer`."""
+        """Record with `writer`, count in `report`, and let `durations` learn."""
         self._spec = spec
-        self._stopwatch = stopwatch
-        self._rows = rows
-        self._writer = writer
-        self._tensors = _Tensors(spec.device.torch_device, spec.seed)
+        self._rows, self._writer = rows, writer
+        self._durations, self._report = durations, report
+        self._hung = HungCaseWatch(spec.case_s_hung, self._note_hung)
+        self._tensors = _Tensors(spec.rig.device.torch_device, spec.seed)
+        self._unchecked: list[tuple[_Attempt, Row]] = []
+        self._disturbed: deque[_Attempt] = deque()
         self._start_s = 0.0
-        self.counts = SessionCounts()
+        self._logged_s = 0.0
+        self.num_left = 0
 
     def run(self, plan: ProfilePlan, progress: JobProgress) -> None:
         """Time all calls, or as many as the time cap allows.
 
         Raises:
-            CancelledJobError: cancelled; what was measured until then is recorded.
-            ForetokenError: the catalog refused a batch, or the device stopped working.
+            CancelledJobError: cancelled; what was measured until then is kept.
+            ForetokenError: the catalog refused a batch or stayed away to the end, or the device
+                stopped working; what was measured until then is kept.
 
         """
-        self._start_s = self._stopwatch.now_s()
-        num_calls = len(plan.calls) + len(plan.collectives)
-        calls = (*plan.calls, *_in_group_order(plan.collectives))
+        self._start_s = self._logged_s = self._now_s()
+        try:
+            self._time_all(plan, progress)
+        except CancelledJobError:
+            self._check_drift()
+            # Whoever cancels does not want to wait; what the catalog has not is kept.
+            with suppress(CancelledJobError, ServiceUnavailableError):
+                self._writer.finish(lambda _: None, is_hasty=True)
+            raise
+        self._check_drift()
+        self._writer.finish(lambda message: progress.update(1.0, message))
+
+    def _time_all(self, plan: ProfilePlan, progress: JobProgress) -> None:
+        calls = plan.all_calls
+        remaining = RemainingTime(self._durations, calls)
         # Closing it stops the processes of a collective, whatever ends this loop.
-        with closing(self._time_collectives(plan.collectives)) as collective_rows:
-            rows = itertools.chain(map(self._time_call, plan.calls), collective_rows)
-            try:
-                for done, call in enumerate(calls):
-                    if self._is_time_up():
-                        self.counts.num_left = num_calls - done
-                        break
-                    progress.update(done / num_calls, self._message(call, done, num_calls))
-                    self._take(next(rows))
-            except CancelledJobError:
-                self._writer.flush()
-                raise
-        self._writer.flush(is_last=True)
+        with closing(self._time_each(plan)) as rows:
+            for done, call in enumerate(calls):
+                start_s = self._now_s()
+                if self._is_time_up():
+                    self.num_left = len(calls) - done
+                    return
+                progress.update(
+                    self._ratio(remaining), self._message(call, done, len(calls), remaining)
+                )
+                row, interval_ratio = next(rows)
+                taken_s = self._now_s() - start_s
+                remaining.take(call, taken_s)
+                self._report.add(call, row, taken_s, interval_ratio)
+                self._take(_Attempt(call), row)
+                self._log_progress(done + 1, len(calls), remaining)
+            # Other nodes wait to be let go.
+            next(rows, None)
+        self._time_disturbed(progress)
+
+    def _time_disturbed(self, progress: JobProgress) -> None:
+        """Time again what something disturbed, while there is time; doubted rows stay, too."""
+        self._check_drift()
+        start_s = self._now_s()
+        ratio = self._spec.retime_ratio
+        allowed_s = max(ratio * (start_s - self._start_s), _RETIME_S_MIN) if ratio else 0.0
+        while self._disturbed and not self._is_time_up():
+            now_s = self._now_s()
+            if now_s - start_s >= allowed_s:
+                _log.info("disturbed=%d have no time to be timed again", len(self._disturbed))
+                return
+            attempt = self._disturbed.popleft()
+            progress.update(0.99, f"{len(self._disturbed) + 1:,} disturbed calls timed again")
+            row, _ = self._time_call(attempt.call)
+            self._report.replace(attempt.call.operator, row, self._now_s() - now_s)
+            self._take(_Attempt(attempt.call, attempt.number + 1), row)
+            if not self._disturbed:
+                self._check_drift()
+
+    def _time_each(self, plan: ProfilePlan) -> Generator[tuple[Row, float | None]]:
+        for call in plan.calls:
+            yield self._time_call(call)
+        if self._spec.time_collectives is not None:
+            with closing(self._spec.time_collectives(plan.collectives)) as rows:
+                for row in rows:
+                    yield row, None
+
+    def _now_s(self) -> float:
+        return self._spec.rig.stopwatch.now_s()
 
     def _is_time_up(self) -> bool:
         cap_s = self._spec.time_cap_s
-        return 0.0 < cap_s <= self._stopwatch.now_s() - self._start_s
+        return 0.0 < cap_s <= self._now_s() - self._start_s
 
-    def _message(self, call: OperatorCall, done: int, num_calls: int) -> str:
-        elapsed_s = self._stopwatch.now_s() - self._start_s
-        left_s = elapsed_s / done * (num_calls - done) if done else 0.0
-        eta = f", about {left_s:.0f} s left" if done else ""
-        failed = f", {self.counts.num_failed} failed" if self.counts.num_failed else ""
-        return f"{call.operator} {done + 1}/{num_calls}{failed}{eta}"
+    def _ratio(self, remaining: RemainingTime) -> float:
+        elapsed_s = self._now_s() - self._start_s
+        return elapsed_s / max(elapsed_s + remaining.seconds, 1e-9)
 
-    def _take(self, row: Row) -> None:
-        if row["status"] == "ok":
-            self.counts.num_measured += 1
-        else:
-            self.counts.num_failed += 1
-        self._writer.add(row, self._stopwatch.now_s())
+    def _message(
+        self, call: OperatorCall, done: int, num_calls: int, remaining: RemainingTime
+    ) -> str:
+        parts = [f"{call.operator} {done + 1:,}/{num_calls:,}"]
+        if self._report.num_failed:
+            parts.append(f"{self._report.num_failed:,} failed")
+        if self._writer.num_waiting_rows:
+            parts.append(f"{self._writer.num_waiting_rows:,} rows wait for the catalog")
+        parts.append(f"about {describe_seconds(remaining.seconds)} left")
+        return ", ".join(parts)
 
-    def _time_call(self, call: OperatorCall) -> Row:
-        kernel = all_kernels()[call.operator]
-        try:
-            self._check_memory(call)
-            case = prepare_case(
-                kernel,
-                call,
-                self._tensors.of(call.dtype),
-                self._spec.timer,
-                last_cache_bytes(self._spec.device, self._spec.device_spec),
-            )
-            summary = time_case(case.call, self._stopwatch, self._spec.timer)
-        except (RuntimeError, DeviceMemoryError, InvalidRequestError) as err:
-            self._recover(err)
-            return self._rows.failed(call, kernel.source, _reason_of(err))
-        limits = physical_limits(self._spec.device_spec, call.dtype, self._spec.num_threads)
-        return self._rows.measured(
-            call,
-            case.source,
-            summary,
-            flags=doubts(call, summary.latency_us_median, limits),
-            **reading_columns(read_device(self._spec.device)),
+    def _log_progress(self, done: int, num_calls: int, remaining: RemainingTime) -> None:
+        if done < num_calls and self._now_s() - self._logged_s < _LOG_PERIOD_S:
+            return
+        self._logged_s = self._now_s()
+        _log.info(
+            "device=%s done=%d calls=%d failed=%d waiting_rows=%d left_s=%.0f",
+            self._spec.rig.device.name,
+            done,
+            num_calls,
+            self._report.num_failed,
+            self._writer.num_waiting_rows,
+            remaining.seconds,
         )
 
-    def _check_memory(self, call: OperatorCall) -> None:
-        spec, element_bytes = find_operator(call.operator), call.dtype.num_bytes
-        needed = spec.moved_bytes(call.dims, element_bytes)
-        needed += spec.num_weights(call.dims) * element_bytes
-        if call.phase is Phase.BACKWARD:
-            needed *= _BACKWARD_MEMORY_RATIO
-        allowed = self._spec.memory_ratio_max * free_memory_bytes(self._spec.device)
-        if needed > allowed:
-            raise DeviceMemoryError(f"needs about {needed:.3g} bytes, {allowed:.3g} may be used")
+    def _take(self, attempt: _Attempt, row: Row) -> None:
+        now_s = self._now_s()
+        self._writer.add(row, now_s)
+        self._unchecked.append((attempt, row))
+        drift = self._spec.drift
+        if drift is None or drift.is_due(now_s):
+            self._check_drift()
 
-    def _recover(self, err: Exception) -> None:
-        """Free what a failed case holds; a device that does not answer any more ends the run."""
-        if not self._spec.device.is_cuda:
+    def _check_drift(self) -> None:
+        """Let go of the rows since the last check, doubted if the reference was off."""
+        drift, now_s = self._spec.drift, self._now_s()
+        doubts = drift.check(now_s) if drift is not None and self._unchecked else []
+        for attempt, row in self._unchecked:
+            if row["status"] != "ok":
+                continue
+            if doubts and not row["flags"]:
+                self._report.doubt(attempt.call.operator)
+            flags = [*row["flags"], *doubts]
+            is_disturbed = bool(flags) and all(flag.startswith(_PASSING_FLAGS) for flag in flags)
+            is_alone = not is_group_call(attempt.call)
+            if is_disturbed and is_alone and attempt.number < _MOST_ATTEMPTS:
+                self._disturbed.append(attempt)
+        self._unchecked.clear()
+        self._writer.confirm(self._now_s(), doubts)
+
+    def _time_call(self, call: OperatorCall) -> tuple[Row, float | None]:
+        try:
+            with self._hung.watch(call):
+                timing = time_call(call, self._tensors.of(call.dtype), self._spec.rig)
+        except Exception as err:  # noqa: BLE001
+            # Kernels of libraries raise whatever they like; the next case may run.
+            reason = _reason_of(err)
+        else:
+            row = self._rows.measured(
+                call,
+                timing.kernel,
+                timing.summary,
+                flags=timing.flags,
+                kernel_name=timing.kernel_name or None,
+                **reading_columns(timing.reading),
+            )
+            return row, timing.summary.interval_ratio
+        # Only here, where the error is gone, does nothing hold the tensors of the case any more.
+        row = self._rows.failed(call, call.kernel, reason)
+        self._recover(call, row, reason)
+        return row, None
+
+    def _note_hung(self, call: OperatorCall, reason: str) -> None:
+        """Keep a failed row on disk, and send it if the catalog is there."""
+        self._writer.add(self._rows.failed(call, call.kernel, reason), self._now_s())
+        self._writer.flush()
+
+    def _recover(self, call: OperatorCall, row: Row, reason: str) -> None:
+        """Free what a failed case held; a device that does not answer any more ends the run."""
+        device = self._spec.rig.device
+        if not device.is_cuda:
             return
         try:
-            torch.cuda.synchronize(self._spec.device.torch_device)
+            torch.cuda.synchronize(device.torch_device)
             torch.cuda.empty_cache()
         except RuntimeError as dead:
+            # The row is recorded, so that whoever starts again does not run into it again.
+            self._take(_Attempt(call), row)
             self._writer.flush()
-            raise ForetokenError(f"the device stopped working after: {_reason_of(err)}") from dead
-
-    def _time_collectives(self, calls: tuple[OperatorCall, ...]) -> Generator[Row]:
-        for num_ranks, members in _by_group(calls):
-            group = CollectiveGroup(
-                GroupSpec(
-                    num_ranks=num_ranks,
-                    is_cuda=self._spec.device.is_cuda,
-                    seed=self._spec.seed,
-                    timer=dataclasses.replace(
-                        self._spec.timer,
-                        case_s_max=self._spec.timer.case_s_max * _GROUP_PATIENCE_RATIO,
-                    ),
-                )
-            )
-            try:
-                yield from self._time_group(group, members)
-            finally:
-                group.close()
-
-    def _time_group(self, group: CollectiveGroup, calls: list[OperatorCall]) -> Iterator[Row]:
-        backend = "nccl" if self._spec.device.is_cuda else "gloo"
-        kernel, topology = f"torch.distributed({backend})", self._spec.topology
-        lost = self._open_group(group)
-        for call in calls:
-            outcome = lost or _time_in_group(group, call)
-            if isinstance(outcome, GroupLostError):
-                lost = outcome
-            if isinstance(outcome, CollectiveTimingError):
-                yield self._rows.failed(call, kernel, str(outcome), topology=topology)
-            else:
-                yield self._rows.measured(call, kernel, outcome, topology=topology)
-
-    def _open_group(self, group: CollectiveGroup) -> GroupLostError | None:
-        try:
-            group.open()
-        except GroupLostError as err:
-            _log.warning("device=%s: %s", self._spec.device.name, err)
-            return err
-        return None
-
-
-def _time_in_group(
-    group: CollectiveGroup, call: OperatorCall
-) -> TimingSummary | CollectiveTimingError:
-    try:
-        return group.time(call)
-    except CollectiveTimingError as err:
-        return err
-
-
-def _by_group(calls: tuple[OperatorCall, ...]) -> Iterator[tuple[int, list[OperatorCall]]]:
-    for num_ranks in sorted({call.dims["devices_per_node"] for call in calls}):
-        yield num_ranks, [call for call in calls if call.dims["devices_per_node"] == num_ranks]
-
-
-def _in_group_order(calls: tuple[OperatorCall, ...]) -> Iterator[OperatorCall]:
-    for _, members in _by_group(calls):
-        yield from members
+            raise ForetokenError(
+                f"the device stopped working after {call.operator} {dict(call.dims)}: {reason};"
+                " start the same profile again to go on behind it"
+            ) from dead
 
 
 def _reason_of(err: Exception) -> str:

@@ -3,6 +3,11 @@
 from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec, dim_axes
+from foretoken.domain.operators.attention_prefill import (
+    OTHER_HEADS,
+    SWEPT_HEADS,
+    head_dims,
+)
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -75,19 +80,41 @@ def decode_costs(visible: str, longest: FeatureFormula) -> Mapping[str, FeatureF
     }
 
 
+def decode_dims(num_seqs: int, kv_len: int, raggedness: int = 1) -> dict[str, int]:
+    """Return the batch dims of contexts of mean `kv_len`, the longest `raggedness` times as long.
+
+    Of fewer than `raggedness` + 1 sequences only equal ones have such sums.
+    """
+    return {
+        "num_seqs": num_seqs,
+        "kv_tokens": num_seqs * kv_len,
+        "kv_tokens_max": raggedness * kv_len,
+    }
+
+
+def ragged_decodes(quick: bool) -> Iterator[dict[str, int]]:
+    """Yield the batch dims of the ragged batches that a sweep takes beside the equal ones."""
+    for num_seqs in pick(quick, (16,), (8, 32, 128)):
+        for kv_len in pick(quick, (256,), (512, 4096)):
+            for raggedness in (2, 4):
+                yield decode_dims(num_seqs, kv_len, raggedness)
+
+
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    heads = ((8, 4, 64), (4, 2, 64)) if quick else ((32, 8, 128), (32, 32, 128), (8, 1, 128))
-    for num_heads, num_kv_heads, head_dim in heads:
+    for heads in ((8, 4, 64), (4, 2, 64)) if quick else SWEPT_HEADS:
         for num_seqs in pick(quick, (1, 4, 16, 64), powers_of_two(1, 512)):
             for kv_len in pick(quick, (32, 256, 1024), powers_of_two(64, 32768)):
-                yield {
-                    "num_seqs": num_seqs,
-                    "kv_tokens": num_seqs * kv_len,
-                    "kv_tokens_max": kv_len,
-                    "num_heads": num_heads,
-                    "num_kv_heads": num_kv_heads,
-                    "head_dim": head_dim,
-                }
+                yield {**decode_dims(num_seqs, kv_len), **head_dims(*heads)}
+    for dims in ragged_decodes(quick):
+        yield {**dims, **(head_dims(8, 4, 64) if quick else head_dims(32, 8, 128))}
+    if quick:
+        return
+    for raggedness in (2, 4):
+        yield {**decode_dims(32, 4096, raggedness), **head_dims(8, 1, 128)}
+    for heads in OTHER_HEADS:
+        for num_seqs in (1, 16, 64, 256):
+            for kv_len in (256, 2048, 16384):
+                yield {**decode_dims(num_seqs, kv_len), **head_dims(*heads)}
 
 
 SPEC = OperatorSpec(

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operator import Dim, Dims, OperatorSpec, dim_axes
 from foretoken.domain.operators.attention_decode import BATCH_AXES, decode_costs, kv_block_fill
+from foretoken.domain.operators.attention_prefill import head_dims, unequal_lengths
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, smaller
 
@@ -18,22 +19,31 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     return (queries + keys) * d["head_dim"] * element_bytes
 
 
+def _window_dims(window: int, *kv_lens: int) -> dict[str, int]:
+    """Return the batch dims of these contexts."""
+    return {
+        "num_seqs": len(kv_lens),
+        "kv_tokens": sum(kv_lens),
+        "kv_tokens_max": max(kv_lens),
+        "visible_tokens": sum(min(kv_len, window) for kv_len in kv_lens),
+        "window": window,
+    }
+
+
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    heads = ((8, 4, 64),) if quick else ((32, 8, 128), (8, 1, 64))
-    for num_heads, num_kv_heads, head_dim in heads:
+    for heads in ((8, 4, 64),) if quick else ((32, 8, 128), (8, 1, 64)):
         for window in pick(quick, (128,), (128, 1024, 8192)):
             for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
                 for kv_len in pick(quick, (32, 256, 1024), powers_of_two(64, 32768)):
-                    yield {
-                        "num_seqs": num_seqs,
-                        "kv_tokens": num_seqs * kv_len,
-                        "kv_tokens_max": kv_len,
-                        "visible_tokens": num_seqs * min(kv_len, window),
-                        "window": window,
-                        "num_heads": num_heads,
-                        "num_kv_heads": num_kv_heads,
-                        "head_dim": head_dim,
-                    }
+                    dims = _window_dims(window, *(kv_len,) * num_seqs)
+                    yield {**dims, **head_dims(*heads)}
+    if quick:
+        yield {**_window_dims(128, *unequal_lengths(8, 128)), **head_dims(8, 4, 64)}
+        return
+    for window in (128, 1024, 8192):
+        for num_seqs in (16, 128):
+            dims = _window_dims(window, *unequal_lengths(num_seqs, window))
+            yield {**dims, **head_dims(32, 8, 128)}
 
 
 SPEC = OperatorSpec(

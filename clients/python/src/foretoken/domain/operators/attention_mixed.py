@@ -3,7 +3,11 @@
 from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operator import Dim, Dims, OperatorSpec
-from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.attention_prefill import (
+    head_dims,
+    prefill_dims,
+    unequal_prefill_dims,
+)
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity
 
@@ -18,19 +22,30 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     return (queries + keys) * d["head_dim"] * element_bytes
 
 
+def _decodes(num_seqs: int, kv_len: int, raggedness: int = 1) -> dict[str, int]:
+    """Return the dims of the decodes, the longest context `raggedness` times the mean."""
+    return {
+        "num_decode_seqs": num_seqs,
+        "decode_kv_tokens": num_seqs * kv_len,
+        "decode_kv_tokens_max": raggedness * kv_len,
+    }
+
+
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    heads = head_dims(8, 4, 64) if quick else head_dims(32, 8, 128)
     for q_len in pick(quick, (64,), powers_of_two(64, 4096)):
-        for num_decode_seqs in pick(quick, (4, 16), powers_of_two(1, 256)):
+        for num_seqs in pick(quick, (4, 16), powers_of_two(1, 256)):
             for kv_len in pick(quick, (128, 512), powers_of_two(128, 8192)):
-                yield {
-                    **prefill_dims(1, q_len, 0),
-                    "num_decode_seqs": num_decode_seqs,
-                    "decode_kv_tokens": num_decode_seqs * kv_len,
-                    "decode_kv_tokens_max": kv_len,
-                    "num_heads": 8 if quick else 32,
-                    "num_kv_heads": 4 if quick else 8,
-                    "head_dim": 64 if quick else 128,
-                }
+                yield {**prefill_dims(1, q_len, 0), **_decodes(num_seqs, kv_len), **heads}
+    if quick:
+        yield {**prefill_dims(1, 64, 256), **_decodes(16, 128, 4), **heads}
+        return
+    for q_len in (128, 512, 2048):
+        for num_seqs in (16, 128):
+            decodes = _decodes(num_seqs, 1024, 4)
+            yield {**prefill_dims(1, q_len, 0), **decodes, **heads}
+            yield {**prefill_dims(1, q_len, 4096), **decodes, **heads}
+            yield {**unequal_prefill_dims(4, q_len // 4, 0), **decodes, **heads}
 
 
 SPEC = OperatorSpec(

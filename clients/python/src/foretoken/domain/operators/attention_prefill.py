@@ -38,6 +38,35 @@ def prefill_dims(num_seqs: Quantity, q_len: Quantity, context_len: Quantity) -> 
     }
 
 
+# Lengths of four sequences of one batch, in eighths of their mean.
+_UNEQUAL_EIGHTHS = (1, 3, 8, 20)
+
+
+def unequal_lengths(num_seqs: int, mean: int) -> tuple[int, ...]:
+    """Return lengths of a ragged batch with about that mean, the longest 2.5 times as long.
+
+    `num_seqs` is a multiple of 4, `mean` of 8 for the mean to be exact.
+    """
+    lengths = tuple(max(eighths * mean // 8, 1) for eighths in _UNEQUAL_EIGHTHS)
+    return lengths * (num_seqs // len(lengths))
+
+
+def unequal_prefill_dims(num_seqs: int, q_len: int, context_len: int) -> dict[str, int]:
+    """Return the batch dims of unequal sequences with these means, a multiple of four of them.
+
+    The longer what is cached, the shorter what is new, as turns of a chat beside new prompts.
+    """
+    q_lens = unequal_lengths(num_seqs, q_len)
+    contexts = unequal_lengths(num_seqs, context_len)[::-1] if context_len else (0,) * num_seqs
+    pairs = zip(q_lens, contexts, strict=True)
+    return {
+        "num_seqs": num_seqs,
+        "q_tokens": sum(q_lens),
+        "kv_tokens": sum(q_lens) + sum(contexts),
+        "score_pairs": sum(new * old + new * (new + 1) // 2 for new, old in pairs),
+    }
+
+
 def q_block_waves(d: Dims, num_sms: int) -> Quantity:
     """Return how often the device is filled by blocks of 128 queries of a head."""
     return ceil_divide(d["q_tokens"], 128) * d["num_heads"] / num_sms
@@ -90,18 +119,49 @@ ATTENTION_COSTS: Mapping[str, FeatureFormula] = {
 }
 
 
+def head_dims(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:
+    """Return the dims of heads."""
+    return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+
+
+# Heads of a rank, measured closely; and those of Llama-3.1-8B and 70B, Qwen3-32B and 30B-A3B under
+# tensor parallelism of 1 to 8 that are left, at fewer points.
+SWEPT_HEADS = ((32, 8, 128), (32, 32, 128), (8, 1, 128))
+OTHER_HEADS = (
+    (64, 8, 128),
+    (32, 4, 128),
+    (16, 4, 128),
+    (16, 2, 128),
+    (8, 2, 128),
+    (4, 1, 128),
+)
+
+
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    heads = ((8, 4, 64), (4, 2, 64)) if quick else ((32, 8, 128), (32, 32, 128), (8, 1, 128))
-    for num_heads, num_kv_heads, head_dim in heads:
+    for heads in ((8, 4, 64), (4, 2, 64)) if quick else SWEPT_HEADS:
         for num_seqs in (1, 4):
             for q_len in pick(quick, (16, 128, 512), powers_of_two(16, 16384)):
                 for context_len in pick(quick, (0, 128, 512), (0, *powers_of_two(64, 16384))):
-                    yield {
-                        **prefill_dims(num_seqs, q_len, context_len),
-                        "num_heads": num_heads,
-                        "num_kv_heads": num_kv_heads,
-                        "head_dim": head_dim,
-                    }
+                    yield {**prefill_dims(num_seqs, q_len, context_len), **head_dims(*heads)}
+    yield from _unequal_sweep(quick)
+    if not quick:
+        for heads in OTHER_HEADS:
+            for q_len in (128, 1024, 8192):
+                for context_len in (0, 4096):
+                    yield {**prefill_dims(1, q_len, context_len), **head_dims(*heads)}
+
+
+def _unequal_sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    if quick:
+        for context_len in (0, 128):
+            yield {**unequal_prefill_dims(4, 128, context_len), **head_dims(8, 4, 64)}
+        return
+    for q_len in (64, 512, 2048):
+        for context_len in (0, 1024, 8192):
+            yield {**unequal_prefill_dims(4, q_len, context_len), **head_dims(32, 8, 128)}
+    for context_len in (0, 1024):
+        yield {**unequal_prefill_dims(16, 128, context_len), **head_dims(32, 8, 128)}
+        yield {**unequal_prefill_dims(4, 512, context_len), **head_dims(8, 1, 128)}
 
 
 SPEC = OperatorSpec(

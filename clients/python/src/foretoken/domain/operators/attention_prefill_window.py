@@ -9,7 +9,9 @@ from foretoken.domain.operators.attention_prefill import (
     BATCH_FEATURES,
     attention_bytes,
     attention_flops,
+    head_dims,
     q_block_waves,
+    unequal_lengths,
 )
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, smaller
@@ -33,18 +35,29 @@ def window_prefill_dims(
     }
 
 
+def _unequal_window_dims(num_seqs: int, q_len: int, window: int) -> dict[str, Quantity]:
+    """Return the batch dims of unequal sequences of this mean, nothing of them cached."""
+    each = [window_prefill_dims(1, length, window) for length in unequal_lengths(num_seqs, q_len)]
+    summed = {name: sum(dims[name] for dims in each) for name in each[0]}
+    return {**summed, "window": window}
+
+
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    heads = ((8, 4, 64),) if quick else ((32, 8, 128), (8, 1, 64))
-    for num_heads, num_kv_heads, head_dim in heads:
+    for heads in ((8, 4, 64),) if quick else ((32, 8, 128), (8, 1, 64)):
         for window in pick(quick, (128,), (128, 1024, 8192)):
             for num_seqs in (1, 4):
                 for q_len in pick(quick, (16, 128, 256), powers_of_two(16, 16384)):
                     yield {
                         **window_prefill_dims(num_seqs, q_len, window),
-                        "num_heads": num_heads,
-                        "num_kv_heads": num_kv_heads,
-                        "head_dim": head_dim,
+                        **head_dims(*heads),
                     }
+    if quick:
+        yield {**_unequal_window_dims(4, 128, 128), **head_dims(8, 4, 64)}
+        return
+    for window in (128, 1024, 8192):
+        # Of sequences all longer than the window, the sums do not say how unequal they are.
+        for q_len in (window // 2, 2 * window):
+            yield {**_unequal_window_dims(4, q_len, window), **head_dims(32, 8, 128)}
 
 
 SPEC = OperatorSpec(

@@ -9,7 +9,7 @@ from foretoken.domain.sweep import cross, pick, powers_of_two
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     yield from cross(
         num_tokens=pick(quick, (16, 128, 1024), powers_of_two(16, 16384)),
-        vocab=pick(quick, (4000, 8000), (32000, 50304, 128256)),
+        vocab=pick(quick, (4000, 8000), (16032, 32000, 50304, 128256, 151936)),
     )
 
 

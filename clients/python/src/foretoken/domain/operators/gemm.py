@@ -10,6 +10,12 @@ from foretoken.domain.units import Quantity, ceil_divide
 # Output tile shapes that cuBLAS and CUTLASS choose among (rows of m, columns of n).
 # Source: CUTLASS profiler defaults for sm80 and sm90.
 _TILES = ((64, 64), (128, 64), (128, 128), (128, 256), (256, 128))
+# Widths of Llama 3 and Qwen 3 that are no power of two: hidden states, and what ranks hold of
+# projections split over 2 to 8 of them. Source: their config.json.
+_HIDDEN_WIDTHS = (2048, 4096, 5120, 8192)
+_SHARD_WIDTHS = (768, 1280, 1792, 7168, 28672)
+# Heads, whole and split over 8 ranks: Llama 2, Llama 3, Qwen 3.
+_VOCABULARIES = (32000, 128256, 151936, 16032, 18992)
 
 
 def _flops(d: Dims, _element_bytes: float) -> Quantity:
@@ -42,16 +48,17 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     widths = (*powers_of_two(256, 32768), 1536, 3584, 11008, 14336)
     tokens = (1, 2, 4, *powers_of_two(8, 16384), 96, 192, 384, 1536)
     yield from cross(m=tokens, n=widths, k=widths)
+    few_tokens = (1, 16, 128, 1024, 8192)
+    yield from cross(m=few_tokens, n=_SHARD_WIDTHS, k=_HIDDEN_WIDTHS)
+    yield from cross(m=few_tokens, n=_HIDDEN_WIDTHS, k=_SHARD_WIDTHS)
+    yield from cross(m=few_tokens, n=_VOCABULARIES, k=_HIDDEN_WIDTHS)
 
 
 def _quick_sweep() -> Iterator[Mapping[str, int]]:
-    """Yield the weights of a small model, by tokens, and the gradients of these weights."""
+    """Yield the weights of a small model, by tokens."""
     weights = ((256, 256), (512, 512), (1024, 512), (2816, 512), (8000, 512), (512, 1408))
-    transposed = ((512, 1024), (1408, 512), (512, 2816), (512, 8000))
-    sizes = [(m, n, k) for n, k in weights + transposed for m in (1, 4, 16, 64, 256, 1024)]
-    sizes += [(m, n, k) for m, n in weights for k in (64, 256, 1024)]
-    for m, n, k in dict.fromkeys(sizes):
-        yield {"m": m, "n": n, "k": k}
+    for n, k in weights:
+        yield from cross(m=(1, 4, 16, 64, 256, 1024), n=(n,), k=(k,))
 
 
 SPEC = OperatorSpec(

@@ -6,6 +6,11 @@ from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
+# (out, in) of an expert's two products. Source: the models' config.json.
+_WIDTHS = ((4096, 2048), (2048, 4096), (1536, 4096), (1536, 2048), (2048, 768))
+# Tokens of a large micro batch, eight times each.
+_MAX_ROWS = 2**18
+
 GROUPED_DIMS = (
     Dim("num_groups", "experts on this device, each with a weight of its own"),
     Dim("m", "rows of all groups together: pairs of a token and an expert"),
@@ -39,11 +44,14 @@ GROUPED_FEATURES: Mapping[str, FeatureFormula] = {
 
 
 def sweep_groups(quick: bool) -> Iterator[Mapping[str, int]]:
-    """Yield the experts of small and large layers, by the rows of a group."""
-    widths = ((256, 512), (512, 256)) if quick else ((4096, 2048), (2048, 4096), (1536, 4096))
-    for num_groups in pick(quick, (2, 8), (2, 8, 32)):
+    """Yield the experts of small and large layers, by the rows of a group.
+
+    Wide experts are those of Mixtral and of large ones split over ranks, narrow ones Qwen3's.
+    """
+    widths = ((256, 512), (512, 256)) if quick else _WIDTHS
+    for num_groups in pick(quick, (2, 8), (2, 8, 32, 128)):
         for rows in pick(quick, (16, 128), powers_of_two(16, 8192)):
-            for n, k in widths:
+            for n, k in widths if num_groups * rows <= _MAX_ROWS else ():
                 yield {"num_groups": num_groups, "m": num_groups * rows, "n": n, "k": k}
 
 

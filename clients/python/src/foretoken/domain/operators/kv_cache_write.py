@@ -15,7 +15,7 @@ def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
     yield from cross(
         num_tokens=pick(quick, (1, 8, 64, 256, 1024), powers_of_two(1, 32768)),
         num_kv_heads=pick(quick, (2, 4), (1, 2, 4, 8, 32)),
-        head_dim=pick(quick, (64,), (64, 128)),
+        head_dim=pick(quick, (64,), (64, 128, 256)),
     )
 
 

@@ -11,7 +11,9 @@ from foretoken.domain.operators.attention_decode import (
     BATCH_AXES,
     BATCH_DIMS,
     BATCH_FEATURES,
+    decode_dims,
     kv_block_fill,
+    ragged_decodes,
 )
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
@@ -30,17 +32,16 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    widths = {
+        "kv_lora_rank": 64 if quick else 512,
+        "qk_rope_head_dim": 16 if quick else 64,
+    }
     for num_heads in pick(quick, (8,), (16, 128)):
         for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
             for kv_len in pick(quick, (32, 256, 1024), powers_of_two(64, 32768)):
-                yield {
-                    "num_seqs": num_seqs,
-                    "kv_tokens": num_seqs * kv_len,
-                    "kv_tokens_max": kv_len,
-                    "num_heads": num_heads,
-                    "kv_lora_rank": 64 if quick else 512,
-                    "qk_rope_head_dim": 16 if quick else 64,
-                }
+                yield {**decode_dims(num_seqs, kv_len), "num_heads": num_heads, **widths}
+    for dims in ragged_decodes(quick):
+        yield {**dims, "num_heads": 8 if quick else 128, **widths}
 
 
 SPEC = OperatorSpec(

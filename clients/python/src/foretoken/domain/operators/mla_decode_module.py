@@ -11,7 +11,12 @@ from foretoken.domain.mla_module import (
     unpacking_weights,
 )
 from foretoken.domain.operator import Dims, OperatorSpec
-from foretoken.domain.operators.attention_decode import BATCH_DIMS, BATCH_FEATURES
+from foretoken.domain.operators.attention_decode import (
+    BATCH_DIMS,
+    BATCH_FEATURES,
+    decode_dims,
+    ragged_decodes,
+)
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -25,16 +30,13 @@ def _flops(d: Dims, _element_bytes: float) -> Quantity:
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    widths = QUICK_WIDTHS if quick else FULL_WIDTHS
     for num_heads in pick(quick, (8,), (16, 128)):
         for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
             for kv_len in pick(quick, (32, 256, 1024), powers_of_two(64, 32768)):
-                yield {
-                    "num_seqs": num_seqs,
-                    "kv_tokens": num_seqs * kv_len,
-                    "kv_tokens_max": kv_len,
-                    "num_heads": num_heads,
-                    **(QUICK_WIDTHS if quick else FULL_WIDTHS),
-                }
+                yield {**decode_dims(num_seqs, kv_len), "num_heads": num_heads, **widths}
+    for dims in ragged_decodes(quick):
+        yield {**dims, "num_heads": 8 if quick else 128, **widths}
 
 
 SPEC = OperatorSpec(

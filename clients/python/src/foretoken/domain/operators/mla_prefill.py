@@ -12,6 +12,7 @@ from foretoken.domain.operators.attention_prefill import (
     BATCH_FEATURES,
     prefill_dims,
     q_block_waves,
+    unequal_prefill_dims,
 )
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity
@@ -35,17 +36,21 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    widths = {
+        "qk_nope_head_dim": 32 if quick else 128,
+        "qk_rope_head_dim": 16 if quick else 64,
+        "v_head_dim": 32 if quick else 128,
+    }
     for num_heads in pick(quick, (8,), (16, 128)):
         for num_seqs in (1, 4):
             for q_len in pick(quick, (16, 128), powers_of_two(16, 16384)):
                 for context_len in pick(quick, (0, 128), (0, *powers_of_two(256, 16384))):
-                    yield {
-                        **prefill_dims(num_seqs, q_len, context_len),
-                        "num_heads": num_heads,
-                        "qk_nope_head_dim": 32 if quick else 128,
-                        "qk_rope_head_dim": 16 if quick else 64,
-                        "v_head_dim": 32 if quick else 128,
-                    }
+                    dims = prefill_dims(num_seqs, q_len, context_len)
+                    yield {**dims, "num_heads": num_heads, **widths}
+    for q_len in pick(quick, (64,), (64, 512, 2048)):
+        for context_len in pick(quick, (0,), (0, 2048)):
+            dims = unequal_prefill_dims(4, q_len, context_len)
+            yield {**dims, "num_heads": 8 if quick else 16, **widths}
 
 
 SPEC = OperatorSpec(

@@ -11,7 +11,11 @@ from foretoken.domain.mla_module import (
     unpacking_weights,
 )
 from foretoken.domain.operator import Dims, OperatorSpec
-from foretoken.domain.operators.attention_prefill import BATCH_DIMS, prefill_dims
+from foretoken.domain.operators.attention_prefill import (
+    BATCH_DIMS,
+    prefill_dims,
+    unequal_prefill_dims,
+)
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -24,14 +28,13 @@ def _flops(d: Dims, _element_bytes: float) -> Quantity:
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    widths = QUICK_WIDTHS if quick else FULL_WIDTHS
     for num_heads in pick(quick, (8,), (16, 128)):
         for num_seqs in (1, 4):
             for q_len in pick(quick, (16, 64, 256), powers_of_two(16, 16384)):
-                yield {
-                    **prefill_dims(num_seqs, q_len, 0),
-                    "num_heads": num_heads,
-                    **(QUICK_WIDTHS if quick else FULL_WIDTHS),
-                }
+                yield {**prefill_dims(num_seqs, q_len, 0), "num_heads": num_heads, **widths}
+    for q_len in pick(quick, (64,), (64, 512, 2048)):
+        yield {**unequal_prefill_dims(4, q_len, 0), "num_heads": 8 if quick else 16, **widths}
 
 
 SPEC = OperatorSpec(

@@ -64,24 +64,34 @@ def hit_ratio(experts: str, num_rows: Callable[[Dims], Quantity]) -> FeatureForm
     return ratio
 
 
+def expert_layers(quick: bool) -> tuple[tuple[int, int, int, int], ...]:
+    """Return (experts, experts per token, model features, expert features) of a sweep.
+
+    Qwen3-30B-A3B, gpt-oss-120b, and Mixtral-8x7B split over 8 ranks. Source: their config.json.
+    """
+    if quick:
+        return ((8, 2, 256, 256),)
+    return (128, 8, 2048, 768), (128, 4, 2880, 2880), (8, 2, 4096, 1792)
+
+
 def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     activations = _rows(d) * (2 * d["hidden"] + 3 * d["intermediate"])
     return (d["num_active_experts"] * _weights(d) + activations) * element_bytes
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    num_experts, top_k = (8, 2) if quick else (128, 8)
-    for num_tokens in pick(quick, (4, 16, 64), powers_of_two(1, 8192)):
-        num_rows = num_tokens * top_k
-        for num_active in sorted({min(num_experts, num_rows), min(num_experts // 2, num_rows)}):
-            yield {
-                "num_tokens": num_tokens,
-                "top_k": top_k,
-                "num_experts": num_experts,
-                "num_active_experts": num_active,
-                "hidden": 256 if quick else 2048,
-                "intermediate": 256 if quick else 768,
-            }
+    for num_experts, top_k, hidden, intermediate in expert_layers(quick):
+        for num_tokens in pick(quick, (4, 16, 64), powers_of_two(1, 8192)):
+            num_rows = num_tokens * top_k
+            for num_active in sorted({min(num_experts, num_rows), min(num_experts // 2, num_rows)}):
+                yield {
+                    "num_tokens": num_tokens,
+                    "top_k": top_k,
+                    "num_experts": num_experts,
+                    "num_active_experts": num_active,
+                    "hidden": hidden,
+                    "intermediate": intermediate,
+                }
 
 
 SPEC = OperatorSpec(

@@ -6,7 +6,7 @@
 from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operator import Dim, Dims, OperatorSpec, dim_axes
-from foretoken.domain.operators.moe_experts import hit_ratio, moe_costs
+from foretoken.domain.operators.moe_experts import expert_layers, hit_ratio, moe_costs
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -26,21 +26,23 @@ def _load_ratio(d: Dims, _num_sms: int) -> Quantity:
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
-    num_experts, top_k = (8, 2) if quick else (128, 8)
-    for num_ranks in pick(quick, (2,), (2, 8, 32)):
-        num_local = num_experts // num_ranks
-        for num_tokens in pick(quick, (4, 16, 64), powers_of_two(1, 8192)):
-            num_pairs = ceil_divide(num_tokens * top_k, num_ranks)
-            yield {
-                "num_tokens": num_tokens,
-                "top_k": top_k,
-                "num_experts": num_experts,
-                "num_local_experts": num_local,
-                "num_local_pairs": num_pairs,
-                "num_active_experts": min(num_local, num_pairs),
-                "hidden": 256 if quick else 2048,
-                "intermediate": 256 if quick else 768,
-            }
+    for num_experts, top_k, hidden, intermediate in expert_layers(quick):
+        # No rank is left without an expert.
+        all_ranks = pick(quick, (2,), (2, 8, 32))
+        for num_ranks in [count for count in all_ranks if count <= num_experts]:
+            num_local = num_experts // num_ranks
+            for num_tokens in pick(quick, (4, 16, 64), powers_of_two(1, 8192)):
+                num_pairs = ceil_divide(num_tokens * top_k, num_ranks)
+                yield {
+                    "num_tokens": num_tokens,
+                    "top_k": top_k,
+                    "num_experts": num_experts,
+                    "num_local_experts": num_local,
+                    "num_local_pairs": num_pairs,
+                    "num_active_experts": min(num_local, num_pairs),
+                    "hidden": hidden,
+                    "intermediate": intermediate,
+                }
 
 
 SPEC = OperatorSpec(

@@ -31,7 +31,7 @@ def sweep_routed(quick: bool) -> Iterator[Mapping[str, int]]:
     """Yield token counts for the layers of common models."""
     yield from cross(
         num_tokens=pick(quick, (64, 512), powers_of_two(64, 16384)),
-        top_k=pick(quick, (1, 2), (1, 2, 8)),
+        top_k=pick(quick, (1, 2), (1, 2, 4, 8)),
         hidden=pick(quick, (256, 512), (2048, 4096, 7168)),
     )
 

@@ -42,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(catalog.app, name="catalog")
-app.command("profile")(profile.profile)
+app.add_typer(profile.app, name="profile")
 app.command("train")(train.train)
 app.add_typer(models.app, name="models")
 app.command("predict")(predict.predict)

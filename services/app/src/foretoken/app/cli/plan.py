@@ -26,8 +26,8 @@ def plan(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
         typer.Argument(
             metavar="[NAME=VALUES...]",
             help="Values of its dimensions: `m=1,2,4`, `m=1:4096` (doubling) or `m=128:1024:128`"
-            " (in steps); none take the operator's own sweep. Also `dtype=`, `phase=backward`,"
-            " `framework=vllm`, `variant=`, `seed=`.",
+            " (in steps); none take the operator's own sweep, a collective's inside a node. Also"
+            " `dtype=`, `phase=backward`, `framework=vllm`, `variant=`, `seed=`.",
         ),
     ] = None,
     topology: Annotated[str, typer.Option(help="Topology, for collectives.")] = "",

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -29,6 +31,8 @@ T = TypeVar("T")
 _PIPED_WIDTH = 160
 # As long as the longest names of operators, devices and models.
 _NAME_WIDTH = 20
+# Where there is no terminal for a bar, a line says this often how far a job is.
+_LINE_S = 10.0
 _has_width = sys.stdout.isatty() or "COLUMNS" in process_environment()
 _results = Console(width=None if _has_width else _PIPED_WIDTH)
 _notes = Console(stderr=True)
@@ -76,7 +80,8 @@ def build_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         is_name = index == 0 and longest <= _NAME_WIDTH
         table.add_column(column, justify=justify, overflow="fold", no_wrap=is_name)
     for row in rows:
-        table.add_row(*(format_cell(cell) for cell in row))
+        # Brackets of a cell ("C[m,n]") are text, not the library's markup.
+        table.add_row(*(escape(format_cell(cell)) for cell in row))
     return table
 
 
@@ -125,11 +130,12 @@ def fail(error: ForetokenError) -> None:
 
 
 class ProgressBar:
-    """A bar on stderr. Call it with a job at each change, or set it."""
+    """A bar on stderr, or now and then a line. Call it with a job at each change, or set it."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
         self._task = task
+        self._told_s = time.monotonic()
 
     def __call__(self, job: Job) -> None:
         """Show how far a job is."""
@@ -138,11 +144,15 @@ class ProgressBar:
     def set(self, ratio: float, message: str) -> None:
         """Show a ratio from 0 to 1."""
         self._progress.update(self._task, completed=ratio, message=message)
+        now_s = time.monotonic()
+        if message and not _notes.is_terminal and now_s - self._told_s >= _LINE_S:
+            self._told_s = now_s
+            note(f"{ratio:4.0%} {escape(message)}")
 
 
 @contextmanager
 def show_progress(title: str) -> Iterator[ProgressBar]:
-    """Yield a progress bar; where stderr is no terminal, one line says what began."""
+    """Yield a progress bar; where stderr is no terminal, lines say what began and how far it is."""
     if not _notes.is_terminal:
         note(title)
     columns = (

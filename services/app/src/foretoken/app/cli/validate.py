@@ -20,6 +20,7 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
+from foretoken.app.cli.validate_steps import steps
 from foretoken.app.cli.validate_training import training
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.simulator.validation.comparison import STATISTICS, RequestComparison
@@ -30,6 +31,7 @@ from foretoken.simulator.validation.serving import ServingValidation, validate_s
 
 app = typer.Typer(help="Compare a simulation with what was measured.", no_args_is_help=True)
 app.command()(training)
+app.command()(steps)
 
 _LABELS = {
     "ttft_ms": "TTFT",

@@ -48,7 +48,7 @@ def plan_profile(models: ModelSet, request: PlanRequest, predict: Predict) -> Pr
     """
     spec = find_operator(request.operator)
     target = find_target(spec, request.device, request.topology, request.dtype, request.phase)
-    columns = read_columns(spec, _candidates(spec, request))
+    columns = read_columns(spec, _candidates(spec, target, request))
     design = build_design(spec, columns, target)
     model = _find_model(models, spec, target, request)
     known = model.series.design if model else design.take(np.arange(0))
@@ -88,10 +88,17 @@ def plan_profile(models: ModelSet, request: PlanRequest, predict: Predict) -> Pr
     )
 
 
-def _candidates(spec: OperatorSpec, request: PlanRequest) -> Mapping[str, IntColumn]:
+def _candidates(
+    spec: OperatorSpec, target: Target, request: PlanRequest
+) -> Mapping[str, IntColumn]:
+    """Return what may be measured; without axes groups of one node, where a node has several."""
     if request.axes:
         return grid_columns(request.axes)
     swept = list(spec.sweep(False))
+    if target.topology is not None:
+        num_devices = target.topology.devices_per_node
+        swept = [dims for dims in swept if dims["devices_per_node"] <= num_devices]
+        swept = [dims for dims in swept if dims["num_nodes"] == 1] or swept
     if not swept:
         reason = f"{spec.name} has no sweep of its own: say which values may be measured"
         raise InvalidRequestError.of_field("axes", reason)

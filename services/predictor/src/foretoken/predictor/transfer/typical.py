@@ -37,7 +37,13 @@ _MATRIX_GROUPS = frozenset({"gemm", "attention", "moe"})
 
 # What a variant may say that makes it other work than the plain operator's, of which it tells
 # nothing: how many kernels it takes, and what they get.
-_OTHER_WORK = frozenset({"form", "gradients"})
+_OTHER_WORK = frozenset({"form", "gradients", "sampling"})
+# What a variant may say of where inputs lay: its times are told by the plain operator's, and tell
+# nothing of them.
+_OTHER_PLACE = frozenset({"cache"})
+
+# Their times are those of the host or of its link; the device's memory does not bound them.
+_GROUPS_OFF_DEVICE = frozenset({"host", "kv_transfer"})
 _KIND = "any "
 
 # The cost that tells operators over rows, which are one kernel (see `row_operator`).
@@ -124,12 +130,15 @@ def _families_of(spec: OperatorSpec) -> tuple[str, ...]:
     Kernels built around matrix products reach far less of a data sheet in small calls than those
     that stream through memory once, which take a launch: told from GEMM and attention alone, a
     small norm of the H200 would take five launches. Of those, one kernel that treats all rows alike
-    is not told from chains of several, as frameworks run a rotary embedding.
+    is not told from chains of several, as frameworks run a rotary embedding. What does not run on
+    the device is told by nothing but itself.
     """
     if spec.is_collective:
         return ("collective",)
     if spec.group in _MATRIX_GROUPS:
         return ("matrix operator",)
+    if spec.group in _GROUPS_OFF_DEVICE:
+        return ()
     is_row_operator = _ROW_COST in spec.costs
     return (*(("row operator",) if is_row_operator else ()), "streaming operator")
 
@@ -142,7 +151,7 @@ def train_transfers(
     for model in models:
         key = model.series.key
         place = key.topology or key.device
-        names = transfer_names(key.spec, key.target.device, key.variant)
+        names = _taught_names(key)
         # What is left out to learn the doubt: a device for the same operator, else an operator.
         groups = [key.operator if name.startswith(_KIND) else place for name in names]
         for name, group in zip(names, groups, strict=True):
@@ -151,6 +160,12 @@ def train_transfers(
         name: _train(found, _grounds(found, is_of_kind=name.startswith(_KIND)), config, seed)
         for name, found in sorted(samples.items())
     }
+
+
+def _taught_names(key: SeriesKey) -> tuple[str, ...]:
+    """Return the names of the models that a series tells."""
+    names = transfer_names(key.spec, key.target.device, key.variant)
+    return names if _OTHER_PLACE.isdisjoint(parse_variant(key.variant)) else names[:1]
 
 
 def _sample(model: SeriesModel, group: str, seed: int) -> _Sample:

@@ -1,6 +1,10 @@
-"""One fused AdamW update; other formats than fp32 keep fp32 master weights beside them."""
+"""One AdamW update of a flat shard; other formats than fp32 keep fp32 master weights beside them.
 
-from collections.abc import Mapping
+Fused, as one kernel does it; `foreach`, kernel by kernel over lists of tensors; or tensor by
+tensor. Frameworks without a fused optimizer run one of the last two.
+"""
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.optim.adamw import adamw
@@ -22,36 +26,52 @@ def _make_inputs(dims: Mapping[str, int], tensors: TensorFactory) -> Inputs:
     )
 
 
-def _run(
-    parameter: torch.Tensor,
-    gradient: torch.Tensor,
-    master: torch.Tensor,
-    *state: torch.Tensor,
-) -> None:
-    first_moment, second_moment, step = state
-    adamw(
-        [master],
-        [gradient.to(torch.float32)],
-        [first_moment],
-        [second_moment],
-        [],
-        [step],
-        fused=True,
-        amsgrad=False,
-        beta1=0.9,
-        beta2=0.95,
-        lr=1e-4,
-        weight_decay=0.1,
-        eps=1e-8,
-        maximize=False,
+def _bind(*, fused: bool, foreach: bool) -> Callable[[Mapping[str, int]], Callable[..., None]]:
+    def run(
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        master: torch.Tensor,
+        *state: torch.Tensor,
+    ) -> None:
+        first_moment, second_moment, step = state
+        adamw(
+            [master],
+            [gradient.to(torch.float32)],
+            [first_moment],
+            [second_moment],
+            [],
+            [step],
+            fused=fused,
+            foreach=foreach,
+            # The step's number stays on the device: reading it would wait for the device.
+            capturable=step.is_cuda,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.95,
+            lr=1e-4,
+            weight_decay=0.1,
+            eps=1e-8,
+            maximize=False,
+        )
+        if parameter is not master:
+            parameter.copy_(master)
+
+    return lambda _: run
+
+
+def _kernel(name: str) -> Kernel:
+    return Kernel(
+        operator="adam",
+        source=f"torch.optim.adamw.adamw({name})",
+        make_inputs=_make_inputs,
+        bind=_bind(fused=name == "fused", foreach=name == "foreach"),
     )
-    if parameter is not master:
-        parameter.copy_(master)
 
 
 KERNEL = Kernel(
     operator="adam",
     source="torch.optim.adamw.adamw(fused)",
     make_inputs=_make_inputs,
-    bind=lambda _: _run,
+    bind=_bind(fused=True, foreach=False),
+    alternatives=(_kernel("foreach"), _kernel("for loop")),
 )

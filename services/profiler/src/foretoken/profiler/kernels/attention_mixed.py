@@ -1,33 +1,19 @@
-"""A mixed batch as torch runs it: one kernel for the prefills, then one for the decodes."""
+"""A batch of prefills and decodes: one kernel where it takes both, else one for each."""
 
-from collections.abc import Mapping
+from dataclasses import replace
 
-import torch
-
-from foretoken.profiler.attention import attend, attention_inputs, split_evenly
-from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
-
-_NUM_PREFILL_INPUTS = 4
-
-
-def _make_inputs(dims: Mapping[str, int], tensors: TensorFactory) -> Inputs:
-    num_seqs, num_decode_seqs = dims["num_seqs"], dims["num_decode_seqs"]
-    q_len = split_evenly(dims["q_tokens"], num_seqs)
-    kv_len = split_evenly(dims["kv_tokens"], num_seqs)
-    decode_kv_len = split_evenly(dims["decode_kv_tokens"], num_decode_seqs)
-    return (
-        *attention_inputs(dims, num_seqs, (q_len, kv_len), tensors),
-        *attention_inputs(dims, num_decode_seqs, (1, decode_kv_len), tensors),
-    )
-
-
-def _run(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return attend(*inputs[:_NUM_PREFILL_INPUTS]), attend(*inputs[_NUM_PREFILL_INPUTS:])
-
-
-KERNEL = Kernel(
-    operator="attention_mixed",
-    source="torch.nn.functional.scaled_dot_product_attention x2",
-    make_inputs=_make_inputs,
-    bind=lambda _: _run,
+from foretoken.profiler.attention.batch import (
+    AttentionCode,
+    attention_kernel,
+    dense_inputs,
+    read_mixed,
 )
+from foretoken.profiler.attention.codes import MIXED_CODES
+
+
+def _named_twice(code: AttentionCode) -> AttentionCode:
+    """Say in the name of code for equal sequences that it runs for each of the two batches."""
+    return replace(code, source=f"{code.source} x2") if code.make_inputs is dense_inputs else code
+
+
+KERNEL = attention_kernel("attention_mixed", read_mixed, [_named_twice(c) for c in MIXED_CODES])

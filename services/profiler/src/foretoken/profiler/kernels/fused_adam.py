@@ -1,4 +1,7 @@
-"""One fused Adam update of a list of equal tensors, all in one number format."""
+"""One Adam update of a list of equal tensors, all in one number format.
+
+Fused, as one kernel does it; `foreach`, kernel by kernel over the list; or tensor by tensor.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -15,15 +18,18 @@ def _make_inputs(dims: Mapping[str, int], tensors: TensorFactory) -> Inputs:
         tensors.random(size),
         tensors.random(size),
         tensors.random(size).abs_(),
-        torch.ones((), device=tensors.device),
+        # Each tensor counts its own steps.
+        torch.ones(dims["num_tensors"], device=tensors.device),
     )
 
 
-def _bind(dims: Mapping[str, int]) -> Callable[..., None]:
+def _bind(
+    dims: Mapping[str, int], *, fused: bool = False, foreach: bool = False
+) -> Callable[..., None]:
     num_tensors = dims["num_tensors"]
 
     def run(*flat: torch.Tensor) -> None:
-        *state, step = flat
+        *state, steps = flat
         parameters, gradients, first_moments, second_moments = (
             list(tensor.tensor_split(num_tensors)) for tensor in state
         )
@@ -33,8 +39,10 @@ def _bind(dims: Mapping[str, int]) -> Callable[..., None]:
             first_moments,
             second_moments,
             [],
-            [step] * num_tensors,
-            fused=True,
+            list(steps.unbind()),
+            fused=fused,
+            foreach=foreach,
+            capturable=steps.is_cuda,
             amsgrad=False,
             beta1=0.9,
             beta2=0.999,
@@ -51,5 +59,19 @@ KERNEL = Kernel(
     operator="fused_adam",
     source="torch.optim.adam.adam(fused)",
     make_inputs=_make_inputs,
-    bind=_bind,
+    bind=lambda dims: _bind(dims, fused=True),
+    alternatives=(
+        Kernel(
+            operator="fused_adam",
+            source="torch.optim.adam.adam(foreach)",
+            make_inputs=_make_inputs,
+            bind=lambda dims: _bind(dims, foreach=True),
+        ),
+        Kernel(
+            operator="fused_adam",
+            source="torch.optim.adam.adam(for loop)",
+            make_inputs=_make_inputs,
+            bind=_bind,
+        ),
+    ),
 )

@@ -23,24 +23,36 @@ _sym_db = _symbol_database.Default()
 
 
 from foretoken.api.types.v1 import job_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_job__pb2
+from foretoken.api.types.v1 import operator_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_operator__pb2
+from foretoken.api.types.v1 import profiling_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2
 from foretoken.api.types.v1 import report_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_report__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0foretoken/api/profiler/v1/profiler_service.proto\x12\x19\x66oretoken.api.profiler.v1\x1a foretoken/api/types/v1/job.proto\x1a#foretoken/api/types/v1/report.proto\"\x19\n\x17ListLocalDevicesRequest\"+\n\x18ListLocalDevicesResponse\x12\x0f\n\x07\x64\x65vices\x18\x01 \x03(\t\"\x96\x01\n\x14\x43reateProfileRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x11\n\toperators\x18\x02 \x03(\t\x12\r\n\x05quick\x18\x03 \x01(\x08\x12\x19\n\x0cskip_covered\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\ntime_cap_s\x18\x06 \x01(\x01\x42\x0f\n\r_skip_covered\")\n\x17GetProfileReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t2\xb1\x05\n\x0fProfilerService\x12{\n\x10ListLocalDevices\x12\x32.foretoken.api.profiler.v1.ListLocalDevicesRequest\x1a\x33.foretoken.api.profiler.v1.ListLocalDevicesResponse\x12]\n\rCreateProfile\x12/.foretoken.api.profiler.v1.CreateProfileRequest\x1a\x1b.foretoken.api.types.v1.Job\x12m\n\x10GetProfileReport\x12\x32.foretoken.api.profiler.v1.GetProfileReportRequest\x1a%.foretoken.api.types.v1.ProfileReport\x12L\n\x06GetJob\x12%.foretoken.api.types.v1.GetJobRequest\x1a\x1b.foretoken.api.types.v1.Job\x12]\n\x08ListJobs\x12\'.foretoken.api.types.v1.ListJobsRequest\x1a(.foretoken.api.types.v1.ListJobsResponse\x12R\n\x08WatchJob\x12\'.foretoken.api.types.v1.WatchJobRequest\x1a\x1b.foretoken.api.types.v1.Job0\x01\x12R\n\tCancelJob\x12(.foretoken.api.types.v1.CancelJobRequest\x1a\x1b.foretoken.api.types.v1.Jobb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0foretoken/api/profiler/v1/profiler_service.proto\x12\x19\x66oretoken.api.profiler.v1\x1a foretoken/api/types/v1/job.proto\x1a%foretoken/api/types/v1/operator.proto\x1a&foretoken/api/types/v1/profiling.proto\x1a#foretoken/api/types/v1/report.proto\"\x19\n\x17ListLocalDevicesRequest\"+\n\x18ListLocalDevicesResponse\x12\x0f\n\x07\x64\x65vices\x18\x01 \x03(\t\"P\n\x15OutlineProfileRequest\x12\x37\n\x07profile\x18\x01 \x01(\x0b\x32&.foretoken.api.types.v1.ProfileRequest\"O\n\x14\x43reateProfileRequest\x12\x37\n\x07profile\x18\x01 \x01(\x0b\x32&.foretoken.api.types.v1.ProfileRequest\")\n\x17GetProfileReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\xe7\x02\n\x19\x43reateGraphProfileRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x1c\n\x0fsequence_length\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x10\n\x08tp_sizes\x18\x05 \x03(\x03\x12!\n\x14micro_batch_size_max\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0blayer_count\x18\x07 \x01(\x03\x12\x31\n\x05\x64type\x18\x08 \x01(\x0e\x32\x1d.foretoken.api.types.v1.DtypeH\x02\x88\x01\x01\x12\x15\n\x08\x62\x61\x63kward\x18\t \x01(\x08H\x03\x88\x01\x01\x12\x0c\n\x04seed\x18\n \x01(\x03\x12\x12\n\ntime_cap_s\x18\x0b \x01(\x01\x42\x12\n\x10_sequence_lengthB\x17\n\x15_micro_batch_size_maxB\x08\n\x06_dtypeB\x0b\n\t_backward\"\'\n\x15GetGraphReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x81\x02\n\x14\x43reateClosureRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x32\n\x05steps\x18\x04 \x03(\x0b\x32#.foretoken.api.types.v1.ClosureStep\x12\x13\n\x0blayer_count\x18\x05 \x01(\x03\x12\x31\n\x05\x64type\x18\x06 \x01(\x0e\x32\x1d.foretoken.api.types.v1.DtypeH\x00\x88\x01\x01\x12\r\n\x05quick\x18\x07 \x01(\x08\x12\x0c\n\x04seed\x18\x08 \x01(\x03\x12\x12\n\ntime_cap_s\x18\t \x01(\x01\x42\x08\n\x06_dtype\")\n\x17GetClosureReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t2\xbd\t\n\x0fProfilerService\x12{\n\x10ListLocalDevices\x12\x32.foretoken.api.profiler.v1.ListLocalDevicesRequest\x1a\x33.foretoken.api.profiler.v1.ListLocalDevicesResponse\x12j\n\x0eOutlineProfile\x12\x30.foretoken.api.profiler.v1.OutlineProfileRequest\x1a&.foretoken.api.types.v1.ProfileOutline\x12]\n\rCreateProfile\x12/.foretoken.api.profiler.v1.CreateProfileRequest\x1a\x1b.foretoken.api.types.v1.Job\x12m\n\x10GetProfileReport\x12\x32.foretoken.api.profiler.v1.GetProfileReportRequest\x1a%.foretoken.api.types.v1.ProfileReport\x12g\n\x12\x43reateGraphProfile\x12\x34.foretoken.api.profiler.v1.CreateGraphProfileRequest\x1a\x1b.foretoken.api.types.v1.Job\x12g\n\x0eGetGraphReport\x12\x30.foretoken.api.profiler.v1.GetGraphReportRequest\x1a#.foretoken.api.types.v1.GraphReport\x12]\n\rCreateClosure\x12/.foretoken.api.profiler.v1.CreateClosureRequest\x1a\x1b.foretoken.api.types.v1.Job\x12m\n\x10GetClosureReport\x12\x32.foretoken.api.profiler.v1.GetClosureReportRequest\x1a%.foretoken.api.types.v1.ClosureReport\x12L\n\x06GetJob\x12%.foretoken.api.types.v1.GetJobRequest\x1a\x1b.foretoken.api.types.v1.Job\x12]\n\x08ListJobs\x12\'.foretoken.api.types.v1.ListJobsRequest\x1a(.foretoken.api.types.v1.ListJobsResponse\x12R\n\x08WatchJob\x12\'.foretoken.api.types.v1.WatchJobRequest\x1a\x1b.foretoken.api.types.v1.Job0\x01\x12R\n\tCancelJob\x12(.foretoken.api.types.v1.CancelJobRequest\x1a\x1b.foretoken.api.types.v1.Jobb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foretoken.api.profiler.v1.profiler_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTLOCALDEVICESREQUEST']._serialized_start=150
-  _globals['_LISTLOCALDEVICESREQUEST']._serialized_end=175
-  _globals['_LISTLOCALDEVICESRESPONSE']._serialized_start=177
-  _globals['_LISTLOCALDEVICESRESPONSE']._serialized_end=220
-  _globals['_CREATEPROFILEREQUEST']._serialized_start=223
-  _globals['_CREATEPROFILEREQUEST']._serialized_end=373
-  _globals['_GETPROFILEREPORTREQUEST']._serialized_start=375
-  _globals['_GETPROFILEREPORTREQUEST']._serialized_end=416
-  _globals['_PROFILERSERVICE']._serialized_start=419
-  _globals['_PROFILERSERVICE']._serialized_end=1108
+  _globals['_LISTLOCALDEVICESREQUEST']._serialized_start=229
+  _globals['_LISTLOCALDEVICESREQUEST']._serialized_end=254
+  _globals['_LISTLOCALDEVICESRESPONSE']._serialized_start=256
+  _globals['_LISTLOCALDEVICESRESPONSE']._serialized_end=299
+  _globals['_OUTLINEPROFILEREQUEST']._serialized_start=301
+  _globals['_OUTLINEPROFILEREQUEST']._serialized_end=381
+  _globals['_CREATEPROFILEREQUEST']._serialized_start=383
+  _globals['_CREATEPROFILEREQUEST']._serialized_end=462
+  _globals['_GETPROFILEREPORTREQUEST']._serialized_start=464
+  _globals['_GETPROFILEREPORTREQUEST']._serialized_end=505
+  _globals['_CREATEGRAPHPROFILEREQUEST']._serialized_start=508
+  _globals['_CREATEGRAPHPROFILEREQUEST']._serialized_end=867
+  _globals['_GETGRAPHREPORTREQUEST']._serialized_start=869
+  _globals['_GETGRAPHREPORTREQUEST']._serialized_end=908
+  _globals['_CREATECLOSUREREQUEST']._serialized_start=911
+  _globals['_CREATECLOSUREREQUEST']._serialized_end=1168
+  _globals['_GETCLOSUREREPORTREQUEST']._serialized_start=1170
+  _globals['_GETCLOSUREREPORTREQUEST']._serialized_end=1211
+  _globals['_PROFILERSERVICE']._serialized_start=1214
+  _globals['_PROFILERSERVICE']._serialized_end=2427
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,8 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foretoken.api.types.v1 import operator_pb2 as _operator_pb2
+from foretoken.api.types.v1 import profiling_pb2 as _profiling_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -60,48 +62,50 @@ class ListLocalDevicesResponse(_message.Message):
 Global___ListLocalDevicesResponse: _TypeAlias = ListLocalDevicesResponse  # noqa: Y015
 
 @_typing.final
-class CreateProfileRequest(_message.Message):
-    """What to profile."""
+class OutlineProfileRequest(_message.Message):
+    """Ask what a profile would do."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    DEVICE_FIELD_NUMBER: _builtins.int
-    OPERATORS_FIELD_NUMBER: _builtins.int
-    QUICK_FIELD_NUMBER: _builtins.int
-    SKIP_COVERED_FIELD_NUMBER: _builtins.int
-    SEED_FIELD_NUMBER: _builtins.int
-    TIME_CAP_S_FIELD_NUMBER: _builtins.int
-    device: _builtins.str
-    """Name of the device. Empty: an error."""
-    quick: _builtins.bool
-    """A sweep of about a minute on a CPU. False: the full sweep."""
-    skip_covered: _builtins.bool
-    """Leave out points the catalog has for this device and software. Not set: true."""
-    seed: _builtins.int
-    """Seed of all randomness. 0: the seed 0."""
-    time_cap_s: _builtins.float
-    """Stop after this time in s. 0: no limit."""
+    PROFILE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def operators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the operators. Empty: all."""
+    def profile(self) -> _profiling_pb2.ProfileRequest:
+        """What to profile. Not set: an error."""
 
     def __init__(
         self,
         *,
-        device: _builtins.str = ...,
-        operators: _abc.Iterable[_builtins.str] | None = ...,
-        quick: _builtins.bool = ...,
-        skip_covered: _builtins.bool | None = ...,
-        seed: _builtins.int = ...,
-        time_cap_s: _builtins.float = ...,
+        profile: _profiling_pb2.ProfileRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_covered", b"_skip_covered", "skip_covered", b"skip_covered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_covered", b"_skip_covered", "device", b"device", "operators", b"operators", "quick", b"quick", "seed", b"seed", "skip_covered", b"skip_covered", "time_cap_s", b"time_cap_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__skip_covered: _TypeAlias = _typing.Literal["skip_covered"]  # noqa: Y015
-    _WhichOneofArgType__skip_covered: _TypeAlias = _typing.Literal["_skip_covered", b"_skip_covered"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_covered) -> _WhichOneofReturnType__skip_covered | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutlineProfileRequest: _TypeAlias = OutlineProfileRequest  # noqa: Y015
+
+@_typing.final
+class CreateProfileRequest(_message.Message):
+    """Start a profiling job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROFILE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def profile(self) -> _profiling_pb2.ProfileRequest:
+        """What to profile. Not set: an error."""
+
+    def __init__(
+        self,
+        *,
+        profile: _profiling_pb2.ProfileRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateProfileRequest: _TypeAlias = CreateProfileRequest  # noqa: Y015
 
@@ -126,3 +130,184 @@ class GetProfileReportRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetProfileReportRequest: _TypeAlias = GetProfileReportRequest  # noqa: Y015
+
+@_typing.final
+class CreateGraphProfileRequest(_message.Message):
+    """Trace a Hugging Face model and time the nodes of its graph."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    SEQUENCE_LENGTH_FIELD_NUMBER: _builtins.int
+    TP_SIZES_FIELD_NUMBER: _builtins.int
+    MICRO_BATCH_SIZE_MAX_FIELD_NUMBER: _builtins.int
+    LAYER_COUNT_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    BACKWARD_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    TIME_CAP_S_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """Name of the device. Empty: an error."""
+    model: _builtins.str
+    """What rows call the model. Empty: an error."""
+    config_json: _builtins.str
+    """The text of its config.json. Empty: an error."""
+    sequence_length: _builtins.int
+    """Tokens of a sample. Not set: 2048."""
+    micro_batch_size_max: _builtins.int
+    """Most samples of a micro batch. Not set: 128."""
+    layer_count: _builtins.int
+    """Layers to build. 0: all, or as many as fit."""
+    dtype: _operator_pb2.Dtype.ValueType
+    """Number format. Not set: bf16."""
+    backward: _builtins.bool
+    """Time the backward pass, too. Not set: true."""
+    seed: _builtins.int
+    """Seed of all randomness. 0: the seed 0."""
+    time_cap_s: _builtins.float
+    """Stop after this time in s. 0: no limit."""
+    @_builtins.property
+    def tp_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tensor-parallel sizes whose shards are timed. Empty: 1."""
+
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        model: _builtins.str = ...,
+        config_json: _builtins.str = ...,
+        sequence_length: _builtins.int | None = ...,
+        tp_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        micro_batch_size_max: _builtins.int | None = ...,
+        layer_count: _builtins.int = ...,
+        dtype: _operator_pb2.Dtype.ValueType | None = ...,
+        backward: _builtins.bool | None = ...,
+        seed: _builtins.int = ...,
+        time_cap_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backward", b"_backward", "_dtype", b"_dtype", "_micro_batch_size_max", b"_micro_batch_size_max", "_sequence_length", b"_sequence_length", "backward", b"backward", "dtype", b"dtype", "micro_batch_size_max", b"micro_batch_size_max", "sequence_length", b"sequence_length"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backward", b"_backward", "_dtype", b"_dtype", "_micro_batch_size_max", b"_micro_batch_size_max", "_sequence_length", b"_sequence_length", "backward", b"backward", "config_json", b"config_json", "device", b"device", "dtype", b"dtype", "layer_count", b"layer_count", "micro_batch_size_max", b"micro_batch_size_max", "model", b"model", "seed", b"seed", "sequence_length", b"sequence_length", "time_cap_s", b"time_cap_s", "tp_sizes", b"tp_sizes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__backward: _TypeAlias = _typing.Literal["backward"]  # noqa: Y015
+    _WhichOneofArgType__backward: _TypeAlias = _typing.Literal["_backward", b"_backward"]  # noqa: Y015
+    _WhichOneofReturnType__dtype: _TypeAlias = _typing.Literal["dtype"]  # noqa: Y015
+    _WhichOneofArgType__dtype: _TypeAlias = _typing.Literal["_dtype", b"_dtype"]  # noqa: Y015
+    _WhichOneofReturnType__micro_batch_size_max: _TypeAlias = _typing.Literal["micro_batch_size_max"]  # noqa: Y015
+    _WhichOneofArgType__micro_batch_size_max: _TypeAlias = _typing.Literal["_micro_batch_size_max", b"_micro_batch_size_max"]  # noqa: Y015
+    _WhichOneofReturnType__sequence_length: _TypeAlias = _typing.Literal["sequence_length"]  # noqa: Y015
+    _WhichOneofArgType__sequence_length: _TypeAlias = _typing.Literal["_sequence_length", b"_sequence_length"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backward) -> _WhichOneofReturnType__backward | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dtype) -> _WhichOneofReturnType__dtype | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__micro_batch_size_max) -> _WhichOneofReturnType__micro_batch_size_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence_length) -> _WhichOneofReturnType__sequence_length | None: ...
+
+Global___CreateGraphProfileRequest: _TypeAlias = CreateGraphProfileRequest  # noqa: Y015
+
+@_typing.final
+class GetGraphReportRequest(_message.Message):
+    """Ask for the result of a profile of a graph."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetGraphReportRequest: _TypeAlias = GetGraphReportRequest  # noqa: Y015
+
+@_typing.final
+class CreateClosureRequest(_message.Message):
+    """Time whole steps of a Hugging Face model with random weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    LAYER_COUNT_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    QUICK_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    TIME_CAP_S_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """Name of the device. Empty: an error."""
+    model: _builtins.str
+    """What the report calls the model. Empty: an error."""
+    config_json: _builtins.str
+    """The text of its config.json. Empty: an error."""
+    layer_count: _builtins.int
+    """Layers to build. 0: all."""
+    dtype: _operator_pb2.Dtype.ValueType
+    """Number format. Not set: bf16."""
+    quick: _builtins.bool
+    """Fewer and smaller steps. False: as many as are useful."""
+    seed: _builtins.int
+    """Seed of all randomness. 0: the seed 0."""
+    time_cap_s: _builtins.float
+    """Stop after this time in s. 0: no limit."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[_profiling_pb2.ClosureStep]:
+        """The steps. Empty: some that fit the device."""
+
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        model: _builtins.str = ...,
+        config_json: _builtins.str = ...,
+        steps: _abc.Iterable[_profiling_pb2.ClosureStep] | None = ...,
+        layer_count: _builtins.int = ...,
+        dtype: _operator_pb2.Dtype.ValueType | None = ...,
+        quick: _builtins.bool = ...,
+        seed: _builtins.int = ...,
+        time_cap_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dtype", b"_dtype", "dtype", b"dtype"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dtype", b"_dtype", "config_json", b"config_json", "device", b"device", "dtype", b"dtype", "layer_count", b"layer_count", "model", b"model", "quick", b"quick", "seed", b"seed", "steps", b"steps", "time_cap_s", b"time_cap_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dtype: _TypeAlias = _typing.Literal["dtype"]  # noqa: Y015
+    _WhichOneofArgType__dtype: _TypeAlias = _typing.Literal["_dtype", b"_dtype"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dtype) -> _WhichOneofReturnType__dtype | None: ...
+
+Global___CreateClosureRequest: _TypeAlias = CreateClosureRequest  # noqa: Y015
+
+@_typing.final
+class GetClosureReportRequest(_message.Message):
+    """Ask for the result of closure measurements."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetClosureReportRequest: _TypeAlias = GetClosureReportRequest  # noqa: Y015

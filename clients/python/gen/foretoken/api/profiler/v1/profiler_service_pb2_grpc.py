@@ -5,6 +5,7 @@ import warnings
 
 from foretoken.api.profiler.v1 import profiler_service_pb2 as foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2
 from foretoken.api.types.v1 import job_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_job__pb2
+from foretoken.api.types.v1 import profiling_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2
 from foretoken.api.types.v1 import report_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_report__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
@@ -42,6 +43,11 @@ class ProfilerServiceStub(object):
                 request_serializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.ListLocalDevicesRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.ListLocalDevicesResponse.FromString,
                 _registered_method=True)
+        self.OutlineProfile = channel.unary_unary(
+                '/foretoken.api.profiler.v1.ProfilerService/OutlineProfile',
+                request_serializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.OutlineProfileRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2.ProfileOutline.FromString,
+                _registered_method=True)
         self.CreateProfile = channel.unary_unary(
                 '/foretoken.api.profiler.v1.ProfilerService/CreateProfile',
                 request_serializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.CreateProfileRequest.SerializeToString,
@@ -51,6 +57,26 @@ class ProfilerServiceStub(object):
                 '/foretoken.api.profiler.v1.ProfilerService/GetProfileReport',
                 request_serializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.GetProfileReportRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_report__pb2.ProfileReport.FromString,
+                _registered_method=True)
+        self.CreateGraphProfile = channel.unary_unary(
+                '/foretoken.api.profiler.v1.ProfilerService/CreateGraphProfile',
+                request_serializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.CreateGraphProfileRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+                _registered_method=True)
+        self.GetGraphReport = channel.unary_unary(
+                '/foretoken.api.profiler.v1.ProfilerService/GetGraphReport',
+                request_serializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.GetGraphReportRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2.GraphReport.FromString,
+                _registered_method=True)
+        self.CreateClosure = channel.unary_unary(
+                '/foretoken.api.profiler.v1.ProfilerService/CreateClosure',
+                request_serializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.CreateClosureRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+                _registered_method=True)
+        self.GetClosureReport = channel.unary_unary(
+                '/foretoken.api.profiler.v1.ProfilerService/GetClosureReport',
+                request_serializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.GetClosureReportRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2.ClosureReport.FromString,
                 _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/foretoken.api.profiler.v1.ProfilerService/GetJob',
@@ -85,6 +111,13 @@ class ProfilerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OutlineProfile(self, request, context):
+        """Return what a profile would time and for how long, without timing anything.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateProfile(self, request, context):
         """Start a profiling job.
         """
@@ -94,6 +127,34 @@ class ProfilerServiceServicer(object):
 
     def GetProfileReport(self, request, context):
         """Return the result of a finished profiling job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateGraphProfile(self, request, context):
+        """Start tracing a model and timing the nodes of its graph.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetGraphReport(self, request, context):
+        """Return the result of a finished profile of a graph.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateClosure(self, request, context):
+        """Start timing whole steps of a model, to hold predictions to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetClosureReport(self, request, context):
+        """Return the result of finished closure measurements.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,6 +196,11 @@ def add_ProfilerServiceServicer_to_server(servicer, server):
                     request_deserializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.ListLocalDevicesRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.ListLocalDevicesResponse.SerializeToString,
             ),
+            'OutlineProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.OutlineProfile,
+                    request_deserializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.OutlineProfileRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2.ProfileOutline.SerializeToString,
+            ),
             'CreateProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateProfile,
                     request_deserializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.CreateProfileRequest.FromString,
@@ -144,6 +210,26 @@ def add_ProfilerServiceServicer_to_server(servicer, server):
                     servicer.GetProfileReport,
                     request_deserializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.GetProfileReportRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_report__pb2.ProfileReport.SerializeToString,
+            ),
+            'CreateGraphProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateGraphProfile,
+                    request_deserializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.CreateGraphProfileRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
+            ),
+            'GetGraphReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGraphReport,
+                    request_deserializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.GetGraphReportRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2.GraphReport.SerializeToString,
+            ),
+            'CreateClosure': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateClosure,
+                    request_deserializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.CreateClosureRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
+            ),
+            'GetClosureReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetClosureReport,
+                    request_deserializer=foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.GetClosureReportRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2.ClosureReport.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
@@ -205,6 +291,33 @@ class ProfilerService(object):
             _registered_method=True)
 
     @staticmethod
+    def OutlineProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.profiler.v1.ProfilerService/OutlineProfile',
+            foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.OutlineProfileRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2.ProfileOutline.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CreateProfile(request,
             target,
             options=(),
@@ -248,6 +361,114 @@ class ProfilerService(object):
             '/foretoken.api.profiler.v1.ProfilerService/GetProfileReport',
             foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.GetProfileReportRequest.SerializeToString,
             foretoken_dot_api_dot_types_dot_v1_dot_report__pb2.ProfileReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateGraphProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.profiler.v1.ProfilerService/CreateGraphProfile',
+            foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.CreateGraphProfileRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGraphReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.profiler.v1.ProfilerService/GetGraphReport',
+            foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.GetGraphReportRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2.GraphReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateClosure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.profiler.v1.ProfilerService/CreateClosure',
+            foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.CreateClosureRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetClosureReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.profiler.v1.ProfilerService/GetClosureReport',
+            foretoken_dot_api_dot_profiler_dot_v1_dot_profiler__service__pb2.GetClosureReportRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_profiling__pb2.ClosureReport.FromString,
             options,
             channel_credentials,
             insecure,

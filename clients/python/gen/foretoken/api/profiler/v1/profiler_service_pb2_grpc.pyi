@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from foretoken.api.profiler.v1 import profiler_service_pb2 as _profiler_service_pb2
 from foretoken.api.types.v1 import job_pb2 as _job_pb2
+from foretoken.api.types.v1 import profiling_pb2 as _profiling_pb2
 from foretoken.api.types.v1 import report_pb2 as _report_pb2
 from grpc import aio as _aio
 import abc as _abc_1
@@ -37,10 +38,20 @@ class ProfilerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ProfilerServiceAsyncStub: ...
     ListLocalDevices: _grpc.UnaryUnaryMultiCallable[_profiler_service_pb2.ListLocalDevicesRequest, _profiler_service_pb2.ListLocalDevicesResponse]
     """Return the devices of this machine."""
+    OutlineProfile: _grpc.UnaryUnaryMultiCallable[_profiler_service_pb2.OutlineProfileRequest, _profiling_pb2.ProfileOutline]
+    """Return what a profile would time and for how long, without timing anything."""
     CreateProfile: _grpc.UnaryUnaryMultiCallable[_profiler_service_pb2.CreateProfileRequest, _job_pb2.Job]
     """Start a profiling job."""
     GetProfileReport: _grpc.UnaryUnaryMultiCallable[_profiler_service_pb2.GetProfileReportRequest, _report_pb2.ProfileReport]
     """Return the result of a finished profiling job."""
+    CreateGraphProfile: _grpc.UnaryUnaryMultiCallable[_profiler_service_pb2.CreateGraphProfileRequest, _job_pb2.Job]
+    """Start tracing a model and timing the nodes of its graph."""
+    GetGraphReport: _grpc.UnaryUnaryMultiCallable[_profiler_service_pb2.GetGraphReportRequest, _profiling_pb2.GraphReport]
+    """Return the result of a finished profile of a graph."""
+    CreateClosure: _grpc.UnaryUnaryMultiCallable[_profiler_service_pb2.CreateClosureRequest, _job_pb2.Job]
+    """Start timing whole steps of a model, to hold predictions to."""
+    GetClosureReport: _grpc.UnaryUnaryMultiCallable[_profiler_service_pb2.GetClosureReportRequest, _profiling_pb2.ClosureReport]
+    """Return the result of finished closure measurements."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]
     """Return a job now."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]
@@ -57,10 +68,20 @@ class ProfilerServiceAsyncStub(ProfilerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListLocalDevices: _aio.UnaryUnaryMultiCallable[_profiler_service_pb2.ListLocalDevicesRequest, _profiler_service_pb2.ListLocalDevicesResponse]  # type: ignore[assignment]
     """Return the devices of this machine."""
+    OutlineProfile: _aio.UnaryUnaryMultiCallable[_profiler_service_pb2.OutlineProfileRequest, _profiling_pb2.ProfileOutline]  # type: ignore[assignment]
+    """Return what a profile would time and for how long, without timing anything."""
     CreateProfile: _aio.UnaryUnaryMultiCallable[_profiler_service_pb2.CreateProfileRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Start a profiling job."""
     GetProfileReport: _aio.UnaryUnaryMultiCallable[_profiler_service_pb2.GetProfileReportRequest, _report_pb2.ProfileReport]  # type: ignore[assignment]
     """Return the result of a finished profiling job."""
+    CreateGraphProfile: _aio.UnaryUnaryMultiCallable[_profiler_service_pb2.CreateGraphProfileRequest, _job_pb2.Job]  # type: ignore[assignment]
+    """Start tracing a model and timing the nodes of its graph."""
+    GetGraphReport: _aio.UnaryUnaryMultiCallable[_profiler_service_pb2.GetGraphReportRequest, _profiling_pb2.GraphReport]  # type: ignore[assignment]
+    """Return the result of a finished profile of a graph."""
+    CreateClosure: _aio.UnaryUnaryMultiCallable[_profiler_service_pb2.CreateClosureRequest, _job_pb2.Job]  # type: ignore[assignment]
+    """Start timing whole steps of a model, to hold predictions to."""
+    GetClosureReport: _aio.UnaryUnaryMultiCallable[_profiler_service_pb2.GetClosureReportRequest, _profiling_pb2.ClosureReport]  # type: ignore[assignment]
+    """Return the result of finished closure measurements."""
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Return a job now."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]  # type: ignore[assignment]
@@ -82,6 +103,14 @@ class ProfilerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Return the devices of this machine."""
 
     @_abc_1.abstractmethod
+    def OutlineProfile(
+        self,
+        request: _profiler_service_pb2.OutlineProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_profiling_pb2.ProfileOutline, _abc.Awaitable[_profiling_pb2.ProfileOutline]]:
+        """Return what a profile would time and for how long, without timing anything."""
+
+    @_abc_1.abstractmethod
     def CreateProfile(
         self,
         request: _profiler_service_pb2.CreateProfileRequest,
@@ -96,6 +125,38 @@ class ProfilerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_report_pb2.ProfileReport, _abc.Awaitable[_report_pb2.ProfileReport]]:
         """Return the result of a finished profiling job."""
+
+    @_abc_1.abstractmethod
+    def CreateGraphProfile(
+        self,
+        request: _profiler_service_pb2.CreateGraphProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
+        """Start tracing a model and timing the nodes of its graph."""
+
+    @_abc_1.abstractmethod
+    def GetGraphReport(
+        self,
+        request: _profiler_service_pb2.GetGraphReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_profiling_pb2.GraphReport, _abc.Awaitable[_profiling_pb2.GraphReport]]:
+        """Return the result of a finished profile of a graph."""
+
+    @_abc_1.abstractmethod
+    def CreateClosure(
+        self,
+        request: _profiler_service_pb2.CreateClosureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
+        """Start timing whole steps of a model, to hold predictions to."""
+
+    @_abc_1.abstractmethod
+    def GetClosureReport(
+        self,
+        request: _profiler_service_pb2.GetClosureReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_profiling_pb2.ClosureReport, _abc.Awaitable[_profiling_pb2.ClosureReport]]:
+        """Return the result of finished closure measurements."""
 
     @_abc_1.abstractmethod
     def GetJob(

@@ -223,12 +223,18 @@ class OperatorCall(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     DIMS_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    KERNEL_FIELD_NUMBER: _builtins.int
     operator: _builtins.str
     """Name of the operator ("gemm"). Empty: an error."""
     dtype: Global___Dtype.ValueType
     """Number format of its inputs. Unspecified: an error."""
     phase: Global___Phase.ValueType
     """Pass of the computation. Unspecified: forward."""
+    variant: _builtins.str
+    """The special case, as "key=value;..." ("quant=fp8_block"). Empty: the plain one."""
+    kernel: _builtins.str
+    """The kernel source ("flashinfer"). Empty: the one a framework would choose."""
     @_builtins.property
     def dims(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """The dimensions. Empty: an error."""
@@ -240,10 +246,12 @@ class OperatorCall(_message.Message):
         dtype: Global___Dtype.ValueType = ...,
         phase: Global___Phase.ValueType = ...,
         dims: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        variant: _builtins.str = ...,
+        kernel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dims", b"dims", "dtype", b"dtype", "operator", b"operator", "phase", b"phase"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dims", b"dims", "dtype", b"dtype", "kernel", b"kernel", "operator", b"operator", "phase", b"phase", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1370,6 +1370,13 @@ class ProfileReport(_message.Message):
     FAILED_COUNT_FIELD_NUMBER: _builtins.int
     SKIPPED_COUNT_FIELD_NUMBER: _builtins.int
     WALL_S_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FLAGGED_COUNT_FIELD_NUMBER: _builtins.int
+    REPEAT_COUNT_FIELD_NUMBER: _builtins.int
+    REPEAT_MEDIAN_RATIO_FIELD_NUMBER: _builtins.int
+    REPEAT_P90_RATIO_FIELD_NUMBER: _builtins.int
+    OPERATORS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run in the catalog. Empty: nothing was recorded."""
     device: _builtins.str
@@ -1384,6 +1391,24 @@ class ProfileReport(_message.Message):
     """Points left out, as known already or for lack of time. 0: none."""
     wall_s: _builtins.float
     """Time it took in s. 0: nothing was done."""
+    name: _builtins.str
+    """Name of the profile; one of the same name goes on where it stopped. Empty: nothing to do."""
+    flagged_count: _builtins.int
+    """Timed points that are doubted. 0: none."""
+    repeat_count: _builtins.int
+    """Points that were timed twice at different moments. 0: none."""
+    repeat_median_ratio: _builtins.float
+    """Median difference of the two, over their mean. 0: none, or alike."""
+    repeat_p90_ratio: _builtins.float
+    """90th percentile of that difference. 0: none, or alike."""
+    @_builtins.property
+    def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorProfile]:
+        """How timing each operator went. Empty: nothing was timed."""
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was left out of the plan and why. Empty: nothing."""
+
     def __init__(
         self,
         *,
@@ -1394,11 +1419,60 @@ class ProfileReport(_message.Message):
         failed_count: _builtins.int = ...,
         skipped_count: _builtins.int = ...,
         wall_s: _builtins.float = ...,
+        name: _builtins.str = ...,
+        flagged_count: _builtins.int = ...,
+        repeat_count: _builtins.int = ...,
+        repeat_median_ratio: _builtins.float = ...,
+        repeat_p90_ratio: _builtins.float = ...,
+        operators: _abc.Iterable[Global___OperatorProfile] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "failed_count", b"failed_count", "measured_count", b"measured_count", "planned_count", b"planned_count", "run_id", b"run_id", "skipped_count", b"skipped_count", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "failed_count", b"failed_count", "flagged_count", b"flagged_count", "measured_count", b"measured_count", "name", b"name", "notes", b"notes", "operators", b"operators", "planned_count", b"planned_count", "repeat_count", b"repeat_count", "repeat_median_ratio", b"repeat_median_ratio", "repeat_p90_ratio", b"repeat_p90_ratio", "run_id", b"run_id", "skipped_count", b"skipped_count", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProfileReport: _TypeAlias = ProfileReport  # noqa: Y015
+
+@_typing.final
+class OperatorProfile(_message.Message):
+    """How timing one operator went."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    MEASURED_COUNT_FIELD_NUMBER: _builtins.int
+    FAILED_COUNT_FIELD_NUMBER: _builtins.int
+    FLAGGED_COUNT_FIELD_NUMBER: _builtins.int
+    WALL_S_FIELD_NUMBER: _builtins.int
+    INTERVAL_RATIO_FIELD_NUMBER: _builtins.int
+    operator: _builtins.str
+    """Name of the operator. Never empty."""
+    measured_count: _builtins.int
+    """Points that were timed. 0: none."""
+    failed_count: _builtins.int
+    """Points that failed. 0: none."""
+    flagged_count: _builtins.int
+    """Timed points that are doubted. 0: none."""
+    wall_s: _builtins.float
+    """Time it took in s. 0: nothing was done."""
+    interval_ratio: _builtins.float
+    """Median of half the width of the points' 95 % intervals over their medians. 0: none."""
+    def __init__(
+        self,
+        *,
+        operator: _builtins.str = ...,
+        measured_count: _builtins.int = ...,
+        failed_count: _builtins.int = ...,
+        flagged_count: _builtins.int = ...,
+        wall_s: _builtins.float = ...,
+        interval_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_count", b"failed_count", "flagged_count", b"flagged_count", "interval_ratio", b"interval_ratio", "measured_count", b"measured_count", "operator", b"operator", "wall_s", b"wall_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperatorProfile: _TypeAlias = OperatorProfile  # noqa: Y015

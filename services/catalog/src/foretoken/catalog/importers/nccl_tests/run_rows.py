@@ -23,14 +23,15 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import TopologySpec, all_topologies, find_topology
 from foretoken.domain.variant import format_variant
 
-# Sizes mean what the operators' mean: the tensor of a rank (all_reduce, reduce_scatter), the
-# gathered tensor (all_gather), all that a rank sends (alltoall, sendrecv).
+# Sizes mean what the operators' mean: the tensor of a rank (all_reduce, reduce_scatter, broadcast),
+# the gathered tensor (all_gather), all that a rank sends (alltoall, sendrecv).
 OPERATORS: Mapping[str, str] = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all",
     "sendrecv": "send_recv",
+    "broadcast": "broadcast",
 }
 # Every rank sends to the next one and receives from the one before, at the same time.
 _PATTERNS = {"sendrecv": "ring"}

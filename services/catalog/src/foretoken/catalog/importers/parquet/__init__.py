@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from foretoken.catalog.array import Mask
 from foretoken.catalog.dataset import (
     DATASET_TOOL,
-    DATASET_VERSION,
     MANIFEST_NAME,
+    READABLE_VERSIONS,
     DatasetFile,
     DatasetManifest,
 )
@@ -82,8 +82,9 @@ def _read_manifest(root: Path) -> tuple[SourceFile, DatasetManifest]:
     source = read_source_file(path, root)
     content = parse_source_json(source, path)
     version = content.get("version") if isinstance(content, dict) else None
-    if version != DATASET_VERSION:
-        refuse(path, f"is of version {version}, this program reads {DATASET_VERSION}")
+    if version not in READABLE_VERSIONS:
+        known = " and ".join(map(str, READABLE_VERSIONS))
+        refuse(path, f"is of version {version}, this program reads {known}")
     return replace(source, content=b""), schema.decode(DatasetManifest, content, path.name)
 
 

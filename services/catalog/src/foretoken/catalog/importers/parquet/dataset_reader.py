@@ -17,6 +17,7 @@ from foretoken.catalog.dataset import (
 from foretoken.catalog.dims import DIM_COLUMNS
 from foretoken.catalog.sources.file import current_budget, read_source_file, refuse
 from foretoken.domain.operator import find_operator
+from foretoken.wire.arrow import LATER_COLUMNS
 
 _GROUP_ROWS_MAX = 1_000_000
 # What the texts of a column of one row group may take: a small file can repeat a long text often.
@@ -29,7 +30,7 @@ class DatasetReader:
 
     def __init__(self, root: Path, manifest: DatasetManifest) -> None:
         self._root = root
-        self._schema = build_file_schema(manifest.dims)
+        self._schema = build_file_schema(manifest.dims, manifest.version)
         self._last: tuple[DatasetFile, parquet.ParquetFile] | None = None
 
     def count_groups(self, entry: DatasetFile) -> int:
@@ -55,7 +56,8 @@ class DatasetReader:
         except (pa.ArrowException, OSError, ValueError) as err:
             refuse(path, f"cannot be read: {err}")
         names = self._schema.names
-        columns = {name: _unpack(table.column(name), path) for name in names}
+        columns = {name: pa.nulls(table.num_rows) for name in LATER_COLUMNS}
+        columns |= {name: _unpack(table.column(name), path) for name in names}
         device, operator = parse_part_path(entry.path)
         columns["device"] = pa.repeat(device, table.num_rows)
         columns["operator"] = pa.repeat(operator, table.num_rows)

@@ -1,0 +1,218 @@
+"""`foretoken profile collectives`: how fast groups of devices exchange data, and at what price."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretoken.app.cli.bandwidth_figure import write_bandwidth_figure
+from foretoken.app.cli.call_words import parse_values
+from foretoken.app.cli.collective_calls import (
+    CollectiveChoice,
+    bandwidth_calls,
+    gemm_of_text,
+    overlap_calls,
+    parse_sizes,
+)
+from foretoken.app.cli.collective_place import find_place, serve_place
+from foretoken.app.cli.collective_timings import (
+    find_timings,
+    print_bandwidths,
+    print_overlaps,
+)
+from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.state import (
+    CliState,
+    check_output_path,
+    fail,
+    note,
+    open_composition,
+    show_progress,
+    state_of,
+)
+from foretoken.client.single_query import find_member
+from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.estimate import DType, OperatorCall
+from foretoken.domain.operator import all_operators, find_operator
+from foretoken.domain.profiling import ProfileReport, ProfileRequest
+
+_CPU = "cpu"
+_PICTURES = (".svg", ".png", ".pdf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions:
+    """What is timed, between whom."""
+
+    device: Annotated[
+        str, typer.Option(help="Device, by its catalog name: see `foretoken profile devices`.")
+    ] = _CPU
+    operator: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this collective. Repeatable. With --overlap all_reduce alone."),
+    ] = None
+    dtype: Annotated[
+        str, typer.Option(help="Number format (default: fp32 on a CPU, bf16 on a GPU).")
+    ] = ""
+    ranks: Annotated[
+        str,
+        typer.Option(
+            help="Devices of a group on one node, `2,4` or `2:8`; on a CPU processes (default: 2 on"
+            " a CPU, 2, 4 and 8 as far as there are on a GPU)."
+        ),
+    ] = ""
+    nodes: Annotated[
+        str, typer.Option(help="Nodes of a group, `1,2` (default: 1, and all of a rendezvous).")
+    ] = ""
+    sizes: Annotated[
+        str,
+        typer.Option(
+            help="Message sizes: `1KiB:1GiB` doubles, `64KiB,1MiB` are two (default: that, in steps"
+            " of eight up to 32MiB with --quick)."
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeOptions:
+    """How it is timed, and what is shown."""
+
+    quick: Annotated[bool, typer.Option("--quick", help="Few sizes, timed less precisely.")] = False
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure points the catalog already has, too.")
+    ] = False
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            "--overlap",
+            help="Time a matrix product and a collective alone and beside each other instead.",
+        ),
+    ] = False
+    gemm: Annotated[
+        str,
+        typer.Option(help="With --overlap: the product, as MxNxK (default: 512 or 4096 cubed)."),
+    ] = ""
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Draw bus bandwidth over message size into this .svg, .png or .pdf."),
+    ] = None
+
+
+@with_option_groups
+def collectives(context: typer.Context, group: GroupOptions, outcome: OutcomeOptions) -> None:
+    """Time collectives between devices, record them, and show their bandwidths.
+
+    NCCL between GPUs, Gloo between processes of a CPU. Algorithm bandwidth is the message over the
+    time; bus bandwidth is what a rank sends over the time, as nccl-tests count it, and can be held
+    against that of the links. The slowest rank counts.
+
+    - Two and four processes of this CPU: `foretoken profile collectives --ranks 2,4 --quick`
+
+    - All GPUs of this machine, with a picture: `foretoken profile collectives --device h200_sxm
+    --picture bandwidth.svg`
+
+    - How much communication slows computation down: `foretoken profile collectives --overlap`
+
+    - Two machines: the same command on both, with
+    `FORETOKEN_PROFILER__RENDEZVOUS__ENDPOINT=host:29500`, `..._NUM_NODES=2` and `..._NODE_RANK=0`
+    or 1; or under `torchrun`. Node 0 records.
+    """
+    _check_picture(outcome)
+    state = state_of(context)
+    try:
+        place = find_place(state.config)
+        choice = _choose(group, outcome, place.num_nodes)
+        if not place.is_leader:
+            serve_place(place, group.device, max(choice.ranks))
+            return
+    except ForetokenError as err:
+        fail(err)
+    _lead(state, group, outcome, choice)
+
+
+def _lead(
+    state: CliState, group: GroupOptions, outcome: OutcomeOptions, choice: CollectiveChoice
+) -> None:
+    with open_composition(state) as services:
+        calls = _calls(choice, outcome)
+        request = ProfileRequest(
+            device=group.device,
+            calls=calls,
+            quick=outcome.quick,
+            skip_covered=not outcome.again,
+            num_ranks=max(choice.ranks) if group.ranks else 0,
+        )
+        with show_progress("profile collectives") as update:
+            report = services.foretoken("profiler").profile(request, on_progress=update)
+        timings = find_timings(services.catalog, report, calls)
+        if outcome.overlap:
+            print_overlaps(state, timings, calls)
+        else:
+            print_bandwidths(state, timings)
+        _tell_failures(report)
+        if outcome.picture is not None:
+            write_bandwidth_figure(outcome.picture, timings)
+            note(f"drew {outcome.picture}")
+    if report.num_failed and not timings:
+        raise typer.Exit(code=1)
+
+
+def _calls(choice: CollectiveChoice, outcome: OutcomeOptions) -> tuple[OperatorCall, ...]:
+    if not outcome.overlap:
+        return bandwidth_calls(choice)
+    size = 512 if choice.dtype is DType.FP32 else 4096
+    return overlap_calls(choice, gemm_of_text(outcome.gemm or f"{size}x{size}x{size}"))
+
+
+def _choose(group: GroupOptions, outcome: OutcomeOptions, num_nodes: int) -> CollectiveChoice:
+    is_cpu = group.device == _CPU
+    known = [name for name, spec in all_operators().items() if spec.is_collective]
+    for name in group.operator or ():
+        if not find_operator(name).is_collective:
+            raise InvalidRequestError.of_field(
+                "operator", f"{name} is no collective; those are {', '.join(known)}"
+            )
+    usual = ["all_reduce"] if outcome.overlap else known
+    usual_dtype = DType.FP32 if is_cpu else DType.BF16
+    nodes = _counts("nodes", group.nodes) or ((1,) if num_nodes == 1 else (1, num_nodes))
+    # One device of each node is a group only where there are several nodes.
+    usual_ranks = ((1,) if max(nodes) > 1 else ()) + ((2,) if is_cpu else (2, 4, 8))
+    return CollectiveChoice(
+        operators=tuple(group.operator or usual),
+        dtype=find_member(DType, group.dtype, "dtype") if group.dtype else usual_dtype,
+        ranks=_counts("ranks", group.ranks) or usual_ranks,
+        nodes=nodes,
+        sizes=parse_sizes(group.sizes or _usual_sizes(outcome, is_cpu=is_cpu)),
+    )
+
+
+def _usual_sizes(outcome: OutcomeOptions, *, is_cpu: bool) -> str:
+    if outcome.overlap:
+        return "64KiB,1MiB,16MiB" if is_cpu else "1MiB,16MiB,256MiB"
+    return "1KiB,8KiB,64KiB,512KiB,4MiB,32MiB" if outcome.quick else "1KiB:1GiB"
+
+
+def _counts(name: str, text: str) -> tuple[int, ...]:
+    counts = parse_values(name, text) if text else ()
+    if any(count < 1 for count in counts):
+        raise InvalidRequestError.of_field(name, "must be at least 1")
+    return counts
+
+
+def _check_picture(outcome: OutcomeOptions) -> None:
+    check_output_path(outcome.picture)
+    if outcome.picture is None:
+        return
+    if outcome.picture.suffix not in _PICTURES:
+        raise typer.BadParameter(f"--picture must end in {', '.join(_PICTURES)}")
+    if outcome.overlap:
+        raise typer.BadParameter("--picture shows bandwidths, which --overlap does not time")
+
+
+def _tell_failures(report: ProfileReport) -> None:
+    """Tell how many failed, and what the profiler has to say."""
+    if report.num_failed:
+        note(f"{report.num_failed:,} cases failed, recorded in run {report.run_id}")
+    for line in report.notes:
+        note(line)

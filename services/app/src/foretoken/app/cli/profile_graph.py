@@ -1,0 +1,231 @@
+"""`foretoken profile graph`: the modules of a model, timed from its traced graph."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from foretoken.app.cli.profile_closure import parse_dtype, read_model_config
+from foretoken.app.cli.stack import stack
+from foretoken.app.cli.state import (
+    build_table,
+    note,
+    open_composition,
+    scenario_changes,
+    show_progress,
+    state_of,
+)
+from foretoken.catalog.array import Floats
+from foretoken.catalog.exporters.fasop.table import TableKey
+from foretoken.catalog.importers.fasop.columns import COLUMNS
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.profiling import GraphReport, GraphRequest
+from foretoken.domain.training_truth import ModuleTime, ModuleTimes
+from foretoken.domain.units import US_PER_MS
+
+_CPU = "cpu"
+# FASOP's columns that are parts of a projection which some models fuse.
+_QKV = ("attn_q", "attn_k", "attn_v")
+_GATE_UP = ("mlp_gate", "mlp_up")
+_FUSED = {"qkv_proj": _QKV, "gate_up_proj": _GATE_UP}
+# What a model may not have, or does inside of the next module: nothing is added to a step.
+_OPTIONAL = frozenset(("mlp_gate", "mlp_act_fn"))
+
+
+def graph(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(help="A model's `config.json` or its folder, or a preset's name.")
+    ],
+    device: Annotated[
+        str, typer.Option(help="Device of this machine, by its catalog name: `cpu`, `h200_sxm`.")
+    ] = _CPU,
+    sequence_length: Annotated[
+        int, typer.Option("--seq-len", help="Tokens of every sequence.", min=1)
+    ] = 2048,
+    tp: Annotated[
+        str, typer.Option(help="Tensor-parallel sizes, `1,2,4`: the shapes of one rank of each.")
+    ] = "1",
+    dtype: Annotated[
+        str, typer.Option(help="Number format; fp32 on a CPU and bf16 elsewhere if left out.")
+    ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write FASOP's tables (.npz) and profiles for scenarios (.json) here."),
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="`num_layers=8` (0: as many as fit), `micro_batch_size_max=4`,"
+            " `has_backward=false`, `time_cap_s=60`, `seed=1`. Repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Trace a Hugging Face model with random weights and time its modules; nothing is downloaded.
+
+    Every different call of the graph is timed alone, forward and backward, for micro batches of 1,
+    2, 4, ... samples until the memory is full, and folded to FASOP's modules. A model that does not
+    fit is shortened, its other layers taken to be like the first. Calls that are operators of ours
+    become measurements in the catalog.
+
+    Example: `foretoken profile graph config.json --seq-len 512 --tp 1,2 --out profiles`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        name, config_json = read_model_config(model)
+        facts = {
+            "dtype": parse_dtype(dtype, device).name.lower(),
+            "tp_sizes": parse_sizes(tp),
+            **scenario_changes(change),
+            "device": device,
+            "model": name,
+            "config_json": config_json,
+            "sequence_length": sequence_length,
+        }
+        request = schema.decode(GraphRequest, facts, "graph profile")
+        with show_progress(f"profile the graph of {name}") as update:
+            report = services.foretoken("profiler").profile_graph(request, on_progress=update)
+        state.print_object(report, lambda: graph_table(report))
+        if out is not None:
+            for line in write_profiles(report, json.loads(config_json), out):
+                note(line)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Return the numbers of `1,2,4`.
+
+    Raises:
+        InvalidRequestError: it is no list of counts.
+
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise InvalidRequestError.of_field("tp", f"{text!r} is no list of counts such as 1,2,4")
+    return [int(word) for word in words]
+
+
+def graph_table(report: GraphReport) -> Table:
+    """Return the times of modules by micro batch size, and the notes."""
+    tables = [_times_table(report, profile) for profile in report.profiles]
+    summary = build_table(
+        f"Graph of {report.model} on {report.device}",
+        ("layers", "timed", "calls", "seconds", "run"),
+        [
+            (
+                report.num_layers,
+                report.num_layers_timed,
+                report.num_nodes,
+                report.wall_s,
+                report.run_id,
+            )
+        ],
+    )
+    return stack(summary, *tables, *(f"- {line}" for line in report.notes))
+
+
+def _times_table(report: GraphReport, profile: ModuleTimes) -> Table:
+    sizes = sorted({item.micro_batch_size for item in profile.times})
+    cells = {(item.module, item.layer, item.micro_batch_size): item for item in profile.times}
+    modules = list(dict.fromkeys((item.module, item.layer) for item in profile.times))
+    rows = [
+        (
+            module,
+            _layer_text(module, layer, report.num_layers),
+            *(_cell_text(cells.get((module, layer, size))) for size in sizes),
+        )
+        for module, layer in modules
+    ]
+    columns = ("module", "layers", *(f"batch {size}" for size in sizes))
+    title = f"tp {profile.tp}: ms forward / backward of one module, by micro batch"
+    return build_table(title, columns, rows)
+
+
+def _layer_text(module: str, layer: int, num_layers: int) -> str:
+    if layer >= 0:
+        return str(layer)
+    return "" if module in ("embed", "lm_head") else f"each of {num_layers}"
+
+
+def _cell_text(item: ModuleTime | None) -> str:
+    if item is None:
+        return ""
+    forward = f"{item.forward_us / US_PER_MS:.4g}"
+    return f"{forward} / {item.backward_us / US_PER_MS:.4g}" if item.backward_us else forward
+
+
+def write_profiles(report: GraphReport, config: Mapping[str, Any], folder: Path) -> list[str]:
+    """Write each profile as JSON for scenarios and as FASOP's table; say what was written.
+
+    Raises:
+        InvalidRequestError: the folder cannot be written to.
+
+    """
+    lines = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for profile in report.profiles:
+            path = folder / TableKey(profile.model, profile.device, profile.tp).file_name
+            own = path.with_suffix(".json")
+            own.write_text(json.dumps(schema.encode(profile), indent=1) + "\n", encoding="utf-8")
+            lines.append(f"{own}: for `module_times` of a training scenario")
+            table, reason = fasop_table(profile, config)
+            if reason:
+                lines.append(f"{path.name} is not written: {reason}")
+            else:
+                np.savez(path, data=table)
+                lines.append(f"{path}: FASOP's table, forward, ms")
+    except OSError as err:
+        raise InvalidRequestError.of_field("out", f"cannot write {folder}: {err}") from err
+    return lines or ["no profile came of it: nothing is written"]
+
+
+def fasop_table(profile: ModuleTimes, config: Mapping[str, Any]) -> tuple[Floats, str]:
+    """Return FASOP's table, ms forward by micro batch and column, or why a profile has none.
+
+    Fused projections count by their widths, which `config` (a `config.json`) tells; a column that
+    the model has not is 0. Of layers that differ the mean counts.
+    """
+    by_size: dict[int, dict[str, float]] = {}
+    for size, module, time_us in _means(profile.times):
+        by_size.setdefault(size, {})[module] = time_us
+    shares = _widths(config)
+    rows: list[list[float]] = []
+    for times in by_size.values():
+        for fused, columns in _FUSED.items():
+            whole = times.pop(fused, None)
+            if whole is not None:
+                times |= {column: whole * shares[column] for column in columns}
+        names = [column.name for column in COLUMNS]
+        strangers = sorted(set(times) - set(names))
+        if strangers:
+            return np.empty((0, 0)), f"FASOP has no column for {', '.join(strangers)}"
+        missing = [name for name in names if name not in times and name not in _OPTIONAL]
+        if missing:
+            return np.empty((0, 0)), f"the model has no {', '.join(missing)}"
+        rows.append([times.get(name, 0.0) / US_PER_MS for name in names])
+    return np.array(rows, dtype=np.float64), ""
+
+
+def _means(times: Sequence[ModuleTime]) -> Iterator[tuple[int, str, float]]:
+    """Yield micro batch size, module and µs, with the mean of layers that differ."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for item in times:
+        found.setdefault((item.micro_batch_size, item.module), []).append(item.forward_us)
+    for (size, module), values in found.items():
+        yield size, module, fmean(values)
+
+
+def _widths(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the share of each part in a fused projection."""
+    heads = config.get("num_attention_heads") or config.get("n_head") or 1
+    kv_heads = config.get("num_key_value_heads") or heads
+    whole = heads + 2 * kv_heads
+    parts = (heads / whole, kv_heads / whole, kv_heads / whole)
+    return {**dict(zip(_QKV, parts, strict=True)), **dict.fromkeys(_GATE_UP, 0.5)}

@@ -1,0 +1,201 @@
+"""`foretoken validate steps`: predictions beside whole steps that were measured."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from foretoken.app.cli.profile_closure import step_name
+from foretoken.app.cli.stack import stack
+from foretoken.app.cli.state import (
+    build_table,
+    check_output_path,
+    note,
+    open_composition,
+    show_progress,
+    state_of,
+)
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.ports import CatalogPort
+from foretoken.domain.profiling import CLOSURE_KIND, ClosureReport, ProfileRequest
+from foretoken.domain.units import US_PER_MS
+from foretoken.simulator.validation.steps import (
+    StepComparison,
+    StepsValidation,
+    calls_of_steps,
+    describe_shares,
+    validate_steps,
+)
+
+# Operators named in a row of the table; the page and JSON have them all.
+_NUM_LARGEST = 3
+
+
+def steps(
+    context: typer.Context,
+    reports: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME|FILE]...",
+            help="Reports of `foretoken profile closure`: names in the catalog, or files it wrote."
+            " All of the catalog if left out.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a page with pictures here.", callback=check_output_path),
+    ] = None,
+    request: Annotated[
+        Path | None,
+        typer.Option(
+            help="Predict nothing; write a request for `foretoken profile --request` here that"
+            " times every operator call of the steps.",
+            callback=check_output_path,
+        ),
+    ] = None,
+) -> None:
+    """Predict whole steps from measurements of operators, and show how far off that is.
+
+    The model is lowered to the operators that `transformers` runs, all of them are asked of the
+    predictor, and what the host takes is added as `foretoken profile host` measured it. Nothing is
+    fitted to the steps. Predict with a trained predictor: `foretoken profile`, `foretoken train`.
+
+    Example: `foretoken validate steps closure.json --html steps.html`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        read = _read_reports(services.catalog, reports or ())
+        if request is not None:
+            _write_request(request, read)
+            return
+        validations = []
+        with show_progress(f"predict {sum(len(item.steps) for item in read)} steps") as update:
+            for done, report in enumerate(read):
+                update.set(done / len(read), report.name)
+                validations.append(validate_steps(report, services.predictor))
+        state.print_object(validations, lambda: _tables(validations))
+        if html is not None:
+            from foretoken.simulator.report.page import render_page
+            from foretoken.simulator.validation.steps_section import steps_sections
+
+            names = dict.fromkeys(f"{item.model} on {item.device}" for item in validations)
+            page = render_page(
+                f"{', '.join(names)}: steps, measured and predicted", steps_sections(validations)
+            )
+            html.write_text(page, encoding="utf-8")
+            note(f"page written to {html}")
+
+
+def _write_request(path: Path, reports: Sequence[ClosureReport]) -> None:
+    """Write what to profile so that each operator of the steps is measured at its very size.
+
+    Raises:
+        InvalidRequestError: the reports are of several devices.
+
+    """
+    devices = {report.device for report in reports}
+    if len(devices) > 1:
+        names = ", ".join(sorted(devices))
+        raise InvalidRequestError.of_field("reports", f"are of several devices: {names}")
+    request = ProfileRequest(device=devices.pop(), calls=calls_of_steps(reports))
+    path.write_text(json.dumps(schema.encode(request), indent=1), encoding="utf-8")
+    note(f"{len(request.calls)} calls written; time them: foretoken profile --request {path}")
+
+
+def _read_reports(catalog: CatalogPort, names: Sequence[str]) -> list[ClosureReport]:
+    """Return the reports of files and of the catalog.
+
+    Raises:
+        InvalidRequestError: one is neither a file nor in the catalog, or there is none at all.
+
+    """
+    kept = [artifact.name for artifact in catalog.list_artifacts(CLOSURE_KIND)]
+    if not names and not kept:
+        raise InvalidRequestError.of_field(
+            "reports", "the catalog has no measured steps: run `foretoken profile closure` first"
+        )
+    return [_read_report(catalog, name, kept) for name in names or kept]
+
+
+def _read_report(catalog: CatalogPort, name: str, kept: Sequence[str]) -> ClosureReport:
+    if name in kept:
+        text = b"".join(catalog.read_artifact(CLOSURE_KIND, name)).decode()
+    elif Path(name).is_file():
+        text = Path(name).read_text(encoding="utf-8")
+    else:
+        known = ", ".join(kept) or "none"
+        raise InvalidRequestError.of_field(
+            "reports", f"{name} is no file, and the catalog has no such steps; it has {known}"
+        )
+    try:
+        content = json.loads(text)
+    except ValueError as err:
+        raise InvalidRequestError.of_field("reports", f"{name} is not JSON: {err}") from err
+    return schema.decode(ClosureReport, content, name)
+
+
+def _tables(validations: Sequence[StepsValidation]) -> Table:
+    parts: list[Table | str] = []
+    for validation in validations:
+        parts += [_table(validation), *_remarks(validation)]
+    if len(validations) > 1:
+        errors = [abs(step.error_ratio) for item in validations for step in item.steps]
+        if errors:
+            parts.append(
+                f"all {len(errors)} steps: median error {statistics.median(errors):.1%}, largest"
+                f" {max(errors):.1%}"
+            )
+    return stack(*parts)
+
+
+def _table(validation: StepsValidation) -> Table:
+    columns = (
+        "step",
+        "measured (ms)",
+        "predicted (ms)",
+        "low to high",
+        "error",
+        "host (ms)",
+        "kernels",
+        "rests on",
+        "most of it",
+    )
+    title = f"{validation.model} on {validation.device}, {validation.framework}"
+    return build_table(title, columns, [_row(step) for step in validation.steps])
+
+
+def _row(step: StepComparison) -> Sequence[object]:
+    measured, host_ms = step.measured, step.host_us / US_PER_MS
+    largest = [
+        f"{part.name} {part.latency_us / max(step.predicted_us, 1e-9):.0%}"
+        for part in step.parts[:_NUM_LARGEST]
+    ]
+    return (
+        step_name(measured.step),
+        measured.latency_us_median / US_PER_MS,
+        step.predicted_us / US_PER_MS,
+        f"{step.low_us / US_PER_MS:.4g} to {step.high_us / US_PER_MS:.4g}",
+        f"{step.error_ratio:+.1%}",
+        host_ms if step.host_us else "-",
+        f"{step.num_kernels or '-'} of {measured.num_kernels or '-'}",
+        describe_shares(step),
+        ", ".join(largest),
+    )
+
+
+def _remarks(validation: StepsValidation) -> list[str]:
+    remarks = []
+    if validation.steps:
+        remarks.append(
+            f"errors of {len(validation.steps)} steps: median {validation.error_median:.1%}, P90"
+            f" {validation.error_p90:.1%}; kernels: counted in the prediction, of those seen"
+        )
+    remarks += [
+        f"not measured: {step_name(item.step)}: {item.reason}" for item in validation.failed
+    ]
+    return [*remarks, *validation.notes]

@@ -1,0 +1,1 @@
+"""What the kernels of attention share: batches, caches, libraries."""

@@ -1,0 +1,198 @@
+"""Follow a Job until it ends, whatever becomes of the connection."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from foretoken.domain.errors import InterruptedJobError, ServiceUnavailableError
+from foretoken.profiler.cluster.api import ClusterApi, Resource, ResourceVersionGoneError
+from foretoken.profiler.cluster.objects import CONTAINER, JOB_LABEL
+from foretoken.profiler.cluster.spec import KubernetesSpec
+from foretoken.profiler.cluster.trouble import ending_of_pod, find_troubles, index_of_pod
+
+_log = logging.getLogger(__name__)
+
+_NUM_LOG_LINES = 20
+_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobView:
+    """How a Job stands.
+
+    `num_failed_pods` were or will be replaced. `troubles` say what keeps pods from working.
+    `ending` is the condition that ended it (`Complete` or `Failed`), `reason` why.
+    """
+
+    num_pods: int
+    num_succeeded: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_failed_pods: int = 0
+    is_suspended: bool = False
+    failed_shards: tuple[int, ...] = ()
+    troubles: tuple[str, ...] = ()
+    ending: str = ""
+    reason: str = ""
+
+
+class JobFollower:
+    """Watches one Job."""
+
+    def __init__(
+        self, api: ClusterApi, spec: KubernetesSpec, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Follow Jobs of this namespace."""
+        self._api = api
+        self._spec = spec
+        self._sleep = sleep
+
+    def follow(self, job_name: str) -> Iterator[JobView | None]:
+        """Yield how the Job stands at its changes and now and then, its ending last.
+
+        None stands for moments in which the API server cannot be reached.
+
+        Raises:
+            InterruptedJobError: the Job was deleted.
+            ServiceUnavailableError: the API server was away for too long.
+
+        """
+        lost_since_s: float | None = None
+        pause_s = 1.0
+        while True:
+            try:
+                for view in self._follow_once(job_name):
+                    yield view
+                    if view.ending:
+                        return
+                    lost_since_s, pause_s = None, 1.0
+            except ResourceVersionGoneError:
+                # The loop lists anew.
+                _log.info("job=%s: the watch was too old", job_name)
+                self._sleep(_PAUSE_S)
+            except ServiceUnavailableError as err:
+                now_s = time.monotonic()
+                lost_since_s = now_s if lost_since_s is None else lost_since_s
+                if now_s - lost_since_s > self._spec.lost_s_max:
+                    raise ServiceUnavailableError(
+                        f"{err.message}; the Job {job_name} goes on, and the same command"
+                        " follows it again"
+                    ) from err
+                _log.warning("job=%s: %s", job_name, err.message)
+                yield None
+                self._sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def describe_failure(self, job_name: str, view: JobView) -> str:
+        """Return what failed: the shards, how they ended, and what they wrote last."""
+        lines = [f"the Job {job_name} failed: {view.reason}"]
+        latest: dict[int, Resource] = {}
+        for pod in sorted(self._list_pods(job_name), key=_creation_of_pod):
+            if (pod.get("status") or {}).get("phase") == "Failed":
+                latest[index_of_pod(pod)] = pod
+        for shard in view.failed_shards or sorted(latest):
+            if shard not in latest:
+                lines.append(f"shard {shard} failed; its pod is gone")
+                continue
+            lines.append(f"shard {shard} {ending_of_pod(latest[shard])}")
+            pod = latest[shard]["metadata"]["name"]
+            log = self._api.read_log(pod, CONTAINER, _NUM_LOG_LINES)
+            lines += [f"  {line}" for line in log.splitlines()]
+        return "\n".join(lines)
+
+    def _follow_once(self, job_name: str) -> Iterator[JobView]:
+        """Yield from one look at the Job, and from watches that begin there."""
+        found, version = self._api.find_job(job_name)
+        if found is None:
+            raise _deleted(job_name)
+        job: Resource = found
+        while True:
+            yield self._view(job_name, job)
+            for event in self._api.watch_job(job_name, version, self._spec.follow_s):
+                version = event["object"]["metadata"]["resourceVersion"]
+                if event["type"] == "BOOKMARK":
+                    continue
+                job = event["object"]
+                if event["type"] == "DELETED":
+                    raise _deleted(job_name)
+                yield self._view(job_name, job)
+            # A server that ends watches at once is not asked in a circle.
+            self._sleep(_PAUSE_S)
+
+    def _view(self, job_name: str, job: Resource) -> JobView:
+        status = job.get("status") or {}
+        spec = job["spec"]
+        ending = next(
+            (
+                condition
+                for condition in status.get("conditions") or ()
+                if condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
+            ),
+            None,
+        )
+        num_active = int(status.get("active") or 0)
+        num_ready = min(int(status.get("ready") or 0), num_active)
+        return JobView(
+            num_pods=int(spec["completions"]),
+            num_succeeded=int(status.get("succeeded") or 0),
+            num_running=num_ready,
+            num_waiting=num_active - num_ready,
+            num_failed_pods=int(status.get("failed") or 0),
+            is_suspended=bool(spec.get("suspend")),
+            failed_shards=parse_indexes(status.get("failedIndexes") or ""),
+            # A pod that works needs no second look.
+            troubles=() if ending else tuple(find_troubles(self._list_pods(job_name))),
+            ending=ending["type"] if ending else "",
+            reason=str(ending.get("message") or ending.get("reason") or "") if ending else "",
+        )
+
+    def _list_pods(self, job_name: str) -> list[Resource]:
+        return self._api.list_pods(f"{JOB_LABEL}={job_name}")
+
+
+def progress_ratio(view: JobView, num_recorded: int, num_planned: int) -> float:
+    """Return how far a Job is: by its calls where those are known, else by its shards."""
+    by_shards = view.num_succeeded / view.num_pods
+    if not num_planned:
+        return by_shards
+    return max(by_shards, min(num_recorded / num_planned, 1.0))
+
+
+def describe_progress(job_name: str, view: JobView, num_recorded: int, num_planned: int) -> str:
+    """Return how a Job stands, in words; what keeps it from going on comes first."""
+    parts = [*view.troubles]
+    if view.is_suspended:
+        parts.append("suspended until its queue has room")
+    parts.append(f"{view.num_succeeded} of {view.num_pods} shards done")
+    for count, word in ((view.num_running, "running"), (view.num_waiting, "waiting")):
+        if count:
+            parts.append(f"{count} {word}")
+    if view.num_failed_pods:
+        parts.append(f"{view.num_failed_pods} pods failed and are tried again")
+    if num_planned:
+        parts.append(f"{num_recorded:,} of {num_planned:,} calls")
+    elif num_recorded:
+        parts.append(f"{num_recorded:,} calls")
+    return f"{job_name}: {', '.join(parts)}"
+
+
+def parse_indexes(text: str) -> tuple[int, ...]:
+    """Return the indexes that Kubernetes writes as `1,3-5`."""
+    indexes: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        indexes += range(int(first), int(last or first) + 1)
+    return tuple(indexes)
+
+
+def _creation_of_pod(pod: Resource) -> str:
+    return str(pod["metadata"].get("creationTimestamp", ""))
+
+
+def _deleted(job_name: str) -> InterruptedJobError:
+    return InterruptedJobError(
+        f"the Job {job_name} was deleted; what it measured is in the catalog, and the same command"
+        " goes on from there"
+    )

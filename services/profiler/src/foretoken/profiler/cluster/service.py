@@ -1,0 +1,218 @@
+"""Profiles as Indexed Jobs on a Kubernetes cluster: submit, follow, collect, cancel."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from foretoken.domain.errors import (
+    CancelledJobError,
+    InterruptedJobError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+)
+from foretoken.domain.job import Job
+from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
+from foretoken.domain.ports import CatalogPort
+from foretoken.domain.profiling import (
+    ClosureReport,
+    ClosureRequest,
+    GraphReport,
+    GraphRequest,
+    ProfileOutline,
+    ProfileReport,
+    ProfileRequest,
+)
+from foretoken.profiler.cluster import objects
+from foretoken.profiler.cluster.api import ClusterApi, Resource
+from foretoken.profiler.cluster.collecting import build_report, count_rows, find_runs
+from foretoken.profiler.cluster.following import JobFollower, describe_progress, progress_ratio
+from foretoken.profiler.cluster.naming import is_collective, name_request
+from foretoken.profiler.cluster.nodes import CPU, count_devices
+from foretoken.profiler.cluster.spec import KubernetesSpec, PodSetup
+from foretoken.profiler.cluster.submitting import JobSubmitter
+
+# Profiles that are followed at the same time; each is a thread that mostly waits.
+_NUM_FOLLOWED = 8
+_COUNT_PERIOD_S = 5.0
+
+
+class ClusterProfiler(RunsJobs):
+    """Times operators in pods of a cluster, which record in the catalog; a `ProfilerPort`.
+
+    A Job belongs to the profile's name: whoever asks for it again, after a crash or from elsewhere,
+    follows the Job that is there. Closing leaves Jobs running; cancelling deletes them.
+    """
+
+    def __init__(
+        self,
+        spec: KubernetesSpec,
+        setup: PodSetup,
+        catalog: CatalogPort,
+        state_folder: Path,
+        outline: Callable[[ProfileRequest], ProfileOutline],
+    ) -> None:
+        """Collect from `catalog`; call `open` before use. `outline` makes plans."""
+        super().__init__(JobRunner(state_folder / "jobs", num_workers=_NUM_FOLLOWED))
+        self._spec = spec
+        self._setup = setup
+        self._catalog = catalog
+        self._outline = outline
+        self._connected: ClusterApi | None = None
+        self._unwanted: set[str] = set()
+        # The Job in the cluster by the job that follows it.
+        self._submitted: dict[str, Resource] = {}
+
+    def open(self) -> None:
+        """Connect to the cluster and load earlier jobs.
+
+        Raises:
+            InvalidRequestError: nothing says how to reach a cluster.
+
+        """
+        self._connected = ClusterApi.connect(self._spec)
+        self._jobs.open()
+
+    def close(self) -> None:
+        """Stop following; what runs in the cluster goes on."""
+        self._jobs.close()
+        if self._connected is not None:
+            self._connected.close()
+            self._connected = None
+
+    def list_local_devices(self) -> tuple[str, ...]:
+        """Return the names of the devices that the cluster's nodes offer, and `cpu`."""
+        return (CPU, *count_devices(self._api.list_nodes(), self._spec))
+
+    def outline_profile(self, request: ProfileRequest) -> ProfileOutline:
+        """Return what all pods together would time, as far as this machine can tell.
+
+        Raises:
+            InvalidRequestError: this machine lacks what plans are made with.
+
+        """
+        return self._outline(name_request(request))
+
+    def create_profile(self, request: ProfileRequest) -> Job:
+        """Start or take up the profile's Job in the cluster.
+
+        Raises:
+            UnknownDeviceError: no such device.
+            UnknownOperatorError: the request names an operator that does not exist.
+            InvalidRequestError: collectives are mixed with other operators.
+            QueueFullError: too many profiles wait already.
+
+        """
+        request = name_request(request)
+        is_group = is_collective(request)
+        return self._jobs.create(
+            "profile", lambda progress: self._profile(request, is_group, progress)
+        )
+
+    def get_profile_report(self, job_id: str) -> ProfileReport:
+        """Return the result of a finished profile."""
+        return self._jobs.result(job_id, ProfileReport)
+
+    def create_graph_profile(self, request: GraphRequest) -> Job:
+        """Refuse: graphs are traced where the device is.
+
+        Raises:
+            InvalidRequestError: always.
+
+        """
+        raise _not_here(f"the graph of {request.model}")
+
+    def get_graph_report(self, job_id: str) -> GraphReport:
+        """Return nothing: there are no such jobs here.
+
+        Raises:
+            UnknownJobError, InvalidRequestError: always.
+
+        """
+        raise _not_here(f"the graph of job {self.get_job(job_id).job_id}")
+
+    def create_closure(self, request: ClosureRequest) -> Job:
+        """Refuse: whole steps are timed where the device is.
+
+        Raises:
+            InvalidRequestError: always.
+
+        """
+        raise _not_here(f"steps of {request.model}")
+
+    def get_closure_report(self, job_id: str) -> ClosureReport:
+        """Return nothing: there are no such jobs here.
+
+        Raises:
+            UnknownJobError, InvalidRequestError: always.
+
+        """
+        raise _not_here(f"steps of job {self.get_job(job_id).job_id}")
+
+    def cancel_job(self, job_id: str) -> Job:
+        """Delete the Job in the cluster; what its pods have recorded stays."""
+        if not self.get_job(job_id).state.is_final:
+            self._unwanted.add(job_id)
+            submitted = self._submitted.get(job_id)
+            if submitted is not None:
+                self._api.delete_job(submitted)
+        return super().cancel_job(job_id)
+
+    @property
+    def _api(self) -> ClusterApi:
+        if self._connected is None:
+            raise InvalidRequestError("the profiler is not open")
+        return self._connected
+
+    def _profile(
+        self, request: ProfileRequest, is_group: bool, progress: JobProgress
+    ) -> ProfileReport:
+        start_s = time.monotonic()
+        progress.update(0.0, "submitting")
+        submitter = JobSubmitter(self._api, self._spec, self._setup)
+        plan = submitter.plan(request, is_group=is_group)
+        job = submitter.submit(plan, lambda message: progress.update(0.0, message))
+        self._submitted[progress.job_id] = job
+        try:
+            self._follow(plan, progress)
+        except (CancelledJobError, InterruptedJobError):
+            if progress.job_id not in self._unwanted:
+                raise
+            # It may have been submitted after it was cancelled.
+            self._api.delete_job(job)
+            raise CancelledJobError(f"the Job {plan.job_name} was deleted") from None
+        finally:
+            del self._submitted[progress.job_id]
+        return build_report(self._catalog, request.name, request.device, time.monotonic() - start_s)
+
+    def _follow(self, plan: objects.JobPlan, progress: JobProgress) -> None:
+        follower = JobFollower(self._api, self._spec)
+        message, ratio, counted_s = "", 0.0, -_COUNT_PERIOD_S
+        calls = (0, 0)
+        for view in follower.follow(plan.job_name):
+            if view is None:
+                progress.update(ratio, f"{message}; the API server does not answer, trying again")
+                continue
+            if view.ending == "Failed":
+                raise InterruptedJobError(
+                    f"{follower.describe_failure(plan.job_name, view)}\nwhat was measured is in the"
+                    " catalog; the same command goes on from there"
+                )
+            now_s = time.monotonic()
+            if now_s - counted_s >= _COUNT_PERIOD_S:
+                calls, counted_s = self._count_calls(plan.request.name, calls), now_s
+            ratio = max(ratio, progress_ratio(view, *calls))
+            message = describe_progress(plan.job_name, view, *calls)
+            progress.update(ratio, message)
+
+    def _count_calls(self, name: str, previous: tuple[int, int]) -> tuple[int, int]:
+        try:
+            return count_rows(find_runs(self._catalog, name))
+        except ServiceUnavailableError:
+            # The pods try again by themselves; only the count is old.
+            return previous
+
+
+def _not_here(what: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{what}: the cluster runs profiles of operators only; do this on a machine with the device"
+    )

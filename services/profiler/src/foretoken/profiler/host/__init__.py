@@ -1,0 +1,1 @@
+"""What the host takes beside the kernels: launches, a model's own code, sampling, text."""

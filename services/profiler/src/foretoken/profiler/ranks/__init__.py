@@ -1,0 +1,1 @@
+"""Calls that several ranks make together, on one node or on several."""

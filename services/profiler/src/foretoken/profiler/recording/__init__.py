@@ -1,0 +1,1 @@
+"""What was timed, on its way to the catalog."""

@@ -1,0 +1,1 @@
+"""How long one call takes: inputs, samples, which kernel ran, and what disturbed it."""

@@ -1,0 +1,127 @@
+"""Names of the kernels that ran, and how often they are looked up."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretoken.profiler.timing.kernel_names import (
+    LONGEST_NAME,
+    NOT_TRACED,
+    KernelNamer,
+    KernelTrace,
+    shorten,
+    summarize_kernels,
+    trace_kernels,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("aten::mm", "aten::mm"),
+        ("nvjet_hsh_128x256_64x4_1x2_h_coopA_NTN", "nvjet_hsh_128x256_64x4_1x2_h_coopA_NTN"),
+        (
+            (
+                "void at::native::vectorized_elementwise_kernel<4, "
+                "at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
+                "(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
+            ),
+            "vectorized_elementwise_kernel<4,CUDAFunctor_add<float>,std::array<char*,3ul>>",
+        ),
+        (
+            "void at::native::(anonymous namespace)::softmax_warp<float, (int)9>(float*, int)",
+            "softmax_warp<float,(int)9>",
+        ),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
+        (
+            (
+                "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4> >"
+                "(pytorch_flash::Flash_fwd_params)"
+            ),
+            "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128,128,64,4>>",
+        ),
+    ],
+)
+def test_names_keep_what_tells_kernels_apart(name: str, expected: str) -> None:
+    assert shorten(name) == expected
+
+
+@given(st.text(min_size=1, max_size=400), st.text(min_size=1, max_size=400))
+def test_names_are_short_and_stay_different(one: str, other: str) -> None:
+    """Two long names that begin alike are told apart by their ends."""
+    stem = "kernel<" + "x" * LONGEST_NAME
+    names = {shorten(f"{stem}{one.encode().hex()}"), shorten(f"{stem}{other.encode().hex()}")}
+    assert all(len(name) <= LONGEST_NAME for name in names)
+    assert len(names) == len({one, other})
+
+
+def test_the_kernel_with_the_most_time_names_the_call() -> None:
+    """Launches of one kernel count together; one that takes next to nothing is not counted."""
+    trace = summarize_kernels({"gemm": [40.0], "split_k": [30.0, 30.0], "fill": [0.1]})
+    assert trace == KernelTrace(name="split_k", num_kernels=3)
+    assert summarize_kernels({}) == NOT_TRACED
+
+
+def test_a_product_is_named_on_a_cpu() -> None:
+    x = torch.randn(64, 64)
+    assert trace_kernels(lambda: torch.mm(x, x), CPU).name == "aten::mm"
+
+
+def test_a_call_that_fails_says_so() -> None:
+    x = torch.randn(2, 3)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        trace_kernels(lambda: torch.mm(x, x), CPU)
+
+
+class Ticks:
+    """Time passes when the test says so, and a second at each call that is traced."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def work(self) -> None:
+        self.now_s += 1.0
+        ones = torch.ones(8)
+        for _ in range(100):
+            ones.add_(1.0)
+
+    def rest(self) -> None:
+        ones = torch.ones(8)
+        for _ in range(100):
+            ones.mul_(1.0)
+
+
+def test_lookups_keep_to_their_share_of_the_time() -> None:
+    """Each takes a second; 5 % of a minute is three, beside the first two of each kind."""
+    ticks = Ticks()
+    namer = KernelNamer(CPU, share_max=0.05, now_s=lambda: ticks.now_s)
+    namer.open()
+    first = namer.trace("gemm", 1, ticks.work)
+    assert (first.name, first.num_kernels > 0) == ("aten::add_", True)
+    assert namer.trace("gemm", 2, ticks.work).num_kernels > 0
+    # From here on what both are called is the name of all.
+    assert namer.trace("gemm", 3, ticks.work) == KernelTrace(name="aten::add_")
+    assert namer.num_traced == 2
+    ticks.now_s += 60.0
+    assert namer.trace("gemm", 4, ticks.work).num_kernels > 0
+    assert namer.num_traced == 3
+
+
+def test_kinds_whose_calls_run_different_kernels_pass_no_name_on() -> None:
+    ticks = Ticks()
+    namer = KernelNamer(CPU, share_max=0.0, now_s=lambda: ticks.now_s)
+    namer.open()
+    names = {namer.trace("gemm", 1, ticks.work).name, namer.trace("gemm", 2, ticks.rest).name}
+    assert names == {"aten::add_", "aten::mul_"}
+    assert namer.trace("gemm", 3, ticks.work) == NOT_TRACED
+
+
+def test_a_call_is_looked_up_once() -> None:
+    ticks = Ticks()
+    namer = KernelNamer(CPU, share_max=1.0, now_s=lambda: ticks.now_s)
+    first = namer.trace("gemm", 1, ticks.work)
+    assert namer.trace("gemm", 1, ticks.work) is first
+    assert namer.num_traced == 1

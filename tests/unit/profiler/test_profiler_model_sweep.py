@@ -1,0 +1,105 @@
+"""Plans for models hold exactly what the lowering asks for."""
+
+import pytest
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import DType, OperatorCall, Phase
+from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.lowering import lower_rank
+from foretoken.domain.models.architecture import all_models, find_model
+from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.profiler.planning.model_sweep import (
+    FULL_GRID,
+    QUICK_GRID,
+    BatchGrid,
+    ModelCalls,
+    ModelSweep,
+    collect_calls,
+    serving_options,
+)
+
+LLAMA = find_model("llama-3.1-8b")
+
+
+def sweep(grid: BatchGrid = QUICK_GRID, **changes: object) -> ModelCalls:
+    asked = {"models": (LLAMA,), "tp_sizes": (1,), "dtypes": (DType.BF16,), **changes}
+    return collect_calls(ModelSweep(grid=grid, **asked))  # type: ignore[arg-type]
+
+
+def keys(calls: ModelCalls) -> set[tuple[object, ...]]:
+    return set(calls.calls)
+
+
+def of_operator(calls: ModelCalls, operator: str) -> list[OperatorCall]:
+    return [call for call in calls.calls.values() if call.operator == operator]
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_step_on_the_grid_asks_for_nothing_that_is_not_planned(tp: int) -> None:
+    """A step of prefills or of decoding sequences with the grid's numbers is all known."""
+    planned = keys(sweep(tp_sizes=(tp,)))
+    rank = RankContext(model=LLAMA, layout=ParallelLayout(tp=tp), devices_per_node=8)
+    prefill = PrefillShape(**prefill_dims(1, 512, 0))
+    decode = DecodeShape(num_seqs=64, kv_tokens=64 * 1024, kv_tokens_max=1024)
+    steps = (
+        BatchShape(num_tokens=512, num_output_rows=1, prefill=prefill),
+        BatchShape(num_tokens=64, num_output_rows=64, decode=decode),
+    )
+    for shape in steps:
+        asked = ModelCalls()
+        for node in lower_rank(shape, serving_options(DType.BF16), rank):
+            if not find_operator(node.operator).is_collective:
+                asked.add(node)
+        assert keys(asked) <= planned
+
+
+def test_every_call_is_legal_and_there_once() -> None:
+    found = sweep(FULL_GRID, tp_sizes=(1, 8), has_training=True)
+    for call in found.calls.values():
+        find_operator(call.operator).check_dims(call.dims)
+    assert found.left_out == {}
+
+
+def test_serving_alone_has_no_backward_pass_and_training_has() -> None:
+    serving, training = sweep(), sweep(has_training=True)
+    assert {call.phase for call in serving.calls.values()} == {Phase.FORWARD}
+    assert keys(serving) < keys(training)
+    backward = {c.operator for c in training.calls.values() if c.phase is Phase.BACKWARD}
+    assert {"gemm", "attention_prefill", "cross_entropy"} <= backward
+    assert of_operator(training, "adam")
+
+
+def test_shards_share_what_tensor_parallelism_leaves_whole() -> None:
+    one, two = sweep(tp_sizes=(1,)), sweep(tp_sizes=(2,))
+    both = sweep(tp_sizes=(1, 2))
+    assert keys(both) == keys(one) | keys(two)
+    assert {c.dims["hidden"] for c in of_operator(both, "add_rms_norm")} == {LLAMA.hidden}
+
+
+def test_contexts_stay_within_the_models_own() -> None:
+    small = find_model("tiny-llama")
+    for call in of_operator(sweep(FULL_GRID, models=(small,)), "attention_decode"):
+        assert call.dims["kv_tokens_max"] <= small.max_position
+
+
+def test_layout_that_does_not_fit_is_left_out_with_the_reason() -> None:
+    """gpt2-xl has 25 heads."""
+    odd = find_model("gpt2-xl")
+    found = sweep(models=(odd,), tp_sizes=(1, 8))
+    (reason,) = found.left_out
+    assert reason.startswith("gpt2-xl tp 8: ")
+    with pytest.raises(InvalidRequestError, match="25 heads"):
+        sweep(models=(odd,), tp_sizes=(8,))
+
+
+def test_stored_formats_change_the_products_and_not_the_rest() -> None:
+    found = sweep(dtypes=(DType.FP8,))
+    assert DType.FP8 in {call.dtype for call in of_operator(found, "gemm")}
+    assert {call.dtype for call in of_operator(found, "rope")} == {DType.BF16}
+
+
+@pytest.mark.parametrize("name", sorted(all_models()))
+def test_every_preset_can_be_planned(name: str) -> None:
+    assert sweep(models=(find_model(name),)).calls
