@@ -17,8 +17,10 @@ from foretoken.domain.errors import (
     UnknownJobError,
     UnknownOperatorError,
 )
+from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.models.architecture import find_model
+from foretoken.domain.operator import find_operator
 from foretoken.domain.profiling import ProfileReport, ProfileRequest
 from foretoken.profiler.config import ProfilerConfig
 from foretoken.profiler.service import ProfilerService
@@ -53,6 +55,19 @@ def test_cpu_is_always_present(profiler: ProfilerService) -> None:
 def test_device_that_is_not_here_is_refused_with_what_is(profiler: ProfilerService) -> None:
     with pytest.raises(DeviceNotPresentError, match="it has cpu"):
         profiler.create_profile(ProfileRequest(device="no_such_gpu"))
+
+
+def test_calls_asked_for_by_name_are_planned_also_where_a_quick_sweep_would_not(
+    profiler: ProfilerService,
+) -> None:
+    """The update of 20 million parameters takes longer than a call of a quick sweep may."""
+    call = OperatorCall(
+        operator="fused_adam",
+        dtype=DType.FP32,
+        dims={**dict.fromkeys(find_operator("fused_adam").dim_names, 1), "num_params": 20_000_000},
+    )
+    outline = profiler.outline_profile(ProfileRequest(device="cpu", quick=True, calls=(call,)))
+    assert (1, 0) == (outline.num_calls, outline.num_too_long)
 
 
 def test_request_is_checked_before_a_job_starts(profiler: ProfilerService) -> None:

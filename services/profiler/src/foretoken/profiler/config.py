@@ -63,7 +63,7 @@ class ProfilerConfig:
     catalog that is away.
 
     `num_threads` fixes torch's CPU threads (0: torch's own choice). Calls whose roofline exceeds
-    `call_s_max` are not planned, in a quick profile those above `quick_call_s_max`; on a CPU a slow
+    `call_s_max` are not planned, in a quick sweep those above `quick_call_s_max`; on a CPU a slow
     core's roofline counts. A share `repeat_ratio` is timed twice. Cases may take `memory_ratio_max`
     of the free memory; one that does not end in `case_s_hung` ends the process (0: none does), as
     nothing else stops a kernel that hangs, and starting again goes on behind it. At the end, cases

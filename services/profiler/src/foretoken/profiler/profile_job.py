@@ -228,7 +228,12 @@ class ProfileMaker:
     ) -> ProfilePlan:
         config = self._config
         limits = PlanLimits(
-            call_s_max=config.quick_call_s_max if request.quick else config.call_s_max,
+            # Calls that were asked for one by one are wanted, also where they take longer.
+            call_s_max=(
+                config.quick_call_s_max
+                if request.quick and not request.calls
+                else config.call_s_max
+            ),
             repeat_ratio=config.repeat_ratio,
             shard_index=config.shard_index,
             num_shards=config.num_shards,
