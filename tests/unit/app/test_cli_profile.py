@@ -71,7 +71,7 @@ def test_profile_whose_every_case_fails_ends_with_a_status(run: Run, tmp_path: P
     path = tmp_path / "huge.csv"
     path.write_text("operator,dtype,num_params\nadam,fp32,1000000000000\n", encoding="utf-8")
     config = tmp_path / "config.yaml"
-    config.write_text("profiler: {quick_call_s_max: 1e9}\n", encoding="utf-8")
+    config.write_text("profiler: {call_s_max: 1e9}\n", encoding="utf-8")
     outcome = run("--config", config, "profile", "--quick", "--points", path)
     assert 1 == outcome.exit_code
     assert "every case failed" in outcome.output

@@ -76,6 +76,10 @@ def test_a_call_that_fails_says_so() -> None:
         trace_kernels(lambda: torch.mm(x, x), CPU)
 
 
+# So many that computing takes longer than torch's work around it, whatever else the machine does.
+_MANY = 100_000
+
+
 class Ticks:
     """Time passes when the test says so, and a second at each call that is traced."""
 
@@ -84,12 +88,12 @@ class Ticks:
 
     def work(self) -> None:
         self.now_s += 1.0
-        ones = torch.ones(8)
+        ones = torch.ones(_MANY)
         for _ in range(100):
             ones.add_(1.0)
 
     def rest(self) -> None:
-        ones = torch.ones(8)
+        ones = torch.ones(_MANY)
         for _ in range(100):
             ones.mul_(1.0)
 

@@ -81,7 +81,7 @@ def _build_plan(
         if draft.concurrency
         else draft.arrival_s[rows] - spec.window_start_s
     )
-    hash_offsets, hashes = _take_hashes(draft, rows, prompts)
+    hash_offsets, hashes = _take_hashes(draft, rows, prompts, answers)
     slo_class, priority = ranked_classes
     return RequestPlan(
         arrival_ns=_to_ns(arrival_s * spec.time_scale),
@@ -118,15 +118,23 @@ def _cut_lengths(prompts: Ints, answers: Ints, max_tokens: int) -> tuple[Ints, I
     return prompts, np.minimum(answers, max_tokens - prompts)
 
 
-def _take_hashes(draft: RequestDraft, rows: Ints, prompts: Ints) -> tuple[Ints, Ints]:
-    """Return the hashes of some requests as offsets and values; of a cut prompt what is left."""
+def _take_hashes(
+    draft: RequestDraft, rows: Ints, prompts: Ints, answers: Ints
+) -> tuple[Ints, Ints]:
+    """Return the hashes of some requests as offsets and values; of a cut request what is left.
+
+    Those of a turn that others follow reach into its answer.
+    """
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     if len(draft.hashes) == 0:
         return offsets, draft.hashes
     starts = np.cumsum(draft.num_hashes) - draft.num_hashes
     num_hashes = draft.num_hashes[rows]
-    num_left = np.minimum(num_hashes, -(-prompts // draft.hash_block_tokens))
-    num_kept = np.where(prompts < draft.num_prefill_tokens[rows], num_left, num_hashes)
+    is_prompt_cut = prompts < draft.num_prefill_tokens[rows]
+    is_cut = is_prompt_cut | (answers < draft.num_decode_tokens[rows])
+    length = np.where(is_prompt_cut, prompts, prompts + answers)
+    num_left = np.minimum(num_hashes, -(-length // draft.hash_block_tokens))
+    num_kept = np.where(is_cut, num_left, num_hashes)
     np.cumsum(num_kept, out=offsets[1:])
     source = np.repeat(starts[rows] - offsets[:-1], num_kept) + np.arange(offsets[-1])
     return offsets, draft.hashes[source]
