@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from foretoken.app.cli.main import app
 from foretoken.app.cli.profile_graph import fasop_table, graph_table, parse_sizes, write_profiles
 from foretoken.app.module_times_file import read_module_times
 from foretoken.catalog.importers.fasop.columns import COLUMNS
@@ -160,3 +162,11 @@ def test_sizes_are_counts(text: str) -> None:
 def test_sizes_are_read() -> None:
     """Sizes are separated by commas."""
     assert [1, 2, 8] == parse_sizes("1, 2,8")
+
+
+def test_a_model_that_cannot_be_split_ends_with_a_status_and_the_reason(tmp_path: Path) -> None:
+    config = str(Path(__file__).resolve().parents[3] / "docs" / "examples" / "small-llama.json")
+    words = ["--home", str(tmp_path), "profile", "graph", config, "--seq-len", "32", "--tp", "3"]
+    outcome = CliRunner().invoke(app, words)
+    assert 1 == outcome.exit_code
+    assert "num_attention_heads 8 does not divide by 3" in outcome.output
