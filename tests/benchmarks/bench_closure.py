@@ -124,18 +124,11 @@ def _calls() -> Iterator[OperatorCall]:
         model = architecture_of_hf_config(content, name)
         for step in _STEPS:
             for node in lower_step(step, model, _DTYPE, _form(content)):
-                dims = {key: int(value) for key, value in node.dims.items()}
-                key = (node.operator, node.phase, node.variant, tuple(sorted(dims.items())))
-                if key in seen:
-                    continue
-                seen.add(key)
-                yield OperatorCall(
-                    operator=node.operator,
-                    dtype=node.dtype,
-                    phase=node.phase,
-                    dims=dims,
-                    variant=node.variant,
-                )
+                call = node.call
+                key = (call.operator, call.phase, call.variant, tuple(sorted(call.dims.items())))
+                if key not in seen:
+                    seen.add(key)
+                    yield call
 
 
 def _form(content: Mapping[str, Any]) -> ModelForm:

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foretoken.domain.estimate import DType, Phase
+from foretoken.domain.estimate import DType, OperatorCall, Phase
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operator import find_operator
@@ -106,6 +106,17 @@ class OperatorNode:
         """Bytes of the weights as they are stored, scales included."""
         bits = self.weight_bits or 8 * self.dtype.num_bytes
         return float(self.num_weights * bits / 8)
+
+    @property
+    def call(self) -> OperatorCall:
+        """The call it makes; its dimensions must be numbers, not columns."""
+        return OperatorCall(
+            operator=self.operator,
+            dtype=self.dtype,
+            phase=self.phase,
+            dims={name: int(value) for name, value in self.dims.items()},
+            variant=self.variant,
+        )
 
     @property
     def written_dtype(self) -> DType:

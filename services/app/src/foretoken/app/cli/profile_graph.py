@@ -93,12 +93,17 @@ def graph(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
         with show_progress(f"profile the graph of {name}") as update:
             report = services.foretoken("profiler").profile_graph(request, on_progress=update)
         state.print_object(report, lambda: graph_table(report))
-        if not report.profiles:
-            note("nothing was timed: the notes say why")
-            raise typer.Exit(code=1)
-        if out is not None:
-            for line in write_profiles(report, json.loads(config_json), out):
-                note(line)
+        _write_out(report, config_json, out)
+
+
+def _write_out(report: GraphReport, config_json: str, folder: Path | None) -> None:
+    """Write the files, where a folder was given; end with a status where there is nothing."""
+    if not report.profiles:
+        note("nothing was timed: the notes say why")
+        raise typer.Exit(code=1)
+    if folder is not None:
+        for line in write_profiles(report, json.loads(config_json), folder):
+            note(line)
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -24,8 +24,6 @@ _LEFT_OUT = (
 )
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "dropout", "embd_pdrop", "hidden_dropout")
 _MORE_DROPOUTS = ("resid_pdrop", "layerdrop")
-# How often a value may be nested in the names of near types.
-_NUM_SHOWN = 8
 
 
 def read_model_config(request: GraphRequest) -> Any:

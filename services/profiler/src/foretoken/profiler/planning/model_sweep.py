@@ -141,17 +141,10 @@ class ModelCalls:
 
     def add(self, node: OperatorNode) -> None:
         """Take the call of a node."""
-        dims = {name: int(value) for name, value in node.dims.items()}
-        if any(dims[dim.name] < dim.minimum for dim in all_operators()[node.operator].dims):
+        call = node.call
+        if any(call.dims[dim.name] < dim.minimum for dim in all_operators()[call.operator].dims):
             return
-        call = OperatorCall(
-            operator=node.operator,
-            dtype=node.dtype,
-            phase=node.phase,
-            dims=dims,
-            variant=node.variant,
-        )
-        key = (call.operator, call.dtype, call.phase, call.variant, *sorted(dims.items()))
+        key = (call.operator, call.dtype, call.phase, call.variant, *sorted(call.dims.items()))
         self.calls.setdefault(key, call)
 
 

@@ -239,15 +239,8 @@ def calls_of_steps(reports: Sequence[ClosureReport]) -> tuple[OperatorCall, ...]
     calls: dict[tuple[object, ...], OperatorCall] = {}
     for report in reports:
         for node in (node for item in report.steps for node in _lower(report, item.step)):
-            dims = {name: int(value) for name, value in node.dims.items()}
-            call = OperatorCall(
-                operator=node.operator,
-                dtype=node.dtype,
-                phase=node.phase,
-                dims=dims,
-                variant=node.variant,
-            )
-            key = (node.operator, node.dtype, node.phase, node.variant, *sorted(dims.items()))
+            call = node.call
+            key = (call.operator, call.dtype, call.phase, call.variant, *sorted(call.dims.items()))
             calls.setdefault(key, call)
     return tuple(calls.values())
 
