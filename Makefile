@@ -33,6 +33,7 @@ LAKE_TESTS := $(addprefix tests/,contract/test_contract_catalog_lake.py contract
 BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_*.py))
 SERVING_BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_serving_*.py))
 TRAINING_BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_training_*.py))
+SEARCH_BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_search*.py))
 
 # `make profile-gpu` (profile-h200 is its H200 case). With FORETOKEN, a command such as
 # 'python3 -m foretoken.app' where it is installed already, nothing is fetched; which packages that
@@ -166,6 +167,10 @@ bench-serving: setup ## serving simulations beside measured engines and other si
 .PHONY: bench-training
 bench-training: setup ## training simulations beside measured steps and other simulators (minutes)
 	@for script in $(TRAINING_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+.PHONY: bench-search
+bench-search: setup ## searches: best deployments, capacity, scaling, beside measured rows and other tools (minutes)
+	@for script in $(SEARCH_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 .PHONY: bench-accuracy
 bench-accuracy: setup ## the predictor's errors by operator and split, beside its peers (minutes)

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
+# How long an example takes says how busy the machine is; all tests together have ten minutes.
+settings.register_profile("suite", deadline=None, max_examples=50)
+settings.load_profile("suite")
+# Twenty times as many examples: pytest --hypothesis-profile=thorough tests/properties/test_...py
+settings.register_profile("thorough", deadline=None, max_examples=1_000)
 
 _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -20,7 +20,7 @@ _MODULES = {
 }
 _SERVICES = ("catalog", "predictor", "profiler", "simulator")
 # What some of a service's features need beside what the service does.
-_FURTHER_EXTRAS = {"profiler": ("graphs", "kubernetes")}
+_FURTHER_EXTRAS = {"profiler": ("graphs", "kubernetes"), "simulator": ("search",)}
 
 
 @pytest.mark.parametrize("service", _SERVICES)

@@ -19,6 +19,7 @@ _BREACHES = (
     ("cluster-without-torch", "profiler/cluster/breach_torch.py", "import torch"),
     ("duckdb-in-catalog", "predictor/breach_duckdb.py", "import duckdb"),
     ("lightgbm-in-predictor", "simulator/breach_lightgbm.py", "import lightgbm"),
+    ("ray-in-its-executor", "simulator/breach_ray.py", "import ray"),
     ("grpc-at-the-edge", "profiler/breach_grpc.py", "def f():\n    import grpc"),
     ("grpc-at-the-edge", "simulator/breach_stubs.py", "import foretoken.api"),
 )

@@ -50,7 +50,7 @@ def main() -> None:
     )
 
     def report() -> ServingReport:
-        return build_report(ServingReport(), scenario, record, [account], [memory])
+        return build_report(ServingReport(), scenario, record, [account], [[memory]])
 
     report()  # compiles
     _time("report", report)

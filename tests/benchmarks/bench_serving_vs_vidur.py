@@ -103,7 +103,7 @@ class VidurCost:
             total_us += self._prefill_us[context, chunk**2] * _overhead(len(prefills))
         return [total_us]
 
-    def shared_us(self, _stage: int, _num_tokens: int) -> float:
+    def shared_us(self, _stage: int, _num_tokens: int, _num_seqs: int) -> float:
         """Return 0: the engine runs on its own."""
         return 0.0
 

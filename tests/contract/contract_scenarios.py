@@ -58,6 +58,9 @@ SERVING_REPORT = ServingReport(
         engine=(0, 1),
         slo_class=("", "chat"),
         outcome=("completed", ""),
+        prefill_engine=(-1, -1),
+        transferred_s=(-1.0, -1.0),
+        num_retries=(0, 0),
     ),
 )
 TRAINING_REPORT = TrainingReport(

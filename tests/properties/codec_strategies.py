@@ -27,9 +27,11 @@ from foretoken.api.types.v1 import (
     profiling_pb2,
     report_pb2,
     scenario_pb2,
+    search_pb2,
     workload_pb2,
 )
 from foretoken.domain import (
+    cluster,
     correction,
     engine,
     estimate,
@@ -41,6 +43,7 @@ from foretoken.domain import (
     report,
     scenario,
     schema,
+    search,
     training_report,
     training_truth,
     workload,
@@ -50,7 +53,12 @@ from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.topology import Link, TopologySpec
 from foretoken.domain.job import Job
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec
+from foretoken.domain.models.architecture import (
+    MlaSpec,
+    ModelArchitecture,
+    MoeSpec,
+    find_model,
+)
 from foretoken.domain.slo import Slo, SloClass
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.wire import codec
@@ -120,6 +128,8 @@ MIRRORS: Mapping[type, type[Message]] = {
     report.Histogram: report_pb2.Histogram,
     report.OperatorTrainingReport: report_pb2.OperatorTrainingReport,
     report.Percentiles: report_pb2.Percentiles,
+    report.PoolReport: report_pb2.PoolReport,
+    report.ReplicaPhase: report_pb2.ReplicaPhase,
     report.PredictorTrainingReport: report_pb2.PredictorTrainingReport,
     report.ServingReport: report_pb2.ServingReport,
     report.ServingStageMemory: report_pb2.ServingStageMemory,
@@ -130,6 +140,36 @@ MIRRORS: Mapping[type, type[Message]] = {
     engine.KvTier: scenario_pb2.KvTier,
     scenario.ServingScenario: scenario_pb2.ServingScenario,
     scenario.TrainingScenario: scenario_pb2.TrainingScenario,
+    **{
+        cls: getattr(scenario_pb2, cls.__name__)
+        for cls in (
+            cluster.AutoscalingSpec,
+            cluster.ClusterSpec,
+            cluster.FailureSpec,
+            cluster.KvTransferSpec,
+            cluster.LoraSpec,
+            cluster.ReplicaOutage,
+            cluster.ReplicaPool,
+            cluster.RoutingSpec,
+            cluster.SpeculativeSpec,
+        )
+    },
+    **{
+        cls: getattr(search_pb2, cls.__name__)
+        for cls in (
+            search.CapacityProbe,
+            search.CapacityReport,
+            search.CapacityRequest,
+            search.Finalist,
+            search.LatencyLimit,
+            search.LimitOutcome,
+            search.Sensitivity,
+            search.ServingSearchReport,
+            search.ServingSearchRequest,
+            search.ServingSpace,
+            search.ServingTargets,
+        )
+    },
     TrainerSpec: scenario_pb2.TrainerSpec,
     training_report.ComponentTime: report_pb2.ComponentTime,
     training_report.StageMemory: report_pb2.StageMemory,
@@ -158,6 +198,90 @@ _SLO_LIMITS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
 
 _ENGINE_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks")
 _TRACE_COUNTS = ("hash_block_tokens", "max_num_requests")
+
+_CLUSTER_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
+    (cluster.AutoscalingSpec, "policy"): TEXT.filter(bool),
+    (cluster.AutoscalingSpec, "min_replicas"): st.integers(1, 5),
+    (cluster.AutoscalingSpec, "max_replicas"): st.integers(5, 2**63 - 1),
+    (cluster.AutoscalingSpec, "interval_s"): POSITIVE_FLOATS,
+    (cluster.AutoscalingSpec, "cold_start_s"): NOT_NEGATIVE_FLOATS,
+    (cluster.ReplicaPool, "name"): TEXT.filter(bool),
+    (cluster.ReplicaPool, "role"): st.sampled_from(cluster.POOL_ROLES),
+    (cluster.ReplicaPool, "num_replicas"): POSITIVE,
+    (cluster.ReplicaPool, "device_usd_per_hour"): NOT_NEGATIVE_FLOATS,
+    (cluster.ReplicaPool, "device_idle_w"): st.just(0.0),
+    (cluster.ReplicaPool, "device_busy_w"): NOT_NEGATIVE_FLOATS,
+    (cluster.RoutingSpec, "load_interval_ms"): NOT_NEGATIVE_FLOATS,
+    (cluster.RoutingSpec, "max_outstanding"): NOT_NEGATIVE,
+    (cluster.RoutingSpec, "max_queued"): NOT_NEGATIVE,
+    (cluster.KvTransferSpec, "bandwidth_bytes_per_s"): NOT_NEGATIVE_FLOATS,
+    (cluster.KvTransferSpec, "latency_us"): NOT_NEGATIVE_FLOATS,
+    (cluster.ReplicaOutage, "replica"): NOT_NEGATIVE,
+    (cluster.ReplicaOutage, "start_s"): NOT_NEGATIVE_FLOATS,
+    (cluster.ReplicaOutage, "restart_s"): POSITIVE_FLOATS,
+    (cluster.FailureSpec, "mtbf_s"): NOT_NEGATIVE_FLOATS,
+    (cluster.FailureSpec, "restart_s"): POSITIVE_FLOATS,
+    (cluster.FailureSpec, "max_retries"): NOT_NEGATIVE,
+    (cluster.FailureSpec, "retry_delay_s"): NOT_NEGATIVE_FLOATS,
+    (cluster.ClusterSpec, "decode_routing"): st.deferred(
+        lambda: values_of(cluster.RoutingSpec).map(
+            lambda routing: dataclasses.replace(routing, max_queued=0)
+        )
+    ),
+    (cluster.ClusterSpec, "pools"): st.deferred(
+        lambda: st.lists(
+            values_of(cluster.ReplicaPool).map(
+                lambda pool: dataclasses.replace(pool, role="aggregated")
+            ),
+            min_size=1,
+            max_size=2,
+            unique_by=lambda pool: pool.name,
+        ).map(tuple)
+    ),
+    # Outages name a pool of the cluster.
+    (cluster.FailureSpec, "outages"): st.just(()),
+    (cluster.SpeculativeSpec, "method"): st.just("draft_model"),
+    (cluster.SpeculativeSpec, "num_draft_tokens"): POSITIVE,
+    (cluster.SpeculativeSpec, "acceptance_ratio"): st.floats(0.0, 1.0),
+    (cluster.SpeculativeSpec, "draft_model"): st.deferred(lambda: values_of(ModelArchitecture)),
+    (cluster.SpeculativeSpec, "num_draft_layers"): POSITIVE,
+    **{(cluster.LoraSpec, name): POSITIVE for name in ("num_adapters", "rank", "max_loaded")},
+    (cluster.LoraSpec, "popularity_spread"): NOT_NEGATIVE_FLOATS,
+    (cluster.LoraSpec, "load_bytes_per_s"): POSITIVE_FLOATS,
+    (cluster.LoraSpec, "targets"): st.sampled_from(["all", "attention"]),
+}
+
+_SPACE_COUNTS = ("tp", "pp", "dp", "ep", "max_num_seqs", "max_num_batched_tokens")
+_CLUSTER = cluster.ClusterSpec(pools=(cluster.ReplicaPool(name="pool"),))
+_SCENARIO = scenario.ServingScenario(model=find_model("tiny-llama"), device="cpu", cluster=_CLUSTER)
+
+_SEARCH_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
+    (search.CapacityRequest, "scenario"): st.just(_SCENARIO),
+    (search.CapacityReport, "at_capacity"): st.just(report.ServingReport(num_requests=3)),
+    (search.Finalist, "report"): st.just(report.ServingReport(num_requests=3)),
+    (search.ServingSearchRequest, "scenario"): st.just(_SCENARIO),
+    (search.LatencyLimit, "metric"): st.sampled_from(search.LIMITED_METRICS),
+    (search.LatencyLimit, "percentile"): st.floats(0.0, 100.0),
+    (search.LatencyLimit, "limit_ms"): POSITIVE_FLOATS,
+    (search.ServingTargets, "slo_attainment_ratio"): st.floats(0.0, 1.0),
+    (search.CapacityRequest, "targets"): st.deferred(
+        lambda: values_of(search.LatencyLimit).map(
+            lambda limit: search.ServingTargets(limits=(limit,))
+        )
+    ),
+    (search.CapacityRequest, "tolerance_ratio"): st.floats(0.001, 0.5),
+    (search.CapacityRequest, "confidence_ratio"): st.floats(0.5, 0.99),
+    (search.CapacityRequest, "max_rps"): NOT_NEGATIVE_FLOATS,
+    **{
+        (search.ServingSpace, name): st.lists(POSITIVE, max_size=3).map(tuple)
+        for name in _SPACE_COUNTS
+    },
+    (search.ServingSpace, "max_devices"): POSITIVE,
+    (search.ServingSpace, "modes"): st.sampled_from([(), search.SERVING_MODES]),
+    (search.ServingSearchRequest, "objective"): st.sampled_from(search.OBJECTIVES),
+    (search.ServingSearchRequest, "target_rps"): NOT_NEGATIVE_FLOATS,
+    (search.ServingSearchRequest, "num_finalists"): NOT_NEGATIVE,
+}
 
 # What a dataclass refuses on its own.
 _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
@@ -203,12 +327,18 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (planning.PlanRequest, "max_num_points"): NOT_NEGATIVE,
     (scenario.ServingScenario, "seed"): NOT_NEGATIVE,
     (scenario.ServingScenario, "moe_imbalance_ratio"): st.floats(min_value=1.0),
+    # What nests deeply is drawn on its own; here it is there or not.
+    (scenario.ServingScenario, "cluster"): st.none() | st.just(_CLUSTER),
+    (scenario.ServingScenario, "speculative"): st.none() | st.just(cluster.SpeculativeSpec()),
+    (scenario.ServingScenario, "lora"): st.none() | st.just(cluster.LoraSpec(num_adapters=2)),
     (scenario.ServingScenario, "slo_classes"): st.deferred(
         lambda: st.lists(values_of(SloClass), max_size=1).map(tuple)
     ),
     (scenario.ServingScenario, "device_usd_per_hour"): NOT_NEGATIVE_FLOATS,
     (scenario.ServingScenario, "device_idle_w"): st.just(0.0),
     (scenario.ServingScenario, "device_busy_w"): NOT_NEGATIVE_FLOATS,
+    **_CLUSTER_RULES,
+    **_SEARCH_RULES,
     (SloClass, "share_ratio"): st.floats(0.0, 1.0),
     **{(engine.EngineSpec, name): NOT_NEGATIVE for name in _ENGINE_LIMITS},
     (engine.EngineSpec, "memory_utilization_ratio"): st.floats(0.0, 1.0),

@@ -55,7 +55,7 @@ def plans(draw: st.DrawFn) -> RequestPlan:
         follows=follows,
         think_ns=_draw_column(draw, st.sampled_from((0, 4_000)), count),
         slo_class=_ints([-1] * count),
-        priority=_ints([0] * count),
+        priority=_draw_column(draw, st.integers(0, 2), count),
         stream=_draw_column(draw, st.integers(0, draw(st.integers(0, count))), count),
         prefix_stream=_draw_column(draw, st.integers(0, 1), count),
         prefix_tokens=_draw_column(draw, st.integers(0, 40), count),
@@ -82,6 +82,7 @@ def profiles(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> EngineProfi
         watermark_ratio=draw(st.sampled_from((0.0, 0.1))),
         has_prefix_caching=draw(st.booleans()),
         has_async_scheduling=draw(st.booleans()),
+        has_priority_scheduling=draw(st.booleans()),
         host_us=draw(st.sampled_from((0.0, 3.0))),
         host_us_per_seq=draw(st.sampled_from((0.0, 0.2))),
         output_us=draw(st.sampled_from((0.0, 1.0))),
@@ -105,10 +106,12 @@ def cases(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> Case:
         router=draw(st.sampled_from(("round_robin", "least_loaded"))),
         max_context=draw(st.sampled_from((80, 10**6))),
     )
-    return Case(plan, setup, _tables(draw(st.sampled_from((0.5, 5.0))), draw(st.integers(1, 3))))
+    return Case(
+        plan, setup, make_tables(draw(st.sampled_from((0.5, 5.0))), draw(st.integers(1, 3)))
+    )
 
 
-def _tables(step_us: float, num_stages: int) -> CostTables:
+def make_tables(step_us: float, num_stages: int) -> CostTables:
     """Return tables in which every stage is a little slower than the one before."""
     tables = flat_tables(step_us, 0.7, us_per_kv_token=0.013)
     columns: dict[str, Any] = {

@@ -20,6 +20,7 @@ from foretoken.domain.estimate import (
     Provenance,
 )
 from foretoken.domain.report import REQUEST_OUTCOMES, RequestColumns, SeriesColumns
+from foretoken.domain.search import CandidateColumns
 from foretoken.wire import codec, columns, ipc
 
 
@@ -127,6 +128,7 @@ _REQUEST_VALUES = {
     "slo_class": TEXT,
     "outcome": st.sampled_from(REQUEST_OUTCOMES),
     "engine": INT64,
+    "prefill_engine": INT64,
 }
 
 
@@ -143,6 +145,32 @@ def test_single_requests_survive_the_wire(
     chunks = list(ipc.write_chunks(ipc.record_to_table(requests), chunk_bytes))
     assert requests == ipc.table_to_record(ipc.read_chunks(chunks), RequestColumns)
     assert all(len(chunk) <= chunk_bytes for chunk in chunks)
+
+
+_CANDIDATE_TEXTS = ("name", "device", "mode", "profile", "quantization", "router")
+_CANDIDATE_TEXTS += ("verdict", "reason")
+_CANDIDATE_COUNTS = ("replicas", "tp", "pp", "dp", "ep", "batch_size", "rank")
+_CANDIDATE_COUNTS += ("prefill_replicas", "prefill_tp", "prefill_pp", "prefill_ep")
+_CANDIDATE_COUNTS += ("prefill_batch_size", "num_devices", "num_batched_tokens")
+
+
+@settings(max_examples=30)
+@given(data=st.data(), num_points=st.integers(0, 10))
+def test_candidates_survive_the_wire(data: st.DataObject, num_points: int) -> None:
+    def column(name: str) -> list[object]:
+        values: st.SearchStrategy[object] = FLOATS
+        if name in _CANDIDATE_TEXTS:
+            values = TEXT
+        elif name in _CANDIDATE_COUNTS:
+            values = INT64
+        elif name.startswith("is_"):
+            values = st.booleans()
+        return data.draw(st.lists(values, min_size=num_points, max_size=num_points))
+
+    names = CandidateColumns.__dataclass_fields__
+    candidates = CandidateColumns(**{name: column(name) for name in names})
+    received = ipc.table_to_record(ipc.record_to_table(candidates), CandidateColumns)
+    assert candidates == received
 
 
 @settings(max_examples=30)

@@ -7,6 +7,7 @@ from foretoken.app.cli.state import scenario_changes
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.estimate import DType
+from foretoken.domain.models.architecture import find_model
 from foretoken.domain.workload import Request
 
 _SCENARIOS = Path(__file__).resolve().parents[3] / "docs" / "examples"
@@ -109,3 +110,9 @@ def test_a_flag_cannot_lead_through_what_is_no_section(tmp_path: Path) -> None:
     path.write_text("model: tiny-llama\ndevice: cpu\n")
     with pytest.raises(InvalidRequestError, match=r"model\.hidden: model is not a section"):
         read_serving_scenario(path, {"model.hidden": 64})
+
+
+def test_a_draft_model_is_named_as_the_model_is() -> None:
+    scenario = read_serving_scenario(_SCENARIOS / "serving-speculative.yaml", {})
+    assert scenario.speculative is not None
+    assert scenario.speculative.draft_model == find_model("llama-3.2-1b")

@@ -144,3 +144,18 @@ def test_none_is_legal_only_where_the_type_says_so() -> None:
     assert int is schema.optional_type(int | None)
     assert schema.optional_type(int) is None
     assert schema.optional_type(int | str | None) is None
+
+
+def test_a_key_leads_through_sections_and_entries_of_lists() -> None:
+    content: dict[str, Any] = {"pools": [{"name": "a"}, {"name": "b", "sizes": [1, 2]}]}
+    schema.set_key(content, "pools.1.layout.tp", 4)
+    schema.set_key(content, "pools.1.sizes.0", 3)
+    assert {
+        "pools": [{"name": "a"}, {"name": "b", "sizes": [3, 2], "layout": {"tp": 4}}]
+    } == content
+
+
+@pytest.mark.parametrize("key", ["pools.2.name", "pools.first.name", "pools.-1.name"])
+def test_an_entry_that_is_not_there_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRequestError, match="a list of 1; they count from 0"):
+        schema.set_key({"pools": [{"name": "a"}]}, key, "b")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from foretoken.domain.cluster import LoraSpec
 from foretoken.domain.engine import EngineProfile, find_engine
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext
@@ -209,3 +210,14 @@ def test_activations_that_do_not_fit_say_what_helps() -> None:
     reason = _plan(_LLAMA, "rtx_4090", static).infeasibility
     assert "activations and graphs" in reason
     assert "lower memory_utilization_ratio" in reason
+
+
+def test_adapters_take_room_of_the_kv_cache_and_are_named_where_they_do_not_fit() -> None:
+    """Rank 16 over all layers of Llama 3.1 8B is 83,886,080 B, for each that is held."""
+    lora = LoraSpec(num_adapters=100, rank=16, max_loaded=10)
+    plain, with_lora = _plan(_LLAMA), _plan(_LLAMA, options={"lora": lora})
+    assert 10 * 83_886_080 == with_lora.adapters_bytes
+    assert plain.kv_bytes - 10 * 83_886_080 == with_lora.kv_bytes
+    many = _plan(_LLAMA, options={"lora": dataclasses.replace(lora, max_loaded=1000)})
+    assert "weights 14.99 GiB, LoRA adapters 78.12 GiB" in many.infeasibility
+    assert "lower lora.max_loaded or lora.rank" in many.infeasibility

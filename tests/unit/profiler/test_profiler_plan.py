@@ -50,9 +50,9 @@ def test_every_swept_operator_of_one_device_has_a_kernel() -> None:
     assert expected == set(all_kernels())
 
 
-def test_only_work_of_the_host_has_no_sweep_and_cannot_be_timed() -> None:
-    assert {"host_step", "launch_gap"} == set(all_operators()) - swept_operators()
-    for name in ("host_step", "launch_gap"):
+def test_work_of_the_host_and_of_adapters_has_no_sweep_and_cannot_be_timed() -> None:
+    assert {"host_step", "launch_gap", "lora_gemm"} == set(all_operators()) - swept_operators()
+    for name in ("host_step", "launch_gap", "lora_gemm"):
         assert [] == list(find_operator(name).sweep(False))
         with pytest.raises(InvalidRequestError, match=f"no kernel runs {name}"):
             plan_of(operators=(name,))

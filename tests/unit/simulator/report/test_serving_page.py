@@ -57,7 +57,7 @@ def _build(gap_ms: int) -> ServingReport:
         stage_busy_s=(busy_s,),
     )
     report = ServingReport(scenario_json=json.dumps(schema.encode(_SCENARIO)))
-    report = build_report(report, _SCENARIO, record, [account], [_MEMORY])
+    report = build_report(report, _SCENARIO, record, [account], [[_MEMORY]])
     tables = build_tables(record, _SCENARIO)
     return replace(
         report,
@@ -79,7 +79,7 @@ def test_a_whole_simulation_has_every_section(page: str) -> None:
         "Throughput and goodput",
         "Numbers",
         "Classes",
-        "Refused requests",
+        "Requests that were not served",
         "Distributions",
         "Where the time goes",
         "Percentiles",
@@ -104,7 +104,7 @@ def test_refused_requests_say_why(page: str) -> None:
 def test_a_run_of_refusals_only_says_so() -> None:
     refused = ServingReport(num_requests=3, num_refused_by_reason={"exceeds_kv_cache": 3})
     titles = [section.title for section in serving_sections([refused])]
-    assert ["Serving", "Refused requests"] == titles[:2]
+    assert ["Serving", "Requests that were not served"] == titles[:2]
     assert "No request could be served." == serving_sections([refused])[0].warning
 
 

@@ -55,7 +55,7 @@ def test_requests_have_their_times_in_seconds_and_their_latencies_in_millisecond
 def test_steps_have_one_row_each_with_the_engine_they_ran_on() -> None:
     requests = [TinyRequest(arrival_ns=i * MS, prompt=5, answer=3) for i in range(4)]
     record = run_tiny_engines(requests, TinyRules(), 2)
-    table = steps_table(record)
+    table = steps_table(record, _SCENARIO)
     engines = np.repeat([0, 1], [len(steps.end_ns) for steps in record.steps])
     assert table.column("engine").to_pylist() == engines.tolist()
     assert table.column("num_prefill_tokens").to_pylist()[0] == 5
@@ -70,7 +70,7 @@ def test_a_group_that_an_engine_never_ran_takes_no_time_there() -> None:
         times = np.full(len(steps.end_ns), 5.0)
         return {"gemm": times} if steps is record.steps[0] else {"gemm": times, "launch": times}
 
-    table = steps_table(record, breakdown)
+    table = steps_table(record, _SCENARIO, [breakdown])
     num_first = len(record.steps[0].end_ns)
     assert table.column("launch_us").to_pylist()[: num_first + 1] == [0.0] * num_first + [5.0]
     assert set(table.column("gemm_us").to_pylist()) == {5.0}

@@ -61,7 +61,7 @@ class SchedulerRun:
         preempted = tuple(request.index for request in batch.preempted)
         self.steps.append(SchedulerStep(prompts, frozenset(rows - prompts.keys()), preempted))
         for request in batch.rows:
-            request.emit_token(number, number + 1, 1)
+            request.emit_tokens(number, number + 1, 1)
             if request.is_finished:
                 self.kv.free(request)
         self.running[:] = [request for request in self.running if not request.is_finished]

@@ -103,7 +103,7 @@ def test_summaries_are_those_of_every_single_token(run: _Run) -> None:
 @given(run=tiny_runs())
 def test_execution_is_the_time_in_steps_at_all_attempts(run: _Run) -> None:
     requests, record = run
-    found = execution_ns(record, place_runs(record), 1)
+    found = execution_ns(record, place_runs(record), [1] * len(record.steps))
     assert found.tolist() == [request.executed_ns for request in requests]
 
 

@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_records import MS, NUM_BLOCKS, TinyRequest, TinyRules, run_tiny_engines, tiny_runs
 
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import NS_PER_S
+from foretoken.simulator.serving.fleet import make_fleet
 from foretoken.simulator.serving.metrics import busy_ns
 from foretoken.simulator.serving.occupancy import (
     Interval,
@@ -18,6 +21,7 @@ from foretoken.simulator.serving.occupancy import (
 )
 from foretoken.simulator.serving.record import ServingRecord
 
+_SCENARIO = ServingScenario(model=find_model("llama-3-8b"), device="h100_sxm")
 _Run = tuple[list[TinyRequest], ServingRecord]
 
 
@@ -60,7 +64,7 @@ def test_a_series_adds_up_to_the_run(run: _Run) -> None:
     requests, record = run
     if not any(request.is_done for request in requests if request.answer):
         return
-    series = series_of(record, 1)
+    series = series_of(record, make_fleet(_SCENARIO, record))
     end_ns = interval_edges(find_interval(record))[-1]
     num_arrived = sum(request.arrival_ns <= end_ns for request in requests)
     assert series["num_arrivals"].sum() == num_arrived
@@ -82,7 +86,10 @@ def test_a_series_of_two_seconds() -> None:
         TinyRequest(arrival_ns=1500 * MS, prompt=3, answer=2),
     ]
     record = run_tiny_engines(requests, TinyRules(step_ns=(199 * MS,)))
-    series = {name: values.tolist() for name, values in series_of(record, 1).items()}
+    series = {
+        name: values.tolist()
+        for name, values in series_of(record, make_fleet(_SCENARIO, record)).items()
+    }
     assert series == {
         "start_s": [0.0, 1.0],
         "num_arrivals": [1, 1],
@@ -95,4 +102,6 @@ def test_a_series_of_two_seconds() -> None:
         "kv_utilization_ratio": pytest.approx([0.4 / NUM_BLOCKS, 0.4 / NUM_BLOCKS]),
         "batch_size_mean": [1.0, 1.0],
         "utilization_ratio": pytest.approx([0.199, 0.398]),
+        "power_w": [0.0, 0.0],
+        "replicas_mean": [1.0, 1.0],
     }

@@ -58,7 +58,7 @@ def _report(record: ServingRecord, scenario: ServingScenario = _SCENARIO) -> Ser
     accounts = [
         _account(float(np.sum(steps.end_ns - steps.start_ns)) / 1e9) for steps in record.steps
     ]
-    return build_report(ServingReport(model_version="v"), scenario, record, accounts, [_MEMORY])
+    return build_report(ServingReport(model_version="v"), scenario, record, accounts, [[_MEMORY]])
 
 
 def _two_requests() -> ServingRecord:
@@ -152,7 +152,7 @@ def test_time_and_what_it_rests_on_add_up_over_engines() -> None:
     requests = [TinyRequest(arrival_ns=i * MS, prompt=5, answer=3) for i in range(4)]
     record = run_tiny_engines(requests, TinyRules(), 2)
     accounts = [_account(2.0, gemm=1.5, attention=0.5), _account(1.0, gemm=0.75, launch=0.25)]
-    report = build_report(ServingReport(), _SCENARIO, record, accounts, [_MEMORY])
+    report = build_report(ServingReport(), _SCENARIO, record, accounts, [[_MEMORY]])
     assert report.step_time_s_by_group == {"gemm": 2.25, "attention": 0.5, "launch": 0.25}
     assert report.step_time_ratio_by_provenance == {"measured": 0.25, "interpolated": 0.75}
     assert report.step_time_low_ratio == pytest.approx(0.9)
@@ -211,6 +211,16 @@ def test_a_steady_window_leaves_the_ends_out() -> None:
     assert steady.output_throughput_tps == pytest.approx(32 / 0.8)
     assert steady.request_throughput_rps == pytest.approx(8 / 0.8)
     assert steady.ttft_ms.p50 == 11
+
+
+def test_a_steady_window_counts_the_tokens_that_left() -> None:
+    """Of two tokens sampled from in a step one is refused."""
+    requests = [TinyRequest(arrival_ns=i * 100 * MS, prompt=4, answer=4) for i in range(11)]
+    record = run_tiny_engines(requests, TinyRules(budget=100))
+    [steps] = record.steps
+    doubled = replace(steps, num_rows=2 * steps.num_rows, num_output_tokens=steps.num_rows)
+    report = _report(replace(record, steps=[doubled]))
+    assert report.steady.output_throughput_tps == pytest.approx(32 / 0.8)
 
 
 def test_requests_that_arrive_at_once_have_a_window_too() -> None:

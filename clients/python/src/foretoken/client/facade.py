@@ -50,6 +50,12 @@ from foretoken.domain.profiling import (
 )
 from foretoken.domain.report import PredictorTrainingReport, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.search import (
+    CapacityReport,
+    CapacityRequest,
+    ServingSearchReport,
+    ServingSearchRequest,
+)
 from foretoken.domain.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.training_report import TrainingReport
 
@@ -273,6 +279,22 @@ class Foretoken:
     def read_training_table(self, report: TrainingReport, table: str) -> ArrowStream:
         """Return a table of a training simulation: `spans` or `memory`."""
         return self.simulator.read_training_table(report.job_id, table)
+
+    def find_capacity(
+        self, request: CapacityRequest, on_progress: OnProgress | None = None
+    ) -> CapacityReport:
+        """Find the highest rate at which a deployment meets targets."""
+        job = self.simulator.create_capacity_search(request)
+        wait_for_job(self.simulator, job, on_progress)
+        return self.simulator.get_capacity_report(job.job_id)
+
+    def search_serving(
+        self, request: ServingSearchRequest, on_progress: OnProgress | None = None
+    ) -> ServingSearchReport:
+        """Find the best deployments of a space."""
+        job = self.simulator.create_serving_search(request)
+        wait_for_job(self.simulator, job, on_progress)
+        return self.simulator.get_serving_search_report(job.job_id)
 
 
 def wait_for_job(jobs: JobsPort, job: Job, on_progress: OnProgress | None = None) -> Job:

@@ -90,14 +90,42 @@ class JobsClient:
             yield codec.decode(message, Job)
 
 
+class LossCount:
+    """How often a stream broke in a row, and how long to wait before the next."""
+
+    def __init__(self, options: ChannelOptions) -> None:
+        """Begin with none."""
+        self._options = options
+        self._num_losses = 0
+
+    @property
+    def delay_s(self) -> float:
+        """Seconds to wait before the next stream, doubling with every loss in a row."""
+        return self._options.delay_after(self._num_losses)
+
+    def forget(self) -> None:
+        """Begin anew, as something has arrived."""
+        self._num_losses = 0
+
+    def add(self, error: ServiceUnavailableError | QueueFullError) -> None:
+        """Take note of a stream that broke or was refused.
+
+        Raises:
+            ServiceUnavailableError, QueueFullError: the same, when it was too often in a row.
+
+        """
+        self._num_losses += 1
+        if self._num_losses > self._options.max_reconnects:
+            raise error
+
+
 class WatchState:
     """What a watch has seen over several streams, and how long to wait before the next."""
 
     def __init__(self, options: ChannelOptions) -> None:
         """Begin with nothing seen."""
-        self._options = options
+        self._losses = LossCount(options)
         self._seen: Job | None = None
-        self._num_losses = 0
 
     @property
     def is_over(self) -> bool:
@@ -107,11 +135,11 @@ class WatchState:
     @property
     def delay_s(self) -> float:
         """Seconds to wait before the next stream, doubling with every loss in a row."""
-        return self._options.reconnect_delay_s * 2.0 ** max(self._num_losses - 1, 0)
+        return self._losses.delay_s
 
     def accept(self, job: Job) -> bool:
         """Take note of a state, and return whether it is new."""
-        self._num_losses = 0
+        self._losses.forget()
         is_new = job != self._seen
         self._seen = job
         return is_new
@@ -123,6 +151,4 @@ class WatchState:
             ServiceUnavailableError: the same, when streams broke too often in a row.
 
         """
-        self._num_losses += 1
-        if self._num_losses > self._options.max_reconnects:
-            raise error
+        self._losses.add(error)

@@ -195,7 +195,7 @@ class RunSender:
                 return self._next_receipt()
             except LOST:
                 self.abandon()
-                self._sleep(options.reconnect_delay_s * 2.0**num_losses)
+                self._sleep(options.delay_after(num_losses + 1))
                 self._open()
         return self._next_receipt()
 

@@ -1,18 +1,28 @@
 """The simulator as a remote service."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Self
 
 import pyarrow as pa
 
 from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
 from foretoken.api.simulator.v1.simulator_service_pb2_grpc import SimulatorServiceStub
-from foretoken.api.types.v1 import scenario_pb2
+from foretoken.api.types.v1 import scenario_pb2, search_pb2
 from foretoken.client.channel import ChannelOptions, Connection
-from foretoken.client.jobs import JobsClient
+from foretoken.client.jobs import JobsClient, LossCount
+from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
 from foretoken.domain.job import Job
 from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.search import (
+    CandidateColumns,
+    CapacityReport,
+    CapacityRequest,
+    Finalist,
+    ServingSearchReport,
+    ServingSearchRequest,
+)
 from foretoken.domain.training_report import MemoryColumns, SpanColumns, TrainingReport
 from foretoken.wire import codec, ipc
 
@@ -89,3 +99,58 @@ class SimulatorClient(JobsClient):
         request = simulator_pb2.ReadTrainingTableRequest(job_id=job_id, table=table)
         chunks = self._connection.stream(self._stub.ReadTrainingTable, request)
         return ipc.open_chunks(chunk.arrow_ipc for chunk in chunks)
+
+    def create_capacity_search(self, request: CapacityRequest) -> Job:
+        """Start looking for the highest rate at which a deployment meets targets."""
+        message = simulator_pb2.CreateCapacitySearchRequest(
+            request=codec.encode(request, search_pb2.CapacityRequest)
+        )
+        return codec.decode(self._connection.call(self._stub.CreateCapacitySearch, message), Job)
+
+    def get_capacity_report(self, job_id: str) -> CapacityReport:
+        """Return the result of a finished capacity search."""
+        request = simulator_pb2.GetCapacityReportRequest(job_id=job_id)
+        answer = self._connection.call(self._stub.GetCapacityReport, request)
+        return codec.decode(answer, CapacityReport)
+
+    def create_serving_search(self, request: ServingSearchRequest) -> Job:
+        """Start looking for the best deployments of a space."""
+        message = simulator_pb2.CreateServingSearchRequest(
+            request=codec.encode(request, search_pb2.ServingSearchRequest)
+        )
+        return codec.decode(self._connection.call(self._stub.CreateServingSearch, message), Job)
+
+    def get_serving_search_report(self, job_id: str) -> ServingSearchReport:
+        """Return the result of a finished serving search."""
+        request = simulator_pb2.GetServingSearchReportRequest(job_id=job_id)
+        answer = self._connection.call(self._stub.GetServingSearchReport, request)
+        candidates = self.read_serving_search_table(job_id, "candidates").read_all()
+        return dataclasses.replace(
+            codec.decode(answer, ServingSearchReport),
+            candidates=ipc.table_to_record(candidates, CandidateColumns),
+        )
+
+    def read_serving_search_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished serving search, as it arrives."""
+        request = simulator_pb2.ReadServingSearchTableRequest(job_id=job_id, table=table)
+        chunks = self._connection.stream(self._stub.ReadServingSearchTable, request)
+        return ipc.open_chunks(chunk.arrow_ipc for chunk in chunks)
+
+    def watch_serving_search(self, job_id: str, first: int = 0) -> Iterator[Finalist]:
+        """Yield what the search has simulated, from the `first` on, until it ends.
+
+        A stream that breaks is taken up again where it broke.
+        """
+        losses = LossCount(self._connection.options)
+        while True:
+            request = simulator_pb2.WatchServingSearchRequest(job_id=job_id, first=first)
+            try:
+                for message in self._connection.stream(self._stub.WatchServingSearch, request):
+                    losses.forget()
+                    first += 1
+                    yield codec.decode(message, Finalist)
+            except (ServiceUnavailableError, QueueFullError) as err:
+                losses.add(err)
+                self._sleep(losses.delay_s)
+            else:
+                return

@@ -23,7 +23,8 @@ class EngineProfile:
 
     With `counts_padding` a batch of prompts counts against the budget as if all were as long as the
     longest. For `max_decode_run` steps of decoding (0: none) waiting requests are not looked at.
-    With `mixes_prefill` requests decode beside the prompts of an engine that else computes prompts
+    With `has_priority_scheduling` waiting requests go by priority, then by arrival. With
+    `mixes_prefill` requests decode beside the prompts of an engine that else computes prompts
     in batches of their own.
 
     KV cache, in blocks of `block_size` tokens: to be admitted a request needs room for what
@@ -67,6 +68,7 @@ class EngineProfile:
     counts_padding: bool = False
     max_decode_run: int = 0
     mixes_prefill: bool = False
+    has_priority_scheduling: bool = False
     block_size: int = 16
     admission: str = "chunk"
     watermark_ratio: float = 0.0

@@ -25,6 +25,19 @@ class FieldViolation:
     description: str
 
 
+# What must hold of a field, and what to say where it does not.
+Checks = Mapping[str, tuple[bool, str]]
+
+
+def find_violations(checks: Checks, prefix: str = "") -> list[FieldViolation]:
+    """Return the fields, named after a prefix, of which something does not hold."""
+    return [
+        FieldViolation(prefix + field, problem)
+        for field, (is_legal, problem) in checks.items()
+        if not is_legal
+    ]
+
+
 class ForetokenError(Exception):
     """Base of all errors; `details` are short strings that survive the wire."""
 
@@ -60,6 +73,17 @@ class InvalidRequestError(ForetokenError):
     def of_field(cls, field: str, description: str) -> Self:
         """Build the error for a single field."""
         return cls.of_violations((FieldViolation(field, description),))
+
+    @classmethod
+    def check(cls, subject: str, checks: Checks) -> None:
+        """Refuse a subject of which something does not hold.
+
+        Raises:
+            InvalidRequestError: it names the subject and all such fields.
+
+        """
+        if violations := find_violations(checks):
+            raise cls.of_violations(violations, subject)
 
 
 class _UnknownNameError(ForetokenError):
@@ -210,6 +234,12 @@ class QueueFullError(ForetokenError):
     """Too many jobs wait already; try again later."""
 
     reason = "QUEUE_FULL"
+
+
+class SearchTooLargeError(ForetokenError):
+    """The space has more points than the service takes; narrow it."""
+
+    reason = "SEARCH_TOO_LARGE"
 
 
 class CatalogBusyError(ForetokenError):

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from foretoken.domain.backward import backward_of
+from foretoken.domain.cluster import LoraSpec
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.expert_layer import lower_experts
 from foretoken.domain.graph import BatchShape, OperatorNode, Partition, RankContext, Section
 from foretoken.domain.latent_attention import lower_latent_attention
+from foretoken.domain.lora import add_adapters
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.node_builder import NodeBuilder
 from foretoken.domain.plugins import scan_modules
@@ -62,6 +64,8 @@ class LoweringOptions:
     in lock step hand tokens to experts by `expert_exchange`: `all_gather` (and reduce-scatter) or
     `all_to_all`. `moe_routing` is the distribution of tokens under which latencies were measured.
 
+    `lora` adds low-rank adapters to the linear layers of a served model.
+
     `training` says how a framework trains; without it operators are those of serving engines.
     """
 
@@ -76,6 +80,7 @@ class LoweringOptions:
     moe_imbalance_ratio: float = 1.0
     moe_routing: str = "balanced"
     expert_exchange: str = "all_gather"
+    lora: LoraSpec | None = None
     training: TrainingOptions | None = None
 
     def __post_init__(self) -> None:
@@ -131,6 +136,8 @@ def lower_rank(shape: BatchShape, options: LoweringOptions, rank: RankContext) -
     lowering = Lowering(rank=rank, shape=shape, options=options)
     for parallel_pass in _passes():
         nodes = parallel_pass.rewrite(nodes, lowering)
+    if options.lora is not None:
+        nodes = add_adapters(nodes, rank, shape.num_tokens, options.lora)
     return nodes
 
 

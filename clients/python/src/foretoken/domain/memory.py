@@ -6,12 +6,13 @@ Source: vLLM 0.19, `v1/worker/gpu_worker.py` (determine_available_memory) and th
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretoken.domain.engine import EngineProfile
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.hardware.device import DeviceSpec
+from foretoken.domain.lora import is_adapter_node
 from foretoken.domain.lowering import Nodes
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operator import find_operator
@@ -38,7 +39,10 @@ class ServingMemory:
     `usable_bytes` is what the engine may take of the device for what its `memory_rule` counts
     (see `EngineProfile`), `reserved_bytes` what it takes beside its tensors, `graphs_bytes` what
     captured graphs take, `window_bytes` the part of the KV cache that layers with a sliding window
-    need for all sequences together. What is left holds blocks of `kv_bytes_per_token`.
+    need for all sequences together, `window_bytes_per_token` for each token in the window. What is
+    left holds blocks of `kv_bytes_per_token`.
+    `adapters_bytes` of the weights are slots of LoRA adapters, and `draft_bytes` the draft's where
+    the engine speculates, whose KV cache takes `draft_kv_bytes_per_token` of a token's.
     """
 
     usable_bytes: float
@@ -48,8 +52,12 @@ class ServingMemory:
     graphs_bytes: float = 0.0
     reserved_bytes: float = 0.0
     window_bytes: float = 0.0
+    window_bytes_per_token: float = 0.0
     device_bytes: float = 0.0
     memory_rule: str = "utilization"
+    adapters_bytes: float = 0.0
+    draft_bytes: float = 0.0
+    draft_kv_bytes_per_token: float = 0.0
 
     @property
     def kv_bytes(self) -> float:
@@ -85,12 +93,14 @@ class ServingMemory:
             return (
                 f"activations and graphs ({_gib(self.activations_bytes + self.graphs_bytes)}) do"
                 f" not fit into the {_gib(outside_bytes)} that weights and KV cache leave;"
-                f" lower memory_utilization_ratio or max_num_batched_tokens"
+                f" lower memory_utilization_ratio, max_num_batched_tokens or max_num_seqs"
             )
         if self.kv_bytes > 0:
             return ""
         parts = {
-            "weights": self.weights_bytes,
+            "weights": self.weights_bytes - self.adapters_bytes - self.draft_bytes,
+            "LoRA adapters": self.adapters_bytes,
+            "draft": self.draft_bytes,
             "activations": self.activations_bytes,
             "the engine itself": self.reserved_bytes,
             "graphs": self.graphs_bytes,
@@ -106,6 +116,8 @@ class ServingMemory:
 
 _REMEDIES = {
     "weights": "spread the model over more devices (tp, pp, ep for experts) or quantize it",
+    "LoRA adapters": "lower lora.max_loaded or lora.rank",
+    "draft": "take a smaller speculative.draft_model or the method ngram",
     "activations": "lower max_num_batched_tokens or max_num_seqs",
     "the engine itself": "take a larger device",
     "graphs": "capture fewer graph sizes",
@@ -122,6 +134,7 @@ def plan_serving_memory(
     """
     device_bytes = device.memory_bytes - (_DRIVER_BYTES if device.kind == "gpu" else 0)
     weights_bytes = sum(node.weights_bytes for node in nodes) + _rotation_bytes(nodes, model)
+    adapters_bytes = sum(node.weights_bytes for node in nodes if is_adapter_node(node))
     window_tokens = model.sliding_window + engine.block_size
     token_bytes, window_token_bytes = _kv_bytes_per_token(nodes, model)
     reserved_bytes = float(engine.reserved_bytes)
@@ -132,11 +145,28 @@ def plan_serving_memory(
         weights_bytes=weights_bytes,
         activations_bytes=_activations_bytes(nodes, model, engine, device),
         kv_bytes_per_token=token_bytes,
-        graphs_bytes=engine.graph_bytes_ratio * weights_bytes,
+        graphs_bytes=engine.graph_bytes_ratio * (weights_bytes - adapters_bytes),
         reserved_bytes=reserved_bytes,
         window_bytes=engine.max_num_seqs * window_tokens * window_token_bytes,
+        window_bytes_per_token=window_token_bytes,
         device_bytes=device_bytes,
         memory_rule=engine.memory_rule,
+        adapters_bytes=adapters_bytes,
+    )
+
+
+def add_draft(memory: ServingMemory, draft: ServingMemory) -> ServingMemory:
+    """Return the memory of a rank that holds a draft beside its model; they run in turn."""
+    return replace(
+        memory,
+        weights_bytes=memory.weights_bytes + draft.weights_bytes,
+        draft_bytes=draft.weights_bytes,
+        activations_bytes=max(memory.activations_bytes, draft.activations_bytes),
+        graphs_bytes=memory.graphs_bytes + draft.graphs_bytes,
+        window_bytes=memory.window_bytes + draft.window_bytes,
+        window_bytes_per_token=memory.window_bytes_per_token + draft.window_bytes_per_token,
+        kv_bytes_per_token=memory.kv_bytes_per_token + draft.kv_bytes_per_token,
+        draft_kv_bytes_per_token=draft.kv_bytes_per_token,
     )
 
 

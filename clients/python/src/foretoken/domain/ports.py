@@ -44,6 +44,13 @@ from foretoken.domain.profiling import (
 )
 from foretoken.domain.report import PredictorTrainingReport, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.search import (
+    CapacityReport,
+    CapacityRequest,
+    Finalist,
+    ServingSearchReport,
+    ServingSearchRequest,
+)
 from foretoken.domain.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.training_report import TrainingReport
 
@@ -251,3 +258,29 @@ class SimulatorPort(JobsPort, Protocol):
 
     def read_training_table(self, job_id: str, table: str) -> ArrowStream:
         """Return a table of a finished training simulation: `spans` or `memory`."""
+
+    def create_capacity_search(self, request: CapacityRequest) -> Job:
+        """Start looking for the highest rate at which a deployment meets targets."""
+
+    def get_capacity_report(self, job_id: str) -> CapacityReport:
+        """Return the result of a finished capacity search."""
+
+    def create_serving_search(self, request: ServingSearchRequest) -> Job:
+        """Start looking for the best deployments of a space.
+
+        Raises:
+            SearchTooLargeError: the space has more points than the service takes.
+
+        """
+
+    def get_serving_search_report(self, job_id: str) -> ServingSearchReport:
+        """Return the result of a finished serving search."""
+
+    def read_serving_search_table(self, job_id: str, table: str) -> ArrowStream:
+        """Return a table of a finished serving search: `candidates`."""
+
+    def watch_serving_search(self, job_id: str, first: int = 0) -> Iterator[Finalist]:
+        """Yield what the search has simulated, from the `first` on, until it ends.
+
+        Whoever was cut off goes on with the number of those it has.
+        """

@@ -60,8 +60,11 @@ class RequestColumns(Columns):
     `arrival_s` is when the client sent it, `queued_s` when the engine's scheduler could first see
     it, `scheduled_s` when it was first in a step. Of its prompt, and of what it had to compute
     again, `num_cached_tokens` were found in the prefix cache, `num_loaded_tokens` of them below the
-    device's memory. `engine` is the replica it ran on, `slo_class` the name of its class or
-    nothing, `outcome` one of `REQUEST_OUTCOMES`. Columns are arrays or tuples.
+    device's memory. `engine` is the replica it ran on, counted through all pools, `slo_class` the
+    name of its class or nothing, `outcome` one of `REQUEST_OUTCOMES`. Where prompts are computed
+    elsewhere, `prefill_engine` (-1: nowhere else) is the replica that did, and its KV cache was on
+    the decode replica at `transferred_s`. It began anew `num_retries` times, its replica having
+    failed. Columns are arrays or tuples.
     """
 
     arrival_s: Quantity = ()
@@ -77,11 +80,22 @@ class RequestColumns(Columns):
     engine: Quantity = ()
     slo_class: Quantity = ()
     outcome: Quantity = ()
+    prefill_engine: Quantity = ()
+    transferred_s: Quantity = ()
+    num_retries: Quantity = ()
 
 
 # How a request can end, by the number the engines keep: cut off by the end of the run, with all
-# its tokens, or refused on arrival for one of two reasons.
-REQUEST_OUTCOMES = ("unfinished", "completed", "context_too_long", "exceeds_kv_cache")
+# its tokens, refused on arrival for one of two reasons, rejected by a full router, or lost with its
+# replica once too often.
+REQUEST_OUTCOMES = (
+    "unfinished",
+    "completed",
+    "context_too_long",
+    "exceeds_kv_cache",
+    "rejected",
+    "lost",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -91,7 +105,8 @@ class SeriesColumns(Columns):
     Requests that arrived, got their first token, completed; prompt tokens computed and output
     tokens that left; means over the interval of requests running and waiting, of the share of KV
     blocks in use, of the requests in a step, and of the share of time that the devices were busy;
-    mean power of all devices in W, 0 where the scenario gives none. Columns are arrays or tuples.
+    mean power of all devices in W, 0 where the scenario gives none; mean number of replicas that
+    serve. Columns are arrays or tuples.
     """
 
     start_s: Quantity = ()
@@ -106,6 +121,7 @@ class SeriesColumns(Columns):
     batch_size_mean: Quantity = ()
     utilization_ratio: Quantity = ()
     power_w: Quantity = ()
+    replicas_mean: Quantity = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,9 +161,26 @@ class StageReport:
     mbu_ratio: float = 0.0
 
 
+# What the devices of a replica were held for.
+REPLICA_STATES = ("starting", "running", "restarting")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaPhase:
+    """A time in s during which a replica was in one of `REPLICA_STATES`."""
+
+    state: str
+    start_s: float
+    end_s: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineReport:
-    """What one replica did. The share of KV blocks in use is a mean over time."""
+    """What one replica did. Ratios are means over the time that its devices were held.
+
+    `pool` is the one it belongs to, `running_s` how long it served and `phases` when it did what,
+    in order; all are empty outside a cluster.
+    """
 
     engine: int
     num_requests: int = 0
@@ -156,13 +189,54 @@ class EngineReport:
     kv_utilization_ratio_mean: float = 0.0
     kv_utilization_ratio_max: float = 0.0
     stages: tuple[StageReport, ...] = ()
+    pool: str = ""
+    num_failures: int = 0
+    running_s: float = 0.0
+    phases: tuple[ReplicaPhase, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolReport:
+    """What the replicas of one pool did together.
+
+    Of `num_engines` that there can be, on `num_devices`, `running_engines_mean` ran on average;
+    `device_s` is the time that its devices were held, starting and restarting too, and what
+    `cost_usd` counts. `num_requests` is those that any of its replicas took: one that is prefilled
+    in another pool counts in both. `sent_bytes_per_s` and `port_utilization_ratio` are of the KV
+    caches that left (of role prefill) or reached it (decode). Means of ratios are over the time
+    that its devices were held. Each replica has `num_kv_blocks` of `kv_block_size` tokens.
+    """
+
+    name: str
+    role: str = "aggregated"
+    device: str = ""
+    num_engines: int = 0
+    num_devices: int = 0
+    running_engines_mean: float = 0.0
+    num_requests: int = 0
+    num_failures: int = 0
+    num_scale_ups: int = 0
+    num_scale_downs: int = 0
+    utilization_ratio: float = 0.0
+    kv_utilization_ratio_mean: float = 0.0
+    batch_size_mean: float = 0.0
+    sent_bytes_per_s: float = 0.0
+    port_utilization_ratio: float = 0.0
+    num_adapter_loads: int = 0
+    device_s: float = 0.0
+    cost_usd: float = 0.0
+    mfu_ratio: float = 0.0
+    mbu_ratio: float = 0.0
+    num_kv_blocks: int = 0
+    kv_block_size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingStageMemory:
     """Bytes on one device of a pipeline stage, by what occupies them; `device_bytes` is all it has.
 
-    `usable_bytes` is what the engine may take. `kv_bytes` is the room of the KV cache.
+    `usable_bytes` is what the engine may take. `kv_bytes` is the room of the KV cache. `pool` is
+    that of a cluster.
     """
 
     stage: int
@@ -173,6 +247,7 @@ class ServingStageMemory:
     graphs_bytes: float = 0.0
     reserved_bytes: float = 0.0
     kv_bytes: float = 0.0
+    pool: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,8 +255,9 @@ class SteadyWindow:
     """The run without its warm-up and its end: all 0 where nothing is left between them.
 
     From a tenth after the first arrival to a tenth before the last one, or before the last
-    completion where all arrive at once. Latencies are those of the requests that arrived in it,
-    rates count tokens and completions in it.
+    completion where all arrive at once; of a search's finalist without the rounds in which it warms
+    up. Latencies are those of the requests that arrived in it, rates count tokens and completions
+    in it.
     """
 
     start_s: float = 0.0
@@ -205,6 +281,10 @@ class ServingReport:
     upper bounds, over the busy time at their estimates. `itl_ms_quantiles` are the token gaps at
     `ITL_QUANTILES`. Energy and money are 0 where the scenario gives no power or price.
     `scenario_json` is the resolved configuration, `job_id` the job whose tables can be read.
+    `pools` are those of a cluster (empty: replicas behind a round robin), `transfer_ms` the time
+    from a request's first token to its KV cache on the decode replica, `num_retries` how often
+    requests began anew, `tokens_per_decode_mean` what a decoding sequence gets in a step (above 1
+    where it is speculative).
     """
 
     feasibility: Feasibility = field(default_factory=Feasibility)
@@ -279,6 +359,10 @@ class ServingReport:
     model_version: str = ""
     scenario_json: str = ""
     job_id: str = ""
+    pools: tuple[PoolReport, ...] = ()
+    transfer_ms: Percentiles = field(default_factory=Percentiles)
+    num_retries: int = 0
+    tokens_per_decode_mean: float = 1.0
 
 
 # Percents at which `ServingReport.itl_ms_quantiles` are: finer towards the end, where tails are.

@@ -1,10 +1,11 @@
 """The questions the simulator answers: a serving deployment, or a training step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from foretoken.domain.cluster import ClusterSpec, LoraSpec, SpeculativeSpec
 from foretoken.domain.engine import EngineSpec
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import ModelArchitecture
@@ -28,6 +29,9 @@ class ServingScenario:
 
     `device_usd_per_hour` prices a device for the cost of a million tokens (0: not priced), and
     `device_idle_w` and `device_busy_w` are its measured power for the energy (0: not measured).
+
+    `cluster` spreads requests over pools of replicas (unset: `layout.dp` replicas behind a round
+    robin). `speculative` and `lora` are what the engines do beside.
     """
 
     name: str = "serving"
@@ -50,6 +54,19 @@ class ServingScenario:
     device_usd_per_hour: float = 0.0
     device_idle_w: float = 0.0
     device_busy_w: float = 0.0
+    cluster: ClusterSpec | None = None
+    speculative: SpeculativeSpec | None = None
+    lora: LoraSpec | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the deployment starts with."""
+        if self.cluster is None:
+            return self.layout.num_devices
+        return sum(
+            replica_layout(pool.layout or self.layout).num_devices * pool.num_replicas
+            for pool in self.cluster.pools
+        )
 
     def __post_init__(self) -> None:
         """Refuse a seed that random generators do not take, and negative prices and powers."""
@@ -67,13 +84,12 @@ class ServingScenario:
                 "their shares must not add up to more than 1",
             ),
         }
-        violations = [
-            FieldViolation(name, problem)
-            for name, (is_legal, problem) in checks.items()
-            if not is_legal
-        ]
-        if violations:
-            raise InvalidRequestError.of_violations(violations, "scenario")
+        InvalidRequestError.check("scenario", checks)
+
+
+def replica_layout(layout: ParallelLayout) -> ParallelLayout:
+    """Return the layout of one replica: replicas are alike, unless they share experts."""
+    return layout if layout.ep > 1 else replace(layout, dp=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,17 +48,34 @@ def encode(value: Any) -> Any:
 def set_key(content: dict[str, Any], dotted: str, value: Any) -> None:
     """Set `engine.max_num_seqs` in nested plain data, making sections that are absent.
 
+    An entry of a list goes by its place, from 0: `cluster.pools.0.num_replicas`.
+
     Raises:
-        InvalidRequestError: the path leads through something that is no section.
+        InvalidRequestError: the path leads through something that is no section, or to an entry
+            that is not there.
 
     """
     *parents, last = dotted.split(".")
+    place: Any = content
     for key in parents:
-        child = content.setdefault(key, {})
-        if not isinstance(child, dict):
+        child = (
+            place[_entry(place, key, dotted)]
+            if isinstance(place, list)
+            else place.setdefault(key, {})
+        )
+        if not isinstance(child, dict | list):
             raise InvalidRequestError.of_field(dotted, f"{key} is not a section")
-        content = child
-    content[last] = value
+        place = child
+    place[_entry(place, last, dotted) if isinstance(place, list) else last] = value
+
+
+def _entry(entries: list[Any], key: str, dotted: str) -> int:
+    """Return the place of an entry in a list."""
+    if not (key.isdigit() and int(key) < len(entries)):
+        raise InvalidRequestError.of_field(
+            dotted, f"{key} is no entry of a list of {len(entries)}; they count from 0"
+        )
+    return int(key)
 
 
 @cache

@@ -56,7 +56,7 @@ class SessionSpec:
             "shared_prefix_tokens": (self.shared_prefix_tokens >= 0, "must not be negative"),
             "num_shared_prefixes": (self.num_shared_prefixes >= 1, "must be at least 1"),
         }
-        _check(checks, "sessions")
+        InvalidRequestError.check("sessions", checks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,15 +127,4 @@ class WorkloadSpec:
             ),
             "max_num_requests": (self.max_num_requests >= 0, "must not be negative; 0 is all"),
         }
-        _check(checks, "workload")
-
-
-def _check(checks: Mapping[str, tuple[bool, str]], what: str) -> None:
-    violations = [
-        FieldViolation(name, problem)
-        for name, (is_legal, problem) in checks.items()
-        if not is_legal
-    ]
-    if violations:
-        first = violations[0]
-        raise InvalidRequestError(f"{what}: {first.field} {first.description}", violations)
+        InvalidRequestError.check("workload", checks)

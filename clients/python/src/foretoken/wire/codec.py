@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.report import ServingReport
+from foretoken.domain.search import ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ ARROW_FIELDS = frozenset(
     {
         (ServingReport, "requests"),
         (ServingReport, "series"),
+        (ServingSearchReport, "candidates"),
         (TrainingReport, "spans"),
         (TrainingReport, "memory_timeline"),
     }
@@ -85,6 +87,8 @@ def label_prefix(descriptor: EnumDescriptor) -> str:
 
 
 def _singular(plural: str) -> str:
+    if plural.endswith("ies"):
+        return f"{plural.removesuffix('ies')}y"
     return (
         plural.removesuffix("es") if plural.endswith(("ches", "xes")) else plural.removesuffix("s")
     )

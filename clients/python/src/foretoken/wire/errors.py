@@ -39,6 +39,7 @@ STATUS_BY_ERROR: Mapping[type[ForetokenError], grpc.StatusCode] = {
     errors.OutOfCoverageError: grpc.StatusCode.OUT_OF_RANGE,
     errors.DeviceMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.SearchTooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.CatalogBusyError: grpc.StatusCode.UNAVAILABLE,
     errors.ServiceUnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.StorageFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -151,10 +151,16 @@ def table_to_record(table: pa.Table, cls: type[R]) -> R:
 
 
 # Columns of text, and of numbers that stand for names; whole numbers begin with `num_` or are
-# listed, all others are real.
-_TEXTS = ("slo_class", "outcome")
+# listed, truths begin with `is_`, all others are real.
+_TEXTS = frozenset(
+    ("slo_class", "outcome", "name", "device", "mode", "profile", "quantization", "router")
+) | {"verdict", "reason"}
 _NAMES: Mapping[str, Sequence[str]] = {"kind": SPAN_KINDS}
-_WHOLE = ("engine", "stage", "chunk", "micro_batch")
+_WHOLE = frozenset(
+    ("engine", "stage", "chunk", "micro_batch", "prefill_engine", "rank", "replicas", "batch_size")
+)
+_WHOLE |= {"tp", "pp", "dp", "ep", "prefill_replicas", "prefill_batch_size"}
+_WHOLE |= {"prefill_tp", "prefill_pp", "prefill_ep"}
 _ENTRIES = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -168,6 +174,8 @@ def _to_arrow(name: str, column: Any) -> pa.Array:
         return pa.DictionaryArray.from_arrays(numbers, pa.array(_NAMES[name], pa.string()))
     if name in _TEXTS:
         return pa.array(column, _ENTRIES)
+    if name.startswith("is_"):
+        return pa.array(column, pa.bool_())
     is_whole = name.startswith("num_") or name in _WHOLE
     return pa.array(column, pa.int64() if is_whole else pa.float64())
 

@@ -9,6 +9,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -108,10 +109,21 @@ class JobRpcs:
         self, request: job_pb2.WatchJobRequest, context: grpc.ServicerContext
     ) -> Iterator[job_pb2.Job]:
         """Stream a job's states until it is final or the client is gone."""
+        with self.watching():
+            yield from self._watch(request.job_id, context)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hold one of the threads that may watch.
+
+        Raises:
+            QueueFullError: all of them do already.
+
+        """
         if not self._watches.acquire(blocking=False):
             raise QueueFullError("too many jobs are watched; ask for the state instead")
         try:
-            yield from self._watch(request.job_id, context)
+            yield
         finally:
             self._watches.release()
 

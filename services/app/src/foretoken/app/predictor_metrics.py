@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -14,10 +13,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from foretoken.app.histogram_metric import add_histogram
+
 if TYPE_CHECKING:
     from foretoken.predictor.drift import DriftWatch
     from foretoken.predictor.statistics import (
-        Histogram,
         PredictionStatistics,
         StatisticsSnapshot,
     )
@@ -71,12 +71,12 @@ def _collect_estimates(found: StatisticsSnapshot) -> Iterator[Metric]:
         f"{_PREFIX}_predict_seconds", "Time to answer a table of calls", labels=("operator",)
     )
     for operator, answered in found.operators.items():
-        _add_histogram(seconds, (operator,), answered.seconds)
+        add_histogram(seconds, (operator,), answered.seconds)
         for provenance, part in answered.provenances.items():
             labels = (operator, provenance.name.lower())
             estimates.add_metric(labels, part.num_estimates)
-            _add_histogram(width, labels, part.interval_ratio)
-            _add_histogram(distance, labels, part.nearest_octaves)
+            add_histogram(width, labels, part.interval_ratio)
+            add_histogram(distance, labels, part.nearest_octaves)
     yield from (estimates, width, distance, seconds)
 
 
@@ -130,11 +130,3 @@ def _collect_drift(drift: DriftWatch) -> Iterator[Metric]:
     )
     for name, meaning, value in totals:
         yield GaugeMetricFamily(f"{_PREFIX}_drift_{name}", meaning, value=value)
-
-
-def _add_histogram(
-    family: HistogramMetricFamily, labels: tuple[str, ...], histogram: Histogram
-) -> None:
-    bounds = (*map(str, histogram.bounds), "+Inf")
-    buckets = list(zip(bounds, itertools.accumulate(histogram.counts), strict=True))
-    family.add_metric(labels, buckets, histogram.total)

@@ -26,7 +26,17 @@ def read_serving_scenario(path: Path, overrides: Mapping[str, Any]) -> ServingSc
         InvalidRequestError: an unknown key, a wrong value or a bad trace line, with its place.
 
     """
-    scenario = _read(ServingScenario, path, overrides)
+    return build_serving_scenario(read_yaml(path, "scenario"), overrides, path)
+
+
+def build_serving_scenario(
+    content: dict[str, Any], overrides: Mapping[str, Any], path: Path
+) -> ServingScenario:
+    """Return the scenario of a file's content; see `read_serving_scenario`.
+
+    `path` need not exist: it names the scenario, and paths are relative to its folder.
+    """
+    scenario = _build(ServingScenario, content, overrides, path)
     workload = scenario.workload
     if workload.arrival == "trace" and workload.trace_path and not workload.trace_requests:
         trace_path = path.parent / Path(workload.trace_path).expanduser()
@@ -42,11 +52,10 @@ def read_training_scenario(path: Path, overrides: Mapping[str, Any]) -> Training
 
     `module_times` and `calibration` may name files, relative to this one.
     """
-    return _read(TrainingScenario, path, overrides)
+    return _build(TrainingScenario, read_yaml(path, "scenario"), overrides, path)
 
 
-def _read(cls: type[T], path: Path, overrides: Mapping[str, Any]) -> T:
-    content = read_yaml(path, "scenario")
+def _build(cls: type[T], content: dict[str, Any], overrides: Mapping[str, Any], path: Path) -> T:
     for dotted, value in overrides.items():
         schema.set_key(content, dotted, value)
     content.setdefault("name", path.stem)
@@ -55,11 +64,17 @@ def _read(cls: type[T], path: Path, overrides: Mapping[str, Any]) -> T:
     _write_as_text(content.get("trainer"), "rules")
     if cls is TrainingScenario:
         load_training_files(content, path.parent)
-    model = content.get("model")
-    if isinstance(model, str):
-        beside = path.parent / model
-        content["model"] = load_model(str(beside) if beside.exists() else model)
+    _load_model(content, "model", path.parent)
+    _load_model(content.get("speculative"), "draft_model", path.parent)
     return schema.decode(cls, content)
+
+
+def _load_model(section: Any, key: str, folder: Path) -> None:
+    """Let a file name a model, or the file of one beside it."""
+    name = section.get(key) if isinstance(section, dict) else None
+    if isinstance(name, str):
+        beside = folder / name
+        section[key] = load_model(str(beside) if beside.exists() else name)
 
 
 def _write_as_text(section: Any, key: str) -> None:

@@ -81,7 +81,9 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
             "services", f"unknown: {unknown}; known are {', '.join(SERVICES)}"
         )
     endpoints = replace(config.endpoints, **dict.fromkeys(names, EMBEDDED))
-    composition = Composition(replace(config, endpoints=endpoints))
+    # What was left unfinished goes on: this process stays.
+    simulator = {"resumes_at_start": True, **config.simulator}
+    composition = Composition(replace(config, endpoints=endpoints, simulator=simulator))
     interceptors: list[grpc.ServerInterceptor] = [RequestMetrics(REGISTRY)]  # type: ignore[type-arg]
     if config.server.token_file:
         interceptors.append(TokenCheck.read(config.server.token_file))
@@ -101,6 +103,8 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
         if "predictor" in names:
             undo.callback(_publish_predictor(composition))
             _warm_up(composition)
+        if "simulator" in names:
+            undo.callback(_publish_simulator(composition))
         reflection.enable_server_reflection(
             (*full_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
@@ -200,6 +204,17 @@ def _publish_predictor(composition: Composition) -> Callable[[], None]:
     if not isinstance(predictor, ObservedPredictor):
         return lambda: None
     return _publish(PredictorMetrics(predictor))
+
+
+def _publish_simulator(composition: Composition) -> Callable[[], None]:
+    """Add the metrics of this process's simulator, and return what takes them away."""
+    from foretoken.app.simulator_metrics import SimulatorMetrics
+    from foretoken.simulator.service import SimulatorService
+
+    simulator = composition.simulator
+    if not isinstance(simulator, SimulatorService):
+        return lambda: None
+    return _publish(SimulatorMetrics(simulator))
 
 
 def _publish(metrics: Collector) -> Callable[[], None]:

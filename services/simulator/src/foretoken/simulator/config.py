@@ -2,14 +2,23 @@
 
 from dataclasses import dataclass
 
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatorConfig:
-    """Where jobs keep their results, how many run at once.
+    """Where jobs keep their results, how many run at once, and where searches compute.
 
     `max_cached_surfaces` latency surfaces stay in memory, each a few MB. With `compiles_at_start`
     the engines are compiled when the service opens, beside everything else, and not when the first
-    large simulation asks for them: right for a service that stays, a waste for one command.
+    large simulation asks for them, and with `resumes_at_start` searches that an earlier process
+    left unfinished go on then, and not when they are asked for again: both right for a service that
+    stays, a waste for one command.
+
+    Up to `num_searches` serving searches run beside `num_workers` simulations and as many capacity
+    searches. They share `num_search_workers` processes (0: one for each core), or so many cores of
+    the Ray cluster at `ray_address` (empty: none), and get equal turns. A search of more than
+    `max_search_points` deployments or `max_finalists` simulated ones is refused.
     """
 
     state_folder: str
@@ -17,3 +26,28 @@ class SimulatorConfig:
     max_queued_jobs: int = 64
     max_cached_surfaces: int = 8
     compiles_at_start: bool = False
+    resumes_at_start: bool = False
+    num_searches: int = 8
+    num_search_workers: int = 0
+    ray_address: str = ""
+    max_search_points: int = 1_000_000
+    max_finalists: int = 200
+
+    def __post_init__(self) -> None:
+        """Refuse counts that cannot be."""
+        least = {
+            "num_workers": 1,
+            "max_queued_jobs": 1,
+            "max_cached_surfaces": 1,
+            "num_searches": 1,
+            "num_search_workers": 0,
+            "max_search_points": 1,
+            "max_finalists": 0,
+        }
+        violations = [
+            FieldViolation(name, f"must be at least {smallest}")
+            for name, smallest in least.items()
+            if getattr(self, name) < smallest
+        ]
+        if violations:
+            raise InvalidRequestError.of_violations(violations, "simulator")

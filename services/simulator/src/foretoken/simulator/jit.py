@@ -1,12 +1,13 @@
 """Compile numeric functions with numba, and keep what was compiled where that is possible."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import numba
 from numba.core.caching import FunctionCache
+
+from foretoken.simulator.source_hash import hash_sources
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,27 +16,22 @@ R = TypeVar("R")
 COMPILED_SOURCES = ("jit.py", "cost_tables.py", "serving/fast/*.py")
 
 
-def _hash_sources() -> str:
-    folder = Path(__file__).parent
-    paths = sorted(path for pattern in COMPILED_SOURCES for path in folder.glob(pattern))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
-
-
-_SOURCES_HASH = _hash_sources()
+_SOURCES_HASH = hash_sources(Path(__file__).parent, COMPILED_SOURCES)
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Return the function compiled on its first call.
 
-    The machine code is kept beside the module or in the user's cache, for the next process; where
+    It runs beside other threads, without the lock of the interpreter, which it does not need. The
+    machine code is kept beside the module or in the user's cache, for the next process; where
     neither can be written it is compiled anew in each. numba keeps it by the function's name and
     looks only at its own file, so the name says which sources it was compiled from.
     """
     function.__qualname__ += f"_{_SOURCES_HASH}"
     try:
-        made = numba.njit(cache=True, error_model="numpy")(function)
+        made = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:  # no folder to keep it in
-        made = numba.njit(error_model="numpy")(function)
+        made = numba.njit(nogil=True, error_model="numpy")(function)
     return cast("Callable[P, R]", made)
 
 

@@ -6,12 +6,13 @@ sequences that get a token, attention on the contexts. Each such family is tabul
 
 from dataclasses import replace
 
+from foretoken.domain.engine import EngineProfile
 from foretoken.domain.estimate import LatencyQuery
 from foretoken.domain.graph import RankContext
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.lowering import LoweringOptions
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.scenario import ServingScenario, replica_layout
 from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost.padding import graph_rule
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
@@ -47,11 +48,12 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         kernels=tuple(sorted(scenario.kernels.items())),
         options=serving_options(scenario),
         layout=engine_layout(scenario),
-        graphs=graph_rule(engine),
+        graphs=graph_rule(_capturing_engine(scenario)),
         launch_us=engine.launch_us,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
         max_context=1 << max(max_context - 1, 1).bit_length(),
+        rows_per_seq=_tokens_per_seq(scenario),
     )
 
 
@@ -66,6 +68,7 @@ def serving_options(scenario: ServingScenario) -> LoweringOptions:
         kv_dtype=scenario.kv_dtype,
         moe_imbalance_ratio=scenario.moe_imbalance_ratio,
         moe_routing=scenario.moe_routing or "balanced",
+        lora=scenario.lora,
     )
 
 
@@ -95,7 +98,21 @@ def fetch_surfaces(spec: SurfaceSpec, predictor: PredictorPort) -> LatencySurfac
     return form.surfaces(questions.match(reply.tables), reply.model_version)
 
 
+def _tokens_per_seq(scenario: ServingScenario) -> int:
+    """Return how many tokens of a decoding sequence a step computes: one, and its drafts."""
+    return 1 + (scenario.speculative.num_draft_tokens if scenario.speculative else 0)
+
+
+def _capturing_engine(scenario: ServingScenario) -> EngineProfile:
+    """Return the engine with the batches it captures, which count the drafts of its sequences."""
+    engine = scenario.engine.resolve()
+    if scenario.speculative is None or not engine.graph_tokens_per_seq:
+        return engine
+    num_tokens = engine.graph_tokens_per_seq * _tokens_per_seq(scenario)
+    rules = {**scenario.engine.rules, "graph_tokens_per_seq": str(num_tokens)}
+    return replace(scenario.engine, rules=rules).resolve()
+
+
 def engine_layout(scenario: ServingScenario) -> ParallelLayout:
     """Return the layout of an engine: replicas are alike, unless they share experts."""
-    layout = scenario.layout
-    return layout if layout.ep > 1 else replace(layout, dp=1)
+    return replica_layout(scenario.layout)

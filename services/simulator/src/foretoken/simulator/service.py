@@ -1,8 +1,9 @@
-"""The simulator's use cases: serving and training simulations as jobs."""
+"""The simulator's use cases: serving and training simulations and searches as jobs."""
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,13 @@ from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.search import (
+    CapacityReport,
+    CapacityRequest,
+    Finalist,
+    ServingSearchReport,
+    ServingSearchRequest,
+)
 from foretoken.domain.training_report import (
     TRAINING_TABLES,
     MemoryColumns,
@@ -23,13 +31,16 @@ from foretoken.domain.training_report import (
     TrainingReport,
 )
 from foretoken.simulator.config import SimulatorConfig
+from foretoken.simulator.job_tables import attach_tables, open_table
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
-from foretoken.simulator.serving.reference import find_scheduler
+from foretoken.simulator.search.jobs import CAPACITY_KIND, SERVING_KIND, SearchJobs
+from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.simulation import (
     SERVING_TABLES,
     compile_engines,
     simulate_serving,
 )
+from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
 from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.step import simulate_training
 from foretoken.wire import ipc
@@ -43,32 +54,53 @@ class SimulatorService(RunsJobs):
             Path(config.state_folder).expanduser(),
             num_workers=config.num_workers,
             max_queued=config.max_queued_jobs,
+            num_workers_by_kind={
+                CAPACITY_KIND: config.num_workers,
+                SERVING_KIND: config.num_searches,
+            },
         )
         super().__init__(jobs)
-        self._compiles_at_start = config.compiles_at_start
+        self._config = config
         self._predictor = predictor
         self._surfaces = SurfaceCache(predictor, config.max_cached_surfaces)
+        self._statistics = SimulatorStatistics()
+        self._searches = SearchJobs(config, jobs, predictor, self._surfaces.get, self._statistics)
+
+    @property
+    def statistics(self) -> SimulatorStatistics:
+        """What was simulated and searched."""
+        return self._statistics
+
+    @property
+    def workers(self) -> WorkerCounts:
+        """The workers of searches."""
+        return self._searches.workers
+
+    @property
+    def max_queued_jobs(self) -> int:
+        """Jobs that may wait."""
+        return self._config.max_queued_jobs
 
     def open(self) -> None:
-        """Load earlier jobs."""
-        self._jobs.open()
-        if self._compiles_at_start:
+        """Load earlier jobs; searches that were left unfinished go on as configured."""
+        self._jobs.open(self._searches.handlers, resumes=self._config.resumes_at_start)
+        if self._config.compiles_at_start:
             threading.Thread(target=compile_engines, name="compile", daemon=True).start()
 
     def close(self) -> None:
-        """Cancel what runs and wait for it."""
+        """Stop what runs and wait for it; simulations are cancelled, searches may go on later."""
         self._jobs.close()
+        self._searches.close()
 
     def create_serving_simulation(self, scenario: ServingScenario) -> Job:
         """Start simulating a serving deployment.
 
         Raises:
-            InvalidRequestError: the engine's limits cannot be used.
+            InvalidRequestError: the engine's limits, a pool or an option cannot be used.
             UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
 
         """
-        find_scheduler(scenario.engine.resolve().scheduler)
-        _check_hardware(scenario)
+        check_scenario(scenario)
         return self._jobs.create("serving", lambda progress: self._simulate(scenario, progress))
 
     def get_serving_report(self, job_id: str) -> ServingReport:
@@ -76,8 +108,8 @@ class SimulatorService(RunsJobs):
         report = self._jobs.result(job_id, ServingReport)
         if not report.feasibility.is_feasible:
             return report
-        requests = self._open_table(job_id, "requests", SERVING_TABLES).read_all()
-        series = self._open_table(job_id, "series", SERVING_TABLES).read_all()
+        requests = open_table(self._jobs, job_id, "requests", SERVING_TABLES).read_all()
+        series = open_table(self._jobs, job_id, "series", SERVING_TABLES).read_all()
         return replace(
             report,
             requests=ipc.table_to_record(requests, RequestColumns),
@@ -95,11 +127,13 @@ class SimulatorService(RunsJobs):
             raise InvalidRequestError.of_field(
                 "job_id", f"the deployment of {job_id} cannot run: there is no table of {table}"
             )
-        return self._open_table(job_id, table, SERVING_TABLES)
+        return open_table(self._jobs, job_id, table, SERVING_TABLES)
 
     def _simulate(self, scenario: ServingScenario, progress: JobProgress) -> ServingReport:
+        started_s = time.perf_counter()
         result = simulate_serving(scenario, self._surfaces.get, progress)
-        _attach_tables(result.tables, progress)
+        self._statistics.observe_simulation(time.perf_counter() - started_s)
+        attach_tables(result.tables, progress)
         return replace(result.report, job_id=progress.job_id)
 
     def create_training_simulation(self, scenario: TrainingScenario) -> Job:
@@ -123,8 +157,8 @@ class SimulatorService(RunsJobs):
         report = self._jobs.result(job_id, TrainingReport)
         if report.step_time_ms == 0:
             return report
-        spans = self._open_table(job_id, "spans", TRAINING_TABLES).read_all()
-        memory = self._open_table(job_id, "memory", TRAINING_TABLES).read_all()
+        spans = open_table(self._jobs, job_id, "spans", TRAINING_TABLES).read_all()
+        memory = open_table(self._jobs, job_id, "memory", TRAINING_TABLES).read_all()
         return replace(
             report,
             spans=ipc.table_to_record(spans, SpanColumns),
@@ -142,7 +176,7 @@ class SimulatorService(RunsJobs):
             raise InvalidRequestError.of_field(
                 "job_id", f"the configuration of {job_id} cannot run: there is no table of {table}"
             )
-        return self._open_table(job_id, table, TRAINING_TABLES)
+        return open_table(self._jobs, job_id, table, TRAINING_TABLES)
 
     def _simulate_training(
         self, scenario: TrainingScenario, progress: JobProgress
@@ -150,7 +184,7 @@ class SimulatorService(RunsJobs):
         report = simulate_training(scenario, self._predictor, progress)
         records = dict(zip(TRAINING_TABLES, (report.spans, report.memory_timeline), strict=True))
         tables = {name: ipc.record_to_table(record) for name, record in records.items()}
-        _attach_tables(tables, progress)
+        attach_tables(tables, progress)
         return replace(
             report,
             spans=SpanColumns(),
@@ -158,13 +192,45 @@ class SimulatorService(RunsJobs):
             job_id=progress.job_id,
         )
 
-    def _open_table(self, job_id: str, table: str, known: Sequence[str]) -> pa.RecordBatchReader:
-        if table not in known:
-            raise InvalidRequestError.of_field(
-                "table", f"{table!r} is not one of {', '.join(known)}"
-            )
-        path = self._jobs.attachment(job_id, f"{table}.arrow")
-        return pa.ipc.open_stream(pa.memory_map(str(path)))
+    def create_capacity_search(self, request: CapacityRequest) -> Job:
+        """Start looking for the highest rate at which a deployment meets targets.
+
+        Raises:
+            as `create_serving_simulation`.
+
+        """
+        return self._searches.create_capacity(request)
+
+    def get_capacity_report(self, job_id: str) -> CapacityReport:
+        """Return the result of a finished capacity search."""
+        return self._searches.capacity_report(job_id)
+
+    def create_serving_search(self, request: ServingSearchRequest) -> Job:
+        """Start looking for the best deployments of a space.
+
+        Raises:
+            SearchTooLargeError: the space has more points than the service takes.
+            as `create_serving_simulation`.
+
+        """
+        return self._searches.create_serving(request)
+
+    def get_serving_search_report(self, job_id: str) -> ServingSearchReport:
+        """Return the result of a finished serving search, with its candidates."""
+        return self._searches.serving_report(job_id)
+
+    def watch_serving_search(self, job_id: str, first: int = 0) -> Iterator[Finalist]:
+        """Yield what the search has simulated, from the `first` on, until it ends."""
+        return self._searches.watch(job_id, first)
+
+    def read_serving_search_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished serving search: `candidates`.
+
+        Raises:
+            InvalidRequestError: no such table.
+
+        """
+        return self._searches.read_table(job_id, table)
 
 
 class SurfaceCache:
@@ -198,17 +264,7 @@ class SurfaceCache:
         return surfaces
 
 
-def _attach_tables(tables: Mapping[str, pa.Table], progress: JobProgress) -> None:
-    for name, table in tables.items():
-        with (
-            progress.attach(f"{name}.arrow") as path,
-            pa.OSFile(str(path), "wb") as file,
-            pa.ipc.new_stream(file, table.schema) as writer,
-        ):
-            writer.write_table(table)
-
-
-def _check_hardware(scenario: ServingScenario | TrainingScenario) -> None:
+def _check_hardware(scenario: TrainingScenario) -> None:
     find_device(scenario.device)
     if scenario.topology:
         find_topology(scenario.topology)

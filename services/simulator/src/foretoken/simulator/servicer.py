@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import grpc
 
 from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
-from foretoken.api.types.v1 import job_pb2, measurement_pb2, report_pb2
+from foretoken.api.types.v1 import job_pb2, measurement_pb2, report_pb2, search_pb2
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.ports import SimulatorPort
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.search import CapacityRequest, ServingSearchRequest
 from foretoken.wire import codec, ipc
 from foretoken.wire.serving import JobRpcs, register_service
 
@@ -68,6 +69,56 @@ class SimulatorServicer(JobRpcs):
     ) -> Iterator[measurement_pb2.ArrowChunk]:
         """Stream one table of a finished training simulation."""
         table = self._port.read_training_table(request.job_id, request.table)
+        for chunk in ipc.write_chunks(table):
+            yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
+
+    def create_capacity_search(
+        self, request: simulator_pb2.CreateCapacitySearchRequest, _context: grpc.ServicerContext
+    ) -> job_pb2.Job:
+        """Start looking for the highest rate at which a deployment meets targets."""
+        if not request.HasField("request"):
+            raise InvalidRequestError.of_field("request", "must be set")
+        wanted = codec.decode(request.request, CapacityRequest)
+        return codec.encode(self._port.create_capacity_search(wanted), job_pb2.Job)
+
+    def get_capacity_report(
+        self, request: simulator_pb2.GetCapacityReportRequest, _context: grpc.ServicerContext
+    ) -> search_pb2.CapacityReport:
+        """Return the result of a finished capacity search."""
+        report = self._port.get_capacity_report(request.job_id)
+        return codec.encode(report, search_pb2.CapacityReport)
+
+    def create_serving_search(
+        self, request: simulator_pb2.CreateServingSearchRequest, _context: grpc.ServicerContext
+    ) -> job_pb2.Job:
+        """Start looking for the best deployments of a space."""
+        if not request.HasField("request"):
+            raise InvalidRequestError.of_field("request", "must be set")
+        wanted = codec.decode(request.request, ServingSearchRequest)
+        return codec.encode(self._port.create_serving_search(wanted), job_pb2.Job)
+
+    def get_serving_search_report(
+        self, request: simulator_pb2.GetServingSearchReportRequest, _context: grpc.ServicerContext
+    ) -> search_pb2.ServingSearchReport:
+        """Return the result of a finished serving search, without its candidates."""
+        report = self._port.get_serving_search_report(request.job_id)
+        return codec.encode(report, search_pb2.ServingSearchReport)
+
+    def watch_serving_search(
+        self, request: simulator_pb2.WatchServingSearchRequest, context: grpc.ServicerContext
+    ) -> Iterator[search_pb2.Finalist]:
+        """Stream what a search has simulated until it ends."""
+        with self.watching():
+            for finalist in self._port.watch_serving_search(request.job_id, request.first):
+                if not context.is_active():
+                    return
+                yield codec.encode(finalist, search_pb2.Finalist)
+
+    def read_serving_search_table(
+        self, request: simulator_pb2.ReadServingSearchTableRequest, _context: grpc.ServicerContext
+    ) -> Iterator[measurement_pb2.ArrowChunk]:
+        """Stream one table of a finished serving search."""
+        table = self._port.read_serving_search_table(request.job_id, request.table)
         for chunk in ipc.write_chunks(table):
             yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
 

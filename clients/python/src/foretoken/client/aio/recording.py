@@ -95,7 +95,7 @@ class AsyncRunSender:
                 for parcel in self._pending:
                     parcel.want_receipt()
                 await self.abandon()
-                await self._sleep(options.reconnect_delay_s * 2.0**num_losses)
+                await self._sleep(options.delay_after(num_losses + 1))
                 self._open()
         return await self._next_receipt()
 

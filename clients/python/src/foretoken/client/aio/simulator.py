@@ -1,19 +1,30 @@
 """The simulator as a remote service, for asyncio."""
 
 import dataclasses
+from collections.abc import AsyncIterator
 from typing import Self
 
 import pyarrow as pa
 
 from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
 from foretoken.api.simulator.v1.simulator_service_pb2_grpc import SimulatorServiceStub
-from foretoken.api.types.v1 import scenario_pb2
+from foretoken.api.types.v1 import scenario_pb2, search_pb2
 from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.aio.jobs import AsyncJobsClient
 from foretoken.client.channel import ChannelOptions
+from foretoken.client.jobs import LossCount
+from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
 from foretoken.domain.job import Job
 from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.search import (
+    CandidateColumns,
+    CapacityReport,
+    CapacityRequest,
+    Finalist,
+    ServingSearchReport,
+    ServingSearchRequest,
+)
 from foretoken.domain.training_report import MemoryColumns, SpanColumns, TrainingReport
 from foretoken.wire import codec, ipc
 
@@ -90,3 +101,59 @@ class AsyncSimulatorClient(AsyncJobsClient):
         request = simulator_pb2.ReadTrainingTableRequest(job_id=job_id, table=table)
         chunks = self._connection.stream(self._stub.ReadTrainingTable, request)
         return ipc.read_chunks([chunk.arrow_ipc async for chunk in chunks])
+
+    async def create_capacity_search(self, request: CapacityRequest) -> Job:
+        """Start looking for the highest rate at which a deployment meets targets."""
+        message = simulator_pb2.CreateCapacitySearchRequest(
+            request=codec.encode(request, search_pb2.CapacityRequest)
+        )
+        answer = await self._connection.call(self._stub.CreateCapacitySearch, message)
+        return codec.decode(answer, Job)
+
+    async def get_capacity_report(self, job_id: str) -> CapacityReport:
+        """Return the result of a finished capacity search."""
+        request = simulator_pb2.GetCapacityReportRequest(job_id=job_id)
+        answer = await self._connection.call(self._stub.GetCapacityReport, request)
+        return codec.decode(answer, CapacityReport)
+
+    async def create_serving_search(self, request: ServingSearchRequest) -> Job:
+        """Start looking for the best deployments of a space."""
+        message = simulator_pb2.CreateServingSearchRequest(
+            request=codec.encode(request, search_pb2.ServingSearchRequest)
+        )
+        answer = await self._connection.call(self._stub.CreateServingSearch, message)
+        return codec.decode(answer, Job)
+
+    async def get_serving_search_report(self, job_id: str) -> ServingSearchReport:
+        """Return the result of a finished serving search."""
+        request = simulator_pb2.GetServingSearchReportRequest(job_id=job_id)
+        answer = await self._connection.call(self._stub.GetServingSearchReport, request)
+        candidates = await self.read_serving_search_table(job_id, "candidates")
+        return dataclasses.replace(
+            codec.decode(answer, ServingSearchReport),
+            candidates=ipc.table_to_record(candidates, CandidateColumns),
+        )
+
+    async def read_serving_search_table(self, job_id: str, table: str) -> pa.Table:
+        """Return a table of a finished serving search."""
+        request = simulator_pb2.ReadServingSearchTableRequest(job_id=job_id, table=table)
+        chunks = self._connection.stream(self._stub.ReadServingSearchTable, request)
+        return ipc.read_chunks([chunk.arrow_ipc async for chunk in chunks])
+
+    async def watch_serving_search(self, job_id: str, first: int = 0) -> AsyncIterator[Finalist]:
+        """Yield what the search has simulated; see `SimulatorClient.watch_serving_search`."""
+        losses = LossCount(self._connection.options)
+        while True:
+            request = simulator_pb2.WatchServingSearchRequest(job_id=job_id, first=first)
+            try:
+                async for message in self._connection.stream(
+                    self._stub.WatchServingSearch, request
+                ):
+                    losses.forget()
+                    first += 1
+                    yield codec.decode(message, Finalist)
+            except (ServiceUnavailableError, QueueFullError) as err:
+                losses.add(err)
+                await self._sleep(losses.delay_s)
+            else:
+                return

@@ -15,7 +15,9 @@ from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.operator import all_operators
 from foretoken.domain.trainer import TrainerProfile, all_trainers
 from foretoken.domain.units import GIB
-from foretoken.simulator.training.schedule import PipelineSchedule, all_schedules
+from foretoken.simulator.serving.autoscaling import all_autoscalers
+from foretoken.simulator.serving.routing import all_routers
+from foretoken.simulator.training.schedule import all_schedules
 
 app = typer.Typer(help="List the names that can be used.", no_args_is_help=True)
 
@@ -156,17 +158,35 @@ def _overlapped(profile: TrainerProfile) -> Iterator[str]:
 def schedules(context: typer.Context) -> None:
     """List the pipeline schedules of training."""
     rows = [
-        (name, schedule.virtual_stages or "any", schedule.splits_backward, _summary(schedule))
+        (
+            name,
+            schedule.virtual_stages or "any",
+            schedule.splits_backward,
+            _summary(schedule.orders),
+        )
         for name, schedule in all_schedules().items()
     ]
     columns = ("schedule", "chunks a rank", "splits backward", "what")
     state_of(context).print_rows("Schedules", columns, rows)
 
 
-def _summary(schedule: PipelineSchedule) -> str:
-    """Return the first line of the file that a schedule is in."""
-    module = inspect.getmodule(schedule.orders)
-    return (inspect.getdoc(module) or "").partition("\n")[0]
+@app.command()
+def routers(context: typer.Context) -> None:
+    """List the routers of a cluster, which choose the replica of each request."""
+    rows = [(name, _summary(router)) for name, router in all_routers().items()]
+    state_of(context).print_rows("Routers", ("router", "what"), rows)
+
+
+@app.command()
+def autoscalers(context: typer.Context) -> None:
+    """List the autoscaling policies of a cluster, which choose how many replicas a pool has."""
+    rows = [(name, _summary(policy)) for name, policy in all_autoscalers().items()]
+    state_of(context).print_rows("Autoscaling policies", ("policy", "what"), rows)
+
+
+def _summary(plugin: object) -> str:
+    """Return the first line of the file that a plug-in is in."""
+    return (inspect.getdoc(inspect.getmodule(plugin)) or "").partition("\n")[0]
 
 
 @app.command()

@@ -24,7 +24,7 @@ from foretoken.app.cli.table_file import table_paths, write_table
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.client.facade import Foretoken
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import ServingReport, describe_shares
+from foretoken.domain.report import PoolReport, ServingReport, describe_shares
 from foretoken.domain.scenario import ServingScenario
 from foretoken.wire.arrow import read_table
 
@@ -66,9 +66,9 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
 ) -> None:
     """Simulate an inference deployment request by request.
 
-    Prints TTFT, ITL, TPOT and end-to-end percentiles, throughput, goodput, utilisation, cost, and
-    what the estimates rest on. The tables have every request, every step of the engines, and the
-    run second by second.
+    Prints TTFT, ITL, TPOT and end-to-end percentiles, throughput, goodput, utilisation, cost, what
+    the pools of a cluster did, and what the estimates rest on. The tables have every request, every
+    step of the engines, and the run second by second.
 
     Example: `foretoken simulate serving docs/examples/serving.yaml --rate 1 --rate 2 --rate 4
     --html load.html`
@@ -136,14 +136,41 @@ def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
         cells = [getattr(report, name) for report in reports]
         if any(cells):
             rows.append([title_of_row, *cells])
+    decoded = [report.tokens_per_decode_mean for report in reports]
+    if any(number != 1 for number in decoded):
+        rows.append(["tokens of a decoding request in a step", *decoded])
+    rows += _pool_rows(reports)
     refused = [sum(report.num_refused_by_reason.values()) for report in reports]
     if any(refused):
-        rows.append(["requests refused", *(_refused(report) for report in reports)])
+        rows.append(["requests not served", *(_refused(report) for report in reports)])
     rows.append(["step time interval", *(_interval(report) for report in reports)])
     rows.append(
         ["rests on", *(describe_shares(report.step_time_ratio_by_provenance) for report in reports)]
     )
     return build_table(title, headers, rows)
+
+
+def _pool_rows(reports: Sequence[ServingReport]) -> list[list[object]]:
+    """Return a few numbers of each pool of a cluster, and what moves between pools."""
+    names = list(dict.fromkeys(pool.name for report in reports for pool in report.pools))
+    rows: list[list[object]] = []
+    for name in names:
+        pools = [
+            next((pool for pool in report.pools if pool.name == name), PoolReport(name=name))
+            for report in reports
+        ]
+        for title, field in _POOL_ROWS:
+            cells = [getattr(pool, field) for pool in pools]
+            if field not in _OPTIONAL_POOL_FIELDS or any(cells):
+                rows.append([f"{name}: {title}", *cells])
+    if any(report.transfer_ms.max for report in reports):
+        rows += [
+            [f"KV transfer {statistic} (ms)", *(getattr(r.transfer_ms, statistic) for r in reports)]
+            for statistic in ("p50", "p99")
+        ]
+    if any(report.num_retries for report in reports):
+        rows.append(["requests begun anew", *(report.num_retries for report in reports)])
+    return rows
 
 
 _SERVING_ROWS = (
@@ -165,6 +192,30 @@ _SERVING_ROWS = (
 )
 
 
+_POOL_ROWS = (
+    ("replicas, mean", "running_engines_mean"),
+    ("requests", "num_requests"),
+    ("device utilisation (0-1)", "utilization_ratio"),
+    ("KV blocks", "num_kv_blocks"),
+    ("KV use, mean (0-1)", "kv_utilization_ratio_mean"),
+    ("mean batch size", "batch_size_mean"),
+    ("failures", "num_failures"),
+    ("replicas started", "num_scale_ups"),
+    ("replicas given up", "num_scale_downs"),
+    ("KV cache moved (bytes/s)", "sent_bytes_per_s"),
+    ("ports busy (0-1)", "port_utilization_ratio"),
+    ("adapters loaded", "num_adapter_loads"),
+)
+_OPTIONAL_POOL_FIELDS = frozenset(
+    {
+        "num_failures",
+        "num_scale_ups",
+        "num_scale_downs",
+        "sent_bytes_per_s",
+        "port_utilization_ratio",
+        "num_adapter_loads",
+    }
+)
 # Shown where a run has them.
 _OPTIONAL_ROWS = (
     ("prefix cache hits (0-1)", "prefix_cache_hit_ratio"),

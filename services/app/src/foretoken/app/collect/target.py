@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError
 
 APIS: Mapping[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
@@ -80,13 +80,7 @@ class Target:
             "--server": (self.server in DIALECTS, f"must be one of {', '.join(DIALECTS)}"),
             "--timeout": (self.timeout_s > 0, "must be positive"),
         }
-        violations = [
-            FieldViolation(name, problem)
-            for name, (is_legal, problem) in checks.items()
-            if not is_legal
-        ]
-        if violations:
-            raise InvalidRequestError.of_violations(violations)
+        InvalidRequestError.check("", checks)
 
     @property
     def root(self) -> str:

@@ -32,17 +32,22 @@ _MIXED_PREFILL_PER_OCTAVE = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepLimits:
-    """What bounds a step: tokens of an engine and of its group, sequences, length of a context."""
+    """What bounds a step.
+
+    Tokens of an engine and of its group, sequences, rows that are sampled from, length of a
+    context.
+    """
 
     num_tokens: int
     num_group_tokens: int
     num_seqs: int
+    num_rows: int
     context: int
 
 
 def rows_axes(limits: StepLimits) -> Axes:
-    """Return the axes of what depends on the sequences that get a token."""
-    return (np.arange(1, limits.num_seqs + 1),)
+    """Return the axes of what depends on the rows that are sampled from."""
+    return (np.arange(1, limits.num_rows + 1),)
 
 
 def decode_axes(limits: StepLimits) -> Axes:

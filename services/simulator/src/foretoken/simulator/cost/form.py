@@ -36,10 +36,17 @@ _BATCHES: Mapping[str, Callable[[Axes], BatchShape]] = {
 class SurfaceForm:
     """The questions about a deployment, and where each answer belongs.
 
-    `ranks` are one of every pipeline stage.
+    `ranks` are one of every pipeline stage. `axes` replaces the grids that fit any step: by name
+    of a surface, those of `mixed` too. Then `decode_tokens` and `mixed_tokens` of the surfaces mean
+    nothing: the token counts there are may be few.
     """
 
-    def __init__(self, spec: SurfaceSpec, ranks: Sequence[RankContext]) -> None:
+    def __init__(
+        self,
+        spec: SurfaceSpec,
+        ranks: Sequence[RankContext],
+        axes: Mapping[str, Axes] | None = None,
+    ) -> None:
         self._spec, self._ranks = spec, ranks
         limits, graphs = spec.limits, spec.graphs
         self._decode_tokens = padded_tokens(
@@ -48,12 +55,13 @@ class SurfaceForm:
         self._mixed_tokens = padded_tokens(
             limits.num_tokens, graphs.sizes if graphs.pads_mixed else ()
         )
-        self._axes = self._all_axes()
+        chosen = dict(axes) if axes is not None else self._all_axes()
+        self._mixed_axes = chosen.pop("mixed", family.mixed_axes(limits))
+        self._axes = chosen
         self._nodes = {
             name: family.varying_nodes(_BATCHES[name](axes), spec.options, ranks)
             for name, axes in self._axes.items()
         }
-        self._mixed_axes = family.mixed_axes(limits)
         self._mixed = find_mixed(self._nodes["decode"], self._mixed_axes)
 
     def questions(self) -> Questions:

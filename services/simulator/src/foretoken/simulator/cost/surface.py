@@ -14,7 +14,8 @@ from foretoken.simulator.grid import Floats, Ints
 class SurfaceSpec:
     """What surfaces depend on; equal specifications share them under one model version.
 
-    `layout.dp` is above 1 only where engines run in lock step and share experts.
+    `layout.dp` is above 1 only where engines run in lock step and share experts. A sequence is
+    sampled from at `rows_per_seq` of its tokens at most.
     """
 
     model: ModelArchitecture
@@ -30,6 +31,7 @@ class SurfaceSpec:
     max_num_batched_tokens: int
     max_num_seqs: int
     max_context: int
+    rows_per_seq: int = 1
 
     @property
     def limits(self) -> StepLimits:
@@ -38,6 +40,7 @@ class SurfaceSpec:
             num_tokens=self.max_num_batched_tokens,
             num_group_tokens=self.max_num_batched_tokens * self.layout.dp,
             num_seqs=self.max_num_seqs,
+            num_rows=self.max_num_seqs * self.rows_per_seq,
             context=self.max_context,
         )
 

@@ -1,13 +1,21 @@
-"""A simulation as one HTML page."""
+"""A simulation, or a search through many, as one HTML page."""
 
 from collections.abc import Sequence
 
 from foretoken.page.html import render_sections
 from foretoken.page.section import Section
+from foretoken.simulator.report.capacity_sections import capacity_sections
+from foretoken.simulator.report.search_sections import search_sections
 from foretoken.simulator.report.serving_sections import serving_sections
 from foretoken.simulator.report.training_sections import training_sections
 
-__all__ = ["render_page", "serving_sections", "training_sections"]
+__all__ = [
+    "capacity_sections",
+    "render_page",
+    "search_sections",
+    "serving_sections",
+    "training_sections",
+]
 
 _SUBTITLE = (
     "Simulated by Foretoken. Every time is an estimate; each section says how sure it is and what"

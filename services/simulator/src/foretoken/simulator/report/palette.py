@@ -10,6 +10,8 @@ _OF_GROUP: Mapping[str, str] = {
     "attention": ORANGE,
     "elementwise": SKY,
     "moe": "#4b3f8f",
+    "lora": "#b07aa1",
+    "draft": "#2a9d8f",
     "collective": VERMILION,
     "stage_transfer": PURPLE,
     "gradient_reduction": "#a8452f",
@@ -82,7 +84,7 @@ _LOADS = ("#8fc7e8", "#56b4e9", "#2f93cf", "#0072b2", "#7a5195", "#bc5090", "#ef
 
 def label_of_group(group: str) -> str:
     """Return how a page writes an operator group."""
-    return {"gemm": "GEMM", "moe": "MoE"}.get(group, group.replace("_", " "))
+    return {"gemm": "GEMM", "moe": "MoE", "lora": "LoRA"}.get(group, group.replace("_", " "))
 
 
 def color_of_group(group: str) -> str:

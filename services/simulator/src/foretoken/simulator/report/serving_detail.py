@@ -41,6 +41,8 @@ _DISTRIBUTIONS = (
 _REFUSALS = {
     "context_too_long": "prompt and answer are longer than the model's context",
     "exceeds_kv_cache": "prompt and answer are larger than the whole KV cache",
+    "rejected": "every replica was full, and so was the queue before them",
+    "lost": "their replicas failed, more often than a request may begin anew",
 }
 
 
@@ -106,7 +108,22 @@ def _limits(report: ServingReport) -> Mapping[str, float]:
 def timeline(report: ServingReport) -> Section:
     """Return a run second by second."""
     times_s, width_s, columns = _thin_series(report.series)
+    svg = draw_tracks(
+        "timeline",
+        label_load(report),
+        [*times_s.tolist(), times_s[-1] + width_s],
+        _tracks(report, columns, width_s),
+    )
+    caption = (
+        f"Every step of a curve is {format_number(width_s)} s: sums of what happened in it, means "
+        "of what stood. Requests and blocks are those of all replicas."
+    )
+    return Section(title="Over time", pictures=[Picture(svg=svg, caption=caption)])
 
+
+def _tracks(
+    report: ServingReport, columns: Mapping[str, Floats], width_s: float
+) -> Sequence[Track]:
     def line(label: str, name: str, color: str, scale: float = 1.0) -> Series:
         values = (columns[name] / scale).tolist()
         # The last interval is drawn to its end.
@@ -148,18 +165,15 @@ def timeline(report: ServingReport) -> Section:
             is_ratio=True,
         ),
     ]
-    if report.power_w_mean > 0:
-        tracks.append(
-            Track(y_label="power (W)", series=[line("", "power_w", ORANGE)], is_area=True)
-        )
-    svg = draw_tracks(
-        "timeline", label_load(report), [*times_s.tolist(), times_s[-1] + width_s], tracks
-    )
-    caption = (
-        f"Every step of a curve is {format_number(width_s)} s: sums of what happened in it, means "
-        "of what stood. Requests and blocks are those of all replicas."
-    )
-    return Section(title="Over time", pictures=[Picture(svg=svg, caption=caption)])
+    # Only where there is something to see.
+    replicas = columns["replicas_mean"]
+    for title, name, color, is_drawn in (
+        ("replicas", "replicas_mean", BLUE, replicas.max() > replicas.min()),
+        ("power (W)", "power_w", ORANGE, report.power_w_mean > 0),
+    ):
+        if is_drawn:
+            tracks.append(Track(y_label=title, series=[line("", name, color)], is_area=True))
+    return tracks
 
 
 def _thin_series(series: SeriesColumns) -> tuple[Floats, float, dict[str, Floats]]:
@@ -206,22 +220,37 @@ def batches(report: ServingReport) -> Section:
 
 def memory(report: ServingReport) -> Section:
     """Return what occupies a device of each stage."""
-    rows = {f"stage {stage.stage}": _parts_gib(stage) for stage in report.memory}
-    device_gib = report.memory[0].device_bytes / GIB
+    rows = {
+        f"{stage.pool} stage {stage.stage}".strip(): _parts_gib(stage) for stage in report.memory
+    }
+    sizes_gib = {stage.device_bytes / GIB for stage in report.memory}
+    device_gib = max(sizes_gib)
     svg = draw_stacked_rows(
         "memory",
         "Memory of one device",
         "GiB",
         rows,
         OF_SERVING_MEMORY,
-        limit=(device_gib, f"device: {format_number(device_gib)} GiB"),
+        limit=(
+            device_gib,
+            f"{'largest ' * (len(sizes_gib) > 1)}device: {format_number(device_gib)} GiB",
+        ),
     )
-    num_tokens = report.num_kv_blocks * report.kv_block_size
+    caches = [("a replica", report.num_kv_blocks, report.kv_block_size)]
+    if report.pools:
+        caches = [
+            (f"a replica of {pool.name}", pool.num_kv_blocks, pool.kv_block_size)
+            for pool in report.pools
+        ]
+    sizes = " ".join(
+        f"The KV cache of {what} has {num_blocks:,} blocks of {size} tokens, "
+        f"{num_blocks * size:,} in all."
+        for what, num_blocks, size in caches
+    )
     return Section(
         title="Memory",
         intro=(
-            f"The KV cache of a replica has {report.num_kv_blocks:,} blocks of "
-            f"{report.kv_block_size} tokens, {num_tokens:,} in all. At {label_load(report)} "
+            f"{sizes} At {label_load(report)} "
             f"{report.kv_utilization_ratio_mean:.1%} of them are in use on average, "
             f"{report.kv_utilization_ratio_max:.1%} at most."
         ),
@@ -301,8 +330,8 @@ def refusals(reports: Sequence[ServingReport]) -> Section:
         for reason, count in report.num_refused_by_reason.items()
     ]
     return Section(
-        title="Refused requests",
-        intro="They never ran and count as requests that miss their objectives.",
+        title="Requests that were not served",
+        intro="They count as requests that miss their objectives.",
         table=DataTable(
             headers=("load", "requests", "share", "reason"), rows=rows, text_columns=(3,)
         ),
@@ -323,7 +352,7 @@ def engines(report: ServingReport) -> Section:
     )
     rows = [
         (
-            f"{engine.engine}, stage {stage.stage}",
+            f"{engine.pool} {engine.engine}, stage {stage.stage}".strip(),
             f"{engine.num_requests:,}",
             f"{engine.num_serving_steps:,}",
             f"{engine.num_preemptions:,}",
@@ -340,7 +369,7 @@ def engines(report: ServingReport) -> Section:
         intro=(
             f"At {label_load(report)}. Busy is the share of time with work on the device; MFU and "
             "MBU are the FLOPs and the memory traffic that the requests needed, over what the "
-            "device could do in the whole time."
+            "device could do in the time that it was held."
         ),
         table=DataTable(headers=headers, rows=rows),
     )

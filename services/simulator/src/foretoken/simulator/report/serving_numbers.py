@@ -22,6 +22,7 @@ _PERCENTILES = (
     ("decode, first to last token (s)", "decode_ms", MS_PER_S),
     ("in running steps (s)", "execution_ms", MS_PER_S),
     ("preempted or passed over (ms)", "preempted_ms", 1.0),
+    ("KV transfer (ms)", "transfer_ms", 1.0),
     ("step (ms)", "step_ms", 1.0),
     ("requests in a step", "batch_size", 1.0),
     ("tokens in a step", "batch_tokens", 1.0),
@@ -68,6 +69,13 @@ _TOTALS: Sequence[tuple[str, _Cell]] = (
         lambda r: f"{r.step_time_low_ratio:.2f} to {r.step_time_high_ratio:.2f} x",
     ),
 )
+_CLUSTER: Sequence[tuple[str, _Cell]] = (
+    ("replicas, mean", lambda r: format_number(sum(p.running_engines_mean for p in r.pools))),
+    ("replica failures", lambda r: f"{sum(p.num_failures for p in r.pools):,}"),
+    ("requests begun anew", _count("num_retries")),
+    ("KV transfer p50 (ms)", lambda r: format_number(r.transfer_ms.p50)),
+    ("KV transfer p99 (ms)", lambda r: format_number(r.transfer_ms.p99)),
+)
 _PRICES: Sequence[tuple[str, str, _Cell]] = (
     ("cost_usd", "USD per million output tokens", _number("usd_per_million_output_tokens")),
     ("cost_usd", "USD per million tokens", _number("usd_per_million_tokens")),
@@ -80,6 +88,11 @@ _PRICES: Sequence[tuple[str, str, _Cell]] = (
 def totals(reports: Sequence[ServingReport], labels: Sequence[str]) -> Section:
     """Return one figure a row, one load a column; prices only where there are any."""
     rows = [(title, *(cell(report) for report in reports)) for title, cell in _TOTALS]
+    if any(report.pools for report in reports):
+        rows += [(title, *(cell(report) for report in reports)) for title, cell in _CLUSTER]
+    if any(report.tokens_per_decode_mean != 1 for report in reports):
+        decoded = (format_number(report.tokens_per_decode_mean) for report in reports)
+        rows.append(("tokens of a decoding request in a step", *decoded))
     rows += [
         (title, *(cell(report) for report in reports))
         for name, title, cell in _PRICES
@@ -100,6 +113,8 @@ def percentiles(report: ServingReport, label: str) -> Section:
     rows = []
     for title, name, scale in _PERCENTILES:
         summary = getattr(report, name)
+        if name == "transfer_ms" and not report.pools:
+            continue
         values = [getattr(summary, statistic) / scale for statistic in _STATISTICS]
         rows.append((title, *(format_number(value) for value in values)))
     return Section(

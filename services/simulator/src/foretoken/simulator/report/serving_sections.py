@@ -20,6 +20,7 @@ from foretoken.simulator.report.provenance import (
     configuration_section,
     provenance_picture,
 )
+from foretoken.simulator.report.serving_cluster import cluster_sections
 
 _LOAD_LABEL = "offered load (requests/s)"
 _LATENCIES = (
@@ -65,6 +66,7 @@ def _heaviest(report: ServingReport) -> list[Section]:
         sections.append(detail.timeline(report))
     if report.batch_size_histogram.shares:
         sections.append(detail.batches(report))
+    sections += cluster_sections(report, detail.label_load(report))
     if report.memory:
         sections.append(detail.memory(report))
     if report.engines:

@@ -38,6 +38,11 @@ _LIFE = (
     ("prefill", "scheduled_s", "first_token_s"),
     ("decode", "first_token_s", "finished_s"),
 )
+# The last part of one whose KV cache moved to another engine.
+_LIFE_AFTER_TRANSFER = (
+    ("transfer", "first_token_s", "transferred_s"),
+    ("decode", "transferred_s", "finished_s"),
+)
 _REQUESTS_PID = 0
 # Handing tokens out takes less of a step than this; two pipeline stages overlap by half of it.
 _MAX_OUTPUT_SHARE = 0.25
@@ -66,8 +71,9 @@ def chrome_trace(
     for engine in numbers.tolist():
         first, last = np.searchsorted(engines, (engine, engine + 1))
         num_drawn = min(int(last - first), max(1, max_steps // len(numbers)))
-        columns = _columns(steps.slice(int(first), num_drawn))
-        events += _engine_events(int(engine) + 1, columns)
+        drawn = steps.slice(int(first), num_drawn)
+        pool = str(drawn.column("pool")[0]) if num_drawn else ""
+        events += _engine_events(int(engine) + 1, pool, _columns(drawn.drop_columns("pool")))
     if requests.num_rows:
         events += _request_events(requests.slice(0, max_requests))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
@@ -77,8 +83,8 @@ def _columns(table: pa.Table) -> Columns:
     return {name: table.column(name).to_numpy() for name in table.schema.names}
 
 
-def _engine_events(pid: int, columns: Columns) -> Iterator[Event]:
-    yield _name(pid, "process_name", f"engine {pid - 1}")
+def _engine_events(pid: int, pool: str, columns: Columns) -> Iterator[Event]:
+    yield _name(pid, "process_name", f"{pool} engine {pid - 1}".strip())
     stages = _stage_spans(columns)
     word = "stage" if len(_stage_names(columns)) > 1 else "lane"
     sizes = columns["num_decodes"] + columns["num_prefills"]
@@ -174,12 +180,20 @@ def _counter_events(pid: int, columns: Columns) -> Iterator[Event]:
 def _request_events(requests: pa.Table) -> Iterator[Event]:
     yield _name(_REQUESTS_PID, "process_name", "requests")
     for number, row in enumerate(requests.to_pylist()):
-        parts = [part for part in _LIFE if 0 <= row[part[1]] < row[part[2]]]
+        life = _LIFE if row["transferred_s"] < 0 else (*_LIFE[:-1], *_LIFE_AFTER_TRANSFER)
+        parts = [part for part in life if 0 <= row[part[1]] < row[part[2]]]
         if not parts:
             continue
         arguments = {
             name: row[name]
-            for name in ("num_prefill_tokens", "num_decode_tokens", "engine", "num_preemptions")
+            for name in (
+                "num_prefill_tokens",
+                "num_decode_tokens",
+                "prefill_engine",
+                "engine",
+                "num_preemptions",
+                "num_retries",
+            )
         }
         common = {"cat": "request", "id": number, "pid": _REQUESTS_PID, "tid": 0}
         whole = {"name": f"request {number}", **common}

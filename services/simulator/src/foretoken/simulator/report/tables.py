@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from foretoken.domain.report import REQUEST_OUTCOMES, SeriesColumns
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
-from foretoken.simulator.serving.efficiency import mean_power_w
+from foretoken.simulator.serving.fleet import FleetPool, count_stages, make_fleet
 from foretoken.simulator.serving.metrics import (
     execution_ns,
     is_completed,
@@ -21,7 +21,7 @@ from foretoken.simulator.serving.metrics import (
     tpot_ns,
 )
 from foretoken.simulator.serving.occupancy import series_of
-from foretoken.simulator.serving.record import ServingRecord, StepRecord
+from foretoken.simulator.serving.record import NOT_REACHED, ServingRecord, StepRecord
 
 # The time of each step of an engine in µs by operator group; a key `stage_<number>` is the time of
 # a pipeline stage instead.
@@ -43,15 +43,16 @@ _STEP_COUNTS = (
 
 
 def build_tables(
-    record: ServingRecord, scenario: ServingScenario, breakdown: Breakdown | None = None
+    record: ServingRecord, scenario: ServingScenario, breakdowns: Sequence[Breakdown] = ()
 ) -> dict[str, pa.Table]:
     """Return the tables `requests`, `steps` and `series` of a run.
 
-    `breakdown` says where the time of steps went; without it the steps have no such columns.
+    `breakdowns` say where the time of steps went, one for each pool of the cluster or for the one
+    kind of engines; without them the steps have no such columns.
     """
     return {
         "requests": requests_table(record, scenario),
-        "steps": steps_table(record, breakdown),
+        "steps": steps_table(record, scenario, breakdowns),
         "series": series_table(record, scenario),
     }
 
@@ -78,22 +79,41 @@ def requests_table(record: ServingRecord, scenario: ServingScenario) -> pa.Table
             "engine",
         )
     }
+    moves = {
+        "prefill_engine": _or_all(requests.prefill_engine, NOT_REACHED, requests.engine),
+        "transferred_s": _seconds(
+            _or_all(requests.transferred_ns, NOT_REACHED, requests.arrival_ns)
+        ),
+        "num_retries": _or_all(requests.num_retries, 0, requests.num_preemptions),
+    }
     class_names = [*(item.name for item in scenario.slo_classes), ""]
     number = np.asarray(requests.slo_class)
     words = {
         "slo_class": _words(np.where(number < 0, len(class_names) - 1, number), class_names),
         "outcome": _words(np.asarray(requests.outcome), REQUEST_OUTCOMES),
     }
-    return pa.table({**times, **counts, **words, **_request_latencies(record, scenario.layout.pp)})
+    latencies = _request_latencies(record, make_fleet(scenario, record))
+    return pa.table({**times, **counts, **words, **moves, **latencies})
 
 
-def steps_table(record: ServingRecord, breakdown: Breakdown | None = None) -> pa.Table:
+def steps_table(
+    record: ServingRecord, scenario: ServingScenario, breakdowns: Sequence[Breakdown] = ()
+) -> pa.Table:
     """Return one row per step, those of an engine in order and one engine after the other.
 
-    Beside the columns of `StepRecord` it has the share of the KV blocks in use, the prompt tokens
-    in the step, and where the breakdown is given `<group>_us` for the time of each operator group.
+    Beside the columns of `StepRecord` it has the name of the engine's pool, the share of the KV
+    blocks in use, the prompt tokens in the step, and where breakdowns are given `<group>_us` for
+    the time of each operator group.
     """
-    parts = [_engine_steps(record, engine, breakdown) for engine in range(len(record.steps))]
+    fleet = make_fleet(scenario, record)
+    names = [pool.record.name for pool in fleet]
+    parts = []
+    for number, pool in enumerate(fleet):
+        breakdown = breakdowns[number] if breakdowns else None
+        for engine in pool.engines:
+            part = _engine_steps(record.steps[engine], engine, pool, breakdown)
+            words = _words(np.full(part.num_rows, number), names)
+            parts.append(part.add_column(1, "pool", words))
     # A group that never ran on an engine takes no time there.
     joined = pa.concat_tables(parts, promote_options="default")
     columns = [
@@ -104,13 +124,13 @@ def steps_table(record: ServingRecord, breakdown: Breakdown | None = None) -> pa
 
 def series_table(record: ServingRecord, scenario: ServingScenario) -> pa.Table:
     """Return one row per second, or per so many where the run is very long: `SeriesColumns`."""
-    columns: dict[str, Any] = dict(series_of(record, scenario.layout.pp))
-    columns["power_w"] = mean_power_w(scenario, columns["utilization_ratio"])
+    columns = series_of(record, make_fleet(scenario, record))
     return pa.table({name: columns[name] for name in SeriesColumns.__dataclass_fields__})
 
 
-def _engine_steps(record: ServingRecord, engine: int, breakdown: Breakdown | None) -> pa.Table:
-    steps = record.steps[engine]
+def _engine_steps(
+    steps: StepRecord, engine: int, pool: FleetPool, breakdown: Breakdown | None
+) -> pa.Table:
     num_steps = len(steps.end_ns)
     prompts = np.bincount(steps.prefill_step, weights=steps.prefill_tokens, minlength=num_steps)
     columns: dict[str, Any] = {
@@ -122,22 +142,24 @@ def _engine_steps(record: ServingRecord, engine: int, breakdown: Breakdown | Non
         **{name: np.asarray(getattr(steps, name)) for name in _STEP_COUNTS},
         "num_prefill_tokens": prompts.astype(np.int32),
         "kv_utilization_ratio": (
-            np.asarray(steps.num_used_blocks) / max(record.num_kv_blocks, 1)
+            np.asarray(steps.num_used_blocks) / max(pool.record.num_kv_blocks, 1)
         ).astype(np.float32),
     }
+    if steps.num_output_tokens is not None:
+        columns["num_output_tokens"] = np.asarray(steps.num_output_tokens)
     if breakdown is not None:
         columns |= {f"{name}_us": time_us for name, time_us in breakdown(steps).items()}
     return pa.table(columns)
 
 
-def _request_latencies(record: ServingRecord, num_stages: int) -> dict[str, pa.Array]:
+def _request_latencies(record: ServingRecord, fleet: Sequence[FleetPool]) -> dict[str, pa.Array]:
     requests = record.requests
     done = is_completed(requests)
     arrival, queued, scheduled, first, finished = (
         np.asarray(getattr(requests, f"{name}_ns"))
         for name in ("arrival", "queued", "scheduled", "first_token", "finished")
     )
-    execution = execution_ns(record, place_runs(record), num_stages)
+    execution = execution_ns(record, place_runs(record), count_stages(fleet))
     tpot = tpot_ns(requests)
     times_ns = {
         "ttft_ms": (first - arrival, done),
@@ -157,6 +179,11 @@ def _request_latencies(record: ServingRecord, num_stages: int) -> dict[str, pa.A
 def _seconds(times_ns: NDArray[np.integer]) -> NDArray[np.float64]:
     times = np.asarray(times_ns)
     return np.asarray(np.where(times < 0, -1.0, times / NS_PER_S))
+
+
+def _or_all(column: NDArray[np.integer] | None, value: int, like: Any) -> NDArray[np.integer]:
+    """Return a column, or one of a value where there is none, as long and wide as another."""
+    return np.full_like(np.asarray(like), value) if column is None else np.asarray(column)
 
 
 def _words(numbers: NDArray[np.integer], words: Sequence[str]) -> pa.DictionaryArray:

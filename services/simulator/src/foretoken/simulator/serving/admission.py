@@ -47,7 +47,7 @@ def continue_prompts(batch: Batch, queues: Queues) -> bool:
 
 
 def decode_running(batch: Batch, queues: Queues, num_spare: int = 0) -> None:
-    """Schedule a token of every decoding request in order; the last running is preempted for it.
+    """Schedule every decoding request in order; the last running one is preempted for it.
 
     A request needs `num_spare` free blocks even where its own has room, unless it runs alone.
     """
@@ -60,12 +60,12 @@ def decode_running(batch: Batch, queues: Queues, num_spare: int = 0) -> None:
             and batch.can_schedule(request)
             and _give_block(batch, queues, request, num_spare)
         ):
-            batch.schedule(request, 1)
+            batch.schedule(request, min(1 + request.num_draft, batch.num_tokens_left))
 
 
 def _give_block(batch: Batch, queues: Queues, request: SimRequest, num_spare: int) -> bool:
-    """Make room for a request's next token; False where it is itself preempted for that."""
-    num_tokens = request.num_computed + 1
+    """Make room for a request's next tokens; False where it is itself preempted for that."""
+    num_tokens = request.num_kv_tokens_next
     while True:
         is_short = batch.kv.num_free < num_spare and len(queues.running) > 1
         if not is_short and batch.kv.allocate(request, num_tokens, batch.budget.now_ns):

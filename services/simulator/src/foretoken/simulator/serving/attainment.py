@@ -37,7 +37,7 @@ def find_attaining(requests: RequestRecord, runs: PlacedRuns, limits: Sequence[S
         percents = np.array([slo.itl_percentile for slo in limits])[number]
         _refuse_slow_gaps(
             runs.end_ns,
-            (runs.request, runs.first, runs.last, runs.stride),
+            (runs.request, runs.first, runs.last, runs.stride, runs.num_together),
             itl_ns,
             percents,
             attains,
@@ -52,7 +52,7 @@ def _limits_ns(limits: Sequence[Slo], name: str) -> Floats:
 @compiled
 def _refuse_slow_gaps(
     end_ns: Ints,
-    runs: tuple[Ints, Ints, Ints, Ints],
+    runs: tuple[Ints, Ints, Ints, Ints, Ints],
     limit_ns: Floats,
     percents: Floats,
     attains: Bools,
@@ -61,7 +61,7 @@ def _refuse_slow_gaps(
 
     The percentile is linear between ranks; counting the gaps above the limit mostly decides.
     """
-    request, first, last, stride = runs
+    request, first, last, stride, together = runs
     index = 0
     while index < len(request):
         owner = request[index]
@@ -71,6 +71,9 @@ def _refuse_slow_gaps(
         previous = -1
         while index < len(request) and request[index] == owner:
             if limit > 0:
+                # Tokens that left together have gaps of 0.
+                num_gaps += together[index]
+                num_within += together[index]
                 for step in range(first[index], last[index] + 1, stride[index]):
                     if previous >= 0:
                         gap = end_ns[step] - previous

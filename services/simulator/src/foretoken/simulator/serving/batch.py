@@ -22,18 +22,20 @@ class StepBudget(NamedTuple):
 class Batch:
     """The work of one step of an engine.
 
-    `decodes` are the contexts, with the new token, of requests that compute one token; `prefills`
-    are (request, tokens, context before them) of those with more work or without context; `rows`
-    are the requests that get a token; `preempted` lost their blocks and wait again.
+    `decodes` are the contexts, with the new tokens, of requests that compute one token, and those
+    proposed after it; `prefills` are (request, tokens, context before them) of those with more work
+    or without context; `rows` are the requests that get tokens, `yields` how many each; `num_rows`
+    tokens are sampled from. `preempted` lost their blocks and wait again.
     """
 
     def __init__(self, budget: StepBudget, kv: KvCache) -> None:
         self.budget = budget
         self.kv = kv
-        self.num_tokens = 0
+        self.num_tokens = self.num_rows = 0
         self.decodes: list[int] = []
         self.prefills: list[tuple[SimRequest, int, int]] = []
         self.rows: list[SimRequest] = []
+        self.yields: list[int] = []
         self.preempted: list[SimRequest] = []
 
     @property
@@ -51,7 +53,7 @@ class Batch:
         """What the cost of the step depends on, beside its prefills."""
         return StepShape(
             num_tokens=self.num_tokens,
-            num_rows=len(self.rows),
+            num_rows=self.num_rows,
             num_decodes=len(self.decodes),
             decode_kv_tokens=sum(self.decodes),
             decode_kv_tokens_max=max(self.decodes, default=0),
@@ -88,19 +90,29 @@ class Batch:
         return not request.has_all_scheduled and is_known and is_loaded
 
     def schedule(self, request: SimRequest, num_tokens: int) -> None:
-        """Add the next tokens of a running request, whose blocks are there."""
+        """Add the next tokens of a running request, whose blocks are there.
+
+        Of those proposed for a decoding one only the accepted stay in the cache. All are verified
+        in one attention over its context, whose reads set the time.
+        """
+        num_kept, num_rows = num_tokens, 1
         if request.is_decoding:
-            self.decodes.append(request.num_computed + 1)
+            num_kept, num_rows = request.count_yield(num_tokens), num_tokens
+            self.decodes.append(request.num_computed + num_tokens)
         else:
             self.prefills.append((request, num_tokens, request.num_computed))
         if request.scheduled_ns == NOT_REACHED:
             request.scheduled_ns = self.budget.now_ns
         self.num_tokens += num_tokens
-        request.num_computed += num_tokens
+        request.num_computed += num_kept
         self.kv.name_blocks(request)
-        if request.num_computed == request.num_tokens:
-            request.num_generated += 1
+        num_new = request.num_computed - request.num_tokens + 1
+        if num_new > 0:
+            request.num_generated += num_new
+            request.num_draft = request.drafting.num_tokens if request.drafting else 0
             self.rows.append(request)
+            self.yields.append(num_new)
+            self.num_rows += num_rows
 
     def can_fit(self, found: Prefix, num_tokens: int, num_running: int) -> bool:
         """Whether there is room for a request of that many tokens, given what was found of it.
@@ -173,6 +185,7 @@ class Batch:
             request.is_swapped = True
         else:
             request.num_computed = 0
+        request.num_draft = 0
         self.kv.free(request)
         request.num_preemptions += 1
         request.loaded_ns = NOT_REACHED

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -9,12 +10,18 @@ from foretoken.domain.memory import ServingMemory
 from foretoken.domain.report import EngineReport, ServingReport, ServingStageMemory, StageReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import NS_PER_S
+from foretoken.simulator.serving.fleet import FleetPool
+from foretoken.simulator.serving.fleet_run import (
+    S_PER_HOUR,
+    FleetRun,
+    mean_of,
+    mean_use,
+    pool_report,
+)
 from foretoken.simulator.serving.occupancy import held_ns
-from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.work import NecessaryWork, measure_work
 from foretoken.simulator.step_cost import StepAccount
 
-_S_PER_HOUR = 3600.0
 _MILLION = 1e6
 
 
@@ -37,64 +44,68 @@ def add_step_time(report: ServingReport, accounts: Sequence[StepAccount]) -> Ser
 
 def add_use(
     report: ServingReport,
-    scenario: ServingScenario,
-    record: ServingRecord,
+    run: FleetRun,
     accounts: Sequence[StepAccount],
-    memories: Sequence[ServingMemory],
+    memories: Sequence[Sequence[ServingMemory]],
 ) -> ServingReport:
-    """Return the report with the use of devices and KV cache; its duration must be known."""
-    work = measure_work(scenario, record, memories)
+    """Return the report with the use of devices and KV cache; its duration must be known.
+
+    `memories` are of one device of each stage, by pool. Means over engines weigh each by what it
+    held for how long.
+    """
+    work = measure_work(run.record, run.fleet, memories)
     engines = tuple(
-        _engine_report(report.duration_s, record, accounts[engine], work, engine)
-        for engine in range(len(record.steps))
+        _engine_report(run, pool, accounts[engine], work, engine)
+        for pool in run.fleet
+        for engine in pool.engines
     )
     if not engines:
         return report
-    stages = [stage for engine in engines for stage in engine.stages]
+    pools = tuple(pool_report(run, pool, engines) for pool in run.fleet)
+    block_s = [
+        run.held_s(pool, engine) * max(pool.record.num_kv_blocks, 1)
+        for pool in run.fleet
+        for engine in pool.engines
+    ]
+    use: dict[str, Any] = {**mean_use(run, run.fleet, engines)}
     return replace(
         report,
         engines=engines,
-        utilization_ratio=_mean([stage.utilization_ratio for stage in stages]),
-        mfu_ratio=_mean([stage.mfu_ratio for stage in stages]),
-        mbu_ratio=_mean([stage.mbu_ratio for stage in stages]),
-        kv_utilization_ratio_mean=_mean([e.kv_utilization_ratio_mean for e in engines]),
+        pools=pools if run.record.pools else (),
+        **use,
+        kv_utilization_ratio_mean=mean_of([e.kv_utilization_ratio_mean for e in engines], block_s),
         kv_utilization_ratio_max=max(e.kv_utilization_ratio_max for e in engines),
     )
 
 
-def add_prices(report: ServingReport, scenario: ServingScenario) -> ServingReport:
+def add_prices(report: ServingReport, run: FleetRun) -> ServingReport:
     """Return the report with energy and cost, where the scenario gives power and price.
 
-    A device takes `device_busy_w` while its stage is busy and `device_idle_w` otherwise.
+    A device takes `device_busy_w` while its stage is busy and `device_idle_w` for the rest of the
+    time that it is held, which is what it costs.
     """
-    device_s = report.duration_s * report.num_devices
     output_tokens = report.output_throughput_tps * report.duration_s
     all_tokens = output_tokens + report.input_throughput_tps * report.duration_s
-    power_w = mean_power_w(scenario, report.utilization_ratio)
-    energy_j = power_w * report.duration_s
-    cost_usd = scenario.device_usd_per_hour * device_s / _S_PER_HOUR
+    energy_j = sum(
+        run.device_s(pool) * _power_w(pool.scenario, busy_ratio)
+        for pool, busy_ratio in zip(run.fleet, _busy_ratios(report, run), strict=True)
+    )
+    cost_usd = sum(run.cost_usd(pool) for pool in run.fleet)
     return replace(
         report,
-        energy_wh=energy_j / _S_PER_HOUR,
+        energy_wh=energy_j / S_PER_HOUR,
         energy_j_per_output_token=energy_j / output_tokens if output_tokens else 0.0,
-        power_w_mean=power_w,
+        power_w_mean=energy_j / report.duration_s,
         cost_usd=cost_usd,
         usd_per_million_output_tokens=cost_usd / output_tokens * _MILLION if output_tokens else 0.0,
         usd_per_million_tokens=cost_usd / all_tokens * _MILLION if all_tokens else 0.0,
     )
 
 
-def mean_power_w(scenario: ServingScenario, busy_ratio: float) -> float:
-    """Return the power of all devices that are busy for a share of the time, in W."""
-    idle_w, busy_w = scenario.device_idle_w, scenario.device_busy_w
-    return scenario.layout.num_devices * (idle_w + (busy_w - idle_w) * busy_ratio)
-
-
 def describe_memory(
-    record: ServingRecord, memories: Sequence[ServingMemory]
+    fleet: Sequence[FleetPool], memories: Sequence[Sequence[ServingMemory]]
 ) -> tuple[ServingStageMemory, ...]:
     """Return what occupies a device of each stage; the KV cache is the one the run had."""
-    num_tokens = record.num_kv_blocks * record.block_size
     return tuple(
         ServingStageMemory(
             stage=stage,
@@ -104,47 +115,70 @@ def describe_memory(
             activations_bytes=memory.activations_bytes,
             graphs_bytes=memory.graphs_bytes,
             reserved_bytes=memory.reserved_bytes,
-            kv_bytes=memory.kv_bytes_per_token * num_tokens + memory.window_bytes,
+            kv_bytes=memory.kv_bytes_per_token * pool.record.num_kv_blocks * pool.record.block_size
+            + memory.window_bytes,
+            pool=pool.record.name,
         )
-        for stage, memory in enumerate(memories)
+        for pool, stages in zip(fleet, memories, strict=True)
+        for stage, memory in enumerate(stages)
     )
 
 
+def _busy_ratios(report: ServingReport, run: FleetRun) -> Sequence[float]:
+    if report.pools:
+        return [pool.utilization_ratio for pool in report.pools]
+    return [report.utilization_ratio] * len(run.fleet)
+
+
+def _power_w(scenario: ServingScenario, busy_ratio: float) -> float:
+    """Return the power of a device that is busy for a share of the time, in W."""
+    idle_w, busy_w = scenario.device_idle_w, scenario.device_busy_w
+    return idle_w + (busy_w - idle_w) * busy_ratio
+
+
 def _engine_report(
-    duration_s: float,
-    record: ServingRecord,
-    account: StepAccount,
-    work: NecessaryWork,
-    engine: int,
+    run: FleetRun, pool: FleetPool, account: StepAccount, work: NecessaryWork, engine: int
 ) -> EngineReport:
-    steps = record.steps[engine]
-    num_blocks = max(record.num_kv_blocks, 1)
+    steps = run.record.steps[engine]
+    held_s = run.held_s(pool, engine)
+    num_blocks = max(pool.record.num_kv_blocks, 1)
     used = np.asarray(steps.num_used_blocks)
     block_s = float(used @ held_ns(steps)) / NS_PER_S
-    is_here = np.asarray(record.requests.engine) == engine
-    return EngineReport(
+    report = EngineReport(
         engine=engine,
-        num_requests=int(is_here.sum()),
+        num_requests=int(run.is_on([engine]).sum()),
         num_serving_steps=len(used),
-        num_preemptions=int(np.asarray(record.requests.num_preemptions)[is_here].sum()),
-        kv_utilization_ratio_mean=block_s / (duration_s * num_blocks),
+        num_preemptions=run.count_preemptions(engine),
+        kv_utilization_ratio_mean=_share(block_s, held_s * num_blocks),
         kv_utilization_ratio_max=float(used.max(initial=0)) / num_blocks,
         stages=tuple(
             StageReport(
                 stage=stage,
-                utilization_ratio=account.stage_busy_s[stage] / duration_s,
-                mfu_ratio=float(work.flops_s[engine, stage]) / duration_s,
-                mbu_ratio=float(work.bytes_s[engine, stage]) / duration_s,
+                utilization_ratio=_share(account.stage_busy_s[stage], held_s),
+                mfu_ratio=_share(float(flops_s), held_s),
+                mbu_ratio=_share(float(bytes_s), held_s),
             )
-            for stage in range(work.flops_s.shape[1])
+            for stage, (flops_s, bytes_s) in enumerate(
+                zip(work.flops_s[engine], work.bytes_s[engine], strict=True)
+            )
         ),
     )
+    if not run.record.pools:
+        return report
+    phases = run.phases_of(pool, engine)
+    return replace(
+        report,
+        pool=pool.record.name,
+        num_failures=sum(phase.state == "restarting" for phase in phases),
+        running_s=sum(p.end_s - p.start_s for p in phases if p.state == "running"),
+        phases=phases,
+    )
+
+
+def _share(used: float, held: float) -> float:
+    return used / held if held else 0.0
 
 
 def _sum_by_key(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

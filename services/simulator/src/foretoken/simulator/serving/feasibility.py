@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from foretoken.domain.engine import EngineProfile
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext
+from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext, Section
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering import check_layout, lower_rank
-from foretoken.domain.memory import ServingMemory, plan_serving_memory
+from foretoken.domain.lowering import Nodes, check_layout, lower_rank
+from foretoken.domain.memory import ServingMemory, add_draft, plan_serving_memory
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.rank import stage_ranks
+from foretoken.simulator.serving.draft import draft_scenario
 
 
 def judge_feasibility(
@@ -23,12 +24,17 @@ def judge_feasibility(
         UnknownDeviceError, UnknownTopologyError: no such name.
 
     """
-    ranks = stage_ranks(scenario.model, engine_layout(scenario), scenario.device, scenario.topology)
     try:
-        check_layout(ranks[0])
+        check_layout(_ranks(scenario)[0])
     except InvalidRequestError as err:
         return (), err.message
-    memories = [_plan_memory(scenario, engine, rank) for rank in ranks]
+    draft = draft_scenario(scenario)
+    if draft is not None:
+        try:
+            check_layout(_ranks(draft)[0])
+        except InvalidRequestError as err:
+            return (), f"the draft: {err.message}"
+    memories = plan_memories(scenario, engine)
     for memory in memories:
         if memory.infeasibility:
             return memories, memory.infeasibility
@@ -46,15 +52,50 @@ def count_kv_blocks(
     return min(memory.num_kv_blocks(engine.block_size) for memory in memories)
 
 
+def plan_memories(scenario: ServingScenario, engine: EngineProfile) -> list[ServingMemory]:
+    """Return the memory of one rank of every pipeline stage, with its draft if it has one.
+
+    The layout must fit the model, and the draft.
+    """
+    memories = [_plan_memory(scenario, engine, rank) for rank in _ranks(scenario)]
+    draft = draft_scenario(scenario)
+    if draft is None:
+        return memories
+    return [
+        add_draft(memory, _plan_draft_memory(scenario, draft, engine, rank))
+        for memory, rank in zip(memories, _ranks(draft), strict=True)
+    ]
+
+
+def _ranks(scenario: ServingScenario) -> Sequence[RankContext]:
+    return stage_ranks(scenario.model, engine_layout(scenario), scenario.device, scenario.topology)
+
+
 def _plan_memory(
     scenario: ServingScenario, engine: EngineProfile, rank: RankContext
 ) -> ServingMemory:
+    nodes = _lower_largest(scenario, engine, rank)
+    return plan_serving_memory(nodes, scenario.model, engine, find_device(scenario.device))
+
+
+def _plan_draft_memory(
+    scenario: ServingScenario, draft: ServingScenario, engine: EngineProfile, rank: RankContext
+) -> ServingMemory:
+    """Return what a draft adds; layers of the model itself use its embeddings and its head."""
+    nodes = _lower_largest(draft, engine, rank)
+    if scenario.speculative is not None and scenario.speculative.draft_model is None:
+        nodes = tuple(node for node in nodes if node.section is Section.LAYER)
+    return plan_serving_memory(nodes, draft.model, engine, find_device(draft.device))
+
+
+def _lower_largest(scenario: ServingScenario, engine: EngineProfile, rank: RankContext) -> Nodes:
+    """Return the operators of a rank on the largest batch the engine runs."""
     tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
+    rows_per_seq = 1 + (scenario.speculative.num_draft_tokens if scenario.speculative else 0)
     shape = BatchShape(
         num_tokens=tokens,
-        num_output_rows=min(seqs, tokens),
+        num_output_rows=min(seqs * rows_per_seq, tokens),
         prefill=PrefillShape(num_seqs=1, q_tokens=tokens, kv_tokens=tokens, score_pairs=tokens),
         decode=DecodeShape(num_seqs=seqs, kv_tokens=seqs, kv_tokens_max=1),
     )
-    nodes = lower_rank(shape, serving_options(scenario), rank)
-    return plan_serving_memory(nodes, scenario.model, engine, find_device(scenario.device))
+    return lower_rank(shape, serving_options(scenario), rank)

@@ -45,15 +45,17 @@ class KvCache:
         self.block_size = block_size
         self.store = store
         self._names = names
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._num_users = [0] * num_blocks
+        # Blocks that were never used are taken first, in order, and known by their number alone: a
+        # cache may have millions. One more user count for each block taken.
+        self._num_users: list[int] = []
+        self._free: OrderedDict[int, None] = OrderedDict()
         self._name_of: dict[int, Name] = {}
         self._blocks_of: dict[Name, dict[int, None]] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks nobody uses, whatever they contain."""
-        return len(self._free)
+        return self.num_blocks - len(self._num_users) + len(self._free)
 
     @property
     def num_used(self) -> int:
@@ -96,10 +98,7 @@ class KvCache:
         if num_missing > self.num_free:
             return False
         for _ in range(num_missing):
-            block, _ = self._free.popitem(last=False)
-            self._forget(block, now_ns)
-            self._num_users[block] = 1
-            request.blocks.append(block)
+            request.blocks.append(self._take_free(now_ns))
         return True
 
     def take_prefix(self, request: SimRequest, found: Prefix, now_ns: int = 0) -> None:
@@ -138,6 +137,16 @@ class KvCache:
         request.blocks = []
         request.num_named = 0
         request.name = 0
+
+    def _take_free(self, now_ns: int) -> int:
+        """Give the longest unused block, without its content, to one user."""
+        if len(self._num_users) < self.num_blocks:
+            self._num_users.append(1)
+            return len(self._num_users) - 1
+        block, _ = self._free.popitem(last=False)
+        self._forget(block, now_ns)
+        self._num_users[block] = 1
+        return block
 
     def _forget(self, block: int, now_ns: int) -> None:
         """Give up the content of a block."""

@@ -27,13 +27,14 @@ class PlacedRuns:
     """The runs of tokens with their steps counted through all engines; `end_ns` is per such step.
 
     Run i is the tokens of request `request[i]` at the ends of every `stride[i]`-th step from
-    `first[i]` to `last[i]`.
+    `first[i]` to `last[i]`, and `num_together[i]` more that left with the first.
     """
 
     request: Ints
     first: Ints
     last: Ints
     stride: Ints
+    num_together: Ints
     end_ns: Ints
 
 
@@ -42,12 +43,17 @@ def place_runs(record: ServingRecord) -> PlacedRuns:
     offsets = step_offsets(record.steps)
     runs: TokenRuns = record.tokens
     request = np.asarray(runs.request, dtype=np.int64)
-    first = offsets[np.asarray(record.requests.engine)[request]] + runs.first_step
+    engine = runs.engine
+    if engine is None:
+        engine = np.asarray(record.requests.engine)[request]
+    first = offsets[engine] + runs.first_step
+    count, stride = np.asarray(runs.count, dtype=np.int64), np.asarray(runs.stride)
     return PlacedRuns(
         request=request,
         first=first,
-        last=first + (np.asarray(runs.count, dtype=np.int64) - 1) * runs.stride,
-        stride=np.asarray(runs.stride),
+        last=first + (count - 1) * stride,
+        stride=np.maximum(stride, 1),
+        num_together=np.where(stride == 0, count - 1, 0),
         end_ns=join_steps(record.steps, "end_ns"),
     )
 
@@ -111,6 +117,7 @@ def summarize_requests(record: ServingRecord) -> dict[str, Any]:
         "prefill_ms": first - scheduled,
         "prefill_ms_per_token": (first - scheduled) / prompt,
         "decode_ms": finished - first,
+        "transfer_ms": _transfers_ns(requests),
         "interarrival_ms": np.ediff1d(np.sort(requests.arrival_ns)),
     }
     return {
@@ -119,6 +126,15 @@ def summarize_requests(record: ServingRecord) -> dict[str, Any]:
         "answer_tokens": summarize(requests.num_decode_tokens),
         "request_preemptions": summarize(requests.num_preemptions),
     }
+
+
+def _transfers_ns(requests: RequestRecord) -> Ints:
+    """Return the time from first token to KV cache on the decode replica, where it moved."""
+    if requests.transferred_ns is None:
+        return np.zeros(0, dtype=np.int64)
+    times = np.asarray(requests.transferred_ns)
+    moved = is_completed(requests) & (times >= 0)
+    return np.asarray((times - requests.first_token_ns)[moved], dtype=np.int64)
 
 
 def summarize_latencies(requests: RequestRecord, chosen: Bools) -> dict[str, Any]:
@@ -136,23 +152,32 @@ def summarize_latencies(requests: RequestRecord, chosen: Bools) -> dict[str, Any
 def summarize_token_gaps(runs: PlacedRuns) -> tuple[Percentiles, tuple[float, ...]]:
     """Return the gaps between consecutive tokens of a request in ms, every token counting once.
 
-    The second are their percentiles at `ITL_QUANTILES`. Within a run of tokens a gap is that of two
-    steps, so it is enough to count for every pair of steps that are a stride apart how many
-    requests got one token in the first and the next in the second.
+    The second are their percentiles at `ITL_QUANTILES`.
+    """
+    return describe(*count_token_gaps(runs), ITL_QUANTILES, scale=1 / NS_PER_MS)
+
+
+def count_token_gaps(runs: PlacedRuns) -> tuple[Ints, NDArray[np.integer]]:
+    """Return gaps between consecutive tokens of a request in ns, and how often each occurs.
+
+    Within a run of tokens a gap is that of two steps, so it is enough to count for every pair of
+    steps that are a stride apart how many requests got one token in the first and the next in the
+    second. Between tokens that left together there is a gap of 0.
     """
     num_steps = len(runs.end_ns)
     if num_steps == 0:
-        return Percentiles(), ()
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     gaps_ns = [pauses_ns(runs)]
     counts: list[NDArray[np.integer]] = [np.ones(len(gaps_ns[0]), dtype=np.int32)]
+    if num_together := int(runs.num_together.sum()):
+        gaps_ns.append(np.zeros(1, dtype=np.int64))
+        counts.append(np.array([num_together]))
     for stride, chosen in _by_stride(runs):
         changes = np.bincount(runs.first[chosen], minlength=num_steps)
         changes -= np.bincount(runs.last[chosen], minlength=num_steps)
         counts.append(_cumulate(changes.astype(np.int32), stride)[:-stride])
         gaps_ns.append(runs.end_ns[stride:] - runs.end_ns[:-stride])
-    return describe(
-        np.concatenate(gaps_ns), np.concatenate(counts), ITL_QUANTILES, scale=1 / NS_PER_MS
-    )
+    return np.concatenate(gaps_ns), np.concatenate(counts)
 
 
 def _by_stride(runs: PlacedRuns) -> list[tuple[int, Bools]]:
@@ -188,13 +213,16 @@ def busy_ns(steps: StepRecord, num_stages: int) -> Ints:
     return np.asarray(np.minimum(end, np.append(start[1:], end[-1])) - start)
 
 
-def execution_ns(record: ServingRecord, runs: PlacedRuns, num_stages: int) -> Ints:
-    """Return the time of each request in running steps, at all its attempts."""
+def execution_ns(record: ServingRecord, runs: PlacedRuns, num_stages: Sequence[int]) -> Ints:
+    """Return the time of each request in running steps, at all its attempts.
+
+    `num_stages` are the pipeline stages of each engine.
+    """
     num_requests = len(record.requests.arrival_ns)
     total = np.zeros(num_requests)
     if not record.steps:
         return total.astype(np.int64)
-    busy = np.concatenate([busy_ns(steps, num_stages) for steps in record.steps])
+    busy = np.concatenate([busy_ns(*each) for each in zip(record.steps, num_stages, strict=True)])
     for stride, chosen in _by_stride(runs):
         first, last = runs.first[chosen], runs.last[chosen]
         upto = _cumulate(busy, stride)
@@ -215,10 +243,13 @@ def _has_token(runs: PlacedRuns, request: Ints, step: Ints) -> Bools:
     """Return whether the request of each pair got a token in its step."""
     if len(runs.request) == 0:
         return np.zeros(len(step), dtype=bool)
-    # Runs ascend by request and step, so one number orders both.
+    # Runs ascend by request and, on one engine, by step, so one number orders both; those of a
+    # request that moved to an engine before its first are put in place.
     num_steps = len(runs.end_ns)
     keys = runs.request * num_steps + runs.first
-    place = np.searchsorted(keys, request.astype(np.int64) * num_steps + step, side="right") - 1
-    at = np.maximum(place, 0)
+    order = np.argsort(keys, kind="stable")
+    wanted = request.astype(np.int64) * num_steps + step
+    place = np.searchsorted(keys, wanted, side="right", sorter=order) - 1
+    at = order[np.maximum(place, 0)]
     is_of_run = (place >= 0) & (runs.request[at] == request) & (step <= runs.last[at])
     return np.asarray(is_of_run & ((step - runs.first[at]) % runs.stride[at] == 0))

@@ -1,11 +1,13 @@
 """What the engines held over time: requests, blocks, and how long they were busy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.units import NS_PER_S
+from foretoken.simulator.serving.fleet import FleetPool
 from foretoken.simulator.serving.metrics import busy_ns, is_completed
 from foretoken.simulator.serving.record import ServingRecord, StepRecord
 
@@ -50,6 +52,12 @@ def held_ns(steps: StepRecord) -> Ints:
     return np.asarray(np.maximum(np.minimum(following, end) - scheduled, 0))
 
 
+def count_outputs(steps: StepRecord) -> Ints:
+    """Return the tokens of answers that left at the end of each step."""
+    outputs = steps.num_output_tokens
+    return np.asarray(steps.num_rows if outputs is None else outputs)
+
+
 def interval_edges(interval: Interval) -> Ints:
     """Return the bounds of the intervals of a series, whole seconds from the start of the run."""
     num_seconds = -(-interval.end_ns // NS_PER_S)
@@ -75,17 +83,19 @@ def integrate(start_ns: Ints, spans_ns: Ints, values: NDArray[np.number], edges_
     return np.asarray(np.diff(upto[place] - missing) / NS_PER_S)
 
 
-def series_of(record: ServingRecord, num_stages: int) -> dict[str, NDArray[np.number]]:
-    """Return the run by intervals of a second, by the names in `SeriesColumns`, but for the power.
+def series_of(record: ServingRecord, fleet: Sequence[FleetPool]) -> dict[str, NDArray[np.number]]:
+    """Return the run by intervals of a second, by the names in `SeriesColumns`.
 
-    Of an engine with several stages the time of a step counts as busy, which overlapping steps
-    share.
+    Shares are of the blocks and the devices that were held. Of an engine with several stages the
+    time of a step counts as busy, which overlapping steps share.
     """
-    edges = interval_edges(find_interval(record))
+    interval = find_interval(record)
+    edges = interval_edges(interval)
     width_s = np.diff(edges) / NS_PER_S
-    engine_s = width_s * max(len(record.steps), 1)
-    parts = [_engine_series(steps, num_stages, edges) for steps in record.steps]
-    total = {name: sum(part[name] for part in parts) for name in parts[0]} if parts else {}
+    # In devices of the largest engine: alike ones weigh 1.
+    largest = max(pool.num_devices for pool in fleet)
+    parts = [_pool_series(record, pool, interval, pool.num_devices / largest) for pool in fleet]
+    total = {name: _add_up([part[name] for part in parts]) for name in parts[0]}
     requests = record.requests
     return {
         "start_s": edges[:-1] / NS_PER_S,
@@ -96,10 +106,64 @@ def series_of(record: ServingRecord, num_stages: int) -> dict[str, NDArray[np.nu
         "num_output_tokens": np.asarray(total["outputs"], dtype=np.int64),
         "running_mean": total["running_s"] / width_s,
         "waiting_mean": total["waiting_s"] / width_s,
-        "kv_utilization_ratio": total["block_s"] / (engine_s * max(record.num_kv_blocks, 1)),
+        "kv_utilization_ratio": _share(total["block_s"], total["held_block_s"]),
         "batch_size_mean": total["sizes"] / np.maximum(total["steps"], 1),
-        "utilization_ratio": total["busy_s"] / engine_s,
+        "utilization_ratio": _share(total["busy_device_s"], total["held_device_s"]),
+        "power_w": total["energy_j"] / width_s,
+        "replicas_mean": total["ready_s"] / width_s,
     }
+
+
+def _pool_series(
+    record: ServingRecord, pool: FleetPool, interval: Interval, weight: float
+) -> dict[str, Floats]:
+    """Return sums over each interval of what the engines of a pool did and held.
+
+    Those of devices count each engine with the weight.
+    """
+    edges = interval_edges(interval)
+    parts = [_engine_series(record.steps[e], pool.num_stages, edges) for e in pool.engines]
+    total = {name: _add_up([part[name] for part in parts]) for name in parts[0]}
+    held_s, ready_s = _held_series(pool, interval)
+    idle_w, busy_w = pool.scenario.device_idle_w, pool.scenario.device_busy_w
+    energy_j = pool.num_devices * (idle_w * held_s + (busy_w - idle_w) * total["busy_s"])
+    return {
+        **total,
+        "held_block_s": held_s * max(pool.record.num_kv_blocks, 1),
+        "busy_device_s": total["busy_s"] * weight,
+        "held_device_s": held_s * weight,
+        "ready_s": ready_s,
+        "energy_j": energy_j,
+    }
+
+
+def _held_series(pool: FleetPool, interval: Interval) -> tuple[Floats, Floats]:
+    """Return how long engines were held in each interval, all together, and how long they served.
+
+    What is held at the end of the run is to the end of the last interval.
+    """
+    edges = interval_edges(interval)
+    held_s = np.zeros(len(edges) - 1)
+    ready_s = np.zeros(len(edges) - 1)
+    if not pool.record.spans:
+        everyone = np.diff(edges) / NS_PER_S * pool.record.num_engines
+        return everyone, everyone
+    for engine in pool.engines:
+        for span in pool.spans_of(engine, 0, interval.end_ns):
+            end_ns = int(edges[-1]) if span.end_ns == interval.end_ns else span.end_ns
+            within = np.clip(edges, span.start_ns, end_ns)
+            held_s += np.diff(within) / NS_PER_S
+            ready_s += np.diff(within) / NS_PER_S * span.is_ready
+    return held_s, ready_s
+
+
+def _add_up(parts: Sequence[Floats]) -> Floats:
+    return np.asarray(np.sum(parts, axis=0))
+
+
+def _share(used: Floats, held: Floats) -> Floats:
+    """Return used over held; 0 where nothing was held."""
+    return np.asarray(np.divide(used, held, out=np.zeros(len(used)), where=held > 0))
 
 
 def _engine_series(steps: StepRecord, num_stages: int, edges: Ints) -> dict[str, Floats]:
@@ -116,7 +180,7 @@ def _engine_series(steps: StepRecord, num_stages: int, edges: Ints) -> dict[str,
         "busy_s": integrate(start, occupied, ones, edges),
         "sizes": _sum_between(end, np.asarray(steps.num_decodes) + steps.num_prefills, edges),
         "steps": _sum_between(end, ones, edges),
-        "outputs": _sum_between(end, np.asarray(steps.num_rows), edges),
+        "outputs": _sum_between(end, count_outputs(steps), edges),
         "prompts": _sum_between(end[steps.prefill_step], np.asarray(steps.prefill_tokens), edges),
     }
 

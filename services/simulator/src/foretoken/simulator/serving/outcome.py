@@ -17,6 +17,8 @@ from foretoken.simulator.serving.efficiency import (
     add_use,
     describe_memory,
 )
+from foretoken.simulator.serving.fleet import count_stages, make_fleet
+from foretoken.simulator.serving.fleet_run import FleetRun
 from foretoken.simulator.serving.metrics import (
     PlacedRuns,
     execution_ns,
@@ -26,19 +28,29 @@ from foretoken.simulator.serving.metrics import (
     summarize_requests,
     summarize_token_gaps,
 )
-from foretoken.simulator.serving.occupancy import find_interval, held_ns
+from foretoken.simulator.serving.occupancy import count_outputs, find_interval, held_ns
 from foretoken.simulator.serving.percentile import (
     count_whole,
     make_histogram,
     summarize,
     summarize_over_time,
 )
-from foretoken.simulator.serving.record import RequestOutcome, RequestRecord, ServingRecord
+from foretoken.simulator.serving.record import (
+    RequestOutcome,
+    RequestRecord,
+    ServingRecord,
+    StepRecord,
+)
 from foretoken.simulator.serving.service_level import find_steady_window, report_classes
 from foretoken.simulator.step_cost import StepAccount
 
-# How a request is refused.
-_REFUSALS = (RequestOutcome.CONTEXT_TOO_LONG, RequestOutcome.EXCEEDS_KV_CACHE)
+# How a request ends that is not served.
+_REFUSALS = (
+    RequestOutcome.CONTEXT_TOO_LONG,
+    RequestOutcome.EXCEEDS_KV_CACHE,
+    RequestOutcome.REJECTED,
+    RequestOutcome.LOST,
+)
 
 
 def build_report(
@@ -46,16 +58,18 @@ def build_report(
     scenario: ServingScenario,
     record: ServingRecord,
     accounts: Sequence[StepAccount],
-    memories: Sequence[ServingMemory],
+    memories: Sequence[Sequence[ServingMemory]],
 ) -> ServingReport:
     """Return the report with everything the record tells, without its bulk columns.
 
     `report` brings what was known before the run: model version and configuration. `accounts` are
     those of each engine's steps, in the record's order; `memories` are of one device of each
-    pipeline stage. `requests` and `series` stay empty; `report/tables.py` makes them.
+    pipeline stage, by pool of the cluster or of the one kind of engines. `requests` and `series`
+    stay empty; `report/tables.py` makes them.
     """
     runs = place_runs(record)
     interval = find_interval(record)
+    run = FleetRun(record=record, fleet=make_fleet(scenario, record), interval=interval)
     limits = (*(item.slo for item in scenario.slo_classes), scenario.slo)
     attains = find_attaining(record.requests, runs, limits)
     num_attaining = int(attains.sum())
@@ -71,12 +85,12 @@ def build_report(
         classes=report_classes(
             scenario.slo_classes, scenario.slo, record.requests, attains, interval.duration_s
         ),
-        memory=describe_memory(record, memories),
-        num_devices=scenario.layout.num_devices,
+        memory=describe_memory(run.fleet, memories),
+        num_devices=scenario.num_devices,
     )
-    report = _add_counts(report, record)
+    report = _add_counts(report, run)
     report = _add_steps(report, record)
-    report = _add_execution(report, record, runs, scenario.layout.pp)
+    report = _add_execution(report, run, runs)
     report = add_step_time(report, accounts)
     if interval.duration_s == 0:
         return report
@@ -86,9 +100,8 @@ def build_report(
         goodput_rps=num_attaining / interval.duration_s,
         steady=find_steady_window(record, interval),
     )
-    report = _add_rates(report, record.requests)
-    report = add_use(report, scenario, record, accounts, memories)
-    return add_prices(report, scenario)
+    report = add_use(_add_rates(report, run), run, accounts, memories)
+    return add_prices(report, run)
 
 
 def rate_of(arrival_ns: NDArray[np.integer]) -> float:
@@ -105,8 +118,11 @@ def _count_refused(requests: RequestRecord) -> Mapping[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _add_counts(report: ServingReport, record: ServingRecord) -> ServingReport:
+def _add_counts(report: ServingReport, run: FleetRun) -> ServingReport:
+    record = run.record
     requests = record.requests
+    # Of several pools the first that computes answers: there they fill up.
+    answering = next(pool for pool in run.fleet if pool.role != "prefill").record
     num_cached = int(np.sum(requests.num_cached_tokens))
     num_computed = sum(int(np.sum(steps.prefill_tokens)) for steps in record.steps)
     return replace(
@@ -117,9 +133,10 @@ def _add_counts(report: ServingReport, record: ServingRecord) -> ServingReport:
         num_cached_tokens=num_cached,
         num_loaded_tokens=int(np.sum(requests.num_loaded_tokens)),
         prefix_cache_hit_ratio=num_cached / max(num_cached + num_computed, 1),
-        num_kv_blocks=record.num_kv_blocks,
-        kv_block_size=record.block_size,
+        num_kv_blocks=answering.num_kv_blocks,
+        kv_block_size=answering.block_size,
         offered_rps=rate_of(requests.arrival_ns),
+        num_retries=0 if requests.num_retries is None else int(np.sum(requests.num_retries)),
     )
 
 
@@ -140,17 +157,32 @@ def _add_steps(report: ServingReport, record: ServingRecord) -> ServingReport:
         batch_size_histogram=make_histogram(*sizes),
         batch_tokens_histogram=make_histogram(*tokens),
         step_ms=summarize(step_ns / NS_PER_MS),
+        tokens_per_decode_mean=_tokens_per_decode(steps),
         running=summarize_over_time(join_steps(steps, "num_running"), held),
         waiting=summarize_over_time(join_steps(steps, "num_waiting"), held),
     )
 
 
-def _add_execution(
-    report: ServingReport, record: ServingRecord, runs: PlacedRuns, num_stages: int
-) -> ServingReport:
-    done = is_completed(record.requests)
-    execution = execution_ns(record, runs, num_stages)[done]
-    span = (np.asarray(record.requests.finished_ns) - record.requests.scheduled_ns)[done]
+def _tokens_per_decode(steps: Sequence[StepRecord]) -> float:
+    """Return how many tokens a decoding sequence gets in a step: 1 where no engine speculates.
+
+    Every token that a decoding sequence computes is sampled from, of a prompt only the last.
+    """
+    steps = [engine for engine in steps if engine.num_output_tokens is not None]
+    num_decodes = sum(int(np.sum(engine.num_decodes)) for engine in steps)
+    num_left = sum(
+        int(np.sum(count_outputs(engine)) - np.sum(engine.num_rows) + np.sum(engine.num_tokens))
+        - int(np.sum(engine.prefill_tokens))
+        for engine in steps
+    )
+    return num_left / num_decodes if num_decodes else 1.0
+
+
+def _add_execution(report: ServingReport, run: FleetRun, runs: PlacedRuns) -> ServingReport:
+    requests = run.record.requests
+    done = is_completed(requests)
+    execution = execution_ns(run.record, runs, count_stages(run.fleet))[done]
+    span = (np.asarray(requests.finished_ns) - requests.scheduled_ns)[done]
     return replace(
         report,
         execution_ms=summarize(execution / NS_PER_MS),
@@ -158,9 +190,13 @@ def _add_execution(
     )
 
 
-def _add_rates(report: ServingReport, requests: RequestRecord) -> ServingReport:
+def _add_rates(report: ServingReport, run: FleetRun) -> ServingReport:
+    """Return the report with its rates; those per device count the devices held on average."""
+    requests = run.record.requests
     done = is_completed(requests)
-    duration_s, num_devices = report.duration_s, report.num_devices
+    duration_s, num_devices = report.duration_s, float(report.num_devices)
+    if run.record.pools:
+        num_devices = sum(run.device_s(pool) for pool in run.fleet) / duration_s
     request_rps = report.num_completed / duration_s
     input_tps = float(np.asarray(requests.num_prefill_tokens)[done].sum()) / duration_s
     output_tps = float(np.asarray(requests.num_decode_tokens)[done].sum()) / duration_s

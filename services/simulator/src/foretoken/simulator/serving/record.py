@@ -19,6 +19,8 @@ class RequestOutcome(enum.IntEnum):
     COMPLETED = 1
     CONTEXT_TOO_LONG = 2
     EXCEEDS_KV_CACHE = 3
+    REJECTED = 4
+    LOST = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +30,10 @@ class RequestRecord:
     `arrival_ns` is when the client sent it, `queued_ns` when the engine's scheduler could first see
     it, `scheduled_ns` when it was first in a step. `num_cached_tokens` were found in the prefix
     cache, `num_loaded_tokens` of them in a tier below the device, at all admissions together.
+
+    `engine` counts through all pools. Where prompts are computed elsewhere, `prefill_engine` did
+    (-1: nowhere else) and the KV cache was on `engine` at `transferred_ns`. `num_retries` is how
+    often the request began anew. The three are None where there is but one pool that never fails.
     """
 
     arrival_ns: Ints
@@ -43,6 +49,9 @@ class RequestRecord:
     engine: Ints
     slo_class: Ints
     outcome: Ints
+    prefill_engine: Ints | None = None
+    transferred_ns: Ints | None = None
+    num_retries: Ints | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +60,15 @@ class TokenRuns:
 
     One entry per run, those of a request together and in order: requests ascend. Run i is `count`
     tokens, the first at the end of step `first_step` of the request's engine, each other `stride`
-    steps after the one before: 1, or up to the number of stages of a pipeline.
+    steps after the one before: 1, or up to the number of stages of a pipeline; 0 where they left
+    together. `engine` is the one whose steps those are (None: the request's).
     """
 
     request: Ints
     first_step: Ints
     stride: Ints
     count: Ints
+    engine: Ints | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,12 +77,13 @@ class StepRecord:
 
     `scheduled_ns` is when the batch was chosen, `start_ns` when the first stage began, `end_ns`
     when the last one ended and its tokens left. `num_tokens` were computed of `num_decodes`
-    decoding and `num_prefills` prefilling requests; `num_rows` of them got a token.
+    decoding and `num_prefills` prefilling requests; `num_rows` of them were sampled from, and
+    `num_output_tokens` left (None: as many; fewer where drafts were refused).
     `decode_kv_tokens` and `_max` count the decoding requests' contexts with the new token.
     `num_running` and `num_waiting` requests, and `num_used_blocks` of the KV cache, count after the
     batch was chosen; `num_preempted` lost their blocks for it. A prefill computes `prefill_tokens`
     of `prefill_request` (its index) after `prefill_context` tokens that were there. Engines in lock
-    step computed `num_group_tokens` together; None where each runs on its own.
+    step computed `num_group_tokens` of `num_group_seqs` together; None where each runs on its own.
     """
 
     scheduled_ns: Ints
@@ -92,26 +104,69 @@ class StepRecord:
     prefill_tokens: Ints
     prefill_context: Ints
     num_group_tokens: Ints | None = None
+    num_group_seqs: Ints | None = None
+    num_output_tokens: Ints | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaSpan:
+    """A time in ns during which the devices of an engine were held: `is_ready` where it served."""
+
+    engine: int
+    start_ns: int
+    end_ns: int
+    is_ready: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolRecord:
+    """One pool of a cluster: its engines are `first_engine` to `first_engine + num_engines`.
+
+    `spans` are when its engines were held, `sent_bytes` the KV caches that left or reached it and
+    `port_busy_ns` how long its ports were busy with them, all together.
+    """
+
+    name: str
+    first_engine: int
+    num_engines: int
+    num_kv_blocks: int
+    block_size: int
+    spans: Sequence[ReplicaSpan] = ()
+    num_failures: int = 0
+    num_scale_ups: int = 0
+    num_scale_downs: int = 0
+    num_adapter_loads: int = 0
+    sent_bytes: int = 0
+    port_busy_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingRecord:
-    """A whole simulation: its requests, their tokens, and the steps of each engine."""
+    """A whole simulation: its requests, their tokens, and the steps of each engine.
+
+    `pools` are those of a cluster, in order; without one `num_kv_blocks` is each engine's.
+    """
 
     requests: RequestRecord
     tokens: TokenRuns
     steps: Sequence[StepRecord]
     num_kv_blocks: int
     block_size: int
+    pools: Sequence[PoolRecord] = ()
 
 
-def count_group_tokens(record: ServingRecord) -> ServingRecord:
-    """Return the record of engines that are all in lock step, with the tokens of the group.
+def count_group_tokens(record: ServingRecord, groups: Sequence[range]) -> ServingRecord:
+    """Return the record with the tokens of each group of engines that are in lock step.
 
     Such engines have their steps together, those without work too.
     """
-    total: Ints = np.stack([steps.num_tokens for steps in record.steps]).sum(axis=0)
-    steps = [replace(each, num_group_tokens=total) for each in record.steps]
+    steps = list(record.steps)
+    for group in groups:
+        members = [steps[engine] for engine in group]
+        tokens: Ints = np.stack([member.num_tokens for member in members]).sum(axis=0)
+        seqs: Ints = np.stack([m.num_decodes + m.num_prefills for m in members]).sum(axis=0)
+        for engine in group:
+            steps[engine] = replace(steps[engine], num_group_tokens=tokens, num_group_seqs=seqs)
     return replace(record, steps=steps)
 
 

@@ -1,35 +1,29 @@
 """The simulation of a deployment in plain Python: all rules, and what compiled code must equal."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
-from foretoken.domain.errors import UnknownPluginError
-from foretoken.domain.plugins import scan_modules
+from foretoken.domain.cluster import RoutingSpec
 from foretoken.simulator import cost_tables
-from foretoken.simulator.cost_tables import CostTables, Ints
-from foretoken.simulator.serving.batch import Batch, SchedulerFactory
+from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.serving.batch import Batch
 from foretoken.simulator.serving.cluster import Cluster
-from foretoken.simulator.serving.content import BlockNames
-from foretoken.simulator.serving.kv_cache import KvCache
-from foretoken.simulator.serving.kv_store import KvStore
-from foretoken.simulator.serving.record import (
-    RequestRecord,
-    ServingRecord,
-    StepRecord,
-    TokenRuns,
-)
-from foretoken.simulator.serving.replica import Replica
-from foretoken.simulator.serving.replica_group import ReplicaGroup, StepCost
-from foretoken.simulator.serving.request import SimRequest
+from foretoken.simulator.serving.cluster_record import record_cluster
+from foretoken.simulator.serving.cluster_setup import ClusterSetup, PoolSetup
+from foretoken.simulator.serving.engine_pool import EnginePool
+from foretoken.simulator.serving.record import ServingRecord
+from foretoken.simulator.serving.reference_pool import ReferencePool
+from foretoken.simulator.serving.replica_group import StepCost
 from foretoken.simulator.serving.request_plan import RequestPlan
-from foretoken.simulator.serving.routing import Router
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.speculation import Speculation, draft_shapes
 
-# Instants between two reports of progress.
-_REPORT_INTERVAL = 1000
+# Progress is reported so many times as requests are done, and after so many instants.
+_NUM_REPORTS, _REPORT_INTERVAL = 200, 1000
 
 
 def _uncompile(module: ModuleType) -> dict[str, Any]:
@@ -45,10 +39,15 @@ _PLAIN = _uncompile(cost_tables)
 
 
 class TableCost:
-    """The cost of steps as tables give it, computed without compiling anything."""
+    """The cost of steps as tables give it, computed without compiling anything.
 
-    def __init__(self, tables: CostTables) -> None:
+    With speculation a step has the passes of the draft in it.
+    """
+
+    def __init__(self, tables: CostTables, speculation: Speculation | None = None) -> None:
         self._tables = tables
+        self._draft = speculation.draft if speculation else None
+        self._num_drafts = speculation.num_draft_tokens if speculation else 0
 
     @property
     def num_stages(self) -> int:
@@ -60,14 +59,24 @@ class TableCost:
         tokens = np.array([tokens for _, tokens, _ in batch.prefills], dtype=np.int64)
         context = np.array([context for *_, context in batch.prefills], dtype=np.int64)
         shape = batch.shape
-        return [
+        stages_us = [
             _PLAIN["stage_us"](self._tables, stage, shape, tokens, context)
             for stage in range(self.num_stages)
         ]
+        if self._draft is not None:
+            # Models with a draft are on one stage.
+            for each in draft_shapes(shape, tokens + context, self._num_drafts):
+                stages_us[0] += _PLAIN["stage_us"](self._draft, 0, each, tokens, context)
+        return stages_us
 
-    def shared_us(self, stage: int, num_tokens: int) -> float:
-        """Return what engines in lock step take together, by the tokens of all, in µs."""
-        return float(_PLAIN["shared_us"](self._tables, stage, num_tokens))
+    def shared_us(self, stage: int, num_tokens: int, num_seqs: int) -> float:
+        """Return what engines in lock step take together, by tokens and requests of all, in µs."""
+        shared_us = float(_PLAIN["shared_us"](self._tables, stage, num_tokens))
+        if self._draft is not None and stage == 0:
+            shared_us += float(_PLAIN["shared_us"](self._draft, stage, num_tokens))
+            other_us = float(_PLAIN["shared_us"](self._draft, stage, num_seqs))
+            shared_us += (self._num_drafts - 1) * other_us
+        return shared_us
 
 
 def run_reference(
@@ -83,116 +92,46 @@ def run_reference(
         RuntimeError: requests run that the scheduler does not schedule.
 
     """
-    replicas = [_build_replica(plan, setup, cost.num_stages) for _ in range(setup.num_engines)]
-    teams = [replicas] if setup.is_lock_step else [[replica] for replica in replicas]
-    cluster = Cluster(
-        plan,
-        setup.profile,
-        [ReplicaGroup(setup.profile, team, cost) for team in teams],
-        _find_router(setup.router),
-        setup.max_context,
+    cluster = cluster_of(setup)
+    pools = [ReferencePool(plan, pool, cost) for pool in cluster.pools]
+    record = run_pools(plan, cluster, pools, progress)
+    return replace(
+        record,
+        requests=replace(
+            record.requests, prefill_engine=None, transferred_ns=None, num_retries=None
+        ),
+        tokens=replace(record.tokens, engine=None),
+        pools=(),
     )
-    num_instants = 0
+
+
+def cluster_of(setup: DeploymentSetup) -> ClusterSetup:
+    """Return a deployment as a cluster: engines in lock step are one replica, others one each."""
+    size = setup.num_engines if setup.is_lock_step else 1
+    num_replicas = setup.num_engines // size
+    pool = PoolSetup(name="", engines=setup, num_replicas=num_replicas, engines_per_replica=size)
+    router = "round_robin" if setup.is_lock_step else setup.router
+    return ClusterSetup(pools=(pool,), routing=RoutingSpec(router=router))
+
+
+def run_pools(
+    plan: RequestPlan,
+    setup: ClusterSetup,
+    pools: Sequence[EnginePool],
+    progress: Callable[[float], None],
+) -> ServingRecord:
+    """Return what the pools of a cluster did with the requests."""
+    cluster = Cluster(plan, setup, pools)
+    num_requests = plan.num_requests
+    num_instants, reported = 0, 0
 
     def watch() -> None:
-        nonlocal num_instants
+        nonlocal num_instants, reported
         num_instants += 1
-        if num_instants % _REPORT_INTERVAL == 0:
-            progress(cluster.num_done / plan.num_requests)
+        is_new = (cluster.num_done - reported) * _NUM_REPORTS >= num_requests
+        if is_new or num_instants % _REPORT_INTERVAL == 0:
+            reported = cluster.num_done
+            progress(reported / num_requests)
 
     cluster.run(watch)
-    return ServingRecord(
-        requests=_requests_of(cluster.requests, plan),
-        tokens=_runs_of(cluster.requests),
-        steps=[_steps_of(replica) for replica in replicas],
-        num_kv_blocks=setup.num_kv_blocks,
-        block_size=setup.profile.block_size,
-    )
-
-
-def find_scheduler(name: str) -> SchedulerFactory:
-    """Return the plug-in of that name.
-
-    Raises:
-        UnknownPluginError: there is none; the message names the nearest.
-
-    """
-    found = scan_modules("foretoken.simulator.serving.schedulers", "SCHEDULER")
-    factory: SchedulerFactory = UnknownPluginError.look_up(name, found)
-    return factory
-
-
-def _find_router(name: str) -> Router:
-    found = scan_modules("foretoken.simulator.serving.routers", "ROUTER")
-    router: Router = UnknownPluginError.look_up(name, found)()
-    return router
-
-
-def _build_replica(plan: RequestPlan, setup: DeploymentSetup, num_stages: int) -> Replica:
-    rules = setup.profile
-    names = BlockNames(plan, rules.block_size) if rules.has_prefix_caching else None
-    store = None
-    if setup.kv_tiers:
-        store = KvStore(setup.kv_tiers, setup.kv_bytes_per_token * rules.block_size)
-    kv = KvCache(setup.num_kv_blocks, rules.block_size, names, store)
-    return Replica(rules, find_scheduler(rules.scheduler)(rules), kv, num_stages)
-
-
-def _requests_of(requests: Sequence[SimRequest], plan: RequestPlan) -> RequestRecord:
-    def column(name: str) -> Ints:
-        return np.array([getattr(request, name) for request in requests], dtype=np.int64)
-
-    return RequestRecord(
-        arrival_ns=column("arrival_ns"),
-        queued_ns=column("queued_ns"),
-        scheduled_ns=column("scheduled_ns"),
-        first_token_ns=column("first_token_ns"),
-        finished_ns=column("finished_ns"),
-        num_prefill_tokens=column("num_prefill_tokens"),
-        num_decode_tokens=column("num_decode_tokens"),
-        num_preemptions=column("num_preemptions"),
-        num_cached_tokens=column("num_cached"),
-        num_loaded_tokens=column("num_loaded"),
-        engine=column("engine"),
-        slo_class=plan.slo_class,
-        outcome=column("outcome"),
-    )
-
-
-def _runs_of(requests: Sequence[SimRequest]) -> TokenRuns:
-    runs = [(request.index, *run) for request in requests for run in request.token_runs]
-    request, first_step, stride, count = np.array(runs, dtype=np.int64).reshape(-1, 4).T
-    return TokenRuns(request=request, first_step=first_step, stride=stride, count=count)
-
-
-def _steps_of(replica: Replica) -> StepRecord:
-    rows = [
-        (scheduled_ns, start_ns, end_ns, *step.shape, *step[2:])
-        for step, scheduled_ns, start_ns, end_ns in replica.steps
-    ]
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 13).T
-    prefills = [
-        (index, request.index, tokens, context)
-        for index, (step, *_) in enumerate(replica.steps)
-        for request, tokens, context in step.batch.prefills
-    ]
-    prefill_columns = np.array(prefills, dtype=np.int64).reshape(-1, 4).T
-    return StepRecord(
-        scheduled_ns=columns[0],
-        start_ns=columns[1],
-        end_ns=columns[2],
-        num_tokens=columns[3],
-        num_rows=columns[4],
-        num_decodes=columns[5],
-        decode_kv_tokens=columns[6],
-        decode_kv_tokens_max=columns[7],
-        num_prefills=columns[8],
-        num_running=columns[9],
-        num_waiting=columns[10],
-        num_used_blocks=columns[11],
-        num_preempted=columns[12],
-        prefill_step=prefill_columns[0],
-        prefill_request=prefill_columns[1],
-        prefill_tokens=prefill_columns[2],
-        prefill_context=prefill_columns[3],
-    )
+    return record_cluster(plan, cluster)

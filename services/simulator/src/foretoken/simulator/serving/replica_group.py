@@ -26,8 +26,8 @@ class StepCost(Protocol):
     def stage_us(self, batch: Batch) -> Sequence[float]:
         """Return the time of a step on each stage, in µs."""
 
-    def shared_us(self, stage: int, num_tokens: int) -> float:
-        """Return what engines in lock step take together, by the tokens of all, in µs."""
+    def shared_us(self, stage: int, num_tokens: int, num_seqs: int) -> float:
+        """Return what engines in lock step take together, by tokens and requests of all, in µs."""
 
 
 class Turn(enum.Enum):
@@ -106,6 +106,27 @@ class ReplicaGroup:
         self.turn_kind = Turn.TURN
         return finished
 
+    def clear(self) -> list[SimRequest]:
+        """Lose everything but the finished steps; return the requests that had not ended."""
+        lost = {
+            request.index: request
+            for replica in self.replicas
+            for queue in (replica.arrived, replica.landed, replica.waiting, replica.running)
+            for request in queue
+        }
+        for flight in self._flights:
+            # A preempted one whose last token is on its way is in no queue.
+            rows = [request for step in flight.steps for request in step.batch.rows]
+            lost |= {request.index: request for request in rows}
+        for replica in self.replicas:
+            replica.clear()
+        self._flights.clear()
+        self._stage_free_ns = [0] * self._cost.num_stages
+        self._host_free_ns = 0
+        self.turn_kind = Turn.IDLE
+        self.next_ns = NEVER_NS
+        return [lost[index] for index in sorted(lost)]
+
     def _launch(self, batches: Sequence[Batch], now_ns: int) -> None:
         """Send the batches through the stages."""
         rules = self._rules
@@ -114,13 +135,14 @@ class ReplicaGroup:
         ]
         num_seqs = max(batch.num_seqs for batch in batches)
         num_tokens = sum(batch.num_tokens for batch in batches)
+        total_seqs = sum(batch.num_seqs for batch in batches)
         ready_ns = now_ns + to_ns(rules.host_us + rules.host_us_per_seq * num_seqs)
         self._host_free_ns = ready_ns
         start_ns = max(ready_ns, self._stage_free_ns[0])
         times_us = [self._cost.stage_us(batch) for batch in batches]
         for stage in range(self._cost.num_stages):
             stage_us = max(time_us[stage] for time_us in times_us)
-            stage_us += self._cost.shared_us(stage, num_tokens)
+            stage_us += self._cost.shared_us(stage, num_tokens, total_seqs)
             ready_ns = max(ready_ns, self._stage_free_ns[stage]) + to_ns(stage_us)
             self._stage_free_ns[stage] = ready_ns
         self._flights.append(_Flight(steps, now_ns, start_ns, ready_ns))
@@ -128,19 +150,19 @@ class ReplicaGroup:
     def _leaving_ns(self) -> int:
         """Return when the tokens of the oldest batch leave."""
         rules, flight = self._rules, self._flights[0]
-        num_rows = max(step.shape.num_rows for step in flight.steps)
-        output_ns = to_ns(rules.output_us + rules.output_us_per_seq * num_rows)
+        num_seqs = max(len(step.batch.rows) for step in flight.steps)
+        output_ns = to_ns(rules.output_us + rules.output_us_per_seq * num_seqs)
         return max(flight.end_ns, self._host_free_ns) + output_ns
 
     def _rest(self, now_ns: int) -> list[SimRequest]:
-        """Wait for a request or a tier; one that waits with nothing running will never fit."""
+        """Wait for a request or a tier; one that waits where no block is used will never fit."""
         loaded = [replica.next_loaded_ns(now_ns) for replica in self.replicas]
         self.turn_kind = Turn.IDLE
         self.next_ns = NEVER_NS
         for replica in self.replicas:
             if replica.running and not any(loaded):
                 raise RuntimeError(f"{self._rules.scheduler} does not schedule what runs")
-            if replica.waiting and not any(loaded):
+            if replica.waiting and not any(loaded) and replica.kv.num_used == 0:
                 self.turn_kind = Turn.TURN
                 self.next_ns = now_ns
                 refused = replica.waiting.popleft()

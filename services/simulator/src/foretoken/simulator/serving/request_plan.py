@@ -25,7 +25,8 @@ class RequestPlan:
     tokens each, cover it; else by `prefix_stream` where it lies within the first `prefix_tokens`;
     else by `stream`. Blocks of equal name and place have equal content, prompt or answer; requests
     of a session share a stream. `slo_class` indexes the scenario's classes; of waiting requests the
-    higher `priority` goes first where the scheduler knows priorities.
+    higher `priority` goes first where the scheduler knows priorities. `adapter` is the LoRA adapter
+    each asks for (None: of none).
     """
 
     arrival_ns: Ints
@@ -42,6 +43,7 @@ class RequestPlan:
     hashes: Ints
     hash_block_tokens: int = 0
     concurrency: int = 0
+    adapter: Ints | None = None
 
     @property
     def num_requests(self) -> int:

@@ -10,7 +10,7 @@ from foretoken.domain.report import ClassReport, SteadyWindow
 from foretoken.domain.slo import Slo, SloClass
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.serving.metrics import is_completed, summarize_latencies
-from foretoken.simulator.serving.occupancy import Interval
+from foretoken.simulator.serving.occupancy import Interval, count_outputs
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord
 
 Bools = NDArray[np.bool_]
@@ -51,8 +51,7 @@ def report_classes(
 
 def find_steady_window(record: ServingRecord, interval: Interval) -> SteadyWindow:
     """Return the figures of a run without its first and last tenth, as `SteadyWindow` says."""
-    requests = record.requests
-    arrival, finished = np.asarray(requests.arrival_ns), np.asarray(requests.finished_ns)
+    arrival = np.asarray(record.requests.arrival_ns)
     last_ns = int(arrival.max())
     if last_ns == interval.start_ns:
         last_ns = interval.end_ns
@@ -60,11 +59,18 @@ def find_steady_window(record: ServingRecord, interval: Interval) -> SteadyWindo
     start_ns, end_ns = interval.start_ns + margin_ns, last_ns - margin_ns
     if end_ns <= start_ns:
         return SteadyWindow()
+    return measure_window(record, start_ns, end_ns)
+
+
+def measure_window(record: ServingRecord, start_ns: int, end_ns: int) -> SteadyWindow:
+    """Return the figures of a part of a run that is not empty."""
+    requests = record.requests
+    arrival, finished = np.asarray(requests.arrival_ns), np.asarray(requests.finished_ns)
     window_s = (end_ns - start_ns) / NS_PER_S
     num_tokens = 0
     for steps in record.steps:
         places = np.searchsorted(steps.end_ns, (start_ns, end_ns))
-        num_tokens += int(np.sum(steps.num_rows[places[0] : places[1]]))
+        num_tokens += int(np.sum(count_outputs(steps)[places[0] : places[1]]))
     arrived = (arrival >= start_ns) & (arrival < end_ns)
     window = SteadyWindow(
         start_s=start_ns / NS_PER_S,

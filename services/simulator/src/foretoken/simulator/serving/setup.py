@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from foretoken.domain.engine import EngineProfile, KvTier
+from foretoken.simulator.serving.speculation import Speculation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,7 +13,7 @@ class DeploymentSetup:
     Engines in lock step (data-parallel attention) schedule together, and the slowest sets the pace.
     A request of more than `max_context` tokens, prompt and answer, is refused. `uses_fast_path`
     chooses between compiled code and the reference, which give the same; None takes the compiled
-    one where it knows all rules.
+    one where it knows all rules. Without `speculation` a step computes one token of a request.
     """
 
     profile: EngineProfile
@@ -23,4 +24,5 @@ class DeploymentSetup:
     max_context: int = 2**31 - 1
     kv_bytes_per_token: int = 0
     kv_tiers: tuple[KvTier, ...] = ()
+    speculation: Speculation | None = None
     uses_fast_path: bool | None = None

@@ -8,19 +8,45 @@ import pyarrow as pa
 
 from foretoken.domain import schema
 from foretoken.domain.engine import DEFAULT_PROFILE, EngineProfile, find_engine
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.memory import ServingMemory
 from foretoken.domain.report import Feasibility, ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.cost_tables import flat_tables
-from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, surface_spec
+from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.report.tables import build_tables
-from foretoken.simulator.serving.deployment import must_compile, run_deployment, warm_up
+from foretoken.simulator.serving.cluster_resolution import (
+    ResolvedPool,
+    as_cluster,
+    check_cluster,
+    set_up_cluster,
+)
+from foretoken.simulator.serving.cluster_setup import ClusterSetup
+from foretoken.simulator.serving.deployment import (
+    must_compile,
+    must_compile_cluster,
+    run_cluster,
+    run_deployment,
+    warm_up,
+    warm_up_pools,
+)
+from foretoken.simulator.serving.draft import (
+    StepCosts,
+    add_draft_cost,
+    check_speculation,
+    follow_speculation,
+    list_surface_specs,
+    time_drafts,
+)
 from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasibility
+from foretoken.simulator.serving.fleet import make_fleet, pool_scenarios
+from foretoken.simulator.serving.lora import assign_adapters
 from foretoken.simulator.serving.outcome import build_report, rate_of
-from foretoken.simulator.serving.record import count_group_tokens
+from foretoken.simulator.serving.record import ServingRecord, count_group_tokens
 from foretoken.simulator.serving.request_plan import NONE, RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.speculation import speculation_of
 from foretoken.simulator.serving.workload import resolve_workload
 from foretoken.simulator.step_cost import SurfaceCost
 
@@ -38,55 +64,151 @@ class ServingResult:
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedDeployment:
+    """A deployment that can run any number of plans; `pools` of a cluster, or its one kind.
+
+    Where `infeasibility` says why it cannot run, it has neither setup nor costs.
+    """
+
+    scenario: ServingScenario
+    pools: Sequence[ResolvedPool]
+    infeasibility: str = ""
+    setup: DeploymentSetup | ClusterSetup | None = None
+    costs: Sequence[StepCosts] = ()
+    model_version: str = ""
+
+    def must_compile(self, plan: RequestPlan) -> bool:
+        """Whether a plan waits for the compiler first."""
+        if isinstance(self.setup, ClusterSetup):
+            return must_compile_cluster(plan, self.setup)
+        return self.setup is not None and must_compile(plan, self.setup)
+
+    def run(self, plan: RequestPlan, progress: Callable[[float], None]) -> ServingRecord:
+        """Return what the engines did with the requests of a plan.
+
+        Raises:
+            InvalidRequestError: the deployment cannot run.
+            UnknownPluginError: no such scheduler, router or autoscaling policy.
+
+        """
+        setup = self.setup
+        plan = assign_adapters(plan, self.scenario.lora, self.scenario.seed)
+        if setup is None:
+            raise InvalidRequestError.of_field("scenario", f"cannot run: {self.infeasibility}")
+        if isinstance(setup, ClusterSetup):
+            tables = [cost.tables for cost in self.costs]
+            record = run_cluster(plan, setup, tables, progress)
+        else:
+            record = run_deployment(plan, setup, self.costs[0].tables, progress)
+        return count_group_tokens(record, _groups_of(setup))
+
+    def report(self, record: ServingRecord, known: ServingReport) -> ServingReport:
+        """Return what a run tells beside what is known of it, without its bulk columns."""
+        known = replace(known, model_version=self.model_version)
+        fleet = make_fleet(self.scenario, record)
+        accounts = [
+            cost.account(record.steps[engine])
+            for pool, cost in zip(fleet, self.costs, strict=True)
+            for engine in pool.engines
+        ]
+        memories = [pool.memories for pool in self.pools]
+        return build_report(known, self.scenario, record, accounts, memories)
+
+    def tables(self, record: ServingRecord) -> Mapping[str, pa.Table]:
+        """Return the tables of a run by name."""
+        return build_tables(record, self.scenario, [cost.breakdown for cost in self.costs])
+
+
+def prepare_deployment(
+    scenario: ServingScenario, fetch: FetchSurfaces, longest_tokens: int
+) -> PreparedDeployment:
+    """Return a deployment that can run, or why it cannot.
+
+    `fetch` returns the latency surfaces of an engine and is called once for pools that are alike,
+    `longest_tokens` is the longest prompt with its answer. With LoRA adapters a deployment without
+    pools is one of one pool, whose replicas load them.
+
+    Raises:
+        InvalidRequestError: the engine's limits, the cluster or the model cannot be used.
+        UnknownDeviceError, UnknownPluginError: no such device or engine.
+
+    """
+    if scenario.lora is not None and scenario.cluster is None:
+        scenario = as_cluster(scenario)
+    check_cluster(scenario)
+    pools = []
+    for part in pool_scenarios(scenario):
+        check_speculation(part)
+        engine = part.engine.resolve()
+        memories, reason = judge_feasibility(part, engine)
+        pools.append(ResolvedPool(scenario=part, engine=engine, memories=memories))
+        if reason:
+            reason = f"pool {part.name}: {reason}" if scenario.cluster else reason
+            return PreparedDeployment(scenario=scenario, pools=pools, infeasibility=reason)
+    # First, for it refuses what needs no estimates.
+    setup = _set_up(scenario, pools)
+    longest = min(longest_tokens, scenario.model.max_position)
+    specs = [list_surface_specs(pool.scenario, longest) for pool in pools]
+    wanted = [spec for own_and_draft in specs for spec in own_and_draft if spec is not None]
+    surfaces = {spec: fetch(spec) for spec in dict.fromkeys(wanted)}
+    found = {spec: SurfaceCost(each) for spec, each in surfaces.items()}
+    costs = [
+        add_draft_cost(found[own], found[draft] if draft else None, scenario.speculative)
+        for own, draft in specs
+    ]
+    return PreparedDeployment(
+        scenario=scenario,
+        pools=pools,
+        setup=_time_drafts(setup, costs),
+        costs=costs,
+        model_version=surfaces[specs[0][0]].model_version,
+    )
+
+
 def simulate_serving(
     scenario: ServingScenario, fetch: FetchSurfaces, progress: JobProgress
 ) -> ServingResult:
     """Return what users of a deployment would see.
 
     A layout that does not fit the model or the device's memory is a result with its reason.
-    `fetch` returns the latency surfaces of a deployment.
+    `fetch` returns the latency surfaces of an engine.
 
     Raises:
-        InvalidRequestError: the engine's limits, the workload or the model cannot be used.
-        UnknownDeviceError, UnknownPluginError: no such device, engine or arrival process.
+        InvalidRequestError: the engine's limits, the cluster, the workload or the model cannot be
+            used.
+        UnknownDeviceError, UnknownPluginError: no such device, engine, router, autoscaling policy
+            or arrival process.
         CancelledJobError: the job was cancelled.
 
     """
-    engine = scenario.engine.resolve()
     plan = resolve_workload(scenario.workload, scenario.slo_classes, scenario.seed)
-    report = ServingReport(num_requests=plan.num_requests, scenario_json=_resolved_json(scenario))
-    memories, reason = judge_feasibility(scenario, engine)
-    if reason:
-        feasibility = Feasibility(is_feasible=False, reason=reason)
-        report = replace(report, feasibility=feasibility, offered_rps=_planned_rps(plan))
-        return ServingResult(report=report)
+    report = ServingReport(num_requests=plan.num_requests, scenario_json=resolved_json(scenario))
     progress.update(0.02, "ask the predictor")
     longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max())
-    surfaces = fetch(surface_spec(scenario, min(longest, scenario.model.max_position)))
-    cost = SurfaceCost(surfaces)
+    deployment = prepare_deployment(scenario, fetch, longest)
+    if deployment.infeasibility:
+        feasibility = Feasibility(is_feasible=False, reason=deployment.infeasibility)
+        report = replace(report, feasibility=feasibility, offered_rps=_planned_rps(plan))
+        return ServingResult(report=report)
     num_requests = plan.num_requests
 
     def advance(done_ratio: float) -> None:
         num_done = round(done_ratio * num_requests)
         progress.update(0.1 + 0.8 * done_ratio, f"{num_done} of {num_requests} requests")
 
-    setup = set_up_deployment(scenario, engine, memories)
-    if must_compile(plan, setup):
+    if deployment.must_compile(plan):
         progress.update(0.1, "compile the engine, once on this machine")
-    record = run_deployment(plan, setup, cost.tables, advance)
-    if setup.is_lock_step:
-        record = count_group_tokens(record)
+    record = deployment.run(plan, advance)
     progress.update(0.95, "sum up")
-    report = replace(report, model_version=surfaces.model_version)
-    accounts = [cost.account(steps) for steps in record.steps]
-    report = build_report(report, scenario, record, accounts, memories)
-    return ServingResult(report=report, tables=build_tables(record, scenario, cost.breakdown))
+    return ServingResult(report=deployment.report(record, report), tables=deployment.tables(record))
 
 
 def compile_engines() -> None:
     """Compile what runs large simulations, or load it where that was done before."""
     setup = DeploymentSetup(profile=find_engine(DEFAULT_PROFILE), num_kv_blocks=1)
     warm_up(setup, flat_tables())
+    warm_up_pools(flat_tables())
 
 
 def set_up_deployment(
@@ -102,6 +224,7 @@ def set_up_deployment(
     stage needs the token that leaves the last.
     """
     layout = scenario.layout
+    engine = follow_speculation(engine, scenario.speculative)
     if layout.pp > 1:
         engine = replace(engine, has_async_scheduling=False)
     shares_experts = layout.dp > 1 and layout.ep > 1
@@ -114,7 +237,43 @@ def set_up_deployment(
         max_context=scenario.model.max_position,
         kv_bytes_per_token=round(max(memory.kv_bytes_per_token for memory in memories)),
         kv_tiers=scenario.engine.kv_tiers,
+        speculation=speculation_of(scenario.speculative, scenario.seed),
     )
+
+
+def _set_up(
+    scenario: ServingScenario, pools: Sequence[ResolvedPool]
+) -> DeploymentSetup | ClusterSetup:
+    if scenario.cluster is not None:
+        return set_up_cluster(scenario, pools)
+    return set_up_deployment(scenario, pools[0].engine, pools[0].memories)
+
+
+def _time_drafts(
+    setup: DeploymentSetup | ClusterSetup, costs: Sequence[StepCosts]
+) -> DeploymentSetup | ClusterSetup:
+    if isinstance(setup, DeploymentSetup):
+        return time_drafts(setup, costs[0])
+    pools = [
+        replace(pool, engines=time_drafts(pool.engines, cost))
+        for pool, cost in zip(setup.pools, costs, strict=True)
+    ]
+    return replace(setup, pools=tuple(pools))
+
+
+def _groups_of(setup: DeploymentSetup | ClusterSetup) -> list[range]:
+    """Return the engines that are in lock step with each other, counted through all pools."""
+    if isinstance(setup, DeploymentSetup):
+        return [range(setup.num_engines)] if setup.is_lock_step else []
+    groups = []
+    first = 0
+    for pool in setup.pools:
+        size = pool.engines_per_replica
+        end = first + pool.engines.num_engines
+        if pool.engines.is_lock_step:
+            groups += [range(start, start + size) for start in range(first, end, size)]
+        first = end
+    return groups
 
 
 def _planned_rps(plan: RequestPlan) -> float:
@@ -123,7 +282,8 @@ def _planned_rps(plan: RequestPlan) -> float:
     return rate_of(plan.arrival_ns) if is_open else 0.0
 
 
-def _resolved_json(scenario: ServingScenario) -> str:
+def resolved_json(scenario: ServingScenario) -> str:
+    """Return the configuration that a result is kept with."""
     # Inline requests are in the table of requests already, arrival by arrival.
     workload = replace(scenario.workload, trace_requests=())
     return json.dumps(schema.encode(replace(scenario, workload=workload)))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape
+from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering import LoweringOptions, Nodes, lower_forward, lower_rank
 from foretoken.domain.memory import ServingMemory
@@ -16,6 +16,7 @@ from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.latency_surfaces import engine_layout
 from foretoken.simulator.model_flops import count_model_flops
 from foretoken.simulator.rank import stage_ranks
+from foretoken.simulator.serving.fleet import FleetPool
 from foretoken.simulator.serving.metrics import is_completed
 from foretoken.simulator.serving.percentile import count_whole
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord, StepRecord
@@ -29,47 +30,72 @@ class NecessaryWork:
     """What completed requests needed, per engine and pipeline stage, over what a second offers.
 
     In seconds of the stage's devices at their peak: of FLOP/s in `flops_s`, of memory bandwidth in
-    `bytes_s`, both [engine, stage].
+    `bytes_s`, both by engine, then [stage].
     """
 
-    flops_s: Floats
-    bytes_s: Floats
+    flops_s: Sequence[Floats]
+    bytes_s: Sequence[Floats]
 
 
 def measure_work(
-    scenario: ServingScenario, record: ServingRecord, memories: Sequence[ServingMemory]
+    record: ServingRecord,
+    fleet: Sequence[FleetPool],
+    memories: Sequence[Sequence[ServingMemory]],
 ) -> NecessaryWork:
-    """Return the work of a run; `memories` are of one device of each stage.
+    """Return the work of a run; `memories` are of one device of each stage, by pool.
 
     FLOPs are those of completed requests once: nothing computed again counts, and what the prefix
     cache held was not computed. Bytes are a step's weights once, of experts those hit, and the KV
     cache its attention reads.
     """
-    device = find_device(scenario.device)
-    layout = scenario.layout
-    options = _options(scenario)
-    ranks = stage_ranks(scenario.model, engine_layout(scenario), scenario.device, scenario.topology)
+    flops_s: list[Floats] = []
+    bytes_s: list[Floats] = []
+    for pool, stages in zip(fleet, memories, strict=True):
+        flops_s += _flops_s(pool, record.requests)
+        bytes_s += _bytes_s(pool, record.steps, stages)
+    return NecessaryWork(flops_s=flops_s, bytes_s=bytes_s)
+
+
+def _flops_s(pool: FleetPool, requests: RequestRecord) -> list[Floats]:
+    """Return the time of each engine's FLOPs at the peak of its stages."""
+    scenario = pool.scenario
     probe = BatchShape(num_tokens=1024, num_output_rows=1)
-    shares = np.array([count_model_flops(lower_rank(probe, options, rank)) for rank in ranks])
-    peak = device.peak_flops(compute_dtype(scenario)) * layout.num_devices / (layout.dp * layout.pp)
-    flops = np.array(
-        [
-            _model_flops(scenario, record.requests, np.asarray(record.requests.engine) == engine)
-            for engine in range(len(record.steps))
-        ]
+    options = _options(scenario)
+    shares = np.array(
+        [count_model_flops(lower_rank(probe, options, rank)) for rank in _ranks(scenario)]
     )
-    bytes_ = np.zeros((len(record.steps), len(ranks)))
-    for engine, steps in enumerate(record.steps):
+    device = find_device(scenario.device)
+    peak = device.peak_flops(compute_dtype(scenario)) * pool.num_devices / pool.num_stages
+    return [
+        _engine_flops(scenario, requests, engine) * (shares / shares.sum()) / peak
+        for engine in pool.engines
+    ]
+
+
+def _bytes_s(
+    pool: FleetPool, all_steps: Sequence[StepRecord], memories: Sequence[ServingMemory]
+) -> list[Floats]:
+    """Return the time of each engine's reads at the bandwidth of its stages."""
+    options, ranks = _options(pool.scenario), _ranks(pool.scenario)
+    bandwidth = find_device(pool.scenario.device).memory_bandwidth_bytes_per_s
+    found = []
+    for steps in (all_steps[engine] for engine in pool.engines):
         tokens, counts = count_whole(steps.num_tokens)
         shape = BatchShape(num_tokens=tokens, num_output_rows=tokens)
+        bytes_ = np.zeros(len(ranks))
         for stage, (rank, memory) in enumerate(zip(ranks, memories, strict=True)):
-            weights = _weights_read(lower_rank(shape, options, rank), len(tokens))
-            kv_bytes = _kv_tokens_read(steps) * memory.kv_bytes_per_token
-            bytes_[engine, stage] = weights @ counts + kv_bytes
-    return NecessaryWork(
-        flops_s=flops[:, None] * (shares / shares.sum()) / peak,
-        bytes_s=bytes_ / device.memory_bandwidth_bytes_per_s,
-    )
+            if len(tokens):
+                read = _weights_read(lower_rank(shape, options, rank), len(tokens))
+                bytes_[stage] = read @ counts
+            bytes_[stage] += _kv_tokens_read(steps) * (
+                memory.kv_bytes_per_token - memory.draft_kv_bytes_per_token
+            )
+        found.append(bytes_ / bandwidth)
+    return found
+
+
+def _ranks(scenario: ServingScenario) -> Sequence[RankContext]:
+    return stage_ranks(scenario.model, engine_layout(scenario), scenario.device, scenario.topology)
 
 
 def compute_dtype(scenario: ServingScenario) -> DType:
@@ -83,16 +109,30 @@ def compute_dtype(scenario: ServingScenario) -> DType:
     return scheme.dense.dtype or scheme.experts.dtype or scenario.dtype
 
 
-def _model_flops(scenario: ServingScenario, requests: RequestRecord, chosen: Bools) -> float:
-    """Return the FLOPs that the chosen requests need once, if they completed.
+def _engine_flops(scenario: ServingScenario, requests: RequestRecord, engine: int) -> float:
+    """Return the FLOPs that completed requests need once of an engine.
 
-    FLOPs are linear in these sums, so one batch of everything has those of all steps.
+    Prompts and answers are apart where another engine computed the prompt.
     """
-    done = chosen & is_completed(requests)
-    if not done.any():
+    done = is_completed(requests)
+    answers = done & (np.asarray(requests.engine) == engine)
+    prompts = answers
+    if requests.prefill_engine is not None:
+        elsewhere = np.asarray(requests.prefill_engine)
+        prompts = done & (np.where(elsewhere < 0, requests.engine, elsewhere) == engine)
+    shape = _batch_of(requests, prompts, answers)
+    if shape.num_tokens == 0:
         return 0.0
-    prompts, answers, cached = (
-        np.asarray(column, dtype=np.int64)[done]
+    return count_model_flops(lower_forward(scenario.model, shape, _options(scenario)))
+
+
+def _batch_of(requests: RequestRecord, prompts: Bools, answers: Bools) -> BatchShape:
+    """Return one batch of some requests' prompts, and of some requests' answers after the first.
+
+    FLOPs are linear in these sums, so it has those of all steps.
+    """
+    num_prompt, num_answer, num_cached = (
+        np.asarray(column, dtype=np.int64)
         for column in (
             requests.num_prefill_tokens,
             requests.num_decode_tokens,
@@ -100,24 +140,26 @@ def _model_flops(scenario: ServingScenario, requests: RequestRecord, chosen: Boo
         )
     )
     # A preempted request finds its own blocks again, so its hits may exceed its prompt.
-    cached = np.minimum(cached, prompts - 1)
-    new = prompts - cached
-    num_decodes = int((answers - 1).sum())
-    kv_tokens = int(((answers - 1) * prompts + answers * (answers - 1) // 2).sum())
-    shape = BatchShape(
+    cached = np.minimum(num_cached, num_prompt - 1)[prompts]
+    new = num_prompt[prompts] - cached
+    contexts, gaps = num_prompt[answers], num_answer[answers] - 1
+    num_decodes = int(gaps.sum())
+    kv_tokens = int((gaps * contexts + (gaps + 1) * gaps // 2).sum())
+    return BatchShape(
         num_tokens=int(new.sum()) + num_decodes,
-        num_output_rows=int(answers.sum()),
+        num_output_rows=int(prompts.sum()) + num_decodes,
         prefill=PrefillShape(
-            num_seqs=int(done.sum()),
+            num_seqs=int(prompts.sum()),
             q_tokens=int(new.sum()),
-            kv_tokens=int(prompts.sum()),
+            kv_tokens=int(num_prompt[prompts].sum()),
             score_pairs=int((new * cached + new * (new + 1) // 2).sum()),
-        ),
+        )
+        if prompts.any()
+        else None,
         decode=DecodeShape(num_seqs=num_decodes, kv_tokens=kv_tokens, kv_tokens_max=kv_tokens)
         if num_decodes
         else None,
     )
-    return count_model_flops(lower_forward(scenario.model, shape, _options(scenario)))
 
 
 def _options(scenario: ServingScenario) -> LoweringOptions:

@@ -7,6 +7,7 @@ from foretoken.api.simulator.v1 import simulator_service_pb2 as foretoken_dot_ap
 from foretoken.api.types.v1 import job_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_job__pb2
 from foretoken.api.types.v1 import measurement_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2
 from foretoken.api.types.v1 import report_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_report__pb2
+from foretoken.api.types.v1 import search_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_search__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -66,6 +67,36 @@ class SimulatorServiceStub(object):
         self.ReadTrainingTable = channel.unary_stream(
                 '/foretoken.api.simulator.v1.SimulatorService/ReadTrainingTable',
                 request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingTableRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
+                _registered_method=True)
+        self.CreateCapacitySearch = channel.unary_unary(
+                '/foretoken.api.simulator.v1.SimulatorService/CreateCapacitySearch',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.CreateCapacitySearchRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+                _registered_method=True)
+        self.GetCapacityReport = channel.unary_unary(
+                '/foretoken.api.simulator.v1.SimulatorService/GetCapacityReport',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetCapacityReportRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_search__pb2.CapacityReport.FromString,
+                _registered_method=True)
+        self.CreateServingSearch = channel.unary_unary(
+                '/foretoken.api.simulator.v1.SimulatorService/CreateServingSearch',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.CreateServingSearchRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+                _registered_method=True)
+        self.GetServingSearchReport = channel.unary_unary(
+                '/foretoken.api.simulator.v1.SimulatorService/GetServingSearchReport',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetServingSearchReportRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_search__pb2.ServingSearchReport.FromString,
+                _registered_method=True)
+        self.WatchServingSearch = channel.unary_stream(
+                '/foretoken.api.simulator.v1.SimulatorService/WatchServingSearch',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.WatchServingSearchRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_search__pb2.Finalist.FromString,
+                _registered_method=True)
+        self.ReadServingSearchTable = channel.unary_stream(
+                '/foretoken.api.simulator.v1.SimulatorService/ReadServingSearchTable',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingSearchTableRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
                 _registered_method=True)
         self.GetJob = channel.unary_unary(
@@ -140,6 +171,49 @@ class SimulatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateCapacitySearch(self, request, context):
+        """Start looking for the highest rate at which a deployment meets targets.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCapacityReport(self, request, context):
+        """Return the result of a finished capacity search.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateServingSearch(self, request, context):
+        """Start looking for the best deployments of a space; it goes on after a restart of the service.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetServingSearchReport(self, request, context):
+        """Return the result of a finished serving search, without the table of its candidates.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchServingSearch(self, request, context):
+        """Stream what a search has simulated, in the order it was done, until the search ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadServingSearchTable(self, request, context):
+        """Stream one table of a finished serving search as one Arrow IPC stream, in pieces. "candidates"
+        has a row per distinct point, best first; docs/reference/search-report.md lists its columns.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetJob(self, request, context):
         """Return a job now.
         """
@@ -199,6 +273,36 @@ def add_SimulatorServiceServicer_to_server(servicer, server):
             'ReadTrainingTable': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadTrainingTable,
                     request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingTableRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.SerializeToString,
+            ),
+            'CreateCapacitySearch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateCapacitySearch,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.CreateCapacitySearchRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
+            ),
+            'GetCapacityReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCapacityReport,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetCapacityReportRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_search__pb2.CapacityReport.SerializeToString,
+            ),
+            'CreateServingSearch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateServingSearch,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.CreateServingSearchRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
+            ),
+            'GetServingSearchReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServingSearchReport,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetServingSearchReportRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_search__pb2.ServingSearchReport.SerializeToString,
+            ),
+            'WatchServingSearch': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchServingSearch,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.WatchServingSearchRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_search__pb2.Finalist.SerializeToString,
+            ),
+            'ReadServingSearchTable': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadServingSearchTable,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingSearchTableRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
@@ -384,6 +488,168 @@ class SimulatorService(object):
             target,
             '/foretoken.api.simulator.v1.SimulatorService/ReadTrainingTable',
             foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingTableRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateCapacitySearch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/CreateCapacitySearch',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.CreateCapacitySearchRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCapacityReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/GetCapacityReport',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetCapacityReportRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_search__pb2.CapacityReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateServingSearch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/CreateServingSearch',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.CreateServingSearchRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServingSearchReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/GetServingSearchReport',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetServingSearchReportRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_search__pb2.ServingSearchReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchServingSearch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/WatchServingSearch',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.WatchServingSearchRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_search__pb2.Finalist.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadServingSearchTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/ReadServingSearchTable',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingSearchTableRequest.SerializeToString,
             foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
             options,
             channel_credentials,

@@ -8,6 +8,7 @@ from foretoken.api.simulator.v1 import simulator_service_pb2 as _simulator_servi
 from foretoken.api.types.v1 import job_pb2 as _job_pb2
 from foretoken.api.types.v1 import measurement_pb2 as _measurement_pb2
 from foretoken.api.types.v1 import report_pb2 as _report_pb2
+from foretoken.api.types.v1 import search_pb2 as _search_pb2
 from grpc import aio as _aio
 import abc as _abc_1
 import grpc as _grpc
@@ -54,6 +55,20 @@ class SimulatorServiceStub:
     has a row per pass and transfer of a stage, "memory" one per change of what a stage holds;
     docs/reference/training-report.md lists their columns.
     """
+    CreateCapacitySearch: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.CreateCapacitySearchRequest, _job_pb2.Job]
+    """Start looking for the highest rate at which a deployment meets targets."""
+    GetCapacityReport: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.GetCapacityReportRequest, _search_pb2.CapacityReport]
+    """Return the result of a finished capacity search."""
+    CreateServingSearch: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.CreateServingSearchRequest, _job_pb2.Job]
+    """Start looking for the best deployments of a space; it goes on after a restart of the service."""
+    GetServingSearchReport: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.GetServingSearchReportRequest, _search_pb2.ServingSearchReport]
+    """Return the result of a finished serving search, without the table of its candidates."""
+    WatchServingSearch: _grpc.UnaryStreamMultiCallable[_simulator_service_pb2.WatchServingSearchRequest, _search_pb2.Finalist]
+    """Stream what a search has simulated, in the order it was done, until the search ends."""
+    ReadServingSearchTable: _grpc.UnaryStreamMultiCallable[_simulator_service_pb2.ReadServingSearchTableRequest, _measurement_pb2.ArrowChunk]
+    """Stream one table of a finished serving search as one Arrow IPC stream, in pieces. "candidates"
+    has a row per distinct point, best first; docs/reference/search-report.md lists its columns.
+    """
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]
     """Return a job now."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]
@@ -85,6 +100,20 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
     """Stream one table of a finished training simulation as one Arrow IPC stream, in pieces. "spans"
     has a row per pass and transfer of a stage, "memory" one per change of what a stage holds;
     docs/reference/training-report.md lists their columns.
+    """
+    CreateCapacitySearch: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.CreateCapacitySearchRequest, _job_pb2.Job]  # type: ignore[assignment]
+    """Start looking for the highest rate at which a deployment meets targets."""
+    GetCapacityReport: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.GetCapacityReportRequest, _search_pb2.CapacityReport]  # type: ignore[assignment]
+    """Return the result of a finished capacity search."""
+    CreateServingSearch: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.CreateServingSearchRequest, _job_pb2.Job]  # type: ignore[assignment]
+    """Start looking for the best deployments of a space; it goes on after a restart of the service."""
+    GetServingSearchReport: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.GetServingSearchReportRequest, _search_pb2.ServingSearchReport]  # type: ignore[assignment]
+    """Return the result of a finished serving search, without the table of its candidates."""
+    WatchServingSearch: _aio.UnaryStreamMultiCallable[_simulator_service_pb2.WatchServingSearchRequest, _search_pb2.Finalist]  # type: ignore[assignment]
+    """Stream what a search has simulated, in the order it was done, until the search ends."""
+    ReadServingSearchTable: _aio.UnaryStreamMultiCallable[_simulator_service_pb2.ReadServingSearchTableRequest, _measurement_pb2.ArrowChunk]  # type: ignore[assignment]
+    """Stream one table of a finished serving search as one Arrow IPC stream, in pieces. "candidates"
+    has a row per distinct point, best first; docs/reference/search-report.md lists its columns.
     """
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Return a job now."""
@@ -150,6 +179,56 @@ class SimulatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Stream one table of a finished training simulation as one Arrow IPC stream, in pieces. "spans"
         has a row per pass and transfer of a stage, "memory" one per change of what a stage holds;
         docs/reference/training-report.md lists their columns.
+        """
+
+    @_abc_1.abstractmethod
+    def CreateCapacitySearch(
+        self,
+        request: _simulator_service_pb2.CreateCapacitySearchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
+        """Start looking for the highest rate at which a deployment meets targets."""
+
+    @_abc_1.abstractmethod
+    def GetCapacityReport(
+        self,
+        request: _simulator_service_pb2.GetCapacityReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_search_pb2.CapacityReport, _abc.Awaitable[_search_pb2.CapacityReport]]:
+        """Return the result of a finished capacity search."""
+
+    @_abc_1.abstractmethod
+    def CreateServingSearch(
+        self,
+        request: _simulator_service_pb2.CreateServingSearchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
+        """Start looking for the best deployments of a space; it goes on after a restart of the service."""
+
+    @_abc_1.abstractmethod
+    def GetServingSearchReport(
+        self,
+        request: _simulator_service_pb2.GetServingSearchReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_search_pb2.ServingSearchReport, _abc.Awaitable[_search_pb2.ServingSearchReport]]:
+        """Return the result of a finished serving search, without the table of its candidates."""
+
+    @_abc_1.abstractmethod
+    def WatchServingSearch(
+        self,
+        request: _simulator_service_pb2.WatchServingSearchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_search_pb2.Finalist], _abc.AsyncIterator[_search_pb2.Finalist]]:
+        """Stream what a search has simulated, in the order it was done, until the search ends."""
+
+    @_abc_1.abstractmethod
+    def ReadServingSearchTable(
+        self,
+        request: _simulator_service_pb2.ReadServingSearchTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_measurement_pb2.ArrowChunk], _abc.AsyncIterator[_measurement_pb2.ArrowChunk]]:
+        """Stream one table of a finished serving search as one Arrow IPC stream, in pieces. "candidates"
+        has a row per distinct point, best first; docs/reference/search-report.md lists its columns.
         """
 
     @_abc_1.abstractmethod

@@ -225,6 +225,10 @@ class EngineReport(_message.Message):
     KV_UTILIZATION_RATIO_MEAN_FIELD_NUMBER: _builtins.int
     KV_UTILIZATION_RATIO_MAX_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    FAILURE_COUNT_FIELD_NUMBER: _builtins.int
+    RUNNING_S_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
     engine: _builtins.int
     """The replica. 0: the first."""
     request_count: _builtins.int
@@ -237,9 +241,19 @@ class EngineReport(_message.Message):
     """Mean share of its blocks in use over time, 0 to 1. 0: never any."""
     kv_utilization_ratio_max: _builtins.float
     """Greatest share of its blocks in use, 0 to 1. 0: never any."""
+    pool: _builtins.str
+    """Name of its pool. Empty: there is no cluster."""
+    failure_count: _builtins.int
+    """How often it failed. 0: never."""
+    running_s: _builtins.float
+    """Time it served in s. 0: there is no cluster."""
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageReport]:
         """Its pipeline stages. Empty: nothing ran."""
+
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaPhase]:
+        """When it did what, in order. Empty: there is no cluster."""
 
     def __init__(
         self,
@@ -251,14 +265,156 @@ class EngineReport(_message.Message):
         kv_utilization_ratio_mean: _builtins.float = ...,
         kv_utilization_ratio_max: _builtins.float = ...,
         stages: _abc.Iterable[Global___StageReport] | None = ...,
+        pool: _builtins.str = ...,
+        failure_count: _builtins.int = ...,
+        running_s: _builtins.float = ...,
+        phases: _abc.Iterable[Global___ReplicaPhase] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "kv_utilization_ratio_max", b"kv_utilization_ratio_max", "kv_utilization_ratio_mean", b"kv_utilization_ratio_mean", "preemption_count", b"preemption_count", "request_count", b"request_count", "serving_step_count", b"serving_step_count", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "failure_count", b"failure_count", "kv_utilization_ratio_max", b"kv_utilization_ratio_max", "kv_utilization_ratio_mean", b"kv_utilization_ratio_mean", "phases", b"phases", "pool", b"pool", "preemption_count", b"preemption_count", "request_count", b"request_count", "running_s", b"running_s", "serving_step_count", b"serving_step_count", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineReport: _TypeAlias = EngineReport  # noqa: Y015
+
+@_typing.final
+class ReplicaPhase(_message.Message):
+    """A time during which a replica was in one state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    START_S_FIELD_NUMBER: _builtins.int
+    END_S_FIELD_NUMBER: _builtins.int
+    state: _builtins.str
+    """"starting", "running" or "restarting". Never empty."""
+    start_s: _builtins.float
+    """Its start in s. 0: the start of the run."""
+    end_s: _builtins.float
+    """Its end in s. 0: the start of the run."""
+    def __init__(
+        self,
+        *,
+        state: _builtins.str = ...,
+        start_s: _builtins.float = ...,
+        end_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_s", b"end_s", "start_s", b"start_s", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaPhase: _TypeAlias = ReplicaPhase  # noqa: Y015
+
+@_typing.final
+class PoolReport(_message.Message):
+    """What the replicas of one pool did together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    ENGINE_COUNT_FIELD_NUMBER: _builtins.int
+    DEVICE_COUNT_FIELD_NUMBER: _builtins.int
+    RUNNING_ENGINES_MEAN_FIELD_NUMBER: _builtins.int
+    REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    FAILURE_COUNT_FIELD_NUMBER: _builtins.int
+    SCALE_UP_COUNT_FIELD_NUMBER: _builtins.int
+    SCALE_DOWN_COUNT_FIELD_NUMBER: _builtins.int
+    UTILIZATION_RATIO_FIELD_NUMBER: _builtins.int
+    KV_UTILIZATION_RATIO_MEAN_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_MEAN_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    PORT_UTILIZATION_RATIO_FIELD_NUMBER: _builtins.int
+    ADAPTER_LOAD_COUNT_FIELD_NUMBER: _builtins.int
+    DEVICE_S_FIELD_NUMBER: _builtins.int
+    COST_USD_FIELD_NUMBER: _builtins.int
+    MFU_RATIO_FIELD_NUMBER: _builtins.int
+    MBU_RATIO_FIELD_NUMBER: _builtins.int
+    KV_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    KV_BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the pool. Never empty."""
+    role: _builtins.str
+    """"aggregated", "prefill" or "decode". Not set: "aggregated"."""
+    device: _builtins.str
+    """Name of the device. Never empty."""
+    engine_count: _builtins.int
+    """Replicas there can be. 0: none."""
+    device_count: _builtins.int
+    """Devices of all of them. 0: none."""
+    running_engines_mean: _builtins.float
+    """Replicas that ran, mean over time. 0: none."""
+    request_count: _builtins.int
+    """Requests it was given. 0: none."""
+    failure_count: _builtins.int
+    """Failures of replicas. 0: none."""
+    scale_up_count: _builtins.int
+    """Replicas that were added. 0: none."""
+    scale_down_count: _builtins.int
+    """Replicas that were given up. 0: none."""
+    utilization_ratio: _builtins.float
+    """Share of time its devices were busy, 0 to 1. 0: never."""
+    kv_utilization_ratio_mean: _builtins.float
+    """Mean share of its blocks in use over time, 0 to 1. 0: never any."""
+    batch_size_mean: _builtins.float
+    """Requests in a step, mean over steps. 0: nothing ran."""
+    sent_bytes_per_s: _builtins.float
+    """Key-value caches that left or reached it, in bytes per s. 0: none."""
+    port_utilization_ratio: _builtins.float
+    """Share of time its ports were busy with them, 0 to 1. 0: never."""
+    adapter_load_count: _builtins.int
+    """Adapters that were loaded. 0: none."""
+    device_s: _builtins.float
+    """Time its devices were held, in device seconds. 0: never."""
+    cost_usd: _builtins.float
+    """Cost in USD. 0: not priced."""
+    mfu_ratio: _builtins.float
+    """Model FLOPs over the peak of its devices, 0 to 1. 0: nothing ran."""
+    mbu_ratio: _builtins.float
+    """Bytes that had to move over the peak of its devices, 0 to 1. 0: nothing ran."""
+    kv_block_count: _builtins.int
+    """Blocks of the key-value cache of a replica. 0: none."""
+    kv_block_size: _builtins.int
+    """Tokens of a block. 0: there are none."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: _builtins.str | None = ...,
+        device: _builtins.str = ...,
+        engine_count: _builtins.int = ...,
+        device_count: _builtins.int = ...,
+        running_engines_mean: _builtins.float = ...,
+        request_count: _builtins.int = ...,
+        failure_count: _builtins.int = ...,
+        scale_up_count: _builtins.int = ...,
+        scale_down_count: _builtins.int = ...,
+        utilization_ratio: _builtins.float = ...,
+        kv_utilization_ratio_mean: _builtins.float = ...,
+        batch_size_mean: _builtins.float = ...,
+        sent_bytes_per_s: _builtins.float = ...,
+        port_utilization_ratio: _builtins.float = ...,
+        adapter_load_count: _builtins.int = ...,
+        device_s: _builtins.float = ...,
+        cost_usd: _builtins.float = ...,
+        mfu_ratio: _builtins.float = ...,
+        mbu_ratio: _builtins.float = ...,
+        kv_block_count: _builtins.int = ...,
+        kv_block_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "role", b"role"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "adapter_load_count", b"adapter_load_count", "batch_size_mean", b"batch_size_mean", "cost_usd", b"cost_usd", "device", b"device", "device_count", b"device_count", "device_s", b"device_s", "engine_count", b"engine_count", "failure_count", b"failure_count", "kv_block_count", b"kv_block_count", "kv_block_size", b"kv_block_size", "kv_utilization_ratio_mean", b"kv_utilization_ratio_mean", "mbu_ratio", b"mbu_ratio", "mfu_ratio", b"mfu_ratio", "name", b"name", "port_utilization_ratio", b"port_utilization_ratio", "request_count", b"request_count", "role", b"role", "running_engines_mean", b"running_engines_mean", "scale_down_count", b"scale_down_count", "scale_up_count", b"scale_up_count", "sent_bytes_per_s", b"sent_bytes_per_s", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
+    _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__role) -> _WhichOneofReturnType__role | None: ...
+
+Global___PoolReport: _TypeAlias = PoolReport  # noqa: Y015
 
 @_typing.final
 class ServingStageMemory(_message.Message):
@@ -274,6 +430,7 @@ class ServingStageMemory(_message.Message):
     GRAPHS_BYTES_FIELD_NUMBER: _builtins.int
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     """The stage. 0: the first."""
     device_bytes: _builtins.float
@@ -290,6 +447,8 @@ class ServingStageMemory(_message.Message):
     """What engine and driver take for themselves in bytes. 0: nothing."""
     kv_bytes: _builtins.float
     """Room of the key-value cache in bytes. 0: none."""
+    pool: _builtins.str
+    """Name of the pool of a cluster. Empty: there is none."""
     def __init__(
         self,
         *,
@@ -301,10 +460,11 @@ class ServingStageMemory(_message.Message):
         graphs_bytes: _builtins.float = ...,
         reserved_bytes: _builtins.float = ...,
         kv_bytes: _builtins.float = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activations_bytes", b"activations_bytes", "device_bytes", b"device_bytes", "graphs_bytes", b"graphs_bytes", "kv_bytes", b"kv_bytes", "reserved_bytes", b"reserved_bytes", "stage", b"stage", "usable_bytes", b"usable_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activations_bytes", b"activations_bytes", "device_bytes", b"device_bytes", "graphs_bytes", b"graphs_bytes", "kv_bytes", b"kv_bytes", "pool", b"pool", "reserved_bytes", b"reserved_bytes", "stage", b"stage", "usable_bytes", b"usable_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -502,6 +662,10 @@ class ServingReport(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     SCENARIO_JSON_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    TRANSFER_MS_FIELD_NUMBER: _builtins.int
+    RETRY_COUNT_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_DECODE_MEAN_FIELD_NUMBER: _builtins.int
     request_count: _builtins.int
     """Requests that arrived. 0: none."""
     completed_count: _builtins.int
@@ -576,6 +740,10 @@ class ServingReport(_message.Message):
     """The resolved scenario as JSON. Empty: not kept."""
     job_id: _builtins.str
     """The job whose tables can be read. Empty: none."""
+    retry_count: _builtins.int
+    """How often requests began anew. 0: never."""
+    tokens_per_decode_mean: _builtins.float
+    """Tokens of a decoding sequence in a step, on average. Not set: 1."""
     @_builtins.property
     def feasibility(self) -> Global___Feasibility:
         """Whether the configuration can run. Not set: it can."""
@@ -708,6 +876,14 @@ class ServingReport(_message.Message):
     def steady(self) -> Global___SteadyWindow:
         """The run without its warm-up and its end. Not set: nothing is left between."""
 
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolReport]:
+        """Pools of the cluster. Empty: there is no cluster."""
+
+    @_builtins.property
+    def transfer_ms(self) -> Global___Percentiles:
+        """First token to key-value cache on the decode replica in ms. Not set: nothing moved."""
+
     def __init__(
         self,
         *,
@@ -781,19 +957,27 @@ class ServingReport(_message.Message):
         model_version: _builtins.str = ...,
         scenario_json: _builtins.str = ...,
         job_id: _builtins.str = ...,
+        pools: _abc.Iterable[Global___PoolReport] | None = ...,
+        transfer_ms: Global___Percentiles | None = ...,
+        retry_count: _builtins.int = ...,
+        tokens_per_decode_mean: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "answer_tokens", b"answer_tokens", "batch_size", b"batch_size", "batch_size_histogram", b"batch_size_histogram", "batch_tokens", b"batch_tokens", "batch_tokens_histogram", b"batch_tokens_histogram", "decode_ms", b"decode_ms", "e2e_latency_ms", b"e2e_latency_ms", "e2e_latency_ms_per_token", b"e2e_latency_ms_per_token", "execution_ms", b"execution_ms", "feasibility", b"feasibility", "interarrival_ms", b"interarrival_ms", "itl_ms", b"itl_ms", "preempted_ms", b"preempted_ms", "prefill_ms", b"prefill_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prompt_tokens", b"prompt_tokens", "queueing_ms", b"queueing_ms", "request_preemptions", b"request_preemptions", "running", b"running", "service_ms", b"service_ms", "steady", b"steady", "step_ms", b"step_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms", "ttft_queued_ms", b"ttft_queued_ms", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "_tokens_per_decode_mean", b"_tokens_per_decode_mean", "answer_tokens", b"answer_tokens", "batch_size", b"batch_size", "batch_size_histogram", b"batch_size_histogram", "batch_tokens", b"batch_tokens", "batch_tokens_histogram", b"batch_tokens_histogram", "decode_ms", b"decode_ms", "e2e_latency_ms", b"e2e_latency_ms", "e2e_latency_ms_per_token", b"e2e_latency_ms_per_token", "execution_ms", b"execution_ms", "feasibility", b"feasibility", "interarrival_ms", b"interarrival_ms", "itl_ms", b"itl_ms", "preempted_ms", b"preempted_ms", "prefill_ms", b"prefill_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prompt_tokens", b"prompt_tokens", "queueing_ms", b"queueing_ms", "request_preemptions", b"request_preemptions", "running", b"running", "service_ms", b"service_ms", "steady", b"steady", "step_ms", b"step_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "tokens_per_decode_mean", b"tokens_per_decode_mean", "tpot_ms", b"tpot_ms", "transfer_ms", b"transfer_ms", "ttft_ms", b"ttft_ms", "ttft_queued_ms", b"ttft_queued_ms", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "answer_tokens", b"answer_tokens", "batch_size", b"batch_size", "batch_size_histogram", b"batch_size_histogram", "batch_size_mean", b"batch_size_mean", "batch_tokens", b"batch_tokens", "batch_tokens_histogram", b"batch_tokens_histogram", "cached_token_count", b"cached_token_count", "classes", b"classes", "completed_count", b"completed_count", "cost_usd", b"cost_usd", "decode_ms", b"decode_ms", "device_count", b"device_count", "duration_s", b"duration_s", "e2e_latency_ms", b"e2e_latency_ms", "e2e_latency_ms_per_token", b"e2e_latency_ms_per_token", "energy_j_per_output_token", b"energy_j_per_output_token", "energy_wh", b"energy_wh", "engines", b"engines", "execution_ms", b"execution_ms", "feasibility", b"feasibility", "goodput_rps", b"goodput_rps", "input_throughput_tps", b"input_throughput_tps", "input_throughput_tps_per_gpu", b"input_throughput_tps_per_gpu", "interarrival_ms", b"interarrival_ms", "itl_ms", b"itl_ms", "itl_ms_quantiles", b"itl_ms_quantiles", "job_id", b"job_id", "kv_block_count", b"kv_block_count", "kv_block_size", b"kv_block_size", "kv_utilization_ratio_max", b"kv_utilization_ratio_max", "kv_utilization_ratio_mean", b"kv_utilization_ratio_mean", "loaded_token_count", b"loaded_token_count", "mbu_ratio", b"mbu_ratio", "memory", b"memory", "mfu_ratio", b"mfu_ratio", "model_version", b"model_version", "offered_rps", b"offered_rps", "output_throughput_tps", b"output_throughput_tps", "output_throughput_tps_per_gpu", b"output_throughput_tps_per_gpu", "power_w_mean", b"power_w_mean", "preempted_ms", b"preempted_ms", "preemption_count", b"preemption_count", "prefill_ms", b"prefill_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "prompt_tokens", b"prompt_tokens", "queueing_ms", b"queueing_ms", "refused_by_reason_count", b"refused_by_reason_count", "request_count", b"request_count", "request_preemptions", b"request_preemptions", "request_throughput_rps", b"request_throughput_rps", "request_throughput_rps_per_gpu", b"request_throughput_rps_per_gpu", "running", b"running", "scenario_json", b"scenario_json", "service_ms", b"service_ms", "serving_step_count", b"serving_step_count", "slo_attainment_ratio", b"slo_attainment_ratio", "steady", b"steady", "step_ms", b"step_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "step_time_ratio_by_provenance", b"step_time_ratio_by_provenance", "step_time_s_by_group", b"step_time_s_by_group", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms", "ttft_queued_ms", b"ttft_queued_ms", "usd_per_million_output_tokens", b"usd_per_million_output_tokens", "usd_per_million_tokens", b"usd_per_million_tokens", "utilization_ratio", b"utilization_ratio", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "_tokens_per_decode_mean", b"_tokens_per_decode_mean", "answer_tokens", b"answer_tokens", "batch_size", b"batch_size", "batch_size_histogram", b"batch_size_histogram", "batch_size_mean", b"batch_size_mean", "batch_tokens", b"batch_tokens", "batch_tokens_histogram", b"batch_tokens_histogram", "cached_token_count", b"cached_token_count", "classes", b"classes", "completed_count", b"completed_count", "cost_usd", b"cost_usd", "decode_ms", b"decode_ms", "device_count", b"device_count", "duration_s", b"duration_s", "e2e_latency_ms", b"e2e_latency_ms", "e2e_latency_ms_per_token", b"e2e_latency_ms_per_token", "energy_j_per_output_token", b"energy_j_per_output_token", "energy_wh", b"energy_wh", "engines", b"engines", "execution_ms", b"execution_ms", "feasibility", b"feasibility", "goodput_rps", b"goodput_rps", "input_throughput_tps", b"input_throughput_tps", "input_throughput_tps_per_gpu", b"input_throughput_tps_per_gpu", "interarrival_ms", b"interarrival_ms", "itl_ms", b"itl_ms", "itl_ms_quantiles", b"itl_ms_quantiles", "job_id", b"job_id", "kv_block_count", b"kv_block_count", "kv_block_size", b"kv_block_size", "kv_utilization_ratio_max", b"kv_utilization_ratio_max", "kv_utilization_ratio_mean", b"kv_utilization_ratio_mean", "loaded_token_count", b"loaded_token_count", "mbu_ratio", b"mbu_ratio", "memory", b"memory", "mfu_ratio", b"mfu_ratio", "model_version", b"model_version", "offered_rps", b"offered_rps", "output_throughput_tps", b"output_throughput_tps", "output_throughput_tps_per_gpu", b"output_throughput_tps_per_gpu", "pools", b"pools", "power_w_mean", b"power_w_mean", "preempted_ms", b"preempted_ms", "preemption_count", b"preemption_count", "prefill_ms", b"prefill_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "prompt_tokens", b"prompt_tokens", "queueing_ms", b"queueing_ms", "refused_by_reason_count", b"refused_by_reason_count", "request_count", b"request_count", "request_preemptions", b"request_preemptions", "request_throughput_rps", b"request_throughput_rps", "request_throughput_rps_per_gpu", b"request_throughput_rps_per_gpu", "retry_count", b"retry_count", "running", b"running", "scenario_json", b"scenario_json", "service_ms", b"service_ms", "serving_step_count", b"serving_step_count", "slo_attainment_ratio", b"slo_attainment_ratio", "steady", b"steady", "step_ms", b"step_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "step_time_ratio_by_provenance", b"step_time_ratio_by_provenance", "step_time_s_by_group", b"step_time_s_by_group", "tokens_per_decode_mean", b"tokens_per_decode_mean", "tpot_ms", b"tpot_ms", "transfer_ms", b"transfer_ms", "ttft_ms", b"ttft_ms", "ttft_queued_ms", b"ttft_queued_ms", "usd_per_million_output_tokens", b"usd_per_million_output_tokens", "usd_per_million_tokens", b"usd_per_million_tokens", "utilization_ratio", b"utilization_ratio", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__step_time_high_ratio: _TypeAlias = _typing.Literal["step_time_high_ratio"]  # noqa: Y015
     _WhichOneofArgType__step_time_high_ratio: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio"]  # noqa: Y015
     _WhichOneofReturnType__step_time_low_ratio: _TypeAlias = _typing.Literal["step_time_low_ratio"]  # noqa: Y015
     _WhichOneofArgType__step_time_low_ratio: _TypeAlias = _typing.Literal["_step_time_low_ratio", b"_step_time_low_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_decode_mean: _TypeAlias = _typing.Literal["tokens_per_decode_mean"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_decode_mean: _TypeAlias = _typing.Literal["_tokens_per_decode_mean", b"_tokens_per_decode_mean"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step_time_high_ratio) -> _WhichOneofReturnType__step_time_high_ratio | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step_time_low_ratio) -> _WhichOneofReturnType__step_time_low_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_decode_mean) -> _WhichOneofReturnType__tokens_per_decode_mean | None: ...
 
 Global___ServingReport: _TypeAlias = ServingReport  # noqa: Y015
 

@@ -205,6 +205,493 @@ class SloClass(_message.Message):
 Global___SloClass: _TypeAlias = SloClass  # noqa: Y015
 
 @_typing.final
+class AutoscalingSpec(_message.Message):
+    """How many replicas of a pool run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class OptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    MIN_REPLICAS_FIELD_NUMBER: _builtins.int
+    MAX_REPLICAS_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
+    COLD_START_S_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Name of the policy ("target_concurrency"). Empty: an error."""
+    min_replicas: _builtins.int
+    """Replicas that always run. Not set: 1."""
+    max_replicas: _builtins.int
+    """Replicas that run at most. Not set: 1."""
+    interval_s: _builtins.float
+    """Time between decisions in s. Not set: 15."""
+    cold_start_s: _builtins.float
+    """Time in s until a new replica serves. 0: at once."""
+    @_builtins.property
+    def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The policy's own knobs by name. Empty: its defaults."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        min_replicas: _builtins.int | None = ...,
+        max_replicas: _builtins.int | None = ...,
+        interval_s: _builtins.float | None = ...,
+        cold_start_s: _builtins.float = ...,
+        options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "interval_s", b"interval_s", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s", "_max_replicas", b"_max_replicas", "_min_replicas", b"_min_replicas", "cold_start_s", b"cold_start_s", "interval_s", b"interval_s", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "options", b"options", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__interval_s: _TypeAlias = _typing.Literal["interval_s"]  # noqa: Y015
+    _WhichOneofArgType__interval_s: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s"]  # noqa: Y015
+    _WhichOneofReturnType__max_replicas: _TypeAlias = _typing.Literal["max_replicas"]  # noqa: Y015
+    _WhichOneofArgType__max_replicas: _TypeAlias = _typing.Literal["_max_replicas", b"_max_replicas"]  # noqa: Y015
+    _WhichOneofReturnType__min_replicas: _TypeAlias = _typing.Literal["min_replicas"]  # noqa: Y015
+    _WhichOneofArgType__min_replicas: _TypeAlias = _typing.Literal["_min_replicas", b"_min_replicas"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interval_s) -> _WhichOneofReturnType__interval_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_replicas) -> _WhichOneofReturnType__max_replicas | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_replicas) -> _WhichOneofReturnType__min_replicas | None: ...
+
+Global___AutoscalingSpec: _TypeAlias = AutoscalingSpec  # noqa: Y015
+
+@_typing.final
+class ReplicaPool(_message.Message):
+    """Replicas that are alike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    REPLICA_COUNT_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    DEVICE_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
+    DEVICE_IDLE_W_FIELD_NUMBER: _builtins.int
+    DEVICE_BUSY_W_FIELD_NUMBER: _builtins.int
+    AUTOSCALING_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the pool. Empty: an error."""
+    role: _builtins.str
+    """"aggregated", "prefill" or "decode". Not set: "aggregated"."""
+    replica_count: _builtins.int
+    """Replicas it starts with. Not set: 1."""
+    device: _builtins.str
+    """Name of their device. Empty: the scenario's."""
+    topology: _builtins.str
+    """Name of their topology. Empty: the scenario's, or the first one made of the device."""
+    quantization: _builtins.str
+    """How weights are stored and multiplied. Empty: the scenario's."""
+    device_usd_per_hour: _builtins.float
+    """Price of one of their devices in USD per hour. 0: the scenario's."""
+    device_idle_w: _builtins.float
+    """Measured power of an idle device in W. 0: the scenario's."""
+    device_busy_w: _builtins.float
+    """Measured power of a busy device in W. 0: the scenario's."""
+    @_builtins.property
+    def layout(self) -> _parallelism_pb2.ParallelLayout:
+        """Spread of a replica over devices. Not set: the scenario's."""
+
+    @_builtins.property
+    def engine(self) -> Global___EngineSpec:
+        """Rules and limits of their engine. Not set: the scenario's."""
+
+    @_builtins.property
+    def autoscaling(self) -> Global___AutoscalingSpec:
+        """How many run. Not set: always as many as it starts with."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: _builtins.str | None = ...,
+        replica_count: _builtins.int | None = ...,
+        device: _builtins.str = ...,
+        topology: _builtins.str = ...,
+        layout: _parallelism_pb2.ParallelLayout | None = ...,
+        engine: Global___EngineSpec | None = ...,
+        quantization: _builtins.str = ...,
+        device_usd_per_hour: _builtins.float = ...,
+        device_idle_w: _builtins.float = ...,
+        device_busy_w: _builtins.float = ...,
+        autoscaling: Global___AutoscalingSpec | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_replica_count", b"_replica_count", "_role", b"_role", "autoscaling", b"autoscaling", "engine", b"engine", "layout", b"layout", "replica_count", b"replica_count", "role", b"role"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replica_count", b"_replica_count", "_role", b"_role", "autoscaling", b"autoscaling", "device", b"device", "device_busy_w", b"device_busy_w", "device_idle_w", b"device_idle_w", "device_usd_per_hour", b"device_usd_per_hour", "engine", b"engine", "layout", b"layout", "name", b"name", "quantization", b"quantization", "replica_count", b"replica_count", "role", b"role", "topology", b"topology"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__replica_count: _TypeAlias = _typing.Literal["replica_count"]  # noqa: Y015
+    _WhichOneofArgType__replica_count: _TypeAlias = _typing.Literal["_replica_count", b"_replica_count"]  # noqa: Y015
+    _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
+    _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replica_count) -> _WhichOneofReturnType__replica_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__role) -> _WhichOneofReturnType__role | None: ...
+
+Global___ReplicaPool: _TypeAlias = ReplicaPool  # noqa: Y015
+
+@_typing.final
+class RoutingSpec(_message.Message):
+    """How requests are spread over replicas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class OptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROUTER_FIELD_NUMBER: _builtins.int
+    LOAD_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    MAX_OUTSTANDING_FIELD_NUMBER: _builtins.int
+    MAX_QUEUED_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    router: _builtins.str
+    """Name of the router. Not set: "round_robin"."""
+    load_interval_ms: _builtins.float
+    """Age in ms at which the router's knowledge of loads is renewed. 0: it is never old."""
+    max_outstanding: _builtins.int
+    """Requests on a replica at most. 0: no limit."""
+    max_queued: _builtins.int
+    """Requests that wait at the router at most. 0: no limit."""
+    @_builtins.property
+    def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The router's own knobs by name. Empty: its defaults."""
+
+    def __init__(
+        self,
+        *,
+        router: _builtins.str | None = ...,
+        load_interval_ms: _builtins.float = ...,
+        max_outstanding: _builtins.int = ...,
+        max_queued: _builtins.int = ...,
+        options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_router", b"_router", "router", b"router"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_router", b"_router", "load_interval_ms", b"load_interval_ms", "max_outstanding", b"max_outstanding", "max_queued", b"max_queued", "options", b"options", "router", b"router"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__router: _TypeAlias = _typing.Literal["router"]  # noqa: Y015
+    _WhichOneofArgType__router: _TypeAlias = _typing.Literal["_router", b"_router"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__router) -> _WhichOneofReturnType__router | None: ...
+
+Global___RoutingSpec: _TypeAlias = RoutingSpec  # noqa: Y015
+
+@_typing.final
+class KvTransferSpec(_message.Message):
+    """How the key-value cache of a prompt moves to its decode replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LATENCY_US_FIELD_NUMBER: _builtins.int
+    OVERLAPS_PREFILL_FIELD_NUMBER: _builtins.int
+    bandwidth_bytes_per_s: _builtins.float
+    """Bandwidth of a device's port in bytes per s. 0: the topology's between nodes."""
+    latency_us: _builtins.float
+    """Latency of a transfer in us. 0: the topology's between nodes."""
+    overlaps_prefill: _builtins.bool
+    """Whether layers move while later ones are computed. False: after the prefill."""
+    def __init__(
+        self,
+        *,
+        bandwidth_bytes_per_s: _builtins.float = ...,
+        latency_us: _builtins.float = ...,
+        overlaps_prefill: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_bytes_per_s", b"bandwidth_bytes_per_s", "latency_us", b"latency_us", "overlaps_prefill", b"overlaps_prefill"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvTransferSpec: _TypeAlias = KvTransferSpec  # noqa: Y015
+
+@_typing.final
+class ReplicaOutage(_message.Message):
+    """A replica that fails at a time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    START_S_FIELD_NUMBER: _builtins.int
+    RESTART_S_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """Name of its pool. Empty: an error."""
+    replica: _builtins.int
+    """Its number in the pool. 0: the first."""
+    start_s: _builtins.float
+    """When it fails, in s from the start. 0: at the start."""
+    restart_s: _builtins.float
+    """Time in s until it is back. 0: an error."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        replica: _builtins.int = ...,
+        start_s: _builtins.float = ...,
+        restart_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "replica", b"replica", "restart_s", b"restart_s", "start_s", b"start_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaOutage: _TypeAlias = ReplicaOutage  # noqa: Y015
+
+@_typing.final
+class FailureSpec(_message.Message):
+    """How replicas fail."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MTBF_S_FIELD_NUMBER: _builtins.int
+    RESTART_S_FIELD_NUMBER: _builtins.int
+    MAX_RETRIES_FIELD_NUMBER: _builtins.int
+    RETRY_DELAY_S_FIELD_NUMBER: _builtins.int
+    OUTAGES_FIELD_NUMBER: _builtins.int
+    mtbf_s: _builtins.float
+    """Mean time in s that a replica runs before it fails. 0: it never does by chance."""
+    restart_s: _builtins.float
+    """Time in s until a failed replica is back. Not set: 120."""
+    max_retries: _builtins.int
+    """How often a request may start again. Not set: 1."""
+    retry_delay_s: _builtins.float
+    """Time in s before it does. 0: at once."""
+    @_builtins.property
+    def outages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaOutage]:
+        """Failures at given times. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        mtbf_s: _builtins.float = ...,
+        restart_s: _builtins.float | None = ...,
+        max_retries: _builtins.int | None = ...,
+        retry_delay_s: _builtins.float = ...,
+        outages: _abc.Iterable[Global___ReplicaOutage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "_restart_s", b"_restart_s", "max_retries", b"max_retries", "restart_s", b"restart_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "_restart_s", b"_restart_s", "max_retries", b"max_retries", "mtbf_s", b"mtbf_s", "outages", b"outages", "restart_s", b"restart_s", "retry_delay_s", b"retry_delay_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
+    _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
+    _WhichOneofReturnType__restart_s: _TypeAlias = _typing.Literal["restart_s"]  # noqa: Y015
+    _WhichOneofArgType__restart_s: _TypeAlias = _typing.Literal["_restart_s", b"_restart_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_retries) -> _WhichOneofReturnType__max_retries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restart_s) -> _WhichOneofReturnType__restart_s | None: ...
+
+Global___FailureSpec: _TypeAlias = FailureSpec  # noqa: Y015
+
+@_typing.final
+class ClusterSpec(_message.Message):
+    """Pools of replicas and the routers before them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOLS_FIELD_NUMBER: _builtins.int
+    ROUTING_FIELD_NUMBER: _builtins.int
+    DECODE_ROUTING_FIELD_NUMBER: _builtins.int
+    KV_TRANSFER_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaPool]:
+        """The pools. Empty: an error."""
+
+    @_builtins.property
+    def routing(self) -> Global___RoutingSpec:
+        """How requests that arrive are spread. Not set: round robin."""
+
+    @_builtins.property
+    def decode_routing(self) -> Global___RoutingSpec:
+        """How prefilled requests are spread. Not set: "least_outstanding"."""
+
+    @_builtins.property
+    def kv_transfer(self) -> Global___KvTransferSpec:
+        """How key-value caches move. Not set: over the topology's links."""
+
+    @_builtins.property
+    def failures(self) -> Global___FailureSpec:
+        """How replicas fail. Not set: they do not."""
+
+    def __init__(
+        self,
+        *,
+        pools: _abc.Iterable[Global___ReplicaPool] | None = ...,
+        routing: Global___RoutingSpec | None = ...,
+        decode_routing: Global___RoutingSpec | None = ...,
+        kv_transfer: Global___KvTransferSpec | None = ...,
+        failures: Global___FailureSpec | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode_routing", b"decode_routing", "failures", b"failures", "kv_transfer", b"kv_transfer", "routing", b"routing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_routing", b"decode_routing", "failures", b"failures", "kv_transfer", b"kv_transfer", "pools", b"pools", "routing", b"routing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterSpec: _TypeAlias = ClusterSpec  # noqa: Y015
+
+@_typing.final
+class SpeculativeSpec(_message.Message):
+    """Speculative decoding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_RATIO_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_FIELD_NUMBER: _builtins.int
+    DRAFT_LAYER_COUNT_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    """"draft_model", "layers" or "ngram". Not set: "ngram"."""
+    draft_token_count: _builtins.int
+    """Tokens proposed per sequence and step. Not set: 3."""
+    acceptance_ratio: _builtins.float
+    """Share of proposals accepted, where all before were. Not set: 0.7."""
+    draft_layer_count: _builtins.int
+    """Layers that propose, with "layers". Not set: 1."""
+    @_builtins.property
+    def draft_model(self) -> _model_pb2.ModelArchitecture:
+        """The model that proposes. Not set: none, an error with "draft_model"."""
+
+    def __init__(
+        self,
+        *,
+        method: _builtins.str | None = ...,
+        draft_token_count: _builtins.int | None = ...,
+        acceptance_ratio: _builtins.float | None = ...,
+        draft_model: _model_pb2.ModelArchitecture | None = ...,
+        draft_layer_count: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_ratio", b"_acceptance_ratio", "_draft_layer_count", b"_draft_layer_count", "_draft_token_count", b"_draft_token_count", "_method", b"_method", "acceptance_ratio", b"acceptance_ratio", "draft_layer_count", b"draft_layer_count", "draft_model", b"draft_model", "draft_token_count", b"draft_token_count", "method", b"method"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_ratio", b"_acceptance_ratio", "_draft_layer_count", b"_draft_layer_count", "_draft_token_count", b"_draft_token_count", "_method", b"_method", "acceptance_ratio", b"acceptance_ratio", "draft_layer_count", b"draft_layer_count", "draft_model", b"draft_model", "draft_token_count", b"draft_token_count", "method", b"method"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__acceptance_ratio: _TypeAlias = _typing.Literal["acceptance_ratio"]  # noqa: Y015
+    _WhichOneofArgType__acceptance_ratio: _TypeAlias = _typing.Literal["_acceptance_ratio", b"_acceptance_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__draft_layer_count: _TypeAlias = _typing.Literal["draft_layer_count"]  # noqa: Y015
+    _WhichOneofArgType__draft_layer_count: _TypeAlias = _typing.Literal["_draft_layer_count", b"_draft_layer_count"]  # noqa: Y015
+    _WhichOneofReturnType__draft_token_count: _TypeAlias = _typing.Literal["draft_token_count"]  # noqa: Y015
+    _WhichOneofArgType__draft_token_count: _TypeAlias = _typing.Literal["_draft_token_count", b"_draft_token_count"]  # noqa: Y015
+    _WhichOneofReturnType__method: _TypeAlias = _typing.Literal["method"]  # noqa: Y015
+    _WhichOneofArgType__method: _TypeAlias = _typing.Literal["_method", b"_method"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance_ratio) -> _WhichOneofReturnType__acceptance_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_layer_count) -> _WhichOneofReturnType__draft_layer_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_token_count) -> _WhichOneofReturnType__draft_token_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__method) -> _WhichOneofReturnType__method | None: ...
+
+Global___SpeculativeSpec: _TypeAlias = SpeculativeSpec  # noqa: Y015
+
+@_typing.final
+class LoraSpec(_message.Message):
+    """Low-rank adapters that requests ask for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_COUNT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    MAX_LOADED_FIELD_NUMBER: _builtins.int
+    POPULARITY_SPREAD_FIELD_NUMBER: _builtins.int
+    LOAD_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    adapter_count: _builtins.int
+    """Adapters there are. 0: an error."""
+    rank: _builtins.int
+    """Their rank. Not set: 16."""
+    max_loaded: _builtins.int
+    """Adapters that a replica keeps on its devices. Not set: 1."""
+    popularity_spread: _builtins.float
+    """Exponent of the popularity by rank. 0: all alike."""
+    load_bytes_per_s: _builtins.float
+    """Bandwidth in bytes per s from host memory. Not set: 25e9."""
+    targets: _builtins.str
+    """Linear layers they adapt: "all" or those of "attention". Not set: "all"."""
+    def __init__(
+        self,
+        *,
+        adapter_count: _builtins.int = ...,
+        rank: _builtins.int | None = ...,
+        max_loaded: _builtins.int | None = ...,
+        popularity_spread: _builtins.float = ...,
+        load_bytes_per_s: _builtins.float | None = ...,
+        targets: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_load_bytes_per_s", b"_load_bytes_per_s", "_max_loaded", b"_max_loaded", "_rank", b"_rank", "_targets", b"_targets", "load_bytes_per_s", b"load_bytes_per_s", "max_loaded", b"max_loaded", "rank", b"rank", "targets", b"targets"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_load_bytes_per_s", b"_load_bytes_per_s", "_max_loaded", b"_max_loaded", "_rank", b"_rank", "_targets", b"_targets", "adapter_count", b"adapter_count", "load_bytes_per_s", b"load_bytes_per_s", "max_loaded", b"max_loaded", "popularity_spread", b"popularity_spread", "rank", b"rank", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__load_bytes_per_s: _TypeAlias = _typing.Literal["load_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__load_bytes_per_s: _TypeAlias = _typing.Literal["_load_bytes_per_s", b"_load_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__max_loaded: _TypeAlias = _typing.Literal["max_loaded"]  # noqa: Y015
+    _WhichOneofArgType__max_loaded: _TypeAlias = _typing.Literal["_max_loaded", b"_max_loaded"]  # noqa: Y015
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    _WhichOneofReturnType__targets: _TypeAlias = _typing.Literal["targets"]  # noqa: Y015
+    _WhichOneofArgType__targets: _TypeAlias = _typing.Literal["_targets", b"_targets"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__load_bytes_per_s) -> _WhichOneofReturnType__load_bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_loaded) -> _WhichOneofReturnType__max_loaded | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__targets) -> _WhichOneofReturnType__targets | None: ...
+
+Global___LoraSpec: _TypeAlias = LoraSpec  # noqa: Y015
+
+@_typing.final
 class ServingScenario(_message.Message):
     """One inference deployment under one workload."""
 
@@ -250,6 +737,9 @@ class ServingScenario(_message.Message):
     DEVICE_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
     DEVICE_IDLE_W_FIELD_NUMBER: _builtins.int
     DEVICE_BUSY_W_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    SPECULATIVE_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the scenario. Not set: "serving"."""
     device: _builtins.str
@@ -304,6 +794,18 @@ class ServingScenario(_message.Message):
     def slo_classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SloClass]:
         """Classes of requests. Empty: one, under `slo`."""
 
+    @_builtins.property
+    def cluster(self) -> Global___ClusterSpec:
+        """Pools of replicas. Not set: as many as `layout.dp`, behind a round robin."""
+
+    @_builtins.property
+    def speculative(self) -> Global___SpeculativeSpec:
+        """Speculative decoding. Not set: none."""
+
+    @_builtins.property
+    def lora(self) -> Global___LoraSpec:
+        """Low-rank adapters. Not set: none."""
+
     def __init__(
         self,
         *,
@@ -327,10 +829,13 @@ class ServingScenario(_message.Message):
         device_usd_per_hour: _builtins.float = ...,
         device_idle_w: _builtins.float = ...,
         device_busy_w: _builtins.float = ...,
+        cluster: Global___ClusterSpec | None = ...,
+        speculative: Global___SpeculativeSpec | None = ...,
+        lora: Global___LoraSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "engine", b"engine", "layout", b"layout", "model", b"model", "moe_imbalance_ratio", b"moe_imbalance_ratio", "name", b"name", "slo", b"slo", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "cluster", b"cluster", "engine", b"engine", "layout", b"layout", "lora", b"lora", "model", b"model", "moe_imbalance_ratio", b"moe_imbalance_ratio", "name", b"name", "slo", b"slo", "speculative", b"speculative", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "device", b"device", "device_busy_w", b"device_busy_w", "device_idle_w", b"device_idle_w", "device_usd_per_hour", b"device_usd_per_hour", "dtype", b"dtype", "engine", b"engine", "framework", b"framework", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "layout", b"layout", "model", b"model", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "quantization", b"quantization", "seed", b"seed", "slo", b"slo", "slo_classes", b"slo_classes", "topology", b"topology", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "cluster", b"cluster", "device", b"device", "device_busy_w", b"device_busy_w", "device_idle_w", b"device_idle_w", "device_usd_per_hour", b"device_usd_per_hour", "dtype", b"dtype", "engine", b"engine", "framework", b"framework", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "layout", b"layout", "lora", b"lora", "model", b"model", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "quantization", b"quantization", "seed", b"seed", "slo", b"slo", "slo_classes", b"slo_classes", "speculative", b"speculative", "topology", b"topology", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__moe_imbalance_ratio: _TypeAlias = _typing.Literal["moe_imbalance_ratio"]  # noqa: Y015
     _WhichOneofArgType__moe_imbalance_ratio: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio"]  # noqa: Y015

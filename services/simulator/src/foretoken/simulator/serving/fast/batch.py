@@ -190,7 +190,8 @@ def preempt(state: State, e: int, index: int, goes_last: bool) -> int:
     for place in range(index, engine.num_running):
         running[e, place] = running[e, place + 1]
     request = requests_of(state)[r]
-    if state.is_caching:
+    # What came from elsewhere gets its names with its first step.
+    if state.is_caching and request.scheduled_ns != NONE:
         name_blocks(state, e, r, request.num_computed // state.block_size)
     free_blocks(state, e, r)
     request.num_computed = 0

@@ -108,9 +108,8 @@ def take_hits(state: State, e: int, r: int, num_hits: int) -> None:
     """Give a request a slot and the blocks that were just found for it."""
     if not state.is_caching:
         return
+    take_slot(state, e, r)
     engine, request = engines_of(state)[e], requests_of(state)[r]
-    engine.num_slots -= 1
-    request.slot = slots_of(state)[e, engine.num_slots]
     row = slot_blocks_of(state)[request.slot]
     for index in range(num_hits):
         b = hits_of(state)[index]
@@ -124,6 +123,15 @@ def take_hits(state: State, e: int, r: int, num_hits: int) -> None:
     request.chain_key = state.chain_key
     request.num_computed = num_hits * state.block_size
     request.num_cached += request.num_computed
+
+
+@compiled_part
+def take_slot(state: State, e: int, r: int) -> None:
+    """Give a request a free slot, where its blocks are listed."""
+    if state.is_caching:
+        engine = engines_of(state)[e]
+        engine.num_slots -= 1
+        requests_of(state)[r].slot = slots_of(state)[e, engine.num_slots]
 
 
 @compiled_part

@@ -3,10 +3,12 @@
 The outcome is that of turn after turn; only the blocks that fill up are touched.
 """
 
+from typing import NamedTuple
+
 from foretoken.simulator.cost_tables import CostTables, StepShape, stage_us
 from foretoken.simulator.jit import compiled_part
 from foretoken.simulator.serving.fast.block import name_blocks, take_blocks
-from foretoken.simulator.serving.fast.layout import NONE, State, as_int64
+from foretoken.simulator.serving.fast.layout import DEPLOYMENT, NONE, State, as_int64
 from foretoken.simulator.serving.fast.request import emit
 from foretoken.simulator.serving.fast.turn import to_ns, write_step
 from foretoken.simulator.serving.fast.view import (
@@ -40,7 +42,10 @@ def can_coast(state: State, u: int) -> bool:
 
 @compiled_part
 def coast(state: State, tables: CostTables, u: int, horizon_ns: int) -> int:
-    """Run steps that are scheduled before the horizon, from the unit's turn on; return how many."""
+    """Run steps that are scheduled before the horizon, from the unit's turn on; return how many.
+
+    In a pool their tokens leave before it too: who looks then finds the engine as it was.
+    """
     unit, e = units_of(state)[u], units_of(state)[u].first_engine
     engine = engines_of(state)[e]
     _plan_growth(state, e)
@@ -53,12 +58,15 @@ def coast(state: State, tables: CostTables, u: int, horizon_ns: int) -> int:
     # The host looks for requests before and after it prepares a step.
     host_ns = to_ns(state.host_us + state.host_us_per_seq * engine.num_running)
     while count < limit and unit.next_ns + host_ns < horizon_ns:
+        contexts = (kv_tokens + engine.num_running, kv_tokens_max + 1)
+        times = _time_step(state, tables, u, contexts)
+        if state.role != DEPLOYMENT and times.leaving_ns >= horizon_ns:
+            break
         if not _grow(state, e, count):
             break
         count += 1
-        kv_tokens += engine.num_running
-        kv_tokens_max += 1
-        _step(state, tables, u, (kv_tokens, kv_tokens_max))
+        kv_tokens, kv_tokens_max = contexts
+        _step(state, u, contexts, times)
         if count == 1:
             first_end_ns = unit.next_ns
     engine.kv_tokens, engine.kv_tokens_max = kv_tokens, kv_tokens_max
@@ -75,28 +83,40 @@ def coast(state: State, tables: CostTables, u: int, horizon_ns: int) -> int:
     return int(count)
 
 
+class _StepTimes(NamedTuple):
+    """When a step starts and ends, and when the tokens of the oldest in flight leave."""
+
+    start_ns: int
+    end_ns: int
+    leaving_ns: int
+
+
 @compiled_part
-def _step(state: State, tables: CostTables, u: int, contexts: tuple[int, int]) -> None:
+def _time_step(state: State, tables: CostTables, u: int, contexts: tuple[int, int]) -> _StepTimes:
+    unit, e = units_of(state)[u], units_of(state)[u].first_engine
+    count = as_int64(engines_of(state)[e].num_running)
+    host_free_ns = unit.next_ns + to_ns(state.host_us + state.host_us_per_seq * count)
+    start_ns = max(host_free_ns, stage_free_of(state)[u, 0])
+    shape = StepShape(count, count, count, contexts[0], contexts[1], as_int64(0))
+    none, stage = prefill_tokens_of(state)[:0], state.num_stages - 1
+    end_ns = start_ns + to_ns(stage_us(tables, stage, shape, none, none))
+    leaving_end_ns = end_ns
+    if unit.num_flights > 0:
+        leaving_end_ns = flights_of(state)[e, unit.first_flight].end_ns
+    output_ns = to_ns(state.output_us + state.output_us_per_seq * count)
+    return _StepTimes(start_ns, end_ns, max(leaving_end_ns, host_free_ns) + output_ns)
+
+
+@compiled_part
+def _step(state: State, u: int, contexts: tuple[int, int], times: _StepTimes) -> None:
     """Launch a step at the unit's turn and let the tokens of the oldest in flight leave."""
     unit, e = units_of(state)[u], units_of(state)[u].first_engine
     engine = engines_of(state)[e]
     kv_tokens, kv_tokens_max = contexts
-    count = as_int64(engine.num_running)
-    now_ns = unit.next_ns
-    host_free_ns = now_ns + to_ns(state.host_us + state.host_us_per_seq * count)
-    start_ns = max(host_free_ns, stage_free_of(state)[u, 0])
-    shape = StepShape(count, count, count, kv_tokens, kv_tokens_max, as_int64(0))
-    none, stage = prefill_tokens_of(state)[:0], state.num_stages - 1
-    end_ns = start_ns + to_ns(stage_us(tables, stage, shape, none, none))
+    start_ns, end_ns, now_ns = times
     stage_free_of(state)[u, 0] = end_ns
     place = unit.first_flight
     flight = flights_of(state)[e, place]
-    leaving_end_ns = end_ns
-    if unit.num_flights > 0:
-        leaving_end_ns = flight.end_ns
-    now_ns = max(leaving_end_ns, host_free_ns) + to_ns(
-        state.output_us + state.output_us_per_seq * count
-    )
     if unit.num_flights > 0:
         write_step(state, e, place, now_ns)
     flight.scheduled_ns, flight.start_ns, flight.end_ns = unit.next_ns, start_ns, end_ns

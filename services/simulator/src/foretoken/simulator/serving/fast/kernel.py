@@ -25,13 +25,13 @@ def run_slice(states: Records, tables: CostTables) -> int:
     state = states[0]
     while True:
         ready_ns = next_ready_ns(state)
-        first_ns = min(ready_ns, _first_turn_ns(state))
+        first_ns = min(ready_ns, first_turn_ns(state))
         if first_ns == NEVER_NS:
             return DONE
         if not has_room(state):
             return MORE
         if state.is_dynamic or first_ns == ready_ns:
-            _complete_at(state, first_ns)
+            complete_due(state, first_ns)
             _route_at(state, first_ns)
         for u in range(state.num_units):
             status = _run_unit(state, tables, u, first_ns)
@@ -52,7 +52,8 @@ def has_room(state: State) -> bool:
 
 
 @compiled_part
-def _first_turn_ns(state: State) -> int:
+def first_turn_ns(state: State) -> int:
+    """Return when the next unit does something."""
     first_ns = NEVER_NS
     for u in range(state.num_units):
         first_ns = min(first_ns, units_of(state)[u].next_ns)
@@ -60,7 +61,8 @@ def _first_turn_ns(state: State) -> int:
 
 
 @compiled_part
-def _complete_at(state: State, now_ns: int) -> None:
+def complete_due(state: State, now_ns: int) -> None:
+    """Let the tokens that leave at an instant leave."""
     for u in range(state.num_units):
         if units_of(state)[u].next_ns == now_ns and units_of(state)[u].turn == COMPLETE:
             complete(state, u)

@@ -25,8 +25,11 @@ NONE = -1
 ADMIT_CHUNK, ADMIT_PROMPT, ADMIT_ANSWER, ADMIT_CONTEXT, ADMIT_SHARE, ADMIT_PEAK = range(6)
 # `router`.
 ROUND_ROBIN, LEAST_LOADED = 0, 1
-# What the kernel returns: all is done, it wants to be called again, an engine cannot go on.
-DONE, MORE, STUCK = 0, 1, 2
+# What the kernel returns: all is done, it wants to be called again, an engine cannot go on, and of
+# a pool: requests have ended.
+DONE, MORE, STUCK, ENDED = 0, 1, 2, 3
+# `role`: a whole deployment with its router, or a pool that requests are given to.
+DEPLOYMENT, AGGREGATED, PREFILL_ONLY, DECODE_ONLY = 0, 1, 2, 3
 # `unit.turn`: it waits for a request, turns at `next_ns`, or first completes its oldest batch.
 IDLE, TURN, COMPLETE = 0, 1, 2
 
@@ -53,6 +56,8 @@ PROFILE_RULES = (
 )
 _RULES = (
     "select_at",  # where the scheduler's code is
+    "role",
+    "has_priorities",
     "router",
     "is_async",
     "is_caching",
@@ -79,6 +84,7 @@ _RULES = (
     "num_units",
     "num_unfollowing",  # requests that follow none
     "num_open",  # of them, those that arrive by themselves
+    "num_slots",  # of an engine
     "num_slot_blocks",
     "num_growth",
     "num_hashes",
@@ -93,6 +99,7 @@ _TIMES = (
     "output_us_per_seq",
     "frontend_ms",
     "frontend_us_per_token",
+    "decode_us_min",  # of the attention of a step that only decodes
 )
 _COUNTERS = (
     "now_ns",
@@ -106,6 +113,10 @@ _COUNTERS = (
     "num_out_steps",
     "num_out_prefills",
     "num_out_runs",
+    # Of a pool: its next instant, requests that ended in the last call, and when.
+    "next_ns",
+    "num_ended",
+    "ended_ns",
 )
 # Arrays, each the name of the getter below without `_of`.
 ARRAYS = (
@@ -125,6 +136,7 @@ ARRAYS = (
     "hashes",
     "ready_order",
     "heap",
+    "ended",
     "steps",
     "prefills",
     "prefill_tokens",
@@ -178,6 +190,8 @@ REQUEST = np.dtype(
         ("next_follower", np.int32),
         ("priority", np.int32),
         ("outcome", np.int32),
+        ("attempt", np.int32),  # how often a pool has begun it
+        ("is_on_engine", np.int32),  # given to a pool and not ended
     ],
     align=True,
 )
@@ -189,9 +203,13 @@ ENGINE = np.dtype(
         ("num_waiting", np.int32),
         ("first_waiting", np.int32),
         ("last_waiting", np.int32),
+        ("is_ranked", np.int32),  # what waits is in order of priority, where that counts
         ("num_arrived", np.int32),  # since the last turn
         ("first_arrived", np.int32),
         ("last_arrived", np.int32),
+        ("num_landed", np.int32),  # computed elsewhere and with their blocks here, not yet running
+        ("first_landed", np.int32),
+        ("last_landed", np.int32),
         ("num_free", np.int32),  # blocks
         ("num_slots", np.int32),  # free ones
         ("num_steps", np.int32),
@@ -205,6 +223,8 @@ ENGINE = np.dtype(
         ("first_prefill", np.int32),
         ("kv_tokens", np.int64),
         ("kv_tokens_max", np.int64),
+        # Of prompts that wait or have arrived.
+        ("num_waiting_tokens", np.int64),
         # For how many more steps it may be repeated as it is, if nothing arrives.
         ("num_repeats", np.int64),
         # The scheduler's own.
@@ -263,3 +283,6 @@ BLOCK = np.dtype(
 
 # A piece of a prompt in a step; its tokens and the context before it are arrays of their own.
 PREFILL = np.dtype([("engine", np.int32), ("step", np.int32), ("request", np.int32)], align=True)
+
+# Columns of the token runs.
+RUN_COLUMNS = ("request", "first_step", "stride", "count", "engine", "attempt")

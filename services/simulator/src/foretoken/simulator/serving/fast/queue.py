@@ -1,8 +1,23 @@
 """The queues of requests: those that arrive, and those that wait at an engine."""
 
 from foretoken.simulator.jit import compiled_part
-from foretoken.simulator.serving.fast.layout import NEVER_NS, NONE, State
-from foretoken.simulator.serving.fast.view import engines_of, heap_of, ready_order_of, requests_of
+from foretoken.simulator.serving.fast.layout import (
+    DECODE_ONLY,
+    IDLE,
+    NEVER_NS,
+    NONE,
+    TURN,
+    State,
+)
+from foretoken.simulator.serving.fast.priority import rank_waiting
+from foretoken.simulator.serving.fast.view import (
+    engines_of,
+    heap_of,
+    ready_order_of,
+    requests_of,
+    running_of,
+    units_of,
+)
 
 
 @compiled_part
@@ -14,6 +29,7 @@ def pop_waiting(state: State, e: int) -> int:
     if engine.first_waiting == NONE:
         engine.last_waiting = NONE
     engine.num_waiting -= 1
+    engine.num_waiting_tokens -= requests_of(state)[r].num_prefill
     return int(r)
 
 
@@ -26,6 +42,8 @@ def push_waiting_first(state: State, e: int, r: int) -> None:
     if engine.last_waiting == NONE:
         engine.last_waiting = r
     engine.num_waiting += 1
+    engine.is_ranked = 0
+    engine.num_waiting_tokens += requests_of(state)[r].num_prefill
 
 
 @compiled_part
@@ -39,6 +57,8 @@ def push_waiting(state: State, e: int, r: int) -> None:
         requests_of(state)[engine.last_waiting].next = r
     engine.last_waiting = r
     engine.num_waiting += 1
+    engine.is_ranked = 0
+    engine.num_waiting_tokens += requests_of(state)[r].num_prefill
 
 
 @compiled_part
@@ -52,18 +72,60 @@ def push_arrived(state: State, e: int, r: int) -> None:
         requests_of(state)[engine.last_arrived].next = r
     engine.last_arrived = r
     engine.num_arrived += 1
+    if state.role != DECODE_ONLY:
+        engine.num_waiting_tokens += requests_of(state)[r].num_prefill
 
 
 @compiled_part
 def take_in(state: State, e: int, now_ns: int) -> None:
-    """Let the requests that have arrived wait."""
+    """Let the requests that have arrived wait, by priority, or run if their blocks are here."""
     engine = engines_of(state)[e]
     while engine.num_arrived > 0:
         r = engine.first_arrived
         engine.first_arrived = requests_of(state)[r].next
         engine.num_arrived -= 1
         requests_of(state)[r].queued_ns = now_ns
-        push_waiting(state, e, r)
+        if state.role == DECODE_ONLY:
+            _push_landed(state, e, r)
+        else:
+            engine.num_waiting_tokens -= requests_of(state)[r].num_prefill
+            push_waiting(state, e, r)
+    if state.has_priorities and not engine.is_ranked:
+        rank_waiting(state, e)
+    seat_landed(state, e)
+
+
+@compiled_part
+def seat_landed(state: State, e: int) -> None:
+    """Let requests whose blocks are here run, as long as there are seats."""
+    engine = engines_of(state)[e]
+    while engine.num_landed > 0 and engine.num_running < state.max_num_seqs:
+        r = engine.first_landed
+        engine.first_landed = requests_of(state)[r].next
+        engine.num_landed -= 1
+        running_of(state)[e, engine.num_running] = r
+        engine.num_running += 1
+
+
+@compiled_part
+def _push_landed(state: State, e: int, r: int) -> None:
+    engine = engines_of(state)[e]
+    requests_of(state)[r].next = NONE
+    if engine.num_landed == 0:
+        engine.first_landed = r
+    else:
+        requests_of(state)[engine.last_landed].next = r
+    engine.last_landed = r
+    engine.num_landed += 1
+
+
+@compiled_part
+def wake(state: State, e: int, now_ns: int) -> None:
+    """Let the unit of an engine turn now if it is idle."""
+    unit = units_of(state)[engines_of(state)[e].unit]
+    if unit.turn == IDLE:
+        unit.turn = TURN
+        unit.next_ns = now_ns
 
 
 @compiled_part

@@ -6,19 +6,19 @@ from foretoken.domain.units import NS_PER_MS, NS_PER_US
 from foretoken.simulator.jit import compiled_part
 from foretoken.simulator.serving.fast.block import free_blocks, num_blocks_of
 from foretoken.simulator.serving.fast.layout import (
-    IDLE,
+    DEPLOYMENT,
     LEAST_LOADED,
     NONE,
-    TURN,
+    PREFILL_ONLY,
     State,
 )
-from foretoken.simulator.serving.fast.queue import push_arrived, push_ready
+from foretoken.simulator.serving.fast.queue import push_arrived, push_ready, wake
 from foretoken.simulator.serving.fast.view import (
+    ended_of,
     engines_of,
     ready_order_of,
     requests_of,
     runs_of,
-    units_of,
 )
 from foretoken.simulator.serving.record import RequestOutcome
 
@@ -54,10 +54,7 @@ def route(state: State, r: int, now_ns: int) -> None:
         e = _choose_engine(state)
         request.engine = e
         push_arrived(state, e, r)
-        unit = units_of(state)[engines_of(state)[e].unit]
-        if unit.turn == IDLE:
-            unit.turn = TURN
-            unit.next_ns = now_ns
+        wake(state, e, now_ns)
 
 
 @compiled_part
@@ -120,6 +117,8 @@ def end_run(state: State, r: int) -> None:
     runs_of(state)[place, 1] = request.run_first
     runs_of(state)[place, 2] = request.run_stride
     runs_of(state)[place, 3] = request.run_count
+    runs_of(state)[place, 4] = request.engine
+    runs_of(state)[place, 5] = request.attempt
     request.run_count = 0
 
 
@@ -130,15 +129,21 @@ def finish(state: State, e: int, r: int, now_ns: int) -> None:
     request.finished_ns = now_ns
     request.outcome = _COMPLETED
     end_run(state, r)
-    free_blocks(state, e, r)
+    if state.role != PREFILL_ONLY:
+        free_blocks(state, e, r)
     _let_others_arrive(state, r, now_ns)
 
 
 @compiled_part
 def _let_others_arrive(state: State, r: int, now_ns: int) -> None:
-    """Send the requests that follow this one, or the next of a closed loop."""
+    """Send the requests that follow this one, or the next of a closed loop; a pool knows none."""
     request = requests_of(state)[r]
     state.num_done += 1
+    if state.role != DEPLOYMENT:
+        request.is_on_engine = 0
+        ended_of(state)[state.num_ended] = r
+        state.num_ended += 1
+        return
     follower = request.first_follower
     while follower != NONE:
         send(state, follower, now_ns + requests_of(state)[follower].think_ns)

@@ -1,11 +1,15 @@
 """The arrays of a compiled simulation before it runs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from foretoken.domain.units import NS_PER_MS, NS_PER_US
+from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.serving.cluster_setup import PoolSetup
+from foretoken.simulator.serving.engine_pool import PoolRole
 from foretoken.simulator.serving.fast import layout
 from foretoken.simulator.serving.fast.layout import NONE, Ints, Records, State
 from foretoken.simulator.serving.fast.selection import SELECTS
@@ -23,6 +27,11 @@ ADMISSIONS = {
     "share": layout.ADMIT_SHARE,
     "peak": layout.ADMIT_PEAK,
 }
+_ROLES = {
+    PoolRole.AGGREGATED: layout.AGGREGATED,
+    PoolRole.PREFILL: layout.PREFILL_ONLY,
+    PoolRole.DECODE: layout.DECODE_ONLY,
+}
 ROUTERS = {"round_robin": layout.ROUND_ROBIN, "least_loaded": layout.LEAST_LOADED}
 
 
@@ -35,7 +44,53 @@ class FastState(NamedTuple):
 
 def build_state(plan: RequestPlan, setup: DeploymentSetup, num_stages: int) -> FastState:
     """Return the state before the first request arrives."""
-    record = np.zeros(1, dtype=layout.STATE)
+    rules = np.zeros(1, dtype=layout.STATE)
+    rules["router"] = ROUTERS[setup.router]
+    rules["num_units"] = 1 if setup.is_lock_step else setup.num_engines
+    return _build(plan, setup, num_stages, rules)
+
+
+def build_pool_state(plan: RequestPlan, setup: PoolSetup, tables: CostTables) -> FastState:
+    """Return the state of a pool before it is given a request."""
+    none = np.full(plan.num_requests, NONE, dtype=np.int64)
+    plan = replace(plan, follows=none, concurrency=0)
+    if setup.role is PoolRole.PREFILL:
+        plan = replace(plan, num_decode_tokens=np.ones_like(plan.num_decode_tokens))
+    rules = np.zeros(1, dtype=layout.STATE)
+    rules["role"] = _ROLES[setup.role]
+    rules["num_units"] = setup.num_replicas_max
+    rules["decode_us_min"] = tables.decode_us.min()
+    rules["next_ns"] = layout.NEVER_NS
+    state = _build(plan, setup.engines, len(tables.tokens_us), rules)
+    if setup.role is PoolRole.PREFILL:
+        # One whose answer is lost begins anew, where its own blocks may be.
+        requests = state.arrays["requests"]
+        requests["num_shared"] = (requests["num_prefill"] + 1) // int(rules["block_size"][0])
+    return state
+
+
+def grow_slots(state: FastState) -> FastState:
+    """Return the state with twice as many slots for requests that hold blocks, in new arrays."""
+    rules, arrays = state.record[0], dict(state.arrays)
+    num_engines, num_old = arrays["slots"].shape
+    first_row = len(arrays["slot_blocks"])
+    rows = np.arange(first_row, 2 * first_row, dtype=np.int32).reshape(num_engines, num_old)
+    slots = np.zeros((num_engines, 2 * num_old), dtype=np.int32)
+    for engine, count in enumerate(arrays["engines"]["num_slots"].tolist()):
+        slots[engine, :count] = arrays["slots"][engine, :count]
+        slots[engine, count : count + num_old] = rows[engine]
+    arrays["engines"]["num_slots"] += num_old
+    arrays["slots"] = slots
+    arrays["slot_blocks"] = np.concatenate([arrays["slot_blocks"], arrays["slot_blocks"]])
+    rules["num_slots"] = 2 * num_old
+    for name in ("slots", "slot_blocks"):
+        state.record[f"{name}_at"] = arrays[name].ctypes.data
+    return FastState(state.record, arrays)
+
+
+def _build(
+    plan: RequestPlan, setup: DeploymentSetup, num_stages: int, record: Records
+) -> FastState:
     rules = record[0]
     _set_rules(rules, setup, num_stages)
     _set_sizes(rules, plan, setup)
@@ -45,6 +100,7 @@ def build_state(plan: RequestPlan, setup: DeploymentSetup, num_stages: int) -> F
         "ready_order": _order_arrivals(plan, rules, requests),
         "hashes": np.ascontiguousarray(plan.hashes, dtype=np.int64),
         "heap": np.zeros(plan.num_requests, dtype=np.int32),
+        "ended": np.zeros(plan.num_requests, dtype=np.int32),
         **_build_engines(rules),
         **_build_cache(rules),
         **_build_output(rules),
@@ -59,8 +115,8 @@ def _set_rules(rules: State, setup: DeploymentSetup, num_stages: int) -> None:
     for name in layout.PROFILE_RULES:
         rules[name] = getattr(profile, name)
     rules["select_at"] = SELECTS[profile.scheduler].address
-    rules["router"] = ROUTERS[setup.router]
     rules["is_async"] = profile.has_async_scheduling
+    rules["has_priorities"] = profile.has_priority_scheduling
     rules["is_caching"] = profile.has_prefix_caching
     rules["admission"] = ADMISSIONS[profile.admission]
     rules["max_num_tokens"] = profile.max_num_batched_tokens
@@ -80,9 +136,9 @@ def _set_sizes(rules: State, plan: RequestPlan, setup: DeploymentSetup) -> None:
     rules["hash_block_tokens"] = plan.hash_block_tokens
     rules["num_hashes"] = len(plan.hashes)
     rules["num_engines"] = setup.num_engines
-    rules["num_units"] = 1 if setup.is_lock_step else setup.num_engines
     longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max(initial=1))
     num_blocks, size = int(rules["num_blocks"]), int(rules["block_size"])
+    rules["num_slots"] = rules["max_num_seqs"]
     rules["num_slot_blocks"] = min(longest // size + 1, num_blocks) + 1
     rules["num_growth"] = max(int(rules["max_num_seqs"]), size)
     room = max(_SLICE_STEPS, 4 * setup.num_engines * int(rules["max_num_seqs"]))
@@ -142,7 +198,7 @@ def _build_output(rules: State) -> dict[str, Records]:
         "prefills": np.zeros(num_prefills, dtype=layout.PREFILL),
         "prefill_tokens": np.zeros(num_prefills, dtype=np.int32),
         "prefill_context": np.zeros(num_prefills, dtype=np.int32),
-        "runs": np.zeros((int(rules["room_runs"]), 4), dtype=np.int32),
+        "runs": np.zeros((int(rules["room_runs"]), len(layout.RUN_COLUMNS)), dtype=np.int32),
     }
 
 

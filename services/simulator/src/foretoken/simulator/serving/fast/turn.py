@@ -15,7 +15,7 @@ from foretoken.simulator.serving.fast.layout import (
     State,
     as_int64,
 )
-from foretoken.simulator.serving.fast.queue import pop_waiting, take_in
+from foretoken.simulator.serving.fast.queue import pop_waiting, seat_landed, take_in
 from foretoken.simulator.serving.fast.request import emit, finish, refuse_unfit
 from foretoken.simulator.serving.fast.view import (
     engines_of,
@@ -43,7 +43,10 @@ def turn(state: State, tables: CostTables, u: int, now_ns: int) -> bool:
     unit = units_of(state)[u]
     state.now_ns = now_ns
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
-        if engines_of(state)[e].num_arrived > 0:
+        engine = engines_of(state)[e]
+        has_landed = engine.num_landed > 0 and engine.num_running < state.max_num_seqs
+        is_unranked = state.has_priorities and not engine.is_ranked
+        if engine.num_arrived > 0 or has_landed or is_unranked:
             unit.is_steady = 0
             take_in(state, e, now_ns)
     if unit.num_flights < state.depth and _choose(state, u):
@@ -109,6 +112,7 @@ def _choose(state: State, u: int) -> bool:
         num_repeats = call_select(state.select_at, state, e)
         if engine.num_tokens == 0 and engine.num_preempted > num_preempted:
             # The preempted gave back what others, or they themselves, can now use.
+            seat_landed(state, e)
             num_repeats = call_select(state.select_at, state, e)
         engine.num_repeats = min(engine.num_repeats, num_repeats)
         has_work = has_work or engine.num_tokens > 0
@@ -225,7 +229,7 @@ def _leaving_ns(state: State, u: int) -> int:
 
 @compiled_part
 def _rest(state: State, u: int, now_ns: int) -> bool:
-    """Wait for a request; one that waits with nothing running will never fit."""
+    """Wait for a request or blocks; one that waits where no block is used will never fit."""
     unit = units_of(state)[u]
     unit.turn = IDLE
     unit.next_ns = NEVER_NS
@@ -233,7 +237,7 @@ def _rest(state: State, u: int, now_ns: int) -> bool:
         engine = engines_of(state)[e]
         if engine.num_running > 0:
             return False
-        if engine.num_waiting > 0:
+        if engine.num_waiting > 0 and engine.num_free == state.num_blocks:
             refuse_unfit(state, pop_waiting(state, e), now_ns)
             unit.turn = TURN
             unit.next_ns = now_ns

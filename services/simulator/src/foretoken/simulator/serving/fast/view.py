@@ -13,6 +13,7 @@ from foretoken.simulator.serving.fast.layout import (
     ENGINE,
     PREFILL,
     REQUEST,
+    RUN_COLUMNS,
     STEP,
     UNIT,
     Ints,
@@ -92,7 +93,7 @@ def buckets_of(state: State) -> Ints:
 @compiled_part
 def slots_of(state: State) -> Ints:
     """Return free slots of each engine, a stack."""
-    return carray(_pointer(state.slots_at), (state.num_engines, state.max_num_seqs), np.int32)
+    return carray(_pointer(state.slots_at), (state.num_engines, state.num_slots), np.int32)
 
 
 @compiled_part
@@ -100,7 +101,7 @@ def slot_blocks_of(state: State) -> Ints:
     """Return blocks of the request in each slot, in order."""
     return carray(
         _pointer(state.slot_blocks_at),
-        (state.num_engines * state.max_num_seqs, state.num_slot_blocks),
+        (state.num_engines * state.num_slots, state.num_slot_blocks),
         np.int32,
     )
 
@@ -136,6 +137,12 @@ def heap_of(state: State) -> Ints:
 
 
 @compiled_part
+def ended_of(state: State) -> Ints:
+    """Return requests that a pool is done with since it was last asked."""
+    return carray(_pointer(state.ended_at), state.num_requests, np.int32)
+
+
+@compiled_part
 def steps_of(state: State) -> Records:
     """Return output: the steps that are over."""
     return carray(_pointer(state.steps_at), state.room_steps, STEP)
@@ -161,5 +168,5 @@ def prefill_context_of(state: State) -> Ints:
 
 @compiled_part
 def runs_of(state: State) -> Ints:
-    """Return output: runs of tokens, each with its request, first step, stride and count."""
-    return carray(_pointer(state.runs_at), (state.room_runs, 4), np.int32)
+    """Return output: runs of tokens, each as `RUN_COLUMNS` says."""
+    return carray(_pointer(state.runs_at), (state.room_runs, len(RUN_COLUMNS)), np.int32)

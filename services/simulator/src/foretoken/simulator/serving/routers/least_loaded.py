@@ -1,22 +1,34 @@
 """Send a request to the engine with the least to do; the first of equals.
 
-A waiting request weighs four running ones. Source: vLLM's data-parallel load balancing.
+A waiting request weighs four running ones. Source: vLLM's data-parallel load balancing
+(`v1/engine/core_client.py`, DPLBAsyncMPClient).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from foretoken.simulator.serving.routing import EngineLoad
+from foretoken.simulator.serving.policy_options import PolicyOptions
+from foretoken.simulator.serving.routing import EngineLoad, RoutedRequest
 
-_WAITING_WEIGHT = 4
+_WAITING_WEIGHT = 4.0
 
 
 class LeastLoadedRouter:
-    """Looks at all engines at the moment the request is ready."""
+    """Weighs what waits and what runs; option `waiting_weight`."""
 
-    def choose(self, loads: Sequence[EngineLoad]) -> int:
-        """Return the index of the engine for the next request."""
-        weights = [_WAITING_WEIGHT * load.num_waiting + load.num_running for load in loads]
-        return weights.index(min(weights))
+    def __init__(self, options: Mapping[str, str], seed: int) -> None:
+        del seed
+        read = PolicyOptions("routing", options, ("waiting_weight",))
+        self._weight = read.number("waiting_weight", _WAITING_WEIGHT)
+
+    def choose(
+        self, request: RoutedRequest, engines: Sequence[int], loads: Mapping[int, EngineLoad]
+    ) -> int:
+        """Return the engine with the least weight on it."""
+        del request
+        return min(engines, key=lambda engine: self._weigh(loads[engine]))
+
+    def _weigh(self, load: EngineLoad) -> float:
+        return self._weight * load.num_waiting + load.num_running
 
 
 ROUTER = LeastLoadedRouter

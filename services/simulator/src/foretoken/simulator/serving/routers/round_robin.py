@@ -1,20 +1,26 @@
 """Send requests to the engines in turn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from foretoken.simulator.serving.routing import EngineLoad
+from foretoken.simulator.serving.policy_options import PolicyOptions
+from foretoken.simulator.serving.routing import EngineLoad, RoutedRequest
 
 
 class RoundRobinRouter:
-    """Remembers whose turn it is."""
+    """Remembers whose turn it is: the first engine from there on."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Mapping[str, str], seed: int) -> None:
+        del seed
+        PolicyOptions("routing", options)
         self._next = 0
 
-    def choose(self, loads: Sequence[EngineLoad]) -> int:
-        """Return the index of the engine for the next request."""
-        chosen = self._next
-        self._next = (chosen + 1) % len(loads)
+    def choose(
+        self, request: RoutedRequest, engines: Sequence[int], loads: Mapping[int, EngineLoad]
+    ) -> int:
+        """Return the next engine; one that is not there loses its turn."""
+        del request, loads
+        chosen = next((engine for engine in engines if engine >= self._next), engines[0])
+        self._next = chosen + 1
         return chosen
 
 

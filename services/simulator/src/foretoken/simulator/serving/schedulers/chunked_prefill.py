@@ -47,14 +47,15 @@ class ChunkedPrefillScheduler:
             index += 1
             if not batch.can_schedule(request):
                 continue
-            num_new = request.num_uncomputed
-            if num_new > 1:
+            if request.num_uncomputed > 1:
                 if not batch.can_prefill:
                     continue
-                num_new = batch.limit_piece(num_new)
-            while not batch.kv.allocate(
-                request, request.num_computed + num_new, batch.budget.now_ns
-            ):
+                num_new = batch.limit_piece(request.num_uncomputed)
+                num_held = request.num_computed + num_new
+            else:
+                num_new = min(1 + request.num_draft, batch.num_tokens_left)
+                num_held = request.num_kv_tokens_next
+            while not batch.kv.allocate(request, num_held, batch.budget.now_ns):
                 if batch.preempt(queues, -1) is request:
                     return
             batch.schedule(request, num_new)

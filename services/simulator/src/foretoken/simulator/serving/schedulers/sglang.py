@@ -123,7 +123,7 @@ def _answers_left(running: list[SimRequest]) -> int:
 def _num_blocks_wanted(batch: Batch, running: list[SimRequest]) -> int:
     """Return how many blocks the next tokens of all running requests take."""
     return sum(
-        batch.kv.blocks_for(request.num_computed + 1) - request.num_blocks
+        batch.kv.blocks_for(request.num_kv_tokens_next) - request.num_blocks
         for request in running
         if batch.can_schedule(request)
     )

@@ -1,0 +1,91 @@
+"""Limits on latencies as people write them: `ttft p99 2s`, `itl p99.9 200ms`, `e2e mean 20s`."""
+
+import re
+from collections.abc import Sequence
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.search import LIMITED_METRICS, LatencyLimit
+
+# What `--limit` says of itself.
+LIMIT_HELP = (
+    "A limit to meet, as `METRIC STATISTIC TIME`: `ttft p99 2s`, `itl p99.9 200ms`, `e2e mean 20s`."
+    " Metrics: ttft, tpot, itl, e2e. Statistics: mean, p50 to p100. Repeatable; all must hold."
+)
+_METRICS = {
+    **{name: name for name in LIMITED_METRICS},
+    **{name.removesuffix("_ms"): name for name in LIMITED_METRICS},
+    "e2e": "e2e_latency_ms",
+}
+_SHORT_NAMES = ("ttft", "tpot", "itl", "e2e")
+_MS = {"us": 1e-3, "ms": 1.0, "": 1.0, "s": 1e3, "min": 6e4}
+_TIME = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
+_PERCENTILE = re.compile(r"p(\d+\.?\d*)")
+_HIGHEST_PERCENTILE = 100
+
+
+def parse_limit(text: str) -> LatencyLimit:
+    """Return the limit that `METRIC STATISTIC TIME` names; `<=` or `<` may stand before the time.
+
+    Raises:
+        InvalidRequestError: it is written otherwise, or names what there is not.
+
+    """
+    words = text.lower().replace("<=", " ").replace("<", " ").split()
+    if len(words) == 4:  # noqa: PLR2004 - "2 s", the unit apart
+        words[2:] = ["".join(words[2:])]
+    if len(words) != 3:  # noqa: PLR2004 - metric, statistic, time
+        raise _error(text, "write METRIC STATISTIC TIME, such as `ttft p99 2s`")
+    metric, statistic, time = words
+    if metric not in _METRICS:
+        raise _error(text, f"{metric!r} is none of {', '.join(_SHORT_NAMES)}")
+    return LatencyLimit(
+        metric=_METRICS[metric],
+        percentile=_parse_statistic(text, statistic),
+        limit_ms=parse_time_ms(time),
+    )
+
+
+def parse_limits(texts: Sequence[str]) -> tuple[LatencyLimit, ...]:
+    """Return the limits of several texts, in order.
+
+    Raises:
+        InvalidRequestError: one cannot be read.
+
+    """
+    return tuple(parse_limit(text) for text in texts)
+
+
+def parse_time_ms(text: str) -> float:
+    """Return a positive time such as `2s`, `30ms` or `2000` (ms) in ms.
+
+    Raises:
+        InvalidRequestError: it is none.
+
+    """
+    matched = _TIME.fullmatch(text.strip().lower())
+    if matched is None or matched[2] not in _MS or float(matched[1]) == 0:
+        raise InvalidRequestError.of_field(
+            "limit", f"{text!r} is no time: write a positive number and a unit, `200ms` or `2s`"
+        )
+    return float(matched[1]) * _MS[matched[2]]
+
+
+def describe_limit(metric: str, percentile: float) -> str:
+    """Return a limited metric in few words: `ttft p99`, `itl mean`."""
+    names = {_METRICS[name]: name for name in _SHORT_NAMES}
+    statistic = f"p{percentile:g}" if percentile else "mean"
+    return f"{names.get(metric, metric)} {statistic}"
+
+
+def _parse_statistic(text: str, statistic: str) -> float:
+    if statistic in {"mean", "avg", "average"}:
+        return 0.0
+    matched = _PERCENTILE.fullmatch("p50" if statistic == "median" else statistic)
+    percentile = float(matched[1]) if matched else 0.0
+    if not 0 < percentile <= _HIGHEST_PERCENTILE:
+        raise _error(text, f"{statistic!r} is no statistic: write mean, p50, p99 or p99.9")
+    return percentile
+
+
+def _error(text: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError.of_field("limit", f"{text!r}: {problem}")

@@ -1,0 +1,215 @@
+"""`foretoken search capacity`: the highest rate at which a deployment meets its targets."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from foretoken.app.cli.latency_limit import LIMIT_HELP, describe_limit, parse_limits
+from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.stack import stack
+from foretoken.app.cli.state import (
+    build_table,
+    check_output_path,
+    note,
+    open_composition,
+    scenario_changes,
+    show_progress,
+    state_of,
+)
+from foretoken.app.scenario_file import read_serving_scenario
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.report import RequestColumns, SeriesColumns
+from foretoken.domain.search import (
+    CapacityProbe,
+    CapacityReport,
+    CapacityRequest,
+    LimitOutcome,
+    ServingTargets,
+)
+
+_TARGETS, _EFFORT = "What a deployment has to meet", "How closely"
+_ATTAINMENT = "slo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """What the deployment has to meet, all of it."""
+
+    limit: Annotated[list[str] | None, typer.Option(help=LIMIT_HELP, rich_help_panel=_TARGETS)] = (
+        None
+    )
+    attainment: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Least share of requests in their SLO, the scenario's or their class's (0-1).",
+            rich_help_panel=_TARGETS,
+        ),
+    ] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffortOptions:
+    """How closely the answer is to be known."""
+
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            min=1e-4,
+            max=0.5,
+            help="The answer is bracketed to this ratio.",
+            rich_help_panel=_EFFORT,
+        ),
+    ] = 0.01
+    confidence: Annotated[
+        float,
+        typer.Option(
+            min=0.5, max=0.999, help="Confidence of its interval.", rich_help_panel=_EFFORT
+        ),
+    ] = 0.95
+    max_rate: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Try no rate above this (1/s; 0: no limit).", rich_help_panel=_EFFORT
+        ),
+    ] = 0.0
+
+
+@with_option_groups
+def capacity(
+    context: typer.Context,
+    targets: TargetOptions,
+    effort: EffortOptions,
+    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one key of the scenario: `layout.tp=2`. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a page with pictures here (HTML, one file).", callback=check_output_path
+        ),
+    ] = None,
+) -> None:
+    """Find the highest request rate at which a deployment meets all its targets.
+
+    The same requests arrive closer together or further apart, every rate simulated request by
+    request, until the answer is bracketed. Its interval says how much other requests of the kind,
+    and the predictor's error, could move it. Closed loops have no rate and are refused.
+
+    - `foretoken search capacity docs/examples/serving.yaml --limit "ttft p99 2s" --limit "itl p99
+    200ms"`
+
+    - 99 % of requests in the scenario's SLO: `... --set slo.ttft_ms=1000 --attainment 0.99`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        resolved = read_serving_scenario(scenario, scenario_changes(change))
+        request = CapacityRequest(
+            scenario=resolved,
+            targets=_build_targets(targets),
+            tolerance_ratio=effort.tolerance,
+            confidence_ratio=effort.confidence,
+            max_rps=effort.max_rate,
+        )
+        foretoken = services.foretoken("simulator")
+        with show_progress("search") as update:
+            report = foretoken.find_capacity(request, on_progress=update)
+        title = f"{resolved.model.name} on {report.num_devices} {resolved.device}"
+        state.print_object(
+            _without_columns(report), lambda: capacity_table(title, report, effort.confidence)
+        )
+        if out is not None:
+            from foretoken.simulator.report.page import capacity_sections, render_page
+
+            out.write_text(render_page(title, capacity_sections(report)), encoding="utf-8")
+            note(f"page written to {out}")
+
+
+def _build_targets(targets: TargetOptions) -> ServingTargets:
+    limits = parse_limits(targets.limit or [])
+    if not limits and not targets.attainment:
+        raise InvalidRequestError.of_field(
+            "--limit", 'give at least one, such as --limit "ttft p99 2s", or --attainment 0.99'
+        )
+    return ServingTargets(limits=limits, slo_attainment_ratio=targets.attainment)
+
+
+def capacity_table(title: str, report: CapacityReport, confidence_ratio: float) -> Table:
+    """Return the runs of a search, the rate it found, how sure it is and what limits it."""
+    parts: list[Table | str] = []
+    if report.probes:
+        parts += [_probe_table(title, report.probes), ""]
+    if not report.feasibility.is_feasible:
+        return stack(*parts, f"no rate: {report.feasibility.reason}")
+    notes = [f"note: {text}" for text in report.notes]
+    return stack(*parts, _answer_table(report, confidence_ratio), *notes)
+
+
+def _probe_table(title: str, probes: tuple[CapacityProbe, ...]) -> Table:
+    """Return a row for every rate that was run, by rate."""
+    names = [_name(outcome) for outcome in probes[0].outcomes]
+    rows = [
+        (
+            f"{probe.rate_rps:.4g}",
+            "met" if probe.is_met else "missed",
+            *(_cell(outcome, is_lower=probe.is_cut_short) for outcome in probe.outcomes),
+            f"first {probe.num_requests:,}" if probe.is_cut_short else f"{probe.num_requests:,}",
+        )
+        for probe in sorted(probes, key=lambda probe: probe.rate_rps)
+    ]
+    return build_table(title, ("requests/s", "targets", *names, "requests run"), rows)
+
+
+def _answer_table(report: CapacityReport, confidence_ratio: float) -> Table:
+    at_capacity = report.at_capacity
+    rows: list[tuple[str, object]] = [("highest rate (requests/s)", report.capacity_rps)]
+    if report.first_miss_rps:
+        percent = f"{confidence_ratio:.0%}".replace("%", " %")
+        rows += [
+            ("  missed at", report.first_miss_rps),
+            (f"  {percent} interval", _interval(report.low_rps, report.high_rps)),
+            (
+                "  of that by other requests alone",
+                _interval(report.sampling_low_rps, report.sampling_high_rps),
+            ),
+        ]
+    rows += [
+        ("limited by", report.limiting or "nothing, up to the highest rate that was tried"),
+        ("per device (requests/s)", report.capacity_rps_per_gpu),
+        ("output throughput (tokens/s)", at_capacity.output_throughput_tps),
+        ("device utilisation (0-1)", at_capacity.utilization_ratio),
+    ]
+    if report.usd_per_million_output_tokens:
+        rows.append(("USD per million output tokens", report.usd_per_million_output_tokens))
+    rows.append(("CPU time (s)", report.cpu_s))
+    return build_table("", ("answer", ""), rows)
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{low:.4g} to {high:.4g}"
+
+
+def _name(outcome: LimitOutcome) -> str:
+    if outcome.metric == _ATTAINMENT:
+        return f"in SLO (at least {outcome.limit:.4g})"
+    named = describe_limit(outcome.metric, outcome.percentile)
+    return f"{named} (ms, at most {outcome.limit:g})"
+
+
+def _cell(outcome: LimitOutcome, *, is_lower: bool) -> str:
+    """Return a figure; of a run that was cut short it is the best it could become."""
+    if outcome.metric == _ATTAINMENT:
+        return f"{'<= ' * is_lower}{outcome.value:.4f}"
+    return f"{'>= ' * is_lower}{outcome.value:.4g}"
+
+
+def _without_columns(report: CapacityReport) -> CapacityReport:
+    """Return a report without the requests and the series of its run, which are long."""
+    plain = replace(report.at_capacity, requests=RequestColumns(), series=SeriesColumns())
+    return replace(report, at_capacity=plain)

@@ -1,0 +1,159 @@
+"""The report of a search for a deployment, for a terminal."""
+
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+
+from foretoken.app.cli.stack import stack
+from foretoken.app.cli.state import build_table
+from foretoken.domain.search import Finalist, Sensitivity, ServingSearchReport
+from foretoken.simulator.report.search_candidates import (
+    Row,
+    best_of_layouts,
+    candidate_rows,
+    describe_rank,
+    describe_verdict,
+    missed_outcomes,
+    proposed_rate,
+    qualified_rows,
+    steady_figures,
+)
+from foretoken.simulator.report.search_closest import find_closest
+
+# More ties than this are counted.
+_MAX_TIES = 5
+_Column = Callable[[Row], object]
+
+
+def report_table(title: str, report: ServingSearchReport, num_shown: int) -> Table:
+    """Return the best deployments, the finalists' simulations, the answers and the counts."""
+    ranked = qualified_rows(report.candidates)
+    parts: list[Table | str] = []
+    if ranked:
+        parts.append(_ranking(title, ranked, num_shown))
+    else:
+        parts += ["", *_nothing(title, report)]
+    if report.finalists:
+        parts.append(_finalists(report.finalists))
+    if report.sensitivities:
+        parts.append(_sensitivities(report.sensitivities))
+    return stack(*parts, "", *_answers(report, ranked), *_counts(report))
+
+
+def _nothing(title: str, report: ServingSearchReport) -> list[str]:
+    """Return that nothing qualifies, what came closest, and what would help it."""
+    lines = [f"{title}: no deployment of this space meets the targets"]
+    for closest in find_closest(candidate_rows(report.candidates)):
+        help_line = f"; what helps: {closest.remedy}" if closest.remedy else ""
+        lines.append(f"closest, {closest.name}: {closest.reason}{help_line}")
+    return lines
+
+
+def _ranking(title: str, ranked: Sequence[Row], num_shown: int) -> Table:
+    columns = _columns(ranked)
+    shown = best_of_layouts(ranked)[:num_shown]
+    rows = [[cell(row) for cell in columns.values()] for row in shown]
+    return build_table(title, list(columns), rows)
+
+
+def _columns(ranked: Sequence[Row]) -> dict[str, _Column]:
+    """Return the columns; the device and the price only where they tell rows apart."""
+    columns: dict[str, _Column] = {
+        "rank": lambda row: describe_rank(row, ranked),
+        "deployment": lambda row: row["name"],
+    }
+    if len({row["device"] for row in ranked}) > 1:
+        columns["device"] = lambda row: row["device"]
+    columns |= {
+        "GPUs": lambda row: row["num_devices"],
+        "tokens/s per GPU": lambda row: float(row["output_throughput_tps_per_gpu"]),
+        "90 % interval": lambda row: (
+            f"{row['tps_per_gpu_low']:,.4g} to {row['tps_per_gpu_high']:,.4g}"
+        ),
+        "tokens/s per user": lambda row: float(row["tps_per_user"]),
+        "TTFT (ms)": lambda row: float(row["ttft_ms"]),
+        "TPOT (ms)": lambda row: float(row["tpot_ms"]),
+    }
+    if any(row["usd_per_million_output_tokens"] > 0 for row in ranked):
+        columns["USD per M tokens"] = lambda row: float(row["usd_per_million_output_tokens"])
+    return columns
+
+
+def _finalists(finalists: Sequence[Finalist]) -> Table:
+    columns = (
+        "simulated request by request",
+        "requests/s",
+        "tokens/s per GPU",
+        "TTFT mean (ms)",
+        "P99",
+        "TPOT mean (ms)",
+        "P99",
+        "targets",
+    )
+    rows = [
+        (
+            finalist.name,
+            proposed_rate(finalist),
+            *steady_figures(finalist),
+            "met"
+            if finalist.is_met
+            else "missed: " + ", ".join(missed_outcomes(finalist.outcomes)),
+        )
+        for finalist in finalists
+    ]
+    return build_table("", columns, rows)
+
+
+def _sensitivities(sensitivities: Sequence[Sensitivity]) -> Table:
+    rows = [
+        (
+            item.change,
+            f"{item.throughput_ratio - 1:+.1%}",
+            item.output_throughput_tps_per_gpu,
+            item.ttft_ms,
+            item.tpot_ms,
+            "the same" if item.is_same_best else item.best,
+        )
+        for item in sensitivities
+    ]
+    columns = ("what if", "change", "tokens/s per GPU", "TTFT (ms)", "TPOT (ms)", "best then")
+    return build_table("", columns, rows)
+
+
+def _answers(report: ServingSearchReport, ranked: Sequence[Row]) -> list[str]:
+    """Return what the ranking does not say by itself: ties and what carries the rate."""
+    lines = [f"{len(ranked):,} deployments qualify; above is the best of each layout"][
+        : len(ranked)
+    ]
+    ties = [name for name in report.ties if name != report.best]
+    if ties:
+        more = f" and {len(ties) - _MAX_TIES:,} more" if len(ties) > _MAX_TIES else ""
+        lines.append(
+            f"{report.best} ties, within the error of the estimates, with"
+            f" {', '.join(ties[:_MAX_TIES])}{more}"
+        )
+    if report.min_devices:
+        lines.append(f"fewest GPUs for the rate: {report.min_devices:,}, {report.min_devices_by}")
+    if report.min_usd_per_hour:
+        lines.append(
+            f"least cost for the rate: USD {report.min_usd_per_hour:,.4g} an hour,"
+            f" {report.min_usd_per_hour_by}"
+        )
+    return lines
+
+
+def _counts(report: ServingSearchReport) -> list[str]:
+    ruled_out = sorted(report.num_ruled_out_by_verdict.items(), key=lambda item: -item[1])
+    points = (
+        f"{report.num_points:,} points, {report.num_distinct:,} of them distinct:"
+        f" {report.num_evaluated:,} answered in closed form, {report.num_simulated:,} simulated"
+    )
+    lines = [points]
+    if ruled_out:
+        words = (f"{count:,} {describe_verdict(name)}" for name, count in ruled_out)
+        lines.append(f"ruled out: {', '.join(words)}")
+    lines.append(
+        f"{report.wall_s:.3g} s, {report.cpu_s:.3g} s of CPU time, {report.num_workers} workers,"
+        f" predictor {report.model_version or '(no trained model)'}"
+    )
+    return lines

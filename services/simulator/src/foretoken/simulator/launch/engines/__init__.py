@@ -1,0 +1,1 @@
+"""Servers that can be started: one module each, with an `ENGINE`."""

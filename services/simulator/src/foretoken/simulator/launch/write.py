@@ -1,0 +1,317 @@
+"""Write the files that start a deployment and measure it."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from foretoken.domain import schema
+from foretoken.domain.cluster import ReplicaPool
+from foretoken.domain.engine import EngineProfile
+from foretoken.domain.errors import (
+    InvalidRequestError,
+    UnknownModelError,
+    UnknownPluginError,
+)
+from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.plugins import scan_modules
+from foretoken.domain.scenario import ServingScenario
+from foretoken.simulator.launch.manifests import (
+    PART,
+    Manifest,
+    measurement_manifests,
+    router_manifests,
+    server_manifests,
+    server_urls,
+)
+from foretoken.simulator.launch.server import (
+    POD_ADDRESS,
+    SERVER_PORT,
+    Launch,
+    LaunchPool,
+    ServingEngine,
+)
+from foretoken.simulator.serving.fleet import pool_scenarios
+from foretoken.simulator.serving.workload import resolve_workload
+
+# The longest request is rounded up to so many tokens, as chat templates add some.
+_TOKENS_ROUNDED_TO = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchOptions:
+    """What a scenario does not say: the server (empty: the profile's), and what it loads.
+
+    `model_id` is a name on Hugging Face or a path (empty: the model's own name there).
+    `measure_image` is the image of Foretoken that measures.
+    """
+
+    engine: str = ""
+    model_id: str = ""
+    measure_image: str = "foretoken-simulator"
+
+
+def write_deployment(
+    scenario: ServingScenario, folder: Path, options: LaunchOptions | None = None
+) -> tuple[Path, ...]:
+    """Write commands, Kubernetes manifests, a measuring job and a README; return their paths.
+
+    Raises:
+        InvalidRequestError: no server can be started as the scenario says, or the folder cannot be
+            written.
+
+    """
+    options = options or LaunchOptions()
+    pools = _find_pools(scenario, options)
+    engine = (
+        find_server(options.engine)
+        if options.engine
+        else _find_server_of(pools[0].scenario.engine.resolve())
+    )
+    launches = [engine.serve(pool) for pool in pools]
+    router = _route(scenario, pools, engine)
+    files = _render(pools, launches, router)
+    entry = "router" if router else pools[0].pool.name
+    collect = _collect(engine, pools[0].model_id, entry)
+    scenario_text = render_scenario(scenario)
+    files["scenario.yaml"] = scenario_text
+    files["measure.yaml"] = _dump(
+        measurement_manifests(scenario_text, collect, options.measure_image)
+    )
+    started = [*launches, *([router] if router else [])]
+    files["README.md"] = _describe(scenario, started, entry, options.measure_image)
+    return _write(folder, files)
+
+
+def render_scenario(scenario: ServingScenario) -> str:
+    """Return a scenario as YAML that `foretoken simulate serving` reads, without its defaults."""
+    # A file's own name would stand for a name that is not written.
+    content = {"name": scenario.name, **_changed(scenario)}
+    return yaml.safe_dump(content, sort_keys=False, width=100)
+
+
+def _find_pools(scenario: ServingScenario, options: LaunchOptions) -> list[LaunchPool]:
+    declared: Sequence[ReplicaPool]
+    if scenario.cluster is None:
+        num_replicas = 1 if scenario.layout.ep > 1 else scenario.layout.dp
+        declared = [ReplicaPool(name="server", num_replicas=num_replicas)]
+        layout = replace(scenario.layout, dp=scenario.layout.dp // num_replicas)
+        parts: Sequence[ServingScenario] = [replace(scenario, layout=layout)]
+    else:
+        declared, parts = scenario.cluster.pools, pool_scenarios(scenario)
+    plan = resolve_workload(scenario.workload, scenario.slo_classes, scenario.seed)
+    longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max())
+    rounded = -(-longest // _TOKENS_ROUNDED_TO) * _TOKENS_ROUNDED_TO
+    model_id = options.model_id or next(
+        (alias for alias in scenario.model.aliases if "/" in alias), scenario.model.name
+    )
+    return [
+        LaunchPool(
+            pool=replace(pool, name=_dns_name(pool.name)),
+            scenario=part,
+            model_id=model_id,
+            max_tokens=min(rounded, scenario.model.max_position),
+        )
+        for pool, part in zip(declared, parts, strict=True)
+    ]
+
+
+def find_server(name: str) -> ServingEngine:
+    """Return how the server of this name is started.
+
+    Raises:
+        UnknownPluginError: no files are written for it.
+
+    """
+    server: ServingEngine = UnknownPluginError.look_up(name, _servers())
+    return server
+
+
+def _servers() -> Mapping[str, ServingEngine]:
+    return scan_modules("foretoken.simulator.launch.engines", "ENGINE")
+
+
+def _find_server_of(profile: EngineProfile) -> ServingEngine:
+    if profile.engine not in _servers():
+        raise InvalidRequestError.of_field(
+            "engine",
+            f"files are written for {' and '.join(sorted(_servers()))}, not for {profile.engine}:"
+            " choose one",
+        )
+    return find_server(profile.engine)
+
+
+def _route(
+    scenario: ServingScenario, pools: Sequence[LaunchPool], engine: ServingEngine
+) -> Launch | None:
+    """Return the router's start; none before a single replica."""
+    num_replicas = sum(pool.pool.num_replicas for pool in pools)
+    if num_replicas == 1:
+        return None
+    urls: dict[str, list[str]] = {}
+    for pool in pools:
+        urls.setdefault(pool.pool.role, []).extend(
+            server_urls(pool.pool.name, pool.pool.num_replicas)
+        )
+    router = scenario.cluster.routing.router if scenario.cluster else "round_robin"
+    return engine.route(urls, router)
+
+
+def _render(
+    pools: Sequence[LaunchPool],
+    launches: Sequence[Launch],
+    router: Launch | None,
+) -> dict[str, str]:
+    commands = [
+        "# Each command starts one replica, on a machine of its own; a router's names of replicas",
+        "# are those they have in Kubernetes, put your machines' in their place.",
+        "",
+    ]
+    manifests: list[Manifest] = []
+    differ = len({pool.scenario.device for pool in pools}) > 1
+    for pool, launch in zip(pools, launches, strict=True):
+        _check_node(pool)
+        count = pool.pool.num_replicas
+        commands.append(f"# {pool.pool.name}: {count} x {pool.num_devices} {pool.scenario.device}")
+        commands += [_shell(launch), ""]
+        manifests += server_manifests(pool, launch, names_device=differ)
+    if router:
+        commands += ["# router", _shell(router), ""]
+        manifests += router_manifests(router)
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["deployment.yaml"],
+    }
+    return {
+        "commands.sh": "\n".join(commands),
+        "deployment.yaml": _dump(manifests),
+        "kustomization.yaml": yaml.safe_dump(kustomization, sort_keys=False),
+    }
+
+
+def _check_node(pool: LaunchPool) -> None:
+    scenario = pool.scenario
+    topology = (
+        find_topology(scenario.topology)
+        if scenario.topology
+        else topology_of_device(scenario.device)
+    )
+    if pool.num_devices > topology.devices_per_node:
+        raise InvalidRequestError.of_field(
+            "layout",
+            f"a replica of {pool.pool.name} has {pool.num_devices} devices, a node of"
+            f" {topology.name} {topology.devices_per_node}: files are written for replicas that"
+            " fit a node",
+        )
+
+
+def _collect(engine: ServingEngine, model_id: str, entry: str) -> list[str]:
+    return [
+        "foretoken",
+        "collect",
+        "/scenario/scenario.yaml",
+        "--url",
+        f"http://{entry}:{SERVER_PORT}",
+        "--model",
+        model_id,
+        "--server",
+        engine.name,
+        "--out",
+        "/results/run.json",
+    ]
+
+
+def _describe(
+    scenario: ServingScenario, launches: Sequence[Launch], entry: str, measure_image: str
+) -> str:
+    remarks = dict.fromkeys(remark for launch in launches for remark in launch.remarks)
+    lines = [
+        f"# {scenario.name}",
+        "",
+        f"{scenario.model.name} on {scenario.num_devices} devices, as `scenario.yaml` says.",
+        "",
+        "- `commands.sh`: what starts each replica by hand",
+        "- `deployment.yaml`, `kustomization.yaml`: the same for Kubernetes",
+        "- `measure.yaml`: a job that replays the scenario's workload against it",
+        "- `scenario.yaml`: what was simulated",
+        "",
+        "```bash",
+        "kubectl create secret generic hugging-face --from-literal=token=...  # where needed",
+        "kubectl apply -k .",
+        f"kubectl get statefulset,deployment --selector {PART} --output name \\",
+        "    | xargs -n 1 kubectl rollout status --timeout=60m",
+        f"kubectl get service {entry}",
+        "kubectl apply -f measure.yaml",
+        "kubectl wait --for=jsonpath='{.status.ready}'=1 job/measure --timeout=60m",
+        "kubectl exec job/measure -c run -- cat /results/run.json > run.json",
+        "kubectl delete -f measure.yaml",
+        "foretoken validate serving scenario.yaml --measured run.json --html comparison.html",
+        "```",
+    ]
+    remarks[f"set the image {measure_image} of `measure.yaml` to where your cluster finds it"] = (
+        None
+    )
+    lines += ["", "Before you start it:", "", *(f"- {remark}" for remark in remarks)]
+    return "\n".join([*lines, ""])
+
+
+def _shell(launch: Launch) -> str:
+    variables = "".join(
+        f"{name}={shlex.quote(value.replace(f'{{{POD_ADDRESS}}}', 'ADDRESS'))} \\\n  "
+        for name, value in launch.variables.items()
+    )
+    return variables + " ".join(shlex.quote(word) for word in launch.command)
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> tuple[Path, ...]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise InvalidRequestError.of_field("folder", f"{folder}: {err.strerror}") from err
+    return tuple(folder / name for name in files)
+
+
+def _dump(manifests: Sequence[Manifest]) -> str:
+    # Through JSON, so that what appears twice is written twice and not referred to.
+    plain = json.loads(json.dumps(manifests))
+    return str(yaml.safe_dump_all(plain, sort_keys=False, width=100))
+
+
+def _dns_name(name: str) -> str:
+    """Return a name that Kubernetes takes."""
+    kept = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+    return kept.strip("-")[:40] or "server"
+
+
+def _is_preset(model: ModelArchitecture) -> bool:
+    try:
+        return find_model(model.name) == model
+    except UnknownModelError:
+        return False
+
+
+def _changed(value: Any) -> Any:
+    """Return plain data, of dataclasses only what differs from its default."""
+    if isinstance(value, ModelArchitecture) and _is_preset(value):
+        return value.name
+    if isinstance(value, tuple):
+        return [_changed(item) for item in value]
+    if not is_dataclass(value):
+        return schema.encode(value)
+    return {
+        item.name: _changed(getattr(value, item.name))
+        for item in fields(value)
+        if getattr(value, item.name) != _default_of(item)
+    }
+
+
+def _default_of(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()

@@ -1,0 +1,182 @@
+"""The sections of a page about the highest rate of a deployment."""
+
+import json
+from collections.abc import Sequence
+
+from foretoken.domain.search import CapacityProbe, CapacityReport
+from foretoken.page.figure import BLUE
+from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.simulator.report.plots import format_number
+from foretoken.simulator.report.provenance import configuration_section, describe_interval
+from foretoken.simulator.report.search_candidates import (
+    curve_of,
+    describe_limit,
+    limits_of,
+    missed_outcomes,
+)
+from foretoken.simulator.report.search_plots import Curve, CurvePanel, draw_curves
+from foretoken.simulator.report.serving_sections import serving_sections
+
+
+def capacity_sections(report: CapacityReport) -> list[Section]:
+    """Return what a page says of a capacity: the rate, how it was found, the run at that rate."""
+    sections = [_overview(report)]
+    if report.probes:
+        sections += [*_curves(report), _probes(report.probes)]
+    if report.capacity_rps > 0:
+        at_capacity = serving_sections([report.at_capacity])
+        return [*sections, *at_capacity]
+    return [*sections, configuration_section(report.scenario_json)]
+
+
+def _overview(report: CapacityReport) -> Section:
+    if not report.feasibility.is_feasible or report.capacity_rps <= 0:
+        reason = report.feasibility.reason or "not even the lowest rate meets the targets"
+        return Section(title="Capacity", warning=f"There is no rate: {reason}.")
+    found = (
+        f"The targets are met at {format_number(report.capacity_rps)} requests/s and missed at"
+        f" {format_number(report.first_miss_rps)}."
+        if report.first_miss_rps
+        else f"The targets are met at {format_number(report.capacity_rps)} requests/s, the highest"
+        " rate that was tried."
+    )
+    limiting = f" {report.limiting} fails first." if report.limiting else ""
+    facts = [
+        Fact(
+            label="capacity, requests/s",
+            value=format_number(report.capacity_rps),
+            note=_bounds(report.low_rps, report.high_rps),
+        ),
+        Fact(
+            label="of that by the workload's chance",
+            value=_bounds(report.sampling_low_rps, report.sampling_high_rps) or "-",
+            note="the rest is the estimates' error",
+        ),
+        Fact(
+            label="requests/s per GPU",
+            value=format_number(report.capacity_rps_per_gpu),
+            note=f"{report.num_devices:,} {'device' if report.num_devices == 1 else 'devices'}",
+        ),
+    ]
+    if report.usd_per_million_output_tokens > 0:
+        facts.append(
+            Fact(
+                label="USD per million output tokens",
+                value=format_number(report.usd_per_million_output_tokens),
+                note="at that rate",
+            )
+        )
+    return Section(
+        title="Capacity",
+        intro=f"{found}{limiting} {_effort(report)}",
+        warning=" ".join(f"{_capitalize(note)}." for note in report.notes),
+        facts=facts,
+    )
+
+
+def _capitalize(note: str) -> str:
+    return note[:1].upper() + note[1:]
+
+
+def _effort(report: CapacityReport) -> str:
+    scenario = json.loads(report.scenario_json) if report.scenario_json else {}
+    seed = f" Seed {scenario['seed']}." if "seed" in scenario else ""
+    return f"{len(report.probes)} runs, {report.cpu_s:.3g} s of CPU time.{seed}"
+
+
+def _curves(report: CapacityReport) -> list[Section]:
+    limits = limits_of(report.probes)
+    band = (report.low_rps, report.high_rps) if report.high_rps > report.low_rps else None
+    by_rate = sorted(report.probes, key=lambda probe: probe.rate_rps)
+    panels = []
+    for (metric, percentile), limit in limits.items():
+        points = curve_of(by_rate, metric, percentile)
+        panels.append(
+            CurvePanel(
+                title=describe_limit(metric, percentile),
+                x_label="requests/s",
+                y_label="share of requests" if metric == "slo" else "ms",
+                curves=[
+                    Curve(
+                        label="run",
+                        x=[probe.rate_rps for probe, _ in points],
+                        y=[value for _, value in points],
+                        color=BLUE,
+                        is_hollow=[not probe.is_met or probe.is_cut_short for probe, _ in points],
+                    )
+                ],
+                limit=(limit, "at least" if metric == "slo" else "limit") if limit else None,
+                band=band,
+                marked_x=report.capacity_rps or None,
+                is_ratio=metric == "slo",
+            )
+        )
+    if not panels:
+        return []
+    return [
+        Section(
+            title="Load and latency",
+            pictures=(
+                Picture(
+                    svg=draw_curves("capacity-load", panels),
+                    caption=(
+                        "Each point is a run at that rate; a ring misses a target, or was cut "
+                        "short as its queue only grew. The line is the capacity, the shaded range "
+                        "its interval. An axis is logarithmic where its values span more than a "
+                        "factor of 40."
+                    ),
+                ),
+            ),
+        )
+    ]
+
+
+def _probes(probes: Sequence[CapacityProbe]) -> Section:
+    limits = limits_of(probes)
+    rows: list[list[str | Cell]] = []
+    for probe in probes:
+        values = {(outcome.metric, outcome.percentile): outcome.value for outcome in probe.outcomes}
+        rows.append(
+            [
+                format_number(probe.rate_rps),
+                f"{probe.num_requests:,}",
+                format_number(probe.output_throughput_tps),
+                *(
+                    _value(key[0], values.get(key), is_cut_short=probe.is_cut_short)
+                    for key in limits
+                ),
+                _verdict(probe),
+            ]
+        )
+    names = [
+        describe_limit(metric, percentile) + ("" if metric == "slo" else " (ms)")
+        for metric, percentile in limits
+    ]
+    headers = ("requests/s", "requests", "output tokens/s", *names, "verdict")
+    return Section(
+        title="Runs",
+        intro="In the order they were made. A run that was cut short could have become no better.",
+        table=DataTable(headers=headers, rows=rows, text_columns=(len(headers) - 1,)),
+    )
+
+
+def _value(metric: str, value: float | None, *, is_cut_short: bool) -> str:
+    """Return a figure; that of a run that was cut short is the best it could have become."""
+    if value is None:
+        return ""
+    if metric == "slo":
+        return f"{'<= ' * is_cut_short}{value:.1%}"
+    return f"{'>= ' * is_cut_short}{format_number(value)}"
+
+
+def _verdict(probe: CapacityProbe) -> str | Cell:
+    if probe.is_met:
+        return "meets the targets"
+    missed = missed_outcomes(probe.outcomes)
+    if probe.is_cut_short:
+        missed = ["the queue only grew; cut short", *missed]
+    return Cell(text="; ".join(missed) or "misses the targets", tone="alert")
+
+
+def _bounds(low: float, high: float) -> str:
+    return describe_interval(low, high, "") if high > 0 else ""

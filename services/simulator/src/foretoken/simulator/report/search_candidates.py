@@ -1,0 +1,168 @@
+"""The candidates of a search as rows, and how tables and pictures write them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from math import isfinite
+from typing import Any
+
+from foretoken.domain.search import CandidateColumns, CapacityProbe, Finalist, LimitOutcome
+
+Row = Mapping[str, Any]
+
+_WORDS = frozenset(
+    {"name", "device", "mode", "profile", "quantization", "router", "verdict", "reason"}
+)
+# What makes a layout, beside how many replicas there are and how much runs on each.
+_LAYOUT = (
+    *("device", "mode", "profile", "quantization", "router", "tp", "pp", "dp", "ep"),
+    *("prefill_tp", "prefill_pp", "prefill_ep"),
+)
+_METRIC_NAMES = {
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
+    "itl_ms": "ITL",
+    "e2e_latency_ms": "end-to-end latency",
+    "slo": "SLO attainment",
+}
+_VERDICT_NAMES = {
+    "ok": "qualifies",
+    "memory": "out of memory",
+    "layout": "impossible layout",
+    "bound": "beyond a bound",
+    "devices": "too many GPUs",
+}
+
+
+def candidate_rows(columns: CandidateColumns) -> list[Row]:
+    """Return a mapping per candidate, in order; numbers are plain, absent columns 0 or empty."""
+    names = [item.name for item in fields(columns)]
+    length = len(columns.name)
+    lists = {name: _plain(getattr(columns, name), name, length) for name in names}
+    return [{name: lists[name][index] for name in names} for index in range(length)]
+
+
+def qualified_rows(columns: CandidateColumns) -> list[Row]:
+    """Return the rows with a rank, best first."""
+    found = [row for row in candidate_rows(columns) if row["rank"] > 0]
+    return sorted(found, key=lambda row: row["rank"])
+
+
+def best_of_layouts(ranked: Sequence[Row]) -> list[Row]:
+    """Return the best row of each layout: those that differ in batches and counts alone are one."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in ranked:
+        found.setdefault(tuple(row[name] for name in _LAYOUT), row)
+    return list(found.values())
+
+
+def describe_replicas(row: Row) -> str:
+    """Return how many replicas of which degrees: `4 x tp2`, or `3 x tp1 + 5 x tp4` (prefill first).
+
+    Prefill replicas stand before the decode replicas.
+    """
+    decode = _pool(row["replicas"], {axis: row[axis] for axis in ("tp", "pp", "dp", "ep")})
+    if not row["prefill_replicas"]:
+        return decode
+    degrees = {axis: row[f"prefill_{axis}"] for axis in ("tp", "pp", "ep")}
+    return f"{_pool(row['prefill_replicas'], degrees)} + {decode}"
+
+
+def describe_batch(row: Row) -> str:
+    """Return the requests that run on a replica: `96`, or `4 + 96` (prefill first)."""
+    if row["prefill_replicas"] and row["prefill_batch_size"]:
+        return f"{row['prefill_batch_size']:,} + {row['batch_size']:,}"
+    return f"{row['batch_size']:,}"
+
+
+def describe_rank(row: Row, rows: Sequence[Row]) -> str:
+    """Return the rank; with an equals sign where others have the same, for they are ties."""
+    num_equal = sum(other["rank"] == row["rank"] for other in rows)
+    return f"={row['rank']}" if num_equal > 1 else str(row["rank"])
+
+
+def describe_verdict(verdict: str) -> str:
+    """Return what rules candidates out, in words."""
+    if verdict in _METRIC_NAMES:
+        return f"{_METRIC_NAMES[verdict]} over the limit"
+    return _VERDICT_NAMES.get(verdict, verdict.replace("_", " "))
+
+
+def describe_limit(metric: str, percentile: float) -> str:
+    """Return what a limit is about: `TTFT P99`, `TPOT mean`, `SLO attainment`."""
+    name = _METRIC_NAMES.get(metric, metric)
+    if metric == "slo":
+        return name
+    return f"{name} P{percentile:g}" if percentile else f"{name} mean"
+
+
+def missed_outcomes(outcomes: Sequence[LimitOutcome]) -> list[str]:
+    """Return what was not met: `TTFT P99 2,310 > 2,000 ms`."""
+    return [_describe_miss(outcome) for outcome in outcomes if not outcome.is_met]
+
+
+def proposed_rate(finalist: Finalist) -> float:
+    """Return the requests/s that a deployment was served at the load it is proposed for."""
+    rates = [probe.rate_rps for probe in finalist.load if probe.outcomes == finalist.outcomes]
+    return rates[0] if rates else finalist.report.offered_rps
+
+
+def steady_figures(finalist: Finalist) -> tuple[float, float, float, float, float]:
+    """Return tokens/s of a device, mean and P99 of TTFT and TPOT in ms, once the load is steady.
+
+    Of the whole simulation where no part of it is steady.
+    """
+    report, steady = finalist.report, finalist.report.steady
+    each = report.output_throughput_tps_per_gpu
+    if steady.num_requests:
+        each = steady.output_throughput_tps / max(report.num_devices, 1)
+    ttft, tpot = (
+        (steady.ttft_ms, steady.tpot_ms)
+        if steady.num_requests
+        else (report.ttft_ms, report.tpot_ms)
+    )
+    return each, ttft.mean, ttft.p99, tpot.mean, tpot.p99
+
+
+def curve_of(
+    probes: Sequence[CapacityProbe], metric: str, percentile: float
+) -> list[tuple[CapacityProbe, float]]:
+    """Return the probes with their value of one limit, where they have one."""
+    found = [
+        (probe, outcome.value)
+        for probe in probes
+        for outcome in probe.outcomes
+        if (outcome.metric, outcome.percentile) == (metric, percentile)
+    ]
+    return [(probe, value) for probe, value in found if isfinite(value)]
+
+
+def limits_of(probes: Sequence[CapacityProbe]) -> dict[tuple[str, float], float]:
+    """Return the limit of each (metric, percentile) that the probes have; 0 is no limit."""
+    return {
+        (outcome.metric, outcome.percentile): outcome.limit
+        for probe in probes
+        for outcome in probe.outcomes
+    }
+
+
+def _describe_miss(outcome: LimitOutcome) -> str:
+    what = describe_limit(outcome.metric, outcome.percentile)
+    if outcome.metric == "slo":
+        return f"{what} {outcome.value:.1%} < {outcome.limit:.1%}"
+    return f"{what} {_describe_ms(outcome.value)} > {_describe_ms(outcome.limit)} ms"
+
+
+def _describe_ms(value: float) -> str:
+    """Return a time with four significant digits, or to the millisecond."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"  # noqa: PLR2004
+
+
+def _pool(replicas: int, degrees: Mapping[str, int]) -> str:
+    shown = [f"{axis}{degree}" for axis, degree in degrees.items() if axis == "tp" or degree > 1]
+    return f"{replicas:,} x {' '.join(shown)}"
+
+
+def _plain(column: Any, name: str, length: int) -> list[Any]:
+    if len(column) == 0:
+        return ["" if name in _WORDS else 0] * length
+    return list(column.tolist()) if hasattr(column, "tolist") else list(column)

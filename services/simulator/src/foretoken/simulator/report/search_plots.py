@@ -1,0 +1,299 @@
+"""Draw the charts of a search's page, each as one SVG text.
+
+Every function takes plain numbers with their labels and units; none knows what they mean.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from foretoken.page.figure import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    STYLE,
+    VERMILION,
+    WIDTH_INCHES,
+    figure_to_svg,
+    plain_text,
+)
+from foretoken.simulator.report.palette import text_color_on
+from foretoken.simulator.report.plots import format_number
+
+_LOG_RATIO = 40.0
+_PANELS_PER_ROW = 2
+_PANEL_INCHES = 3.1
+_LEGEND_INCHES = 0.24
+_MAX_LEGEND_LETTERS = 100
+_LEGEND_LETTERS = 7
+_DASHES = (0, (4, 3))
+# Units of the crossing table, which a page scales to its width.
+_WIDTH = 1000.0
+_LEFT = 118.0
+_TOP = 52.0
+_ROW = 30.0
+_GAP = 3.0
+_MAX_COLUMN = 130.0
+_LEGEND_ROW = 24.0
+_LETTER = 6.6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """Values at places; those of `is_hollow` are drawn as rings."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    color: str
+    is_hollow: Sequence[bool] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurvePanel:
+    """Curves of their own x; a `limit` of y has a line and a name, a `band` of x is shaded."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: Sequence[Curve]
+    limit: tuple[float, str] | None = None
+    band: tuple[float, float] | None = None
+    marked_x: float | None = None
+    is_ratio: bool = False
+
+
+def draw_curves(slug: str, panels: Sequence[CurvePanel]) -> str:
+    """Draw the panels, two a row, under one legend of all curves."""
+    num_rows = -(-len(panels) // _PANELS_PER_ROW)
+    num_columns = min(len(panels), _PANELS_PER_ROW)
+    names = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
+    num_letters = sum(len(name) + _LEGEND_LETTERS for name in names)
+    num_lines = min(-(-num_letters // _MAX_LEGEND_LETTERS), len(names)) if len(names) > 1 else 0
+    with rc_context(STYLE):
+        size = (WIDTH_INCHES, _PANEL_INCHES * num_rows + _LEGEND_INCHES * num_lines)
+        figure = Figure(figsize=size, layout="constrained")
+        grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+        for axes, panel in zip(grid, panels, strict=False):
+            _draw_panel(axes, panel)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        if num_lines:
+            handles = {
+                name: handle
+                for axes in grid[: len(panels)]
+                for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+            }
+            columns = -(-len(names) // num_lines)
+            figure.legend(
+                [handles[plain_text(name)] for name in names],
+                [plain_text(name) for name in names],
+                loc="outside lower center",
+                ncols=columns,
+            )
+        return figure_to_svg(figure, slug)
+
+
+def _draw_panel(axes: Any, panel: CurvePanel) -> None:
+    if panel.band is not None:
+        axes.axvspan(*panel.band, color=BLUE, alpha=0.16, linewidth=0)
+    if panel.marked_x is not None:
+        axes.axvline(panel.marked_x, color=BLUE, linewidth=1.2)
+    for curve in panel.curves:
+        axes.plot(curve.x, curve.y, label=plain_text(curve.label), color=curve.color, linewidth=1.6)
+        hollow = list(curve.is_hollow) or [False] * len(curve.x)
+        for x, y, is_hollow in zip(curve.x, curve.y, hollow, strict=True):
+            face = "none" if is_hollow else curve.color
+            axes.plot(x, y, "o", color=curve.color, markerfacecolor=face, markersize=5)
+    values = [value for curve in panel.curves for value in curve.y if value > 0]
+    reach = [*values, *([panel.limit[0]] if panel.limit else [])]
+    if panel.limit is not None:
+        axes.axhline(panel.limit[0], color=INK, linewidth=1.1, linestyle=_DASHES)
+        axes.annotate(
+            plain_text(panel.limit[1]),
+            (0.0, panel.limit[0]),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 3),
+            textcoords="offset points",
+            fontsize=8.5,
+        )
+    _scale_axes(axes, panel, reach)
+    axes.grid(visible=True, axis="both")
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+
+
+def _scale_axes(axes: Any, panel: CurvePanel, reach: Sequence[float]) -> None:
+    if panel.is_ratio:
+        axes.set_ylim(0, 1.04)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    else:
+        if reach and max(reach) > _LOG_RATIO * min(reach):
+            axes.set_yscale("log")
+            axes.minorticks_off()
+        else:
+            axes.set_ylim(bottom=0, top=max(reach, default=1.0) * 1.12)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+    places = [x for curve in panel.curves for x in curve.x]
+    axes.set_xlim(left=0, right=max([*places, *(panel.band or ())], default=1.0) * 1.05)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+
+
+def draw_counts(
+    slug: str, title: str, x_label: str, counts: Mapping[str, int], colors: Mapping[str, str]
+) -> str:
+    """Draw one bar per name in the given order, each with its count and share beside it."""
+    total = sum(counts.values()) or 1
+    reach = max([*counts.values(), 1])
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 1.2 + 0.31 * len(counts)), layout="constrained")
+        axes = figure.subplots()
+        for row, (name, count) in enumerate(counts.items()):
+            axes.barh(row, count, height=0.66, color=colors.get(name, GREY))
+            axes.annotate(
+                f"{count:,} ({count / total:.1%})",
+                (count, row),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+            )
+        _name_rows(axes, list(counts))
+        axes.set_xlim(0, reach * 1.18)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.set_title(title)
+        axes.set_xlabel(x_label)
+        return figure_to_svg(figure, slug)
+
+
+def draw_changes(slug: str, title: str, x_label: str, ratios: Mapping[str, float]) -> str:
+    """Draw how far a quantity is from what it was: bars from 1 to each ratio."""
+    reach = max([abs(ratio - 1) for ratio in ratios.values()] + [0.02])
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 1.2 + 0.33 * len(ratios)), layout="constrained")
+        axes = figure.subplots()
+        for row, ratio in enumerate(ratios.values()):
+            is_gain = ratio >= 1
+            axes.barh(row, ratio - 1, left=1, height=0.66, color=GREEN if is_gain else VERMILION)
+            axes.annotate(
+                f"{ratio - 1:+.1%}",
+                (ratio, row),
+                xytext=(5 if is_gain else -5, 0),
+                textcoords="offset points",
+                va="center",
+                ha="left" if is_gain else "right",
+            )
+        axes.axvline(1, color=INK, linewidth=0.9)
+        _name_rows(axes, [plain_text(name) for name in ratios])
+        axes.set_xlim(1 - reach * 1.25, 1 + reach * 1.25)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}x"))
+        axes.set_title(title)
+        axes.set_xlabel(x_label)
+        return figure_to_svg(figure, slug)
+
+
+def _name_rows(axes: Any, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=True, axis="x")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crossing:
+    """Counts by name where a row and a column meet."""
+
+    title: str
+    row_label: str
+    column_label: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    counts: Mapping[tuple[str, str], Mapping[str, int]]
+    colors: Mapping[str, str]
+
+
+def draw_crossing(slug: str, crossing: Crossing) -> str:
+    """Draw a table of boxes, each divided by what it counts, with the largest count in it."""
+    width = min((_WIDTH - _LEFT - 10) / max(len(crossing.columns), 1), _MAX_COLUMN)
+    bottom = _TOP + _ROW * len(crossing.rows)
+    names = {name: None for counts in crossing.counts.values() for name in counts}
+    shown = [name for name in crossing.colors if name in names]
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} '
+            f'{bottom + _LEGEND_ROW + 14:g}" role="img" id="{slug}"'
+            ' font-family="DejaVu Sans, sans-serif" font-size="11" fill="currentColor">'
+        ),
+        (
+            f'<text x="{_LEFT:g}" y="14" font-size="12.5" font-weight="bold">'
+            f"{escape(crossing.title)}</text>"
+        ),
+        (
+            f'<text x="{_LEFT - 9:g}" y="43" text-anchor="end" opacity="0.75">'
+            f"{escape(crossing.row_label)}</text>"
+        ),
+        f'<text x="{_LEFT:g}" y="30" opacity="0.75">{escape(crossing.column_label)}</text>',
+        *_headers(crossing, width),
+        *_boxes(crossing, width),
+        *_crossing_legend(shown, crossing.colors, bottom + _LEGEND_ROW),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def _headers(crossing: Crossing, width: float) -> Iterator[str]:
+    for place, name in enumerate(crossing.columns):
+        x = _LEFT + (place + 0.5) * width
+        yield f'<text x="{x:.1f}" y="46" text-anchor="middle">{escape(name)}</text>'
+    for place, name in enumerate(crossing.rows):
+        y = _TOP + (place + 0.5) * _ROW + 4
+        yield f'<text x="{_LEFT - 9:g}" y="{y:.1f}" text-anchor="end">{escape(name)}</text>'
+
+
+def _boxes(crossing: Crossing, width: float) -> Iterator[str]:
+    for row, row_name in enumerate(crossing.rows):
+        for column, column_name in enumerate(crossing.columns):
+            counts = crossing.counts.get((row_name, column_name), {})
+            total = sum(counts.values())
+            left, top = _LEFT + column * width, _TOP + row * _ROW
+            if not total:
+                continue
+            words = ", ".join(f"{count} {name}" for name, count in counts.items())
+            place = f"{crossing.row_label} {row_name}, {crossing.column_label} {column_name}"
+            yield f"<g><title>{escape(f'{place}: {words}')}</title>"
+            for name, color in crossing.colors.items():
+                part = (width - _GAP) * counts.get(name, 0) / total
+                if part <= 0:
+                    continue
+                yield (
+                    f'<rect x="{left:.1f}" y="{top:.1f}" width="{part:.1f}"'
+                    f' height="{_ROW - _GAP:g}" fill="{color}"/>'
+                )
+                text = f"{counts[name]:,}"
+                if part > _LETTER * len(text) + 4:
+                    yield (
+                        f'<text x="{left + part / 2:.1f}" y="{top + _ROW / 2 + 2.5:.1f}"'
+                        f' text-anchor="middle" pointer-events="none"'
+                        f' fill="{text_color_on(color)}">{text}</text>'
+                    )
+                left += part
+            yield "</g>"
+
+
+def _crossing_legend(names: Sequence[str], colors: Mapping[str, str], y: float) -> Iterator[str]:
+    x = _LEFT
+    for name in names:
+        yield f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="14" height="10" fill="{colors[name]}"/>'
+        yield f'<text x="{x + 19:.1f}" y="{y:.1f}">{escape(name)}</text>'
+        x += 19 + _LETTER * len(name) + 20

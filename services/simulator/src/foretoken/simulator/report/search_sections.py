@@ -1,0 +1,405 @@
+"""The sections of a page about the search for a serving deployment."""
+
+import json
+from collections.abc import Callable, Sequence
+
+from foretoken.domain.search import Finalist, Sensitivity, ServingSearchReport
+from foretoken.page.figure import SERIES
+from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.simulator.report.plots import format_number
+from foretoken.simulator.report.search_candidates import (
+    Row,
+    best_of_layouts,
+    candidate_rows,
+    curve_of,
+    describe_limit,
+    describe_rank,
+    describe_replicas,
+    limits_of,
+    missed_outcomes,
+    proposed_rate,
+    qualified_rows,
+    steady_figures,
+)
+from foretoken.simulator.report.search_closest import find_closest
+from foretoken.simulator.report.search_fronts import fronts_section
+from foretoken.simulator.report.search_plots import (
+    Curve,
+    CurvePanel,
+    draw_changes,
+    draw_curves,
+)
+from foretoken.simulator.report.search_rejections import rejections_section
+
+_MAX_RANKED = 25
+# More ties than this are counted.
+_MAX_TIES = 5
+
+
+def search_sections(report: ServingSearchReport) -> list[Section]:
+    """Return what a page says of a search: the answer first, what it rests on last."""
+    rows = candidate_rows(report.candidates)
+    ranked = qualified_rows(report.candidates)
+    sections = [_overview(report, ranked)]
+    if ranked:
+        sections.append(_ranking(ranked))
+    if rows:
+        sections.append(fronts_section(report))
+    if report.finalists:
+        sections.append(_finalists(report.finalists))
+        sections += _load_curves(report.finalists)
+    if report.num_ruled_out_by_verdict:
+        sections.append(rejections_section(report.num_ruled_out_by_verdict, rows))
+    if any(row["usd_per_hour"] > 0 for row in ranked):
+        sections.append(_costs(ranked))
+    if report.sensitivities:
+        sections.append(_sensitivity(report.sensitivities, report.best))
+    return [*sections, *_configuration(report)]
+
+
+def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:
+    counts = (
+        f"Of {report.num_points:,} points {report.num_distinct:,} are distinct;"
+        f" {report.num_evaluated:,} were answered in closed form and {report.num_simulated:,}"
+        f" simulated request by request, in {report.wall_s:.3g} s with {report.cpu_s:.3g} s of CPU"
+        " time."
+    )
+    if not ranked:
+        return Section(
+            title="The best deployment",
+            warning="No deployment of this space meets the targets; see why each failed below.",
+            intro=counts,
+            table=_closest(report),
+        )
+    best = ranked[0]
+    ties = [name for name in report.ties if name != report.best]
+    more = f" and {len(ties) - _MAX_TIES:,} more" if len(ties) > _MAX_TIES else ""
+    tied = (
+        f" It ties, within the error of the estimates, with {', '.join(ties[:_MAX_TIES])}{more}."
+        if ties
+        else ""
+    )
+    return Section(
+        title="The best deployment",
+        intro=f"{report.best or best['name']} ranks first.{tied} {counts}",
+        facts=_facts(report, best),
+    )
+
+
+def _closest(report: ServingSearchReport) -> DataTable:
+    found = find_closest(candidate_rows(report.candidates))
+    return DataTable(
+        headers=("closest", "why not", "what helps"),
+        rows=[(closest.name, closest.reason, closest.remedy) for closest in found],
+        text_columns=(1, 2),
+    )
+
+
+def _facts(report: ServingSearchReport, best: Row) -> list[Fact]:
+    facts = [
+        Fact(
+            label="output, tokens/s per GPU",
+            value=format_number(best["output_throughput_tps_per_gpu"]),
+            note=_interval(best, "tps_per_gpu_low", "tps_per_gpu_high"),
+        ),
+        Fact(
+            label="speed, tokens/s per user",
+            value=format_number(best["tps_per_user"]),
+            note=f"TPOT {format_number(best['tpot_ms'])} ms",
+        ),
+        Fact(
+            label="time to first token",
+            value=f"{format_number(best['ttft_ms'])} ms",
+            note=_interval(best, "ttft_low_ms", "ttft_high_ms"),
+        ),
+        Fact(
+            label="devices",
+            value=f"{best['num_devices']:,}",
+            note=f"{best['device']}, {describe_replicas(best)}",
+        ),
+    ]
+    if best["usd_per_million_output_tokens"] > 0:
+        facts.append(
+            Fact(
+                label="USD per million output tokens",
+                value=format_number(best["usd_per_million_output_tokens"]),
+                note=f"USD {format_number(best['usd_per_hour'])} an hour",
+            )
+        )
+    if report.min_devices:
+        facts.append(
+            Fact(
+                label="fewest devices for the rate",
+                value=f"{report.min_devices:,}",
+                note=report.min_devices_by,
+            )
+        )
+    if report.min_usd_per_hour:
+        facts.append(
+            Fact(
+                label="least USD an hour for the rate",
+                value=format_number(report.min_usd_per_hour),
+                note=report.min_usd_per_hour_by,
+            )
+        )
+    return facts
+
+
+def _ranking(ranked: Sequence[Row]) -> Section:
+    columns = _ranking_columns(ranked)
+    shown = best_of_layouts(ranked)[:_MAX_RANKED]
+    return Section(
+        title="Ranking",
+        intro=(
+            f"{len(ranked):,} deployments qualify; this is the best of each layout. Equal ranks "
+            "are ties: their intervals cannot tell them apart. A name says how many replicas of "
+            "which degrees there are, `b` how many requests run on each; prefill replicas stand "
+            "before the plus sign, decode replicas behind."
+        ),
+        table=DataTable(
+            headers=list(columns), rows=[[cell(row) for cell in columns.values()] for row in shown]
+        ),
+    )
+
+
+def _ranking_columns(ranked: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+    """Return the columns; the device and the price only where they tell rows apart."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "deployment": lambda row: str(row["name"]),
+        "rank": lambda row: describe_rank(row, ranked),
+    }
+    if len({row["device"] for row in ranked}) > 1:
+        columns["device"] = lambda row: str(row["device"])
+    columns |= {
+        "GPUs": lambda row: f"{row['num_devices']:,}",
+        "tokens/s per GPU": lambda row: format_number(row["output_throughput_tps_per_gpu"]),
+        "90 % interval": lambda row: _interval(row, "tps_per_gpu_low", "tps_per_gpu_high"),
+        "tokens/s per user": lambda row: format_number(row["tps_per_user"]),
+        "TTFT (ms)": lambda row: format_number(row["ttft_ms"]),
+        "TPOT (ms)": lambda row: format_number(row["tpot_ms"]),
+    }
+    if any(row["usd_per_million_output_tokens"] > 0 for row in ranked):
+        columns["USD per M tokens"] = lambda row: format_number(
+            row["usd_per_million_output_tokens"]
+        )
+    return columns
+
+
+def _has_slo(finalist: Finalist) -> bool:
+    scenario = json.loads(finalist.scenario_json) if finalist.scenario_json else {}
+    return bool(scenario.get("slo_classes")) or any((scenario.get("slo") or {}).values())
+
+
+def _finalists(finalists: Sequence[Finalist]) -> Section:
+    # Without an SLO every request would be in it.
+    has_slo = any(_has_slo(finalist) for finalist in finalists)
+    rows: list[list[str | Cell]] = []
+    for finalist in finalists:
+        missed = missed_outcomes(finalist.outcomes)
+        report = finalist.report
+        verdict = Cell(text="misses " + ", ".join(missed), tone="alert")
+        rows.append(
+            [
+                finalist.name,
+                format_number(proposed_rate(finalist)),
+                *(format_number(value) for value in steady_figures(finalist)),
+                *([f"{report.slo_attainment_ratio:.1%}"] if has_slo else []),
+                "meets the targets" if finalist.is_met else verdict,
+            ]
+        )
+    latencies = [
+        f"{name} {statistic} (ms)" for name in ("TTFT", "TPOT") for statistic in ("mean", "P99")
+    ]
+    slo = ["SLO met"] if has_slo else []
+    headers = ("deployment", "requests/s", "tokens/s per GPU", *latencies, *slo, "verdict")
+    return Section(
+        title="Simulated request by request",
+        intro=(
+            "The best in closed form, run at the load they are proposed for: queues, batches and "
+            "percentiles are in these figures, of the requests that come once the load is steady. "
+            "What misses a target then has no rank; the next best is simulated in its place."
+        ),
+        table=DataTable(headers=headers, rows=rows, text_columns=(len(headers) - 1,)),
+    )
+
+
+def _load_curves(finalists: Sequence[Finalist]) -> list[Section]:
+    limits = limits_of([probe for finalist in finalists for probe in finalist.load])
+    panels = [
+        CurvePanel(
+            title=describe_limit(metric, percentile),
+            x_label="requests/s of the deployment",
+            y_label="share of requests" if metric == "slo" else "ms",
+            curves=_curves(finalists, metric, percentile),
+            limit=(limit, "at least" if metric == "slo" else "limit") if limit else None,
+            is_ratio=metric == "slo",
+        )
+        for (metric, percentile), limit in limits.items()
+    ]
+    if not panels:
+        return []
+    return [
+        Section(
+            title="Load and latency of the finalists",
+            pictures=(
+                Picture(
+                    svg=draw_curves("search-load", panels),
+                    caption=(
+                        "Each point is a run, by the requests/s that were served; the load rises "
+                        "along a curve, with the same random numbers at each. A ring misses a "
+                        "target, or was cut short as its queue only grew. An axis is logarithmic "
+                        "where its values span more than a factor of 40."
+                    ),
+                ),
+            ),
+        )
+    ]
+
+
+def _curves(finalists: Sequence[Finalist], metric: str, percentile: float) -> list[Curve]:
+    curves = []
+    for place, finalist in enumerate(finalists):
+        points = curve_of(finalist.load, metric, percentile)
+        curves.append(
+            Curve(
+                label=finalist.name,
+                x=[probe.rate_rps for probe, _ in points],
+                y=[value for _, value in points],
+                color=SERIES[place % len(SERIES)],
+                is_hollow=[not probe.is_met or probe.is_cut_short for probe, _ in points],
+            )
+        )
+    return curves
+
+
+def _costs(ranked: Sequence[Row]) -> Section:
+    priced = [row for row in ranked if row["usd_per_hour"] > 0]
+    ordered = sorted(priced, key=lambda row: row["usd_per_million_output_tokens"])
+    cheapest = best_of_layouts(ordered)[:_MAX_RANKED]
+    rows = [
+        [
+            row["name"],
+            row["device"],
+            f"{row['num_devices']:,}",
+            format_number(row["usd_per_hour"]),
+            format_number(row["usd_per_million_output_tokens"]),
+            format_number(row["request_throughput_rps"]),
+            format_number(row["output_throughput_tps_per_gpu"] * row["num_devices"]),
+            describe_rank(row, ranked),
+        ]
+        for row in cheapest
+    ]
+    return Section(
+        title="Cost",
+        intro=(
+            "The cheapest of each layout by its output tokens; devices only, as priced in the "
+            "request."
+        ),
+        table=DataTable(
+            headers=(
+                "deployment",
+                "device",
+                "GPUs",
+                "USD/hour",
+                "USD per M output tokens",
+                "requests/s",
+                "output tokens/s",
+                "rank",
+            ),
+            rows=rows,
+            text_columns=(1,),
+        ),
+    )
+
+
+def _sensitivity(sensitivities: Sequence[Sensitivity], best: str) -> Section:
+    ratios = {item.change: item.throughput_ratio for item in sensitivities}
+    rows = [
+        [
+            item.change,
+            f"{item.throughput_ratio - 1:+.1%}",
+            format_number(item.output_throughput_tps_per_gpu),
+            format_number(item.ttft_ms),
+            format_number(item.tpot_ms),
+            "the same" if item.is_same_best else Cell(text=item.best, tone="calm"),
+        ]
+        for item in sensitivities
+    ]
+    return Section(
+        title="What if",
+        intro="The search again with one thing changed, against the best of today"
+        + (f", {best}." if best else "."),
+        pictures=(
+            Picture(
+                svg=draw_changes(
+                    "search-changes",
+                    "Output tokens/s per GPU of the best deployment",
+                    "ratio to the best today",
+                    ratios,
+                ),
+                caption="What moves the answer is what limits it.",
+            ),
+        ),
+        table=DataTable(
+            headers=("change", "", "tokens/s per GPU", "TTFT (ms)", "TPOT (ms)", "best then"),
+            rows=rows,
+            text_columns=(5,),
+        ),
+    )
+
+
+def _configuration(report: ServingSearchReport) -> list[Section]:
+    request = json.loads(report.request_json) if report.request_json else {}
+    seed = request.get("scenario", {}).get("seed", 0)
+    version = report.model_version or "no trained model"
+    sections = [
+        Section(
+            title="Request",
+            intro=(
+                f"Seed {seed}, predictor {version}. Saved as a file and given to `foretoken search"
+                " serving --request FILE`, it yields the same answer wherever it runs."
+            ),
+            listing=_listing(request),
+        )
+    ]
+    scenarios = [
+        json.loads(finalist.scenario_json)
+        for finalist in report.finalists
+        if finalist.scenario_json
+    ]
+    if scenarios:
+        sections.append(
+            Section(
+                title="Scenarios of the finalists",
+                intro=(
+                    "Each as it was simulated, in order of the table; one of them in a file is a "
+                    "scenario for `foretoken simulate serving`."
+                ),
+                listing=_listing(scenarios),
+            )
+        )
+    return sections
+
+
+def _listing(content: object) -> str:
+    return json.dumps(_shorten(content), indent=2, ensure_ascii=False)
+
+
+def _shorten(content: object) -> object:
+    """Return the content with an inlined trace shortened to its length."""
+    if isinstance(content, list):
+        return [_shorten(item) for item in content]
+    if not isinstance(content, dict):
+        return content
+    return {
+        key: f"{len(value)} requests, not shown"
+        if key == "trace_requests" and value
+        else _shorten(value)
+        for key, value in content.items()
+    }
+
+
+def _interval(row: Row, low: str, high: str) -> str:
+    if row[high] <= 0:
+        return ""
+    return f"{format_number(row[low])} to {format_number(row[high])}"

@@ -1,0 +1,193 @@
+"""The sections of a serving page about the pools of a cluster and their replicas."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from foretoken.domain.report import (
+    ITL_QUANTILES,
+    REPLICA_STATES,
+    EngineReport,
+    PoolReport,
+    ServingReport,
+)
+from foretoken.domain.units import MS_PER_S
+from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES, SKY, VERMILION
+from foretoken.page.section import DataTable, Picture, Section
+from foretoken.simulator.report.plots import Series, format_number
+from foretoken.simulator.report.replica_plots import (
+    BarRow,
+    LifeLine,
+    draw_bar_rows,
+    draw_life_lines,
+)
+from foretoken.simulator.report.serving_plots import CumulativePanel, draw_cumulative_panels
+
+_OF_STATE = dict(zip(REPLICA_STATES, (SKY, GREEN, VERMILION), strict=True))
+_GIGA = 1e9
+_S_PER_HOUR = 3600.0
+
+
+def cluster_sections(report: ServingReport, load: str) -> list[Section]:
+    """Return what a page says of the pools of a run; nothing where there is no cluster."""
+    if not report.pools:
+        return []
+    sections = [_pools(report, load)]
+    if any(_is_changing(engine) for engine in report.engines):
+        sections.append(_life(report))
+    if len(report.engines) > 1:
+        sections.append(_loads(report))
+    if any(pool.role == "prefill" for pool in report.pools):
+        sections.append(_transfers(report))
+    return sections
+
+
+# (row, what a pool has there, whether it is left out where no pool has any)
+_POOL_ROWS: Sequence[tuple[str, Callable[[PoolReport], str], bool]] = (
+    ("role", lambda pool: pool.role, False),
+    ("device", lambda pool: pool.device, False),
+    (
+        "replicas running, mean of all",
+        lambda pool: f"{format_number(pool.running_engines_mean)} of {pool.num_engines}",
+        False,
+    ),
+    ("devices", lambda pool: f"{pool.num_devices:,}", False),
+    ("requests", lambda pool: f"{pool.num_requests:,}", False),
+    ("busy", lambda pool: f"{pool.utilization_ratio:.1%}", False),
+    ("MFU", lambda pool: f"{pool.mfu_ratio:.1%}", False),
+    ("MBU", lambda pool: f"{pool.mbu_ratio:.1%}", False),
+    ("KV in use, mean", lambda pool: f"{pool.kv_utilization_ratio_mean:.1%}", False),
+    ("requests in a step, mean", lambda pool: format_number(pool.batch_size_mean), False),
+    ("failures", lambda pool: f"{pool.num_failures:,}", True),
+    ("replicas started", lambda pool: f"{pool.num_scale_ups:,}", True),
+    ("replicas given up", lambda pool: f"{pool.num_scale_downs:,}", True),
+    ("adapters loaded", lambda pool: f"{pool.num_adapter_loads:,}", True),
+    ("device hours", lambda pool: format_number(pool.device_s / _S_PER_HOUR), False),
+    ("cost (USD)", lambda pool: format_number(pool.cost_usd), True),
+)
+
+
+def _pools(report: ServingReport, load: str) -> Section:
+    rows = []
+    for title, cell, is_optional in _POOL_ROWS:
+        cells = [cell(pool) for pool in report.pools]
+        if not is_optional or any(text != "0" for text in cells):
+            rows.append((title, *cells))
+    retries = f" Requests began anew {report.num_retries:,} times." if report.num_retries else ""
+    return Section(
+        title="Pools",
+        intro=(
+            f"At {load}. Busy, MFU, MBU and the share of the KV cache are of the time that devices "
+            "were held, which is what they cost: starting and restarting count. A request that is "
+            f"prefilled in one pool and decoded in another counts in both.{retries}"
+        ),
+        table=DataTable(headers=("pool", *(pool.name for pool in report.pools)), rows=rows),
+    )
+
+
+def _is_changing(engine: EngineReport) -> bool:
+    """Whether a replica did anything but run from the start to the end."""
+    return len(engine.phases) != 1 or engine.phases[0].state != "running"
+
+
+def _life(report: ServingReport) -> Section:
+    lines = [
+        LifeLine(
+            label=_name(engine),
+            spans=[(phase.start_s, phase.end_s, phase.state) for phase in engine.phases],
+            marks=[phase.start_s for phase in engine.phases if phase.state == "restarting"],
+        )
+        for engine in report.engines
+    ]
+    svg = draw_life_lines("replicas", "Replicas over time", lines, _OF_STATE, "fails")
+    caption = (
+        "When the devices of each replica were held and what for. A cross is a failure; where "
+        "nothing is drawn nothing is held."
+    )
+    return Section(title="Replicas", pictures=[Picture(svg=svg, caption=caption)])
+
+
+def _loads(report: ServingReport) -> Section:
+    colors = _pool_colors(report.pools)
+    of_engine = [colors[engine.pool] for engine in report.engines]
+    num_requests = max(report.num_requests, 1)
+    rows = [
+        BarRow(
+            title="requests, share of all",
+            values=[engine.num_requests / num_requests for engine in report.engines],
+            colors=of_engine,
+        ),
+        BarRow(
+            title="busy",
+            values=[
+                max((stage.utilization_ratio for stage in engine.stages), default=0.0)
+                for engine in report.engines
+            ],
+            colors=of_engine,
+        ),
+        BarRow(
+            title="KV in use, mean",
+            values=[engine.kv_utilization_ratio_mean for engine in report.engines],
+            colors=of_engine,
+        ),
+    ]
+    names = [str(engine.engine) for engine in report.engines]
+    caption = (
+        "Bars of one pool that differ much mean that its router spreads requests unevenly, or that "
+        "some replicas ran for a part of the time. Busy is that of the busiest stage."
+    )
+    svg = draw_bar_rows("replica-load", rows, names, colors)
+    return Section(title="Load of the replicas", pictures=[Picture(svg=svg, caption=caption)])
+
+
+def _transfers(report: ServingReport) -> Section:
+    transfer = report.transfer_ms
+    first, moved = (
+        np.asarray(getattr(report.requests, name), dtype=np.float64)
+        for name in ("first_token_s", "transferred_s")
+    )
+    rows = [
+        (
+            pool.name,
+            "sends" if pool.role == "prefill" else "receives",
+            format_number(pool.sent_bytes_per_s / _GIGA),
+            f"{pool.port_utilization_ratio:.1%}",
+        )
+        for pool in report.pools
+    ]
+    pictures = []
+    done = moved >= 0
+    if len(moved) == len(first) and done.any():
+        values = np.percentile((moved - first)[done] * MS_PER_S, ITL_QUANTILES).tolist()
+        panel = CumulativePanel(
+            title="First token to KV cache on the decode replica",
+            x_label="ms",
+            percents=ITL_QUANTILES,
+            lines=[Series(label="transfer", color=BLUE, values=values)],
+        )
+        pictures.append(
+            Picture(
+                svg=draw_cumulative_panels("transfers", [panel], ""),
+                caption="It holds the wait for room on a decode replica and for a free port.",
+            )
+        )
+    return Section(
+        title="KV transfers",
+        intro=(
+            "From a request's first token to its KV cache on the decode replica: "
+            f"{format_number(transfer.p50)} ms in the median, {format_number(transfer.p99)} ms at "
+            "the 99th percentile. The gap to the second token holds it, so the inter-token latency "
+            "does; the time to first token does not."
+        ),
+        table=DataTable(headers=("pool", "", "GB/s", "ports busy"), rows=rows, text_columns=(1,)),
+        pictures=pictures,
+    )
+
+
+def _name(engine: EngineReport) -> str:
+    return f"{engine.pool} {engine.engine}" if engine.pool else str(engine.engine)
+
+
+def _pool_colors(pools: tuple[PoolReport, ...]) -> dict[str, str]:
+    palette = (BLUE, ORANGE, GREEN, PURPLE, *SERIES, GREY)
+    return {pool.name: palette[place % len(palette)] for place, pool in enumerate(pools)}

@@ -1,0 +1,1 @@
+"""The highest rate at which a deployment meets its targets."""

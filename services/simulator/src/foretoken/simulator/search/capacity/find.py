@@ -1,0 +1,235 @@
+"""Find the highest rate at which a deployment meets its targets, and how sure that is."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from foretoken.domain.report import Feasibility, ServingReport
+from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.search import (
+    CapacityProbe,
+    CapacityReport,
+    CapacityRequest,
+    LimitOutcome,
+    ServingTargets,
+)
+from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.search.capacity.bracket import Bracket
+from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch
+from foretoken.simulator.search.capacity.notes import list_notes
+from foretoken.simulator.search.capacity.predictor_bound import BOUNDS, Bound, fetch_at_bound
+from foretoken.simulator.search.capacity.probe import Load, Probe, run_probe
+from foretoken.simulator.search.capacity.redraw import redraw_loads
+from foretoken.simulator.search.capacity.request_rate import (
+    draw_plan,
+    rate_of_plan,
+    stretch_scenario,
+)
+from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
+from foretoken.simulator.search.capacity.verdict import ATTAINMENT, make_judge
+from foretoken.simulator.search.context import SearchContext
+from foretoken.simulator.serving.cluster_setup import ClusterSetup
+from foretoken.simulator.serving.deployment import has_fast_path, has_fast_pool
+from foretoken.simulator.serving.request_plan import RequestPlan
+from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import (
+    FetchSurfaces,
+    PreparedDeployment,
+    prepare_deployment,
+    resolved_json,
+)
+
+_REPORT_AT = 0.97
+# Runs of a search, more or less. From so many output tokens in all of them on, compiling the engine
+# first pays even where it is used once: the reference takes 2 s for 100,000.
+_NUM_RUNS, _MANY_TOKENS = 30, 600_000
+
+
+def find_capacity(
+    request: CapacityRequest, fetch: FetchSurfaces, context: SearchContext
+) -> CapacityReport:
+    """Return the highest rate at which a deployment meets the targets.
+
+    The requests are drawn once; at another rate the same ones arrive closer together or further
+    apart. A deployment that cannot run, or meets the targets at no rate, is a result with its
+    reason. `fetch` returns the latency surfaces of an engine.
+
+    Raises:
+        InvalidRequestError: the workload has no rate (a closed loop), attainment is asked for
+            without objectives, or the scenario cannot be used.
+        UnknownDeviceError, UnknownPluginError: no such name in the scenario.
+        CancelledJobError: the search was cancelled.
+
+    """
+    started_s = time.thread_time()
+    report = _find(request, fetch, context)
+    return replace(report, cpu_s=report.cpu_s + time.thread_time() - started_s)
+
+
+def probe_rates(
+    scenario: ServingScenario,
+    targets: ServingTargets,
+    rates_rps: Sequence[float],
+    fetch: FetchSurfaces,
+    context: SearchContext,
+) -> tuple[CapacityProbe, ...]:
+    """Return what a deployment does at each rate, with the same requests: a load-latency curve.
+
+    `targets` name the latencies that are told. Nothing where the deployment cannot run.
+
+    Raises:
+        InvalidRequestError, UnknownDeviceError, UnknownPluginError, CancelledJobError: as
+            `find_capacity`.
+
+    """
+    plan = draw_plan(scenario, scenario.seed)
+    plan_rps = rate_of_plan(scenario.workload, plan)
+    judge = make_judge(targets, scenario)
+    deployment = _prepare(scenario, plan, fetch)
+    if deployment.infeasibility:
+        return ()
+    load = Load(deployment=deployment, plan=plan, plan_rps=plan_rps, judge=judge)
+    probes = []
+    for index, rate_rps in enumerate(rates_rps):
+        at, message = index / len(rates_rps), f"{rate_rps:.4g} requests/s"
+        context.update(at, message)
+        progress = partial(_tell, context, at, message)
+        probes.append(run_probe(load, rate_rps, progress)[0].figures)
+    return tuple(probes)
+
+
+def _find(request: CapacityRequest, fetch: FetchSurfaces, context: SearchContext) -> CapacityReport:
+    scenario = request.scenario
+    plan = draw_plan(scenario, scenario.seed)
+    plan_rps = rate_of_plan(scenario.workload, plan)
+    judge = make_judge(request.targets, scenario)
+    context.update(0.0, "ask the predictor")
+    deployment = _prepare(scenario, plan, fetch)
+    report = CapacityReport(
+        num_devices=scenario.num_devices,
+        model_version=deployment.model_version,
+        scenario_json=resolved_json(scenario),
+    )
+    if deployment.setup is None:
+        return _refuse(report, deployment.infeasibility)
+    if deployment.must_compile(plan):
+        context.update(0.02, "compile the engine, once on this machine")
+    load = Load(deployment=deployment, plan=plan, plan_rps=plan_rps, judge=judge)
+    search = LoadSearch(load, request.tolerance_ratio, request.confidence_ratio, context)
+    guess_rps = estimate_service_rps(deployment.setup, _tables(deployment), plan)
+    bracket = search.find_bracket(guess_rps, request.max_rps)
+    if bracket.met is None or search.record is None:
+        report = replace(report, probes=search.figures)
+        return _refuse(report, _say_why(search.probes[-1]))
+    interval, redraws = None, None
+    if bracket.missed is not None:
+        redraws = redraw_loads(scenario, load)
+        bounds = _bounds(scenario, load, deployment, fetch)
+        interval = search.find_interval(bracket.met, bracket.missed, redraws, bounds)
+    context.update(_REPORT_AT, "sum up")
+    capacity_rps = bracket.met.rate_rps
+    at_rate = resolved_json(stretch_scenario(scenario, plan_rps / capacity_rps))
+    known = ServingReport(num_requests=plan.num_requests, scenario_json=at_rate)
+    at_capacity = deployment.report(search.record, known)
+    return replace(
+        _add_answer(report, bracket, interval),
+        probes=search.figures,
+        at_capacity=at_capacity,
+        notes=list_notes(
+            search.record.requests, capacity_rps, interval, request.tolerance_ratio, redraws
+        ),
+        cpu_s=search.elsewhere_s,
+        usd_per_million_output_tokens=at_capacity.usd_per_million_output_tokens,
+    )
+
+
+def _prepare(
+    scenario: ServingScenario, plan: RequestPlan, fetch: FetchSurfaces
+) -> PreparedDeployment:
+    longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max())
+    deployment = prepare_deployment(scenario, fetch, longest)
+    setup = deployment.setup
+    if setup is None or int(plan.num_decode_tokens.sum()) * _NUM_RUNS < _MANY_TOKENS:
+        return deployment
+    return replace(deployment, setup=_compile(setup))
+
+
+def _compile(setup: DeploymentSetup | ClusterSetup) -> DeploymentSetup | ClusterSetup:
+    """Return a deployment that compiled code runs, whatever the number of tokens, if it can."""
+    if isinstance(setup, DeploymentSetup):
+        return replace(setup, uses_fast_path=True) if has_fast_path(setup) else setup
+    pools = tuple(
+        replace(pool, engines=replace(pool.engines, uses_fast_path=True))
+        if has_fast_pool(pool.engines)
+        else pool
+        for pool in setup.pools
+    )
+    return replace(setup, pools=pools)
+
+
+def _tables(deployment: PreparedDeployment) -> list[CostTables]:
+    return [cost.tables for cost in deployment.costs]
+
+
+def _bounds(
+    scenario: ServingScenario, load: Load, deployment: PreparedDeployment, fetch: FetchSurfaces
+) -> dict[Bound, Load]:
+    """Return the load with steps at the bounds of the predictor's interval, where they differ."""
+    bounds: dict[Bound, Load] = {}
+    for bound in BOUNDS:
+        other = _prepare(scenario, load.plan, fetch_at_bound(fetch, bound))
+        pairs = zip(_tables(deployment), _tables(other), strict=True)
+        if not all(all(map(np.array_equal, *pair)) for pair in pairs):
+            bounds[bound] = replace(load, deployment=other)
+    return bounds
+
+
+def _add_answer(
+    report: CapacityReport, bracket: Bracket, interval: AnswerInterval | None
+) -> CapacityReport:
+    met, missed = bracket.met, bracket.missed
+    if met is None:
+        return report
+    rate_rps = met.rate_rps
+    report = replace(
+        report,
+        capacity_rps=rate_rps,
+        capacity_rps_per_gpu=rate_rps / max(report.num_devices, 1),
+        **(interval or AnswerInterval(*[rate_rps] * 4))._asdict(),
+    )
+    if missed is None:
+        return report
+    return replace(report, first_miss_rps=missed.rate_rps, limiting=_name(missed.verdict.worst))
+
+
+def _refuse(report: CapacityReport, reason: str) -> CapacityReport:
+    return replace(report, feasibility=Feasibility(is_feasible=False, reason=reason))
+
+
+def _say_why(lowest: Probe) -> str:
+    """Return why not even the lowest rate meets the targets."""
+    worst = lowest.verdict.worst
+    at_least = "at least " if lowest.is_cut_short else ""
+    if worst.metric == ATTAINMENT:
+        most = "at most " if lowest.is_cut_short else ""
+        told = f"{most}{worst.value:.1%} of requests meet their SLO, {worst.limit:.1%} are asked"
+    else:
+        told = f"{_name(worst)} is {at_least}{worst.value:.4g} ms, the limit {worst.limit:.4g} ms"
+    return (
+        f"even at {lowest.rate_rps:.3g} requests/s, where requests hardly meet, {told}; use more or"
+        " faster devices, another layout, or looser targets"
+    )
+
+
+def _name(outcome: LimitOutcome) -> str:
+    if outcome.metric == ATTAINMENT:
+        return "SLO attainment"
+    name = outcome.metric.removesuffix("_ms").removesuffix("_latency")
+    return f"{name} p{outcome.percentile:g}" if outcome.percentile else f"{name} mean"
+
+
+def _tell(context: SearchContext, at: float, message: str, _done_ratio: float) -> None:
+    context.update(at, message)

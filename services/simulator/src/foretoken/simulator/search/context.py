@@ -1,0 +1,149 @@
+"""What a search is given to work with: workers, progress, and a place for what it found."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Protocol, Self
+
+from foretoken.domain import schema
+from foretoken.domain.job_runner import JobProgress
+from foretoken.domain.search import Finalist
+from foretoken.simulator.search.executor import Executor, R, S, T
+from foretoken.simulator.search.executors.inline import InlineExecutor
+from foretoken.simulator.search.executors.observed import ObservedExecutor
+from foretoken.simulator.search.journal import Journal, run_journaled
+from foretoken.simulator.statistics import SimulatorStatistics
+
+_log = logging.getLogger(__name__)
+
+# What a search's job keeps beside its result: finalists as they are found, and finished items.
+FINALISTS = "finalists"
+_JOURNAL = "journal"
+
+
+class SearchContext(Protocol):
+    """What a search may do beside computing."""
+
+    @property
+    def num_workers(self) -> int:
+        """Tasks that `run` does at once."""
+
+    def run(
+        self, function: Callable[[T, S], R], items: Sequence[T], shared: S
+    ) -> Iterator[tuple[int, R]]:
+        """Yield the index and result of every item as it is done; what and how as `Executor.run`.
+
+        What an earlier process did of the same job is not done again. Items and `shared` are plain
+        data, dataclasses and arrays.
+
+        Raises:
+            CancelledJobError: the job was cancelled; let it pass.
+            ForetokenError: whatever the function raises.
+
+        """
+
+    def update(self, ratio: float, message: str = "") -> None:
+        """Publish progress between 0 and 1.
+
+        Raises:
+            CancelledJobError: the job was cancelled; let it pass.
+
+        """
+
+    def publish(self, finalist: Finalist) -> None:
+        """Show a finalist to whoever watches; once for each candidate, also after a restart."""
+
+
+class JobContext:
+    """`SearchContext` of a job, whose finished items survive the process; a context manager.
+
+    It logs how many items were kept from before and how many were done now.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        progress: JobProgress,
+        statistics: SimulatorStatistics | None = None,
+    ) -> None:
+        """Take workers, a job, and what counts what they do."""
+        self._statistics = statistics or SimulatorStatistics()
+        self._executor = ObservedExecutor(executor, self._statistics)
+        self._progress = progress
+        self._journal = Journal(progress.kept_path(_JOURNAL))
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Open the journal of the job."""
+        self._closing.enter_context(self._journal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        found, total = self._journal.num_found, len(self._journal)
+        _log.info(
+            "search items job_id=%s kept=%d done=%d", self._progress.job_id, found, total - found
+        )
+        self._closing.close()
+
+    @property
+    def num_workers(self) -> int:
+        """Tasks that `run` does at once."""
+        return self._executor.num_workers
+
+    def run(
+        self, function: Callable[[T, S], R], items: Sequence[T], shared: S
+    ) -> Iterator[tuple[int, R]]:
+        """Yield the index and result of every item; see the protocol."""
+        check, num_read = self._progress.check, self._journal.num_read
+        found = run_journaled(self._executor, self._journal, function, items, shared, check)
+        for index, result in found:
+            self._statistics.observe_kept(self._journal.num_read - num_read)
+            num_read = self._journal.num_read
+            yield index, result
+
+    def update(self, ratio: float, message: str = "") -> None:
+        """Publish progress between 0 and 1."""
+        self._progress.update(ratio, message)
+
+    def publish(self, finalist: Finalist) -> None:
+        """Show a finalist to whoever watches."""
+        self._progress.publish(FINALISTS, str(finalist.candidate), schema.encode(finalist))
+
+
+class InlineContext:
+    """`SearchContext` that works in this thread and keeps nothing: for tests and single commands.
+
+    `finalists` are those published, `progress` the ratios and messages.
+    """
+
+    def __init__(self, executor: Executor | None = None) -> None:
+        self._executor = executor or InlineExecutor()
+        self.finalists: list[Finalist] = []
+        self.progress: list[tuple[float, str]] = []
+
+    @property
+    def num_workers(self) -> int:
+        """Tasks that `run` does at once."""
+        return self._executor.num_workers
+
+    def run(
+        self, function: Callable[[T, S], R], items: Sequence[T], shared: S
+    ) -> Iterator[tuple[int, R]]:
+        """Yield the index and result of every item."""
+        return self._executor.run(function, items, shared)
+
+    def update(self, ratio: float, message: str = "") -> None:
+        """Keep how far it is."""
+        self.progress.append((ratio, message))
+
+    def publish(self, finalist: Finalist) -> None:
+        """Keep a finalist, once for each candidate."""
+        if all(known.candidate != finalist.candidate for known in self.finalists):
+            self.finalists.append(finalist)

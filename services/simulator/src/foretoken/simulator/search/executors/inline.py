@@ -1,0 +1,35 @@
+"""Run the tasks of a search in the thread that asks for them."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from foretoken.simulator.search.executor import R, S, T, keep_going
+from foretoken.simulator.statistics import WorkerCounts
+
+
+class InlineExecutor:
+    """Implements `Executor` without other processes: for tests and tiny searches."""
+
+    @property
+    def num_workers(self) -> int:
+        """One: the caller."""
+        return 1
+
+    @property
+    def workers(self) -> WorkerCounts:
+        """None beside the caller."""
+        return WorkerCounts()
+
+    def run(
+        self,
+        function: Callable[[T, S], R],
+        items: Sequence[T],
+        shared: S,
+        check: Callable[[], None] = keep_going,
+    ) -> Iterator[tuple[int, R]]:
+        """Yield the index and result of every item, in order."""
+        for index, item in enumerate(items):
+            check()
+            yield index, function(item, shared)
+
+    def close(self) -> None:
+        """Do nothing: there are no workers."""

@@ -1,0 +1,208 @@
+"""Searches as jobs: checked before they start, resumed after a restart, watched as they find."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import pyarrow as pa
+
+from foretoken.domain import schema
+from foretoken.domain.engine import find_engine
+from foretoken.domain.errors import InvalidRequestError, SearchTooLargeError
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.job import Job
+from foretoken.domain.job_runner import JobProgress, JobRunner, Resume, Work
+from foretoken.domain.ports import PredictorPort
+from foretoken.domain.search import (
+    CandidateColumns,
+    CapacityReport,
+    CapacityRequest,
+    Finalist,
+    ServingSearchReport,
+    ServingSearchRequest,
+)
+from foretoken.simulator.config import SimulatorConfig
+from foretoken.simulator.job_tables import attach_tables, open_table
+from foretoken.simulator.search.capacity.find import find_capacity
+from foretoken.simulator.search.compilation import compile_in_worker, must_compile
+from foretoken.simulator.search.context import FINALISTS, JobContext
+from foretoken.simulator.search.executor import Executor
+from foretoken.simulator.search.executors.choice import open_executor
+from foretoken.simulator.search.serving.search import ServingSearch, count_points
+from foretoken.simulator.serving.routing import find_router
+from foretoken.simulator.serving.scenario_check import check_scenario
+from foretoken.simulator.serving.simulation import FetchSurfaces
+from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
+from foretoken.wire import ipc
+
+Q = TypeVar("Q", CapacityRequest, ServingSearchRequest)
+
+CAPACITY_KIND = "capacity"
+SERVING_KIND = "serving-search"
+SEARCH_TABLES = ("candidates",)
+
+
+class SearchJobs:
+    """Runs capacity and serving searches on the workers they share."""
+
+    def __init__(
+        self,
+        config: SimulatorConfig,
+        jobs: JobRunner,
+        predictor: PredictorPort,
+        fetch: FetchSurfaces,
+        statistics: SimulatorStatistics,
+    ) -> None:
+        self._config = config
+        self._statistics = statistics
+        self._jobs = jobs
+        self._fetch = fetch
+        self._search = ServingSearch(predictor)
+        self._executor: Executor | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def handlers(self) -> Mapping[str, Resume]:
+        """What makes the work of a job that goes on, by its kind."""
+        return {
+            CAPACITY_KIND: lambda plain: self._capacity_work(
+                schema.decode(CapacityRequest, plain, "request")
+            ),
+            SERVING_KIND: lambda plain: self._serving_work(
+                schema.decode(ServingSearchRequest, plain, "request")
+            ),
+        }
+
+    @property
+    def workers(self) -> WorkerCounts:
+        """The workers; none before the first search needs them."""
+        with self._lock:
+            return self._executor.workers if self._executor else WorkerCounts()
+
+    def close(self) -> None:
+        """Let the workers go; the jobs have ended."""
+        with self._lock:
+            if self._executor is not None:
+                self._executor.close()
+
+    def create_capacity(self, request: CapacityRequest) -> Job:
+        """Start looking for the highest rate at which a deployment meets targets.
+
+        Raises:
+            as `check_scenario`.
+
+        """
+        request = _as_kept(request)
+        check_scenario(request.scenario)
+        return self._jobs.create(CAPACITY_KIND, self._capacity_work(request), request)
+
+    def create_serving(self, request: ServingSearchRequest) -> Job:
+        """Start looking for the best deployments of a space.
+
+        Raises:
+            SearchTooLargeError: the space, or the number of finalists, is above the limit.
+            UnknownDeviceError, UnknownPluginError: the space names what there is not.
+            as `check_scenario`.
+
+        """
+        request = _as_kept(request)
+        check_scenario(request.scenario)
+        for device in request.space.devices:
+            find_device(device)
+        for profile in request.space.profiles:
+            find_engine(profile)
+        for router in request.space.routers:
+            find_router(router)
+        _check_limit(
+            "finalists to simulate", request.num_finalists, self._config.max_finalists, "finalists"
+        )
+        _check_limit(
+            "points in the space",
+            count_points(request),
+            self._config.max_search_points,
+            "search_points",
+        )
+        return self._jobs.create(SERVING_KIND, self._serving_work(request), request)
+
+    def capacity_report(self, job_id: str) -> CapacityReport:
+        """Return the result of a finished capacity search."""
+        return self._jobs.result(job_id, CapacityReport)
+
+    def serving_report(self, job_id: str) -> ServingSearchReport:
+        """Return the result of a finished serving search, with its candidates."""
+        report = self._jobs.result(job_id, ServingSearchReport)
+        candidates = self.read_table(job_id, "candidates").read_all()
+        return replace(report, candidates=ipc.table_to_record(candidates, CandidateColumns))
+
+    def read_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished serving search.
+
+        Raises:
+            InvalidRequestError: no such table.
+
+        """
+        return open_table(self._jobs, job_id, table, SEARCH_TABLES)
+
+    def watch(self, job_id: str, first: int) -> Iterator[Finalist]:
+        """Yield finalists from the `first` on, as they are found, until the search ends."""
+        if self._jobs.get(job_id).kind != SERVING_KIND:
+            raise InvalidRequestError.of_field("job_id", f"{job_id} is not a serving search")
+        if first < 0:
+            raise InvalidRequestError.of_field("first", "must not be negative")
+        for plain in self._jobs.follow(job_id, FINALISTS, first):
+            yield schema.decode(Finalist, plain)
+
+    def _capacity_work(self, request: CapacityRequest) -> Work:
+        def work(progress: JobProgress) -> CapacityReport:
+            with JobContext(self._open_executor(), progress, self._statistics) as context:
+                report = find_capacity(request, self._fetch, context)
+            return replace(report, job_id=progress.job_id)
+
+        return work
+
+    def _serving_work(self, request: ServingSearchRequest) -> Work:
+        def work(progress: JobProgress) -> ServingSearchReport:
+            executor = self._open_executor()
+            if request.num_finalists and must_compile():
+                progress.update(0.0, "compile the engine, once on this machine")
+                compile_in_worker(executor, progress.check)
+            with JobContext(executor, progress, self._statistics) as context:
+                report = self._search.run(request, context)
+                num_workers = report.num_workers or context.num_workers
+            self._statistics.observe_evaluated(report.num_evaluated)
+            attach_tables({"candidates": ipc.record_to_table(report.candidates)}, progress)
+            return replace(
+                report,
+                candidates=CandidateColumns(),
+                num_workers=num_workers,
+                job_id=progress.job_id,
+            )
+
+        return work
+
+    def _open_executor(self) -> Executor:
+        with self._lock:
+            if self._executor is None:
+                self._executor = open_executor(
+                    self._config.ray_address, self._config.num_search_workers
+                )
+            return self._executor
+
+
+def _as_kept(request: Q) -> Q:
+    """Return a request as a restart finds it: 2000 is 2000.0 where a field is a float.
+
+    So the items of a job that goes on are those of the job that began.
+    """
+    return schema.decode(type(request), schema.encode(request), "request")
+
+
+def _check_limit(what: str, number: int, limit: int, setting: str) -> None:
+    if number > limit:
+        raise SearchTooLargeError(
+            f"{number:,} {what} are more than the {limit:,} this service takes: ask for less, or"
+            f" raise simulator.max_{setting}",
+            number=str(number),
+            limit=str(limit),
+        )

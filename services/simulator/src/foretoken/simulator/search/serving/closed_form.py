@@ -1,0 +1,292 @@
+"""The steady state of a serving replica, without simulating it.
+
+Mean-value analysis of an engine's loop. A replica of `concurrency` requests always has that many,
+for a new one comes when one is done. Of every request a step computes a piece of the prompt or one
+token of the answer. Per step as many prompt tokens are computed as the requests that finish in it
+bring back, which says what share of the steps is mixed; the time of the steps says how fast this
+goes; Little's law ties rate, TTFT and TPOT together. Nothing here is fitted.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from foretoken.domain.units import US_PER_S
+from foretoken.simulator.grid import Flags, Floats
+from foretoken.simulator.search.serving.load import LoadProfile
+from foretoken.simulator.search.serving.rules import EngineRules
+from foretoken.simulator.search.serving.step_time import NUM_VARIANTS, MixedSteps
+
+# What a step consists of says what it takes, and the other way round; each round brings both
+# about ten times closer together.
+_NUM_ROUNDS = 4
+
+
+class TimesSteps(Protocol):
+    """Says how long steps take, in µs as [variant, stage, step]: `StepTimes`."""
+
+    def decode_us(self, num_decodes: Floats, raggedness: Floats, num_group: Floats) -> Floats:
+        """Return the time of steps in which so many sequences decode."""
+
+    def mixed_us(self, steps: MixedSteps) -> Floats:
+        """Return the time of steps that compute prompts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SteadyState:
+    """[variant, point] of replicas: times in µs, requests per s."""
+
+    ttft_us: Floats
+    tpot_us: Floats
+    rate_rps: Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Flow:
+    """The steps of one batch, [variant, point].
+
+    `per_step` requests are done in a step, of decoding where prompts have steps of their own. A
+    step that computes prompts computes `piece_total` tokens of them in `prompt_us`; `share` of all
+    steps do, or where prompts have steps of their own so many for each step of decoding. `is_full`
+    where every step does, and prompts wait.
+    """
+
+    per_step: Floats
+    piece_total: Floats
+    prompt_us: Floats
+    decode_us: Floats
+    mean_us: Floats
+    share: Floats
+    is_full: Flags
+
+
+class _Crowd(NamedTuple):
+    """How many requests come while a step computes prompts, and how likely others wait then."""
+
+    arriving: Floats
+    busy: Floats
+
+
+class ReplicaForm:
+    """The closed form of replicas of one kind, at many concurrencies and step limits at once."""
+
+    def __init__(self, times: TimesSteps, rules: EngineRules, load: LoadProfile) -> None:
+        self._times, self._rules, self._load = times, rules, load
+        self._prompt = max(load.prefill_mean, 1.0)
+        self._answer = max(load.decode_mean - 1.0, 1e-9)
+        self._num_streams = rules.num_engines * rules.num_stages
+
+    def aggregated(self, concurrency: Floats, budget: Floats) -> SteadyState:
+        """Return the steady state of replicas that do all of a request.
+
+        `concurrency` requests are on a replica at any time, all of them running; a step computes at
+        most `budget` tokens.
+        """
+        # Engines in lock step and batches in flight share the requests.
+        num = np.maximum(concurrency / self._num_streams, 1.0)
+        num = np.broadcast_to(num, (NUM_VARIANTS, len(num)))
+        budget = np.broadcast_to(budget, num.shape)
+        away, crowd = np.ones(num.shape), _Crowd(np.zeros(num.shape), np.zeros(num.shape))
+        for _ in range(_NUM_ROUNDS):
+            flow = self._flow(num, budget, num / (self._answer + away), crowd)
+            away = self._steps_away(num, budget, away, flow)
+            rate = num / (self._answer + away) / flow.mean_us
+            arriving = rate * flow.prompt_us if self._rules.mixes else flow.per_step
+            crowd = _Crowd(arriving, self._busy(num, budget, flow))
+        ttft_us = self._ttft_us(num, away, flow)
+        tpot_us = np.maximum(num / rate - ttft_us, 0.0) / self._answer
+        return SteadyState(
+            ttft_us=ttft_us + self._frontend_us(),
+            tpot_us=tpot_us,
+            rate_rps=rate * np.minimum(concurrency, self._num_streams) * US_PER_S,
+        )
+
+    def prefill(self, concurrency: Floats, budget: Floats) -> SteadyState:
+        """Return replicas that only compute prompts, `concurrency` of them together.
+
+        `ttft_us` is what a prompt takes that waits for nobody, `tpot_us` 0.
+        """
+        num = np.broadcast_to(concurrency / self._num_streams, (NUM_VARIANTS, len(concurrency)))
+        total = np.minimum(np.broadcast_to(budget, num.shape), np.maximum(num, 1.0) * self._prompt)
+        if not self._rules.splits:
+            total = self._whole(total)
+        step_us, latency_us = self._prompt_us(total, np.zeros(num.shape))
+        rate = total / self._prompt / step_us * self._num_streams
+        num_pieces = np.maximum(np.ceil(self._prompt / total - 1e-9), 1.0)
+        return SteadyState(
+            ttft_us=num_pieces * latency_us + self._frontend_us(),
+            tpot_us=np.zeros(num.shape),
+            rate_rps=rate * US_PER_S,
+        )
+
+    def decode(self, concurrency: Floats) -> SteadyState:
+        """Return replicas that only decode: `ttft_us` 0, rates of whole answers."""
+        num = np.maximum(concurrency / self._num_streams, 1.0)
+        num = np.broadcast_to(num, (NUM_VARIANTS, len(num)))
+        tpot_us = self._decode_us(num)
+        rate = np.minimum(concurrency, self._num_streams) * num / (tpot_us * self._answer)
+        return SteadyState(ttft_us=np.zeros(num.shape), tpot_us=tpot_us, rate_rps=rate * US_PER_S)
+
+    def _flow(self, num: Floats, budget: Floats, rate_per_step: Floats, crowd: _Crowd) -> _Flow:
+        """Return the steps where so many requests are done in a step."""
+        rules = self._rules
+        num_decodes = np.minimum(rate_per_step * self._answer, num)
+        if rules.mixes:  # where all steps compute prompts, they leave room for no more
+            num_decodes = np.minimum(
+                num_decodes, budget * self._answer / (self._prompt + self._answer)
+            )
+        decode_us = self._decode_us(np.maximum(num_decodes, 1.0))
+        room = self._room(num, budget, num_decodes)
+        if not self._load.is_even:
+            # Requests come one by one: those of one step are computed in the next.
+            num_new = np.maximum(crowd.arriving, 1e-9)
+            piece = self._prompt / np.ceil(self._prompt / room)
+            alone = np.minimum(room, piece * num_new / -np.expm1(-num_new))
+            room = alone + (room - alone) * crowd.busy
+        # Those whose prompts a step computes do not decode in it.
+        others = np.maximum(num - np.maximum(room / self._prompt, 1.0), 0.0)
+        beside = np.minimum(num_decodes, others) if rules.mixes else np.zeros(num.shape)
+        prompt_us, _ = self._prompt_us(room, beside)
+        share = num_decodes / self._answer * self._prompt / room
+        is_full = np.asarray(rules.mixes & (share > 1.0 - 1e-9))
+        share = np.where(is_full, 1.0, share)
+        rest = 1.0 - share if rules.mixes else 1.0
+        return _Flow(
+            per_step=num_decodes / self._answer,
+            piece_total=room,
+            prompt_us=prompt_us,
+            decode_us=decode_us,
+            mean_us=share * prompt_us + rest * decode_us,
+            share=share,
+            is_full=is_full,
+        )
+
+    def _room(self, num: Floats, budget: Floats, num_decodes: Floats) -> Floats:
+        """Return the most prompt tokens that a step computes."""
+        rules = self._rules
+        room = np.maximum(budget - num_decodes, 1.0) if rules.mixes else budget
+        if not rules.splits:
+            room = self._whole(room)
+        if rules.max_num_prefills:
+            room = np.minimum(room, rules.max_num_prefills * self._prompt)
+        return np.minimum(room, num * self._prompt)
+
+    def _whole(self, room: Floats) -> Floats:
+        """Return the tokens of whole prompts; a prompt longer than a step is computed in pieces."""
+        return np.where(self._prompt <= room, np.floor(room / self._prompt) * self._prompt, room)
+
+    def _steps_away(self, num: Floats, budget: Floats, away: Floats, flow: _Flow) -> Floats:
+        """Return in how many steps of others a request gets no token but its first."""
+        lag = self._lag(num)
+        if not self._rules.mixes:
+            # Prompts of one step have all been computed when the next of decoding comes.
+            return lag
+        own = lag + self._num_pieces(num, budget, flow)
+        if not self._load.is_even:
+            return own + self._steps_waiting(num, budget, own, away)
+        # With too many requests some wait until others have left.
+        full = budget * self._answer / (self._prompt + self._answer)
+        return np.where(flow.is_full, np.maximum((num / full - 1.0) * self._answer, own), own)
+
+    def _lag(self, num: Floats) -> Floats:
+        """Return the steps already scheduled when a request comes: one if asynchronous."""
+        return np.where(num > 1.0, float(self._rules.is_asynchronous), 0.0)
+
+    def _num_pieces(self, num: Floats, budget: Floats, flow: _Flow) -> Floats:
+        """Return the steps from the first in which a request is looked at to its first token."""
+        room = flow.piece_total
+        if not self._load.is_even:
+            room = self._room(num, budget, np.minimum(num, budget / 2))
+        return np.maximum(np.ceil(self._prompt / room - 1e-9), 1.0)
+
+    def _ttft_us(self, num: Floats, away: Floats, flow: _Flow) -> Floats:
+        """Return the time to the first token from when the engine has a request."""
+        lag = self._lag(num)
+        if not self._rules.mixes:
+            return self._ttft_apart_us(num, flow)
+        if not self._load.is_even:
+            ttft_us: Floats = (away - lag) * flow.prompt_us + lag * flow.mean_us
+            return ttft_us
+        # Requests come in the order and the groups in which they were first admitted, one group
+        # after the other; only before the first of them nobody's prompt is computed.
+        num_groups = np.maximum(num / np.maximum(flow.piece_total / self._prompt, 1.0), 1.0)
+        first_us = (flow.prompt_us - flow.decode_us) / num_groups
+        ttft_us = away * flow.prompt_us - lag * first_us
+        return np.where(flow.is_full, away * flow.prompt_us, ttft_us)
+
+    def _ttft_apart_us(self, num: Floats, flow: _Flow) -> Floats:
+        """Return the same where nobody decodes, or is done, while prompts are computed."""
+        pieces = np.maximum(np.ceil(self._prompt / flow.piece_total - 1e-9), 1.0)
+        if self._load.is_even:
+            # All prompts there are come first, so all decode together and are done together.
+            num_steps = np.maximum(num * self._prompt / flow.piece_total, 1.0)
+            ttft_us: Floats = (num_steps + pieces) / 2 * flow.prompt_us
+            return ttft_us
+        # Others who are done in the same step, or were in the one before.
+        others = flow.per_step * (num - 1.0) / num
+        occupied = -np.expm1(-others)
+        lag_us = occupied * flow.prompt_us + (1.0 - occupied) * flow.decode_us
+        waiting = others / 2 * self._prompt / flow.piece_total
+        return (pieces + waiting) * flow.prompt_us + self._lag(num) * lag_us
+
+    def _steps_waiting(self, num: Floats, budget: Floats, own: Floats, away: Floats) -> Floats:
+        """Return the steps in which only the prompts of others who came before are computed.
+
+        A closed queue: a request that comes finds what another sees on average; of the one that is
+        being computed the rest is left, by the spread of prompts half of it or more. The wait w
+        with a service of s steps and Z steps elsewhere is the root of
+        w (Z + s + w) = (n - 1) s (w + s (1 + cv^2) / 2).
+        """
+        one = self._prompt / self._room(num, budget, num * self._answer / (self._answer + away))
+        linear = self._answer + own - (num - 1.0) * one
+        constant = (num - 1.0) * one**2 * self._load.prefill_second_ratio / 2
+        wait: Floats = (np.sqrt(linear**2 + 4.0 * constant) - linear) / 2
+        return wait
+
+    def _busy(self, num: Floats, budget: Floats, flow: _Flow) -> Floats:
+        """Return how likely a request finds others' prompts uncomputed, its own left out."""
+        room = self._room(num, budget, flow.per_step * self._answer)
+        return np.minimum(flow.per_step * self._prompt / room, 1.0) * (num - 1.0) / num
+
+    def _frontend_us(self) -> float:
+        return self._rules.frontend_us + self._rules.frontend_us_per_token * self._prompt
+
+    def _decode_us(self, num_decodes: Floats) -> Floats:
+        """Return what a step of decoding takes until the next of the same batch."""
+        flat = num_decodes.ravel()
+        group = flat * self._rules.num_engines
+        stages = self._times.decode_us(flat, self._load.raggedness_of(flat), group)
+        return self._round_us(stages, num_decodes)[0]
+
+    def _prompt_us(self, piece_total: Floats, num_decodes: Floats) -> tuple[Floats, Floats]:
+        """Return what a step with prompts takes, until the next, and through all stages."""
+        total, decodes = piece_total.ravel(), num_decodes.ravel()
+        piece = np.minimum(total, self._prompt)
+        steps = MixedSteps(
+            num_prefills=total / piece,
+            piece_tokens=piece,
+            piece_context=np.maximum(self._prompt - piece, 0.0) / 2,
+            num_decodes=decodes,
+            raggedness=self._load.raggedness_of(decodes),
+            num_group_tokens=(total + decodes) * self._rules.num_engines,
+        )
+        return self._round_us(self._times.mixed_us(steps), num_decodes + piece_total / self._prompt)
+
+    def _round_us(self, stages_us: Floats, num_seqs: Floats) -> tuple[Floats, Floats]:
+        """Return the time of a batch until it is scheduled again, and through all stages.
+
+        `stages_us` is [variant, stage, variant x point]: of each variant its own entries count.
+        """
+        num_variants, num_points = num_seqs.shape
+        shaped = stages_us.reshape(num_variants, -1, num_variants, num_points)
+        own = np.arange(num_variants)
+        stages = np.moveaxis(shaped[own, :, own], 1, 0)  # [stage, variant, point]
+        rules = self._rules
+        host_us = rules.step_us + rules.step_us_per_seq * num_seqs
+        through_us = stages.sum(axis=0) + host_us
+        if rules.is_asynchronous:
+            return np.maximum(stages[0], host_us), through_us
+        depth = rules.num_stages
+        slowest_us = np.maximum(stages.max(axis=0), host_us if depth > 1 else 0.0)
+        return np.maximum(through_us, depth * slowest_us), through_us

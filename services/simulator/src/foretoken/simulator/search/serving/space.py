@@ -1,0 +1,165 @@
+"""The points of a search: which engines there are, and what each may be set to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from foretoken.domain.engine import EngineProfile
+from foretoken.domain.errors import UnknownTopologyError
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.search import SERVING_MODES, ServingSearchRequest
+from foretoken.simulator.search.space import divisors
+
+# Requests on a replica where none are named: about four per doubling, sizes engines capture.
+_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
+_LARGE_BATCHES = (256, 320, 384, 448, 512, 640, 768, 896, 1024)
+# Tokens of a step where none are named, beside the profile's own.
+_STEP_LIMITS = (2048, 4096, 8192, 16384)
+# Before replicas that are as full as their limit allows, turns would leave some waiting.
+_ROUTER = "least_outstanding"
+# Prompts that a prefill replica computes together.
+_PREFILL_BATCHES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineKind:
+    """An engine apart from its limits: where it runs, what runs, and its degrees."""
+
+    device: str
+    profile: str
+    quantization: str
+    layout: ParallelLayout
+
+    def scenario(
+        self, base: ServingScenario, batch: int, num_batched_tokens: int
+    ) -> ServingScenario:
+        """Return a replica of this kind with limits; requests are spread over its engines."""
+        per_engine = -(-batch // self.layout.dp)
+        engine = replace(
+            base.engine,
+            profile=self.profile,
+            max_num_seqs=per_engine,
+            max_num_batched_tokens=num_batched_tokens,
+        )
+        return replace(
+            base,
+            device=self.device,
+            topology=base.topology if self.device == base.device else "",
+            quantization=self.quantization,
+            layout=self.layout,
+            engine=engine,
+            cluster=None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchSpace:
+    """What a search varies, resolved: no empty tuple stands for anything any more.
+
+    `num_same_kinds` counts degrees that mean a kind over again.
+    """
+
+    kinds: tuple[EngineKind, ...]
+    modes: tuple[str, ...]
+    batches: tuple[int, ...]
+    prefill_batches: tuple[int, ...]
+    step_limits: tuple[int, ...]
+    routers: tuple[str, ...]
+    max_devices: int
+    num_same_kinds: int
+
+    @property
+    def num_points(self) -> int:
+        """Points before equal ones are merged."""
+        num_kinds = len(self.kinds) + self.num_same_kinds
+        num_limits = len(self.step_limits) * len(self.routers)
+        total = 0
+        if "aggregated" in self.modes:
+            total += num_kinds * len(self.batches) * num_limits
+        if "disaggregated" in self.modes:
+            prefills = num_kinds * len(self.prefill_batches)
+            total += prefills * num_kinds * len(self.batches) * num_limits
+        return total
+
+
+def resolve_space(request: ServingSearchRequest) -> SearchSpace:
+    """Return what a request varies, defaults filled in.
+
+    Raises:
+        UnknownDeviceError, UnknownPluginError: no such name.
+        InvalidRequestError: the engine's limits cannot be used.
+
+    """
+    space, scenario = request.space, request.scenario
+    profiles = space.profiles or (scenario.engine.profile,)
+    resolved = [replace(scenario.engine, profile=profile).resolve() for profile in profiles]
+    kinds = [
+        EngineKind(device=device, profile=profile, quantization=quantization, layout=layout)
+        for device in dict.fromkeys(space.devices or (scenario.device,))
+        for profile in dict.fromkeys(profiles)
+        for quantization in dict.fromkeys(space.quantizations or (scenario.quantization,))
+        for layout in _layouts(request, device)
+    ]
+    distinct = tuple(dict.fromkeys(kinds))
+    return SearchSpace(
+        kinds=distinct,
+        modes=tuple(mode for mode in SERVING_MODES if mode in (space.modes or SERVING_MODES)),
+        batches=_batches(request),
+        prefill_batches=_PREFILL_BATCHES,
+        step_limits=_step_limits(request, resolved),
+        routers=tuple(dict.fromkeys(space.routers)) or (_router_of(scenario),),
+        max_devices=space.max_devices,
+        num_same_kinds=len(kinds) - len(distinct),
+    )
+
+
+def _layouts(request: ServingSearchRequest, device: str) -> list[ParallelLayout]:
+    space = request.space
+    most = min(_node_devices(request.scenario, device), space.max_devices)
+    powers = tuple(1 << power for power in range(most.bit_length()) if 1 << power <= most)
+    heads = divisors(request.scenario.model.num_heads)
+    degrees = space.tp or tuple(tp for tp in powers if tp in heads) or (1,)
+    found = []
+    for tp, pp, dp, ep in product(degrees, space.pp or (1,), space.dp or (1,), space.ep or (1,)):
+        # Without shared experts data-parallel engines are replicas, which are counted anyway.
+        layout = ParallelLayout(tp=tp, pp=pp, dp=dp if ep > 1 else 1, ep=ep)
+        if layout.num_devices <= space.max_devices:
+            found.append(layout)
+    return found
+
+
+def _node_devices(scenario: ServingScenario, device: str) -> int:
+    """Return the devices of a node; one where no topology says."""
+    name = find_device(device).name
+    if scenario.topology and device == scenario.device:
+        return find_topology(scenario.topology).devices_per_node
+    try:
+        return topology_of_device(name).devices_per_node
+    except UnknownTopologyError:
+        return 1
+
+
+def _batches(request: ServingSearchRequest) -> tuple[int, ...]:
+    if request.space.max_num_seqs:
+        return tuple(sorted(set(request.space.max_num_seqs)))
+    most = request.scenario.engine.max_num_seqs
+    tried = (*_BATCHES, *_LARGE_BATCHES)
+    return tuple(sorted({*(batch for batch in tried if batch < most), most})) if most else tried
+
+
+def _step_limits(
+    request: ServingSearchRequest, profiles: Sequence[EngineProfile]
+) -> tuple[int, ...]:
+    if request.space.max_num_batched_tokens:
+        return tuple(sorted(set(request.space.max_num_batched_tokens)))
+    if request.scenario.engine.max_num_batched_tokens:
+        return (request.scenario.engine.max_num_batched_tokens,)
+    own = {profile.max_num_batched_tokens for profile in profiles}
+    return tuple(sorted({*_STEP_LIMITS, *own}))
+
+
+def _router_of(scenario: ServingScenario) -> str:
+    return scenario.cluster.routing.router if scenario.cluster else _ROUTER

@@ -1,0 +1,126 @@
+"""How long steps take, for many at once, at the predictor's estimate and at both its bounds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.simulator.cost.answer import NUM_BOUNDS
+from foretoken.simulator.cost.padding import padded_tokens
+from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
+from foretoken.simulator.cost_tables import DECODE, MIXED
+from foretoken.simulator.grid import Floats, Ints, interpolate
+
+# The estimate, its lower and its upper bound.
+NUM_VARIANTS = 1 + NUM_BOUNDS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixedSteps:
+    """Steps that compute prompts, one entry of each array a step.
+
+    `num_prefills` pieces of `piece_tokens` come after `piece_context` tokens each, all of them
+    alike; `num_decodes` sequences decode beside them. `num_group_tokens` counts the tokens of all
+    engines in lock step.
+    """
+
+    num_prefills: Floats
+    piece_tokens: Floats
+    piece_context: Floats
+    num_decodes: Floats
+    raggedness: Floats
+    num_group_tokens: Floats
+
+
+class StepTimes:
+    """Times of an engine's steps in µs as [variant, stage, step]; variants as in `NUM_VARIANTS`."""
+
+    def __init__(self, spec: SurfaceSpec, surfaces: LatencySurfaces) -> None:
+        self._surfaces = surfaces
+        most = spec.limits.num_tokens
+        graphs = spec.graphs
+        self._padded: tuple[Ints, Ints] = (
+            padded_tokens(most, graphs.sizes if graphs.pads_decodes else ()),
+            padded_tokens(most, graphs.sizes if graphs.pads_mixed else ()),
+        )
+        self._values = {
+            name: self._variants(getattr(surfaces, name))
+            for name in ("tokens", "rows", "decode", "mixed", "prefill", "prefill_more")
+        }
+        self._shared = self._variants(surfaces.group) if surfaces.group else None
+
+    @property
+    def model_version(self) -> str:
+        """The version of the predictor's model."""
+        return self._surfaces.model_version
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages of an engine."""
+        return len(self._surfaces.tokens.values)
+
+    def decode_us(self, num_decodes: Floats, raggedness: Floats, num_group: Floats) -> Floats:
+        """Return the time of steps in which so many sequences decode."""
+        axes = self._surfaces.decode.axes
+        at = (num_decodes, np.full_like(num_decodes, float(axes[1][0])), raggedness)
+        total = self._tokens_us(DECODE, num_decodes) + self._rows_us(num_decodes)
+        total = total + interpolate(axes, self._values["decode"], at)
+        return self._floored(DECODE, num_decodes, total) + self._shared_us(num_group)
+
+    def mixed_us(self, steps: MixedSteps) -> Floats:
+        """Return the time of steps that compute prompts."""
+        num_tokens = steps.num_decodes + steps.num_prefills * steps.piece_tokens
+        total = self._tokens_us(MIXED, num_tokens)
+        total = total + self._rows_us(steps.num_decodes + steps.num_prefills)
+        at = (steps.piece_tokens, steps.piece_context)
+        prefill = self._surfaces.prefill.axes
+        alone = interpolate(prefill, self._values["prefill"], at)
+        more = interpolate(prefill, self._values["prefill_more"], at)
+        total = total + alone * np.minimum(steps.num_prefills, 1.0)
+        total = total + more * np.maximum(steps.num_prefills - 1.0, 0.0)
+        total = total + self._beside_us(steps)
+        return self._floored(MIXED, num_tokens, total) + self._shared_us(steps.num_group_tokens)
+
+    def _beside_us(self, steps: MixedSteps) -> Floats:
+        """Return what decoding sequences add to a step with prompts."""
+        axes = self._surfaces.mixed.axes
+        context = np.full_like(steps.num_decodes, float(axes[2][0]))
+        at = (steps.piece_tokens, steps.num_decodes, context, steps.raggedness)
+        # Below the smallest batch that was asked about time falls with the sequences, to none.
+        part = np.minimum(steps.num_decodes / float(axes[1][0]), 1.0)
+        return interpolate(axes, self._values["mixed"], at) * part
+
+    def _tokens_us(self, kind: int, num_tokens: Floats) -> Floats:
+        padded = self._padded[kind]
+        # Between whole counts, which padding rounds up, both neighbours count.
+        below = np.clip(np.floor(num_tokens), 1, len(padded) - 1).astype(np.int64)
+        above = np.minimum(below + 1, len(padded) - 1)
+        ratio = np.clip(num_tokens - below, 0.0, 1.0)
+        axes, values = self._surfaces.tokens.axes, self._values["tokens"]
+        lower = interpolate(axes, values, (padded[below].astype(np.float64),))
+        upper = interpolate(axes, values, (padded[above].astype(np.float64),))
+        mean: Floats = lower * (1 - ratio) + upper * ratio
+        return mean
+
+    def _rows_us(self, num_rows: Floats) -> Floats:
+        return interpolate(self._surfaces.rows.axes, self._values["rows"], (num_rows,))
+
+    def _floored(self, kind: int, num_tokens: Floats, total_us: Floats) -> Floats:
+        floor = self._surfaces.floor_us
+        if not floor.any():
+            return total_us
+        index = np.clip(np.rint(num_tokens), 0, floor.shape[2] - 1).astype(np.int64)
+        return np.maximum(total_us, floor[None, :, kind, index])
+
+    def _shared_us(self, num_group_tokens: Floats) -> Floats:
+        if self._shared is None or self._surfaces.group is None:
+            return np.zeros(1)
+        return interpolate(self._surfaces.group.axes, self._shared, (num_group_tokens,))
+
+    def _variants(self, surface: Surface) -> Floats:
+        """Return [variant, stage, grid point] of a surface."""
+        num_groups = len(self._surfaces.groups)
+        estimate = surface.values[:, :num_groups].sum(axis=1)
+        bounds = surface.values[:, num_groups : num_groups + NUM_BOUNDS]
+        return np.ascontiguousarray(
+            np.concatenate((estimate[None], np.moveaxis(bounds, 1, 0)), axis=0)
+        )

@@ -1,0 +1,1 @@
+"""Autoscaling policies: one module each, with an `AUTOSCALER`."""

@@ -1,0 +1,45 @@
+"""Refuse a serving scenario that can never run, before anything is computed."""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.cluster import ClusterSpec
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.scenario import ServingScenario
+from foretoken.simulator.serving.autoscaling import find_autoscaler
+from foretoken.simulator.serving.cluster_resolution import check_cluster
+from foretoken.simulator.serving.draft import check_speculation
+from foretoken.simulator.serving.fleet import pool_scenarios
+from foretoken.simulator.serving.reference_pool import find_scheduler
+from foretoken.simulator.serving.routing import find_router
+
+
+def check_scenario(scenario: ServingScenario) -> None:
+    """Refuse names there are not and rules that cannot be, of the scenario and all its pools.
+
+    Raises:
+        InvalidRequestError: the engine's limits, a pool or an option cannot be used.
+        UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
+
+    """
+    for part in (scenario, *pool_scenarios(scenario)):
+        find_scheduler(part.engine.resolve().scheduler)
+        find_device(part.device)
+        if part.topology:
+            find_topology(part.topology)
+    for part in pool_scenarios(scenario):
+        check_speculation(part)
+    check_cluster(scenario)
+    if scenario.cluster is not None:
+        for name, options in _routers(scenario.cluster):
+            find_router(name)(options, scenario.seed)
+        for pool in scenario.cluster.pools:
+            if pool.autoscaling is not None:
+                make = find_autoscaler(pool.autoscaling.policy)
+                make(pool.autoscaling.options, scenario.seed)
+
+
+def _routers(cluster: ClusterSpec) -> Iterator[tuple[str, Mapping[str, str]]]:
+    yield cluster.routing.router, cluster.routing.options
+    if cluster.is_disaggregated:
+        yield cluster.decode_routing.router, cluster.decode_routing.options

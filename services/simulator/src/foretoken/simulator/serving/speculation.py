@@ -1,0 +1,147 @@
+"""Speculative decoding: what a verification yields, and what it takes of an engine's steps.
+
+A step verifies the tokens that a draft proposed for a sequence, all at once, and the draft proposes
+the next ones at the end of the step. Sources: Leviathan et al., "Fast Inference from Transformers
+via Speculative Decoding" (the acceptance model); vLLM 0.20, v1/core/sched/scheduler.py (slots),
+v1/spec_decode/eagle.py (passes of the draft).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.domain.cluster import SpeculativeSpec
+from foretoken.simulator.cost_tables import CostTables, StepShape
+from foretoken.simulator.engine.rng import named_stream
+from foretoken.simulator.serving.record import Ints, StepRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speculation:
+    """How an engine speculates: `num_draft_tokens` are proposed for a sequence in every step.
+
+    The drafts need KV slots for `num_lookahead_tokens` beyond those that are verified. `draft` are
+    the times of a pass of the draft (None: proposals take no time). What is accepted comes from the
+    `seed`.
+    """
+
+    num_draft_tokens: int
+    acceptance_ratio: float
+    num_lookahead_tokens: int = 0
+    draft: CostTables | None = None
+    seed: int = 0
+
+
+class Drafting(NamedTuple):
+    """What is proposed for a request: so many tokens in every step, and slots beyond them.
+
+    A verification that begins at a place of the answer yields `yields[place]` tokens.
+    """
+
+    num_tokens: int
+    num_lookahead_tokens: int
+    yields: Sequence[int]
+
+
+def speculation_of(spec: SpeculativeSpec | None, seed: int) -> Speculation | None:
+    """Return how an engine speculates; the times of its draft are not known yet."""
+    if spec is None:
+        return None
+    # Proposals from the text write nothing into the cache.
+    num_ahead = 0 if spec.method == "ngram" else spec.num_draft_tokens
+    return Speculation(
+        num_draft_tokens=spec.num_draft_tokens,
+        acceptance_ratio=spec.acceptance_ratio,
+        num_lookahead_tokens=num_ahead,
+        seed=seed,
+    )
+
+
+def mean_yield(acceptance_ratio: float, num_draft_tokens: int) -> float:
+    """Return the mean tokens of a verification: those accepted, and one."""
+    return float(sum(acceptance_ratio**place for place in range(num_draft_tokens + 1)))
+
+
+def draw_yields(num_decode_tokens: Ints, speculation: Speculation) -> NDArray[np.int64]:
+    """Return what a verification yields that begins at each token of each answer, in one row.
+
+    Whether the draft would guess a token is a property of the text: drawn once per token, so that
+    it does not depend on batches, and more drafts or a higher ratio never yield less. It ends with
+    the answer.
+    """
+    ends = np.cumsum(num_decode_tokens, dtype=np.int64)
+    num_places = int(ends[-1]) if len(ends) else 0
+    places = np.arange(num_places)
+    chance = named_stream(speculation.seed, "speculation").random(num_places)
+    missed = np.append(np.flatnonzero(chance >= speculation.acceptance_ratio), num_places)
+    num_accepted = missed[np.searchsorted(missed, places)] - places
+    num_left = np.repeat(ends, num_decode_tokens) - places
+    most = np.minimum(num_accepted, speculation.num_draft_tokens) + 1
+    return np.asarray(np.minimum(most, num_left), dtype=np.int64)
+
+
+def make_draftings(num_decode_tokens: Ints, speculation: Speculation) -> list[Drafting]:
+    """Return what is proposed for each request."""
+    yields = draw_yields(num_decode_tokens, speculation)
+    of_requests = np.split(yields, np.cumsum(num_decode_tokens)[:-1])
+    return [
+        Drafting(
+            speculation.num_draft_tokens, speculation.num_lookahead_tokens, of_request.tolist()
+        )
+        for of_request in of_requests
+    ]
+
+
+def draft_shapes(
+    shape: StepShape, prefill_kv_tokens: Ints, num_draft_tokens: int
+) -> Iterator[StepShape]:
+    """Yield the passes of the draft in a step: one over all its tokens, the others one by one.
+
+    The first brings the draft's KV cache up to date, prompts too, and proposes a token for every
+    sequence; each other proposes the next of every sequence. `prefill_kv_tokens` are the contexts
+    of the step's prefills with their new tokens. Contexts count as if all drafts were accepted, as
+    the engine's own do.
+    """
+    num_seqs = shape.num_decodes + shape.num_prefills
+    yield shape._replace(num_rows=num_seqs)
+    kv_tokens = shape.decode_kv_tokens + int(np.sum(prefill_kv_tokens))
+    longest = max(shape.decode_kv_tokens_max, int(np.max(prefill_kv_tokens, initial=0)))
+    for place in range(1, num_draft_tokens):
+        yield StepShape(
+            num_tokens=num_seqs,
+            num_rows=num_seqs,
+            num_decodes=num_seqs,
+            decode_kv_tokens=kv_tokens + place * num_seqs,
+            decode_kv_tokens_max=longest + place,
+            num_prefills=0,
+        )
+
+
+def draft_steps(steps: StepRecord, num_draft_tokens: int) -> Iterator[StepRecord]:
+    """Yield the passes of the draft in many steps, as `draft_shapes` does for one."""
+    num_seqs = np.asarray(steps.num_decodes + steps.num_prefills)
+    yield replace(steps, num_rows=num_seqs)
+    prefill_kv = np.asarray(steps.prefill_context + steps.prefill_tokens)
+    kv_tokens = np.array(steps.decode_kv_tokens, dtype=np.int64)
+    np.add.at(kv_tokens, steps.prefill_step, prefill_kv)
+    longest = np.array(steps.decode_kv_tokens_max, dtype=np.int64)
+    np.maximum.at(longest, steps.prefill_step, prefill_kv)
+    nothing = np.zeros(0, dtype=np.int64)
+    for place in range(1, num_draft_tokens):
+        yield replace(
+            steps,
+            num_tokens=num_seqs,
+            num_group_tokens=steps.num_group_seqs,
+            num_rows=num_seqs,
+            num_decodes=num_seqs,
+            num_prefills=np.zeros_like(num_seqs),
+            decode_kv_tokens=kv_tokens + place * num_seqs,
+            decode_kv_tokens_max=longest + place,
+            prefill_step=nothing,
+            prefill_request=nothing,
+            prefill_tokens=nothing,
+            prefill_context=nothing,
+        )

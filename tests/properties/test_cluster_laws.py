@@ -1,0 +1,227 @@
+"""What holds for every cluster, whatever fails, scales or is refused."""
+
+import itertools
+from collections import defaultdict
+from dataclasses import fields, replace
+
+import numpy as np
+from cluster_strategies import ClusterCase, cluster_cases
+from hypothesis import HealthCheck, given, settings
+from serving_strategies import Case, cases
+
+from foretoken.simulator.serving.deployment import run_cluster
+from foretoken.simulator.serving.engine_pool import PoolRole
+from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
+from foretoken.simulator.serving.reference import cluster_of
+
+# To draw a cluster takes longer than to run it.
+_SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+_NEVER_RAN = (
+    RequestOutcome.CONTEXT_TOO_LONG,
+    RequestOutcome.REJECTED,
+)
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_every_request_ends_exactly_once(case: ClusterCase) -> None:
+    """Each has one outcome, and one of a kind that the cluster can cause."""
+    record, cluster = case.run()
+    outcome = record.requests.outcome
+    assert cluster.num_done == case.plan.num_requests
+    assert np.isin(outcome, list(RequestOutcome)).all()
+    if not case.setup.routing.max_queued:
+        assert not (outcome == RequestOutcome.REJECTED).any()
+    if not case.setup.failures:
+        assert not (outcome == RequestOutcome.LOST).any()
+    assert all(not replica.requests for pool in cluster.pools for replica in pool.replicas)
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_every_token_of_a_complete_answer_leaves_once(case: ClusterCase) -> None:
+    """Tokens are conserved: as many as asked for; those of failed tries are not counted."""
+    record, _ = case.run()
+    num_tokens = np.zeros(case.plan.num_requests, dtype=np.int64)
+    np.add.at(num_tokens, record.tokens.request, record.tokens.count)
+    is_done = record.requests.outcome == RequestOutcome.COMPLETED
+    assert (num_tokens == np.where(is_done, case.plan.num_decode_tokens, 0)).all()
+    assert (np.diff(record.tokens.request) >= 0).all()
+    num_rows = sum(int(steps.num_rows.sum()) for steps in record.steps)
+    assert num_rows >= num_tokens.sum()
+    if not case.setup.failures:
+        is_undone = (record.requests.scheduled_ns >= 0) & ~is_done
+        assert is_undone.any() or num_rows == num_tokens.sum()
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_every_prompt_of_a_complete_answer_was_computed_or_cached(case: ClusterCase) -> None:
+    record, _ = case.run()
+    requests = record.requests
+    num_computed = np.array(requests.num_cached_tokens)
+    for steps in record.steps:
+        np.add.at(num_computed, steps.prefill_request, steps.prefill_tokens)
+        # A last token after a cached prompt is a decode by its shape.
+    is_done = requests.outcome == RequestOutcome.COMPLETED
+    assert (num_computed + 1 >= case.plan.num_prefill_tokens)[is_done].all()
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_tokens_leave_in_the_order_of_time(case: ClusterCase) -> None:
+    """No token before the arrival, and none before the one before it, across pools."""
+    record, _ = case.run()
+    requests, tokens = record.requests, record.tokens
+    assert tokens.engine is not None
+    last_ns = np.array(requests.arrival_ns)
+    num_seen = np.zeros(case.plan.num_requests, dtype=np.int64)
+    for request, engine, first_step, stride, count in zip(
+        tokens.request, tokens.engine, tokens.first_step, tokens.stride, tokens.count, strict=True
+    ):
+        for step in first_step + stride * np.arange(count):
+            time_ns = record.steps[engine].end_ns[step]
+            assert time_ns >= last_ns[request]
+            if num_seen[request] == 0:
+                assert time_ns == requests.first_token_ns[request]
+            num_seen[request] += 1
+            last_ns[request] = time_ns
+    is_done = requests.outcome == RequestOutcome.COMPLETED
+    assert (last_ns == requests.finished_ns)[is_done].all()
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_no_engine_is_above_its_capacity(case: ClusterCase) -> None:
+    record, _ = case.run()
+    for pool, kept in zip(case.setup.pools, record.pools, strict=True):
+        rules = pool.engines.profile
+        for engine in range(kept.first_engine, kept.first_engine + kept.num_engines):
+            steps = record.steps[engine]
+            assert (steps.num_used_blocks <= pool.engines.num_kv_blocks).all()
+            assert (steps.num_running <= rules.max_num_seqs).all()
+            assert (steps.num_tokens <= rules.max_num_batched_tokens).all()
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_no_block_is_used_in_the_end(case: ClusterCase) -> None:
+    """KV blocks are conserved in every pool, whatever was lost or given up on the way."""
+    _, cluster = case.run()
+    for pool in cluster.pools:
+        for engine in range(pool.engines.num_engines):
+            load = pool.engines.load_of(engine)
+            assert (load.num_outstanding, load.kv_utilization_ratio) == (0, 0.0)
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_steps_run_only_while_a_replica_serves(case: ClusterCase) -> None:
+    """Replicas that are off, start or are down compute nothing; held times do not overlap."""
+    record, _ = case.run()
+    for kept in record.pools:
+        by_engine = defaultdict(list)
+        for span in kept.spans:
+            assert span.start_ns < span.end_ns
+            by_engine[span.engine].append(span)
+        for engine in range(kept.first_engine, kept.first_engine + kept.num_engines):
+            spans = by_engine[engine]
+            for before, after in itertools.pairwise(spans):
+                assert before.end_ns <= after.start_ns
+            steps = record.steps[engine]
+            for start_ns, end_ns in zip(steps.scheduled_ns, steps.end_ns, strict=True):
+                # Draining is a span of its own, so a step may lie in two of them.
+                ready = [span for span in spans if span.is_ready]
+                held_ns = sum(
+                    max(0, min(span.end_ns, end_ns) - max(span.start_ns, start_ns))
+                    for span in ready
+                )
+                assert held_ns == end_ns - start_ns
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_a_request_begins_anew_only_after_a_failure(case: ClusterCase) -> None:
+    """Without failures nothing is tried again; a lost request was tried as often as allowed."""
+    record, _ = case.run()
+    num_retries = record.requests.num_retries
+    assert num_retries is not None
+    num_failures = sum(pool.num_failures for pool in record.pools)
+    failures = case.setup.failures
+    most = min(failures.max_retries, num_failures) if failures else 0
+    assert (num_retries <= most).all()
+    is_lost = record.requests.outcome == RequestOutcome.LOST
+    assert num_failures > 0 or not is_lost.any()
+    if failures:
+        assert (num_retries[is_lost] == failures.max_retries).all()
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_a_rejected_request_never_ran(case: ClusterCase) -> None:
+    record, _ = case.run()
+    requests = record.requests
+    never_ran = np.isin(requests.outcome, _NEVER_RAN)
+    for column in (requests.engine, requests.queued_ns, requests.scheduled_ns):
+        assert (column[never_ran] == -1).all()
+    for steps in record.steps:
+        assert not never_ran[steps.prefill_request].any()
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_caches_move_from_prefill_to_decode_pools_after_the_first_token(case: ClusterCase) -> None:
+    """Every complete answer of more than one token moved, in time for its second token."""
+    record, cluster = case.run()
+    requests = record.requests
+    assert requests.transferred_ns is not None
+    assert requests.prefill_engine is not None
+    is_decode = np.array(
+        [
+            pool.role is PoolRole.DECODE
+            for pool in case.setup.pools
+            for _ in range(pool.engines.num_engines)
+        ]
+    )
+    is_done = requests.outcome == RequestOutcome.COMPLETED
+    has_moved = is_done & (case.plan.num_decode_tokens > 1) & is_decode.any()
+    assert is_decode[requests.engine[has_moved]].all()
+    assert not is_decode[requests.prefill_engine[has_moved]].any()
+    assert (requests.prefill_engine[is_done & ~has_moved] == -1).all()
+    assert (requests.transferred_ns >= requests.first_token_ns)[has_moved].all()
+    assert (requests.transferred_ns <= requests.finished_ns)[has_moved].all()
+    sent = sum(pool.sent_bytes for pool in record.pools)
+    least = 2 * 100 * int(case.plan.num_prefill_tokens[has_moved].sum())
+    assert sent == least or (case.setup.failures is not None and sent > least)
+    del cluster
+
+
+@_SETTINGS
+@given(case=cluster_cases())
+def test_the_same_seed_gives_the_same_bytes(case: ClusterCase) -> None:
+    (first, _), (second, _) = case.run(), case.run()
+    assert _columns(first) == _columns(second)
+    assert first.pools == second.pools
+
+
+@_SETTINGS
+@given(case=cases())
+def test_a_cluster_of_one_pool_is_the_plain_deployment(case: Case) -> None:
+    """What the compiled code of plain deployments does, but for columns that clusters add."""
+    plain = case.run(uses_fast_path=True)
+    setup = cluster_of(replace(case.setup, uses_fast_path=False))
+    cluster = run_cluster(case.plan, setup, [case.tables], lambda _: None)
+    expected, actual = _columns(plain), _columns(cluster)
+    assert {name: actual[name] for name in expected if expected[name] is not None} == {
+        name: column for name, column in expected.items() if column is not None
+    }
+
+
+def _columns(record: ServingRecord) -> dict[str, list[int]]:
+    parts: dict[str, object] = {"requests": record.requests, "tokens": record.tokens}
+    parts |= {f"steps of engine {index}": steps for index, steps in enumerate(record.steps)}
+    return {
+        f"{part}: {item.name}": np.asarray(getattr(columns, item.name)).tolist()
+        for part, columns in parts.items()
+        for item in fields(columns)  # type: ignore[arg-type]
+    }

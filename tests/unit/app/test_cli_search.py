@@ -1,0 +1,358 @@
+"""`search serving`: which request the options make, and what is printed and written."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from rich.console import Console
+from search_reports import build_search, build_search_request
+from typer.testing import CliRunner, Result
+
+from foretoken.app.cli.main import app
+from foretoken.app.cli.search_launch import find_launched
+from foretoken.app.cli.search_text import report_table
+from foretoken.app.scenario_file import read_serving_scenario
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.job import Job
+from foretoken.domain.job_runner import JobRunner
+from foretoken.domain.measurement import ArrowStream
+from foretoken.domain.report import ServingReport
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.search import (
+    CapacityReport,
+    CapacityRequest,
+    Finalist,
+    LatencyLimit,
+    ServingSearchReport,
+    ServingSearchRequest,
+    ServingSpace,
+)
+from foretoken.domain.training_report import TrainingReport
+from foretoken.simulator.servicer import register
+from foretoken.wire import ipc
+
+_SCENARIO = """\
+model: tiny-llama
+device: a30
+engine: {profile: vllm-0.19}
+workload:
+  rate_rps: 3
+  num_requests: 20
+  prefill: {kind: fixed, mean: 100}
+  decode: {kind: fixed, mean: 50}
+seed: 11
+"""
+
+
+class _Simulator:
+    """Answers every search with the same report, and keeps what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: list[ServingSearchRequest] = []
+        self.jobs = JobRunner(folder)
+        self.jobs.open()
+
+    def create_serving_search(self, request: ServingSearchRequest) -> Job:
+        self.asked.append(request)
+        return self.jobs.create("search", lambda _: build_search())
+
+    def get_serving_search_report(self, job_id: str) -> ServingSearchReport:
+        self.jobs.result(job_id, ServingSearchReport)
+        return build_search()
+
+    def read_serving_search_table(self, job_id: str, table: str) -> ArrowStream:
+        assert table == "candidates"
+        return ipc.record_to_table(self.get_serving_search_report(job_id).candidates)
+
+    def watch_serving_search(self, job_id: str, first: int = 0) -> Iterator[Finalist]:
+        yield from self.get_serving_search_report(job_id).finalists[first:]
+
+    def get_job(self, job_id: str) -> Job:
+        return self.jobs.get(job_id)
+
+    def list_jobs(self) -> tuple[Job, ...]:
+        return self.jobs.list()
+
+    def watch_job(self, job_id: str) -> Iterator[Job]:
+        return self.jobs.watch(job_id)
+
+    def cancel_job(self, job_id: str) -> Job:
+        return self.jobs.cancel(job_id)
+
+    def create_capacity_search(self, request: CapacityRequest) -> Job:
+        raise AssertionError(request)
+
+    def get_capacity_report(self, job_id: str) -> CapacityReport:
+        raise AssertionError(job_id)
+
+    def create_serving_simulation(self, scenario: ServingScenario) -> Job:
+        raise AssertionError(scenario)
+
+    def get_serving_report(self, job_id: str) -> ServingReport:
+        raise AssertionError(job_id)
+
+    def read_serving_table(self, job_id: str, table: str) -> ArrowStream:
+        raise AssertionError(job_id, table)
+
+    def create_training_simulation(self, scenario: TrainingScenario) -> Job:
+        raise AssertionError(scenario)
+
+    def get_training_report(self, job_id: str) -> TrainingReport:
+        raise AssertionError(job_id)
+
+    def read_training_table(self, job_id: str, table: str) -> ArrowStream:
+        raise AssertionError(job_id, table)
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def simulator(tmp_path: Path) -> Iterator[_Simulator]:
+    found = _Simulator(tmp_path / "jobs")
+    yield found
+    found.jobs.close()
+
+
+@pytest.fixture
+def run(simulator: _Simulator, tmp_path: Path) -> Iterator[Run]:
+    """Return a function that runs a command against the simulator over a real connection."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    register(server, simulator)
+    endpoint = f"simulator=127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+
+    def invoke(*words: object) -> Result:
+        root = ("--home", tmp_path / "home", "--endpoint", endpoint)
+        return CliRunner().invoke(app, [*map(str, root), *map(str, words)])
+
+    yield invoke
+    server.stop(grace=None).wait()
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.yaml"
+    path.write_text(_SCENARIO)
+    return path
+
+
+def test_options_alone_make_a_request(run: Run, simulator: _Simulator) -> None:
+    found = run(
+        *("search", "serving", "--model", "llama-3.1-70b", "--devices", "h200_sxm,h100_sxm"),
+        *("--gpus", 16, "--isl", 4000, "--osl", 1000, "--ttft", "2000ms", "--tpot", "30ms"),
+        *("--limit", "ttft p99 4s", "--objective", "cost", "--target-rps", 20),
+        *("--price", "h200_sxm=3.5", "--price", "h100_sxm=2", "--mode", "aggregated"),
+        *("--tp", "1,2,4,8", "--batch", "16:64", "--quantization", "none,fp8"),
+        *("--profile", "vllm-0.18", "--finalists", 3, "--sensitivity", "--set", "seed=5"),
+    )
+    assert found.exit_code == 0, found.output
+    (request,) = simulator.asked
+    assert request.space == ServingSpace(
+        devices=("h200_sxm", "h100_sxm"),
+        usd_per_hour={"h200_sxm": 3.5, "h100_sxm": 2.0},
+        max_devices=16,
+        modes=("aggregated",),
+        tp=(1, 2, 4, 8),
+        max_num_seqs=(16, 32, 64),
+        profiles=("vllm-0.18",),
+        quantizations=("", "fp8"),
+    )
+    assert request.targets.limits == (
+        LatencyLimit(metric="ttft_ms", percentile=0, limit_ms=2000),
+        LatencyLimit(metric="tpot_ms", percentile=0, limit_ms=30),
+        LatencyLimit(metric="ttft_ms", percentile=99, limit_ms=4000),
+    )
+    rest = (request.objective, request.target_rps, request.num_finalists, request.has_sensitivity)
+    assert rest == ("cost", 20.0, 3, True)
+    scenario = request.scenario
+    said = (scenario.model.name, scenario.device, scenario.engine.profile, scenario.seed)
+    assert said == ("llama-3.1-70b", "h200_sxm", "vllm-0.18", 5)
+    lengths = (scenario.workload.prefill, scenario.workload.decode)
+    assert [("fixed", 4000), ("fixed", 1000)] == [(item.kind, item.mean) for item in lengths]
+
+
+def test_a_scenario_file_is_kept_where_no_option_says_otherwise(
+    run: Run, simulator: _Simulator, scenario: Path
+) -> None:
+    assert run("search", "serving", scenario, "--osl", 70).exit_code == 0
+    (request,) = simulator.asked
+    found = request.scenario
+    said = (found.name, found.model.name, found.device, found.seed, found.workload.num_requests)
+    assert said == ("chat", "tiny-llama", "a30", 11, 20)
+    assert (found.workload.prefill.mean, found.workload.decode.mean) == (100, 70)
+    assert request.space == ServingSpace()
+    assert request.targets.limits == ()
+
+
+def test_the_request_of_a_report_asks_the_same_again(
+    run: Run, simulator: _Simulator, tmp_path: Path
+) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(build_search().request_json)
+    found = run("search", "serving", "--request", path)
+    assert found.exit_code == 0, found.output
+    assert simulator.asked == [build_search_request()]
+
+
+def test_a_request_file_may_be_short(run: Run, simulator: _Simulator, tmp_path: Path) -> None:
+    path = tmp_path / "request.yaml"
+    path.write_text(f"scenario: {json.dumps({'model': 'tiny-llama', 'device': 'a30'})}\n")
+    assert run("search", "serving", "--request", path).exit_code == 0
+    assert simulator.asked[0].scenario.model.name == "tiny-llama"
+
+
+def test_page_and_candidates_are_written(run: Run, scenario: Path, tmp_path: Path) -> None:
+    page, table = tmp_path / "report.html", tmp_path / "points.csv"
+    found = run("search", "serving", scenario, "--out", page, "--candidates", table)
+    assert found.exit_code == 0, found.output
+    assert build_search().best in page.read_text()
+    with table.open(newline="") as file:
+        names = [row["name"] for row in csv.DictReader(file)]
+    assert names == list(build_search().candidates.name)
+
+
+def test_the_best_that_meets_the_targets_is_written_as_files(
+    run: Run, scenario: Path, tmp_path: Path
+) -> None:
+    """The first misses them when simulated."""
+    folder = tmp_path / "deployment"
+    words = ("--generate", folder, "--server", "sglang", "--model-id", "me/my-llama")
+    found = run("search", "serving", scenario, *words)
+    assert found.exit_code == 0, found.output
+    first, second, _ = build_search().finalists
+    assert f"{first.name} misses the targets when simulated" in found.stderr
+    written = read_serving_scenario(folder / "scenario.yaml", {})
+    assert written == schema.decode(ServingScenario, json.loads(second.scenario_json))
+    commands = "".join(path.read_text() for path in folder.iterdir())
+    assert "me/my-llama" in commands
+    assert "sglang" in commands
+
+
+def test_what_was_not_simulated_is_not_written(run: Run, simulator: _Simulator) -> None:
+    found = run("search", "serving", "--generate", "somewhere", "--finalists", 0)
+    assert found.exit_code == 2
+    assert simulator.asked == []
+    for report in (ServingSearchReport(), replace(build_search(), finalists=())):
+        with pytest.raises(InvalidRequestError, match="nothing was simulated"):
+            find_launched(report)
+    missing = replace(build_search(), finalists=build_search().finalists[:1])
+    with pytest.raises(InvalidRequestError, match="no finalist meets the targets"):
+        find_launched(missing)
+
+
+def test_json_is_the_whole_report_without_single_requests(run: Run, scenario: Path) -> None:
+    found = run("--output", "json", "search", "serving", scenario)
+    report = schema.decode(ServingSearchReport, json.loads(found.stdout))
+    expected = build_search()
+    assert report.candidates == expected.candidates
+    assert report.num_ruled_out_by_verdict == expected.num_ruled_out_by_verdict
+    (*_, last) = report.finalists
+    assert len(last.report.requests.arrival_s) == 0
+    assert last.load == expected.finalists[-1].load
+
+
+def test_a_search_that_runs_is_watched_again(
+    run: Run, simulator: _Simulator, scenario: Path
+) -> None:
+    first = run("search", "serving", scenario)
+    (job,) = simulator.list_jobs()
+    assert f"search {job.job_id}; Ctrl-C cancels it" in first.stderr
+    again = run("search", "serving", "--job", job.job_id)
+    assert again.exit_code == 0, again.output
+    assert again.stdout == first.stdout
+    assert len(simulator.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "--model: is needed where no scenario file names one"),
+        (("--model", "tiny-llama"), "--device: is needed where no scenario file names one"),
+        (("--model", "llama-3.1-70bb", "--device", "a30"), "did you mean llama-3.1-70b"),
+        (("FILE", "--mode", "half"), "'half' is none of aggregated, disaggregated, both"),
+        (("FILE", "--price", "a30=cheap"), "expected USD an hour as a30=3.5, got 'cheap'"),
+        (("FILE", "--price", "a30=-1"), "expected USD an hour as a30=3.5, got '-1'"),
+        (("FILE", "--tp", "two"), "expected a whole number, got 'two'"),
+        (("FILE", "--tp", "0"), "tp: must be at least 1"),
+        (("FILE", "--ttft", "soon"), "'soon' is no time"),
+        (("FILE", "--limit", "ttft p99"), "METRIC STATISTIC TIME"),
+        (("FILE", "--objective", "fame"), "must be one of throughput_per_gpu"),
+        (("--job", "search-none"), "search-none"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_is_refused_with_what_is_right(
+    run: Run, simulator: _Simulator, scenario: Path, words: tuple[str, ...], problem: str
+) -> None:
+    found = run("search", "serving", *(scenario if word == "FILE" else word for word in words))
+    assert found.exit_code == 1, found.output
+    assert problem in " ".join(found.stderr.split())
+    assert simulator.asked == []
+
+
+def test_the_example_of_a_request_can_be_asked(run: Run, simulator: _Simulator) -> None:
+    example = Path(__file__).resolve().parents[3] / "docs" / "examples" / "search.yaml"
+    found = run("search", "serving", "--request", example)
+    assert found.exit_code == 0, found.output
+    (request,) = simulator.asked
+    assert (request.space.tp, request.num_finalists) == ((1, 2, 4), 3)
+
+
+def test_lengths_of_a_trace_are_its_own(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.yaml"
+    path.write_text(f"{_SCENARIO.replace('rate_rps: 3', 'trace_path: t.csv')}")
+    found = run("search", "serving", path, "--isl", 10)
+    assert found.exit_code == 1
+    assert "a trace has lengths of its own" in found.stderr
+
+
+def test_a_request_file_needs_a_scenario(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "request.yaml"
+    path.write_text("objective: cost\n")
+    found = run("search", "serving", "--request", path)
+    assert found.exit_code == 1
+    assert "has no section `scenario`" in found.stderr
+
+
+def _lines(report: ServingSearchReport, num_shown: int = 10) -> list[str]:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(report_table("llama on 16 h200_sxm", report, num_shown))
+    return [" ".join(line.replace("│", " ").split()) for line in capture.get().splitlines()]
+
+
+def test_a_report_is_printed_with_ranks_ties_answers_and_counts() -> None:
+    report = build_search()
+    lines = _lines(report, num_shown=3)
+    rows = [line for line in lines if " x tp" in line and " to " in line]
+    # The second of rank 1 differs from the first in its batch alone.
+    assert ["=1", "3", "4"] == [row.split()[0] for row in rows]
+    assert rows[0].startswith(f"=1 {report.best} 16 680.3 632.7 to 714.3 35.43 1,364.0 28.22 ")
+    for line in (
+        "31 deployments qualify; above is the best of each layout",
+        f"{report.best} ties, within the error of the estimates, with {report.ties[1]}",
+        f"fewest GPUs for the rate: 8, {report.min_devices_by}",
+        f"least cost for the rate: USD 28 an hour, {report.min_usd_per_hour_by}",
+        "960 points, 184 of them distinct: 64 answered in closed form, 3 simulated",
+        "2.5 s, 4.2 s of CPU time, 2 workers, predictor v1",
+    ):
+        assert line in lines
+    (ruled_out,) = (line for line in lines if line.startswith("ruled out: "))
+    assert ruled_out.startswith("ruled out: 120 beyond a bound, 16 out of memory, ")
+    assert any("missed: TTFT P99 2,455 > 2,000 ms" in line for line in lines)
+    assert any(line.startswith("answers twice as long -30.0%") for line in lines)
+
+
+def test_a_search_in_vain_says_so_and_why() -> None:
+    lines = _lines(
+        ServingSearchReport(num_points=4, num_distinct=4, num_ruled_out_by_verdict={"memory": 4})
+    )
+    assert "llama on 16 h200_sxm: no deployment of this space meets the targets" in lines
+    assert "ruled out: 4 out of memory" in lines

@@ -1,0 +1,67 @@
+import pytest
+
+from foretoken.app.cli.latency_limit import (
+    describe_limit,
+    parse_limit,
+    parse_limits,
+    parse_time_ms,
+)
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.search import LatencyLimit
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ttft p99 2s", ("ttft_ms", 99, 2000)),
+        ("itl p99.9 200ms", ("itl_ms", 99.9, 200)),
+        ("TPOT P50 30", ("tpot_ms", 50, 30)),
+        ("e2e mean 1.5 min", ("e2e_latency_ms", 0, 90_000)),
+        ("e2e_latency_ms p100 <= 20 s", ("e2e_latency_ms", 100, 20_000)),
+        ("itl median < .5ms", ("itl_ms", 50, 0.5)),
+    ],
+)
+def test_limits_are_read(text: str, expected: tuple[str, float, float]) -> None:
+    """Metric, statistic and time, in any case; ms where no unit is given."""
+    metric, percentile, limit_ms = expected
+    assert parse_limit(text) == LatencyLimit(
+        metric=metric, percentile=percentile, limit_ms=limit_ms
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("ttft 2s", "write METRIC STATISTIC TIME"),
+        ("", "write METRIC STATISTIC TIME"),
+        ("latency p99 2s", "'latency' is none of ttft, tpot, itl, e2e"),
+        ("ttft 99 2s", "'99' is no statistic"),
+        ("ttft p101 2s", "'p101' is no statistic"),
+        ("ttft p0 2s", "'p0' is no statistic"),
+        ("ttft p99 2h", "'2h' is no time"),
+        ("ttft p99 0s", "'0s' is no time"),
+        ("ttft p99 -2s", "'-2s' is no time"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, problem: str) -> None:
+    """The message quotes what cannot be read."""
+    with pytest.raises(InvalidRequestError, match=problem):
+        parse_limit(text)
+
+
+def test_several_limits_keep_their_order() -> None:
+    """As they were given."""
+    found = parse_limits(["itl p99 200ms", "ttft p99 2s"])
+    assert [limit.metric for limit in found] == ["itl_ms", "ttft_ms"]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2s", 2000), ("30ms", 30), ("250us", 0.25)])
+def test_times(text: str, expected: float) -> None:
+    """In ms."""
+    assert parse_time_ms(text) == expected
+
+
+def test_limits_are_named_as_they_are_written() -> None:
+    """What the parser reads is what the table shows."""
+    assert describe_limit("e2e_latency_ms", 99.9) == "e2e p99.9"
+    assert describe_limit("ttft_ms", 0) == "ttft mean"

@@ -1,0 +1,246 @@
+"""The files that start a deployment are what servers, routers and Kubernetes take."""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from foretoken.app.scenario_file import read_serving_scenario
+from foretoken.domain.cluster import (
+    ClusterSpec,
+    LoraSpec,
+    ReplicaPool,
+    RoutingSpec,
+    SpeculativeSpec,
+)
+from foretoken.domain.engine import EngineSpec
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.estimate import DType
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.simulator.launch.write import LaunchOptions, render_scenario, write_deployment
+
+_PLAIN = ServingScenario(
+    model=find_model("llama-3.1-8b"),
+    device="h200_sxm",
+    quantization="fp8",
+    engine=EngineSpec(profile="vllm-0.18", max_num_seqs=96),
+    workload=WorkloadSpec(
+        num_requests=10, prefill=LengthSpec(mean=4000), decode=LengthSpec(mean=1000)
+    ),
+)
+_POOLS = (
+    ReplicaPool(
+        name="prefill",
+        role="prefill",
+        num_replicas=2,
+        layout=ParallelLayout(tp=2),
+        engine=EngineSpec(profile="vllm-0.18", max_num_batched_tokens=16384),
+    ),
+    ReplicaPool(name="decode", role="decode", layout=ParallelLayout(tp=4)),
+)
+_SPLIT = dataclasses.replace(_PLAIN, cluster=ClusterSpec(pools=_POOLS))
+_SEVERAL = dataclasses.replace(
+    _PLAIN,
+    cluster=ClusterSpec(
+        pools=(
+            ReplicaPool(name="fast", num_replicas=2),
+            ReplicaPool(name="cheap", device="l40s", layout=ParallelLayout(tp=2)),
+        ),
+        routing=RoutingSpec(router="prefix_affinity"),
+    ),
+)
+_SCENARIOS = {"plain": _PLAIN, "split": _SPLIT, "several": _SEVERAL}
+
+# Options as the documentation of the servers and routers lists them.
+_OPTIONS: Mapping[str, str] = {
+    "vllm": """
+        host port dtype tensor-parallel-size pipeline-parallel-size data-parallel-size
+        enable-expert-parallel max-model-len max-num-seqs max-num-batched-tokens
+        gpu-memory-utilization quantization kv-cache-dtype enable-prefix-caching
+        no-enable-prefix-caching enforce-eager scheduling-policy speculative-config enable-lora
+        max-loras max-cpu-loras max-lora-rank kv-transfer-config
+    """,
+    "vllm-router": """
+        host port policy worker-startup-timeout-secs worker-urls vllm-pd-disaggregation prefill
+        decode
+    """,
+    "sglang.launch_server": """
+        model-path host port dtype tp-size pp-size dp-size enable-dp-attention ep-size
+        context-length max-running-requests chunked-prefill-size enable-mixed-chunk
+        mem-fraction-static quantization kv-cache-dtype disable-radix-cache disable-cuda-graph
+        enable-priority-scheduling disaggregation-mode disaggregation-transfer-backend
+        disaggregation-bootstrap-port enable-lora max-loras-per-batch max-lora-rank
+        lora-target-modules speculative-algorithm speculative-num-draft-tokens
+        speculative-num-steps speculative-eagle-topk speculative-draft-model-path
+    """,
+    "sglang_router.launch_router": """
+        host port policy worker-startup-timeout-secs worker-urls pd-disaggregation prefill decode
+    """,
+}
+
+
+def _manifests(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def _commands(folder: Path) -> dict[str, list[str]]:
+    """Return the command of each container of the deployment by the name of its workload."""
+    return {
+        manifest["metadata"]["name"]: manifest["spec"]["template"]["spec"]["containers"][0][
+            "command"
+        ]
+        for manifest in _manifests(folder / "deployment.yaml")
+        if manifest["kind"] in ("StatefulSet", "Deployment")
+    }
+
+
+def _option(command: Sequence[str], name: str) -> str:
+    return command[command.index(f"--{name}") + 1]
+
+
+def _program(command: Sequence[str]) -> str:
+    return next(word for word in command if word in _OPTIONS)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", _SCENARIOS)
+def test_manifests_are_valid_and_options_documented(tmp_path: Path, name: str, engine: str) -> None:
+    write_deployment(_SCENARIOS[name], tmp_path, LaunchOptions(engine=engine))
+    for file in ("deployment.yaml", "measure.yaml"):
+        for manifest in _manifests(tmp_path / file):
+            kubernetes_validate.validate(manifest, "1.34", strict=True)
+    for command in _commands(tmp_path).values():
+        options = {word[2:] for word in command if word.startswith("--")} - {"quiet", "user"}
+        assert set() == options - set(_OPTIONS[_program(command)].split())
+
+
+def test_the_limits_of_the_engine_and_the_layout_are_started_with(tmp_path: Path) -> None:
+    write_deployment(_SPLIT, tmp_path)
+    commands = _commands(tmp_path)
+    decode, prefill = commands["decode"], commands["prefill"]
+    assert ["vllm", "serve", "meta-llama/Llama-3.1-8B"] == decode[:3]
+    expected = ("4", "96", "fp8", "kv_consumer")
+    transfer = json.loads(_option(decode, "kv-transfer-config"))
+    limits = [_option(decode, o) for o in ("tensor-parallel-size", "max-num-seqs", "quantization")]
+    assert expected == (*limits, transfer["kv_role"])
+    assert "16384" == _option(prefill, "max-num-batched-tokens")
+    # 5,000 tokens of prompt and answer, in whole thousands of 1,024.
+    assert "5120" == _option(prefill, "max-model-len")
+
+
+def test_a_pod_has_the_devices_of_a_replica_and_there_are_as_many_as_replicas(
+    tmp_path: Path,
+) -> None:
+    write_deployment(_SPLIT, tmp_path)
+    sets = {
+        m["metadata"]["name"]: m["spec"]
+        for m in _manifests(tmp_path / "deployment.yaml")
+        if m["kind"] == "StatefulSet"
+    }
+    found = {
+        name: (
+            spec["replicas"],
+            spec["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"],
+        )
+        for name, spec in sets.items()
+    }
+    assert {"prefill": (2, "2"), "decode": (1, "4")} == found
+
+
+def test_the_router_knows_every_replica_by_its_role(tmp_path: Path) -> None:
+    write_deployment(_SPLIT, tmp_path)
+    router = _commands(tmp_path)["router"]
+    urls = [(word, router[i + 1]) for i, word in enumerate(router) if word in _ROLES]
+    assert urls == [
+        ("--prefill", "http://prefill-0.prefill:8000"),
+        ("--prefill", "http://prefill-1.prefill:8000"),
+        ("--decode", "http://decode-0.decode:8000"),
+    ]
+
+
+_ROLES = ("--prefill", "--decode")
+
+
+def test_pools_of_different_devices_ask_for_theirs(tmp_path: Path) -> None:
+    write_deployment(_SEVERAL, tmp_path)
+    selectors = {
+        m["metadata"]["name"]: m["spec"]["template"]["spec"]["nodeSelector"]
+        for m in _manifests(tmp_path / "deployment.yaml")
+        if m["kind"] == "StatefulSet"
+    }
+    key = "nvidia.com/gpu.product"
+    assert {"fast": {key: "NVIDIA-H200"}, "cheap": {key: "NVIDIA-L40S"}} == selectors
+    assert "cache_aware" == _option(_commands(tmp_path)["router"], "policy")
+
+
+def test_a_single_replica_needs_no_router(tmp_path: Path) -> None:
+    write_deployment(_PLAIN, tmp_path)
+    assert ["server"] == list(_commands(tmp_path))
+    (job,) = [m for m in _manifests(tmp_path / "measure.yaml") if m["kind"] == "Job"]
+    collect = job["spec"]["template"]["spec"]["initContainers"][0]["command"]
+    assert "http://server:8000" == _option(collect, "url")
+
+
+@pytest.mark.parametrize("name", _SCENARIOS)
+def test_the_scenario_beside_the_files_is_the_one_simulated(tmp_path: Path, name: str) -> None:
+    scenario = _SCENARIOS[name]
+    path = tmp_path / "scenario.yaml"
+    path.write_text(render_scenario(scenario), encoding="utf-8")
+    assert scenario == read_serving_scenario(path, {})
+
+
+def test_a_model_without_a_name_of_ours_is_written_whole(tmp_path: Path) -> None:
+    model = dataclasses.replace(_PLAIN.model, name="mine", num_layers=3, aliases=())
+    scenario = dataclasses.replace(_PLAIN, model=model)
+    path = tmp_path / "scenario.yaml"
+    path.write_text(render_scenario(scenario), encoding="utf-8")
+    assert scenario == read_serving_scenario(path, {})
+
+
+def test_the_commands_are_those_of_the_manifests(tmp_path: Path) -> None:
+    write_deployment(_PLAIN, tmp_path)
+    lines = (tmp_path / "commands.sh").read_text(encoding="utf-8").splitlines()
+    (line,) = [line for line in lines if line.startswith("vllm")]
+    assert _commands(tmp_path)["server"] == shlex.split(line)
+
+
+def test_speculation_and_adapters_are_switched_on(tmp_path: Path) -> None:
+    scenario = dataclasses.replace(
+        _PLAIN,
+        speculative=SpeculativeSpec(method="ngram", num_draft_tokens=4),
+        lora=LoraSpec(num_adapters=8, rank=32, max_loaded=4),
+    )
+    write_deployment(scenario, tmp_path)
+    command = _commands(tmp_path)["server"]
+    speculation = json.loads(_option(command, "speculative-config"))
+    assert {"method": "ngram", "num_speculative_tokens": 4} == speculation
+    assert ("4", "32") == (_option(command, "max-loras"), _option(command, "max-lora-rank"))
+
+
+def test_an_fp8_cache_has_each_servers_name(tmp_path: Path) -> None:
+    scenario = dataclasses.replace(_PLAIN, kv_dtype=DType.FP8)
+    for engine, expected in (("vllm", "fp8"), ("sglang", "fp8_e4m3")):
+        write_deployment(scenario, tmp_path / engine, LaunchOptions(engine=engine))
+        command = _commands(tmp_path / engine)["server"]
+        assert expected == _option(command, "kv-cache-dtype")
+
+
+def test_what_cannot_be_started_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    trtllm = dataclasses.replace(_PLAIN, engine=EngineSpec(profile="trtllm-1.0"))
+    with pytest.raises(InvalidRequestError, match="sglang and vllm, not for trtllm"):
+        write_deployment(trtllm, tmp_path)
+    wide = dataclasses.replace(_PLAIN, layout=ParallelLayout(tp=16))
+    with pytest.raises(InvalidRequestError, match="replicas that fit a node"):
+        write_deployment(wide, tmp_path)
+    with pytest.raises(UnknownPluginError, match="vllm"):
+        write_deployment(_PLAIN, tmp_path, LaunchOptions(engine="vlm"))
+    assert [] == list(tmp_path.iterdir())

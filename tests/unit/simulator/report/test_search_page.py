@@ -1,0 +1,304 @@
+"""Pages of searches: self-contained, well-formed, every answer with its interval and reason."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from xml.etree import ElementTree as ET
+
+import pytest
+from search_reports import build_capacity, build_no_capacity, build_search
+
+from foretoken.domain.search import (
+    CandidateColumns,
+    CapacityProbe,
+    LimitOutcome,
+    ServingSearchReport,
+)
+from foretoken.simulator.report.page import capacity_sections, render_page, search_sections
+from foretoken.simulator.report.scatter_plot import Mark, Scatter, draw_scatter, round_step
+from foretoken.simulator.report.search_candidates import (
+    best_of_layouts,
+    candidate_rows,
+    curve_of,
+    describe_batch,
+    describe_rank,
+    describe_replicas,
+    missed_outcomes,
+    qualified_rows,
+)
+
+_HOSTILE = ' <b>&"$x$'
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+class _Structure(HTMLParser):
+    """Collects ids, text and tags that do not close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open_tags: list[str] = []
+        self.ids: list[str] = []
+        self.mismatches: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag != "meta":
+            self.open_tags.append(tag)
+
+    def handle_startendtag(self, _tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open_tags or self.open_tags.pop() != tag:
+            self.mismatches.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def _parse(page: str) -> _Structure:
+    structure = _Structure()
+    structure.feed(page)
+    return structure
+
+
+def _page(report: ServingSearchReport) -> str:
+    return render_page("llama", search_sections(report))
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return {
+        "search": _page(build_search()),
+        "hostile": _page(build_search(_HOSTILE)),
+        "capacity": render_page("llama", capacity_sections(build_capacity())),
+    }
+
+
+@pytest.mark.parametrize("name", ["search", "hostile", "capacity"])
+def test_a_page_fetches_nothing_and_is_well_formed(pages: dict[str, str], name: str) -> None:
+    page = pages[name]
+    without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
+    assert "http" not in without_namespaces
+    for fetching in ("<script", "<link", "<img", "src=", "@import", "url('"):
+        assert fetching not in page
+    structure = _parse(page)
+    assert ([], []) == (structure.open_tags, structure.mismatches)
+    assert len(set(structure.ids)) == len(structure.ids)
+    for figure in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        ET.fromstring(figure)  # noqa: S314  our own output
+        assert "currentColor" in figure
+
+
+def test_a_page_answers_first_and_keeps_the_request_last(pages: dict[str, str]) -> None:
+    titles = re.findall(r"<h2>(.*?)</h2>", pages["search"])
+    expected = [
+        "The best deployment",
+        "Ranking",
+        "Throughput, speed and cost",
+        "Simulated request by request",
+        "Load and latency of the finalists",
+        "Where points failed",
+        "Cost",
+        "What if",
+        "Request",
+        "Scenarios of the finalists",
+    ]
+    assert expected == titles
+    assert "Seed 7, predictor v1" in pages["search"]
+
+
+def test_every_finalist_tie_and_reason_is_there() -> None:
+    report = build_search()
+    text = _parse(_page(report)).text
+    for finalist in report.finalists:
+        assert finalist.name in text
+    assert f"It ties, within the error of the estimates, with {report.ties[1]}." in text
+    assert "misses TTFT P99 2,455 > 2,000 ms" in text
+    for words in (
+        "beyond a bound",
+        "out of memory",
+        "TTFT over the limit",
+        "TPOT over the limit",
+        "weights of 131 GiB do not fit",
+    ):
+        assert words in text
+    assert "another layout" in text
+
+
+def test_names_are_text_and_nothing_else() -> None:
+    """A name with tags, ampersands or dollars reads as it stands, in tables and pictures."""
+    report = build_search(_HOSTILE)
+    page = _page(report)
+    assert "<b>" not in page
+    text = _parse(page).text
+    # Once at least in a table, in the Pareto picture and in the legend of the load curves.
+    assert text.count(report.best) >= 3
+
+
+def test_each_candidate_with_figures_is_a_mark_with_its_details() -> None:
+    report = build_search()
+    page = _page(report)
+    (figure,) = re.findall(r'<svg[^>]*id="search-user".*?</svg>', page, flags=re.DOTALL)
+    marks = [
+        element
+        for element in ET.fromstring(figure).iter(f"{_SVG}g")  # noqa: S314  our own output
+        if element.get("class") == "mark"
+    ]
+    rows = candidate_rows(report.candidates)
+    slowest = min(row["tps_per_user"] for row in rows if row["rank"])
+    # What is ruled out is drawn as far as it is at least half as fast.
+    drawn = [row for row in rows if row["tps_per_user"] >= slowest / 2]
+    assert len(drawn) == len(marks)
+    assert len(drawn) < sum(row["tps_per_user"] > 0 for row in rows)
+    said = {mark.get("aria-label"): "".join(mark.itertext()) for mark in marks}
+    for row in drawn:
+        rank = f"{describe_rank(row, rows)}. " if row["rank"] else ""
+        details = said[f"{rank}{row['name']}"]
+        assert f"batch {describe_batch(row)}," in details
+        assert "TTFT" in details
+        assert row["reason"] in details
+
+
+def test_nothing_qualifies_is_said_and_the_reasons_stay() -> None:
+    report = build_search()
+    rows = [row for row in candidate_rows(report.candidates) if row["rank"] == 0]
+    left = CandidateColumns(**{name: [row[name] for row in rows] for name in rows[0]})
+    empty = replace(report, candidates=left, finalists=(), sensitivities=(), best="", ties=())
+    sections = search_sections(empty)
+    assert "No deployment of this space meets the targets" in sections[0].warning
+    titles = [section.title for section in sections]
+    expected = ["The best deployment", "Throughput, speed and cost", "Where points failed"]
+    assert [*expected, "Request"] == titles
+
+
+def test_a_search_of_nothing_is_a_page() -> None:
+    titles = [section.title for section in search_sections(ServingSearchReport())]
+    assert ["The best deployment", "Request"] == titles
+
+
+def test_the_same_report_gives_the_same_page(pages: dict[str, str]) -> None:
+    assert pages["search"] == _page(build_search())
+
+
+def test_replicas_and_batches_name_prefill_first() -> None:
+    aggregated = {"replicas": 4, "tp": 2, "pp": 1, "dp": 1, "ep": 1, "batch_size": 96}
+    none = {f"prefill_{name}": 0 for name in ("replicas", "tp", "pp", "ep", "batch_size")}
+    row = {**aggregated, **none}
+    assert ("4 x tp2", "96") == (describe_replicas(row), describe_batch(row))
+    some = {
+        "prefill_replicas": 3,
+        "prefill_tp": 1,
+        "prefill_pp": 2,
+        "prefill_ep": 1,
+        "prefill_batch_size": 8,
+    }
+    split = row | some | {"ep": 8}
+    assert "3 x tp1 pp2 + 4 x tp2 ep8" == describe_replicas(split)
+    assert "8 + 96" == describe_batch(split)
+
+
+def test_equal_ranks_are_marked_as_ties_and_come_in_order() -> None:
+    rows = [{"rank": 1}, {"rank": 1}, {"rank": 3}]
+    assert ["=1", "=1", "3"] == [describe_rank(row, rows) for row in rows]
+    columns = CandidateColumns(name=("a", "b", "c", "d"), rank=(3, 0, 1, 1))
+    assert [("c", 1), ("d", 1), ("a", 3)] == [
+        (row["name"], row["rank"]) for row in qualified_rows(columns)
+    ]
+
+
+def test_of_each_layout_the_best_is_kept() -> None:
+    """Whatever the batch and the number of replicas; another degree is another layout."""
+    columns = CandidateColumns(
+        name=("a", "b", "c", "d"),
+        rank=(1, 2, 3, 4),
+        tp=(2, 2, 4, 2),
+        replicas=(4, 2, 2, 4),
+        batch_size=(96, 64, 96, 96),
+        prefill_tp=(0, 0, 0, 8),
+    )
+    found = best_of_layouts(qualified_rows(columns))
+    assert ["a", "c", "d"] == [row["name"] for row in found]
+
+
+def test_absent_columns_are_empty() -> None:
+    (row,) = candidate_rows(CandidateColumns(name=("a",)))
+    assert ("a", "", 0, "") == (row["name"], row["device"], row["tp"], row["reason"])
+
+
+def test_a_curve_has_one_limit_in_order_of_the_runs() -> None:
+    def probe(rate: float, value: float) -> CapacityProbe:
+        outcomes = (
+            LimitOutcome(metric="ttft_ms", percentile=99, value=value),
+            LimitOutcome(metric="ttft_ms", percentile=50, value=-1.0),
+        )
+        return CapacityProbe(rate_rps=rate, is_met=True, outcomes=outcomes)
+
+    probes = (probe(1, 10.0), probe(4, 40.0), probe(2, float("nan")), probe(3, 90.0))
+    points = curve_of(probes, "ttft_ms", 99)
+    assert [(1, 10.0), (4, 40.0), (3, 90.0)] == [(probe.rate_rps, value) for probe, value in points]
+
+
+def test_what_is_missed_is_said_with_value_and_limit() -> None:
+    outcomes = (
+        LimitOutcome(metric="ttft_ms", percentile=99, limit=2000, value=2310, is_met=False),
+        LimitOutcome(metric="tpot_ms", limit=30, value=29),
+        LimitOutcome(metric="slo", limit=0.99, value=0.95, is_met=False),
+    )
+    expected = ["TTFT P99 2,310 > 2,000 ms", "SLO attainment 95.0% < 99.0%"]
+    assert expected == missed_outcomes(outcomes)
+
+
+def test_a_capacity_says_the_rate_its_bounds_and_every_run() -> None:
+    report = build_capacity()
+    text = _parse(render_page("llama", capacity_sections(report))).text
+    assert "met at 10 requests/s and missed at 12. ttft p99 fails first." in text
+    assert "9 to 11" in text
+    assert "9.6 to 10.4" in text
+    assert text.count("meets the targets") == sum(probe.is_met for probe in report.probes)
+    assert "the queue only grew; cut short; TTFT P99" in text
+
+
+def test_a_capacity_warns_of_its_notes() -> None:
+    report = replace(build_capacity(), notes=("the workload is short",))
+    text = _parse(render_page("llama", capacity_sections(report))).text
+    assert "The workload is short." in text
+
+
+def test_no_capacity_says_why() -> None:
+    sections = capacity_sections(build_no_capacity())
+    assert "There is no rate: the model needs 140 GiB of 80 GiB." == sections[0].warning
+    assert ["Capacity", "Configuration"] == [section.title for section in sections]
+
+
+@pytest.mark.parametrize(
+    ("least", "step"), [(1, 1), (1.1, 2), (2.2, 2.5), (0.03, 0.05), (70, 100), (0.001, 0.001)]
+)
+def test_ticks_are_round(least: float, step: float) -> None:
+    assert step == pytest.approx(round_step(least))
+
+
+def test_points_are_where_their_values_are() -> None:
+    """Equal steps of a value are equal steps of the picture; up is more."""
+    marks = [
+        Mark(x=x, y=y, details=[f"p{x}"], color="#000000") for x, y in ((1, 1), (2, 3), (3, 5))
+    ]
+    figure = draw_scatter("s", Scatter(title="t", x_label="x", y_label="y", marks=marks))
+    circles = [
+        (float(circle.get("cx", "")), float(circle.get("cy", "")))
+        for group in ET.fromstring(figure).iter(f"{_SVG}g")  # noqa: S314  our own output
+        if group.get("class") == "mark"
+        for circle in group.findall(f"{_SVG}circle")
+    ]
+    (x1, y1), (x2, y2), (x3, y3) = circles
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2)
+    assert y1 - y2 == pytest.approx(y2 - y3, abs=0.2)
+    assert x1 < x2
+    assert y1 > y2
+
+
+def test_a_value_that_is_none_is_not_drawn() -> None:
+    marks = [Mark(x=float("nan"), y=1, details=["lost"], color="#000000")]
+    figure = draw_scatter("s", Scatter(title="t", x_label="x", y_label="y", marks=marks))
+    assert "lost" not in figure

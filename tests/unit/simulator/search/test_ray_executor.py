@@ -1,0 +1,128 @@
+"""Searches on a Ray cluster: two nodes of one core each, one of which is killed."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import search_tasks
+from search_simulations import Load, simulate
+
+from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
+from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.search.executor import Executor
+from foretoken.simulator.search.executors.choice import open_executor
+from foretoken.simulator.search.executors.inline import InlineExecutor
+
+ray = pytest.importorskip("ray", reason="the extra `search` is not installed")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves files and sockets to the end of the process.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+_STORE_BYTES = 80 * 2**20
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    # As if this folder were installed on the nodes.
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(Path(search_tasks.__file__).parent))
+        yield from _run_cluster()
+
+
+def _run_cluster() -> Iterator[Any]:
+    node = {"num_cpus": 1, "object_store_memory": _STORE_BYTES}
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={**node, "include_dashboard": False}
+    )
+    cluster.add_node(**node)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def executor(cluster: Any) -> Iterator[Executor]:
+    executor = open_executor(cluster.address)
+    yield executor
+    executor.close()
+
+
+def test_a_cluster_gives_what_one_thread_gives(executor: Executor) -> None:
+    """Simulations, bit for bit."""
+    loads = [Load(seed=seed, rate_rps=20.0 * (1 + seed % 4)) for seed in range(12)]
+    expected = dict(InlineExecutor().run(simulate, loads, flat_tables()))
+    found = dict(executor.run(simulate, loads, flat_tables()))
+    assert 2 == executor.num_workers
+    assert sorted(expected) == sorted(found)
+    for index, times in expected.items():
+        np.testing.assert_array_equal(times, found[index], strict=True)
+
+
+def test_both_nodes_work(executor: Executor, tmp_path: Path) -> None:
+    pids = {pid for _, pid in executor.run(search_tasks.meet, range(2), str(tmp_path))}
+    assert 2 == len(pids)
+    assert os.getpid() not in pids
+
+
+def test_errors_of_tasks_are_the_run_s(executor: Executor) -> None:
+    with pytest.raises(InvalidRequestError, match="is 2"):
+        list(executor.run(search_tasks.refuse, range(4), None))
+    with pytest.raises(ServiceUnavailableError, match="item 1 could not be done"):
+        list(executor.run(search_tasks.die, range(4), None))
+
+
+def test_a_killed_worker_s_item_is_done_again(executor: Executor, tmp_path: Path) -> None:
+    results = dict(executor.run(search_tasks.die_once, range(8), str(tmp_path)))
+    assert {item: item * item for item in range(8)} == results
+    assert (tmp_path / "died").exists()
+
+
+def test_two_searches_share_the_cluster(executor: Executor) -> None:
+    """Neither waits for the other's end."""
+    runs = [executor.run(search_tasks.process_id, range(40), None) for _ in range(2)]
+    order: list[int] = []
+
+    def consume(number: int) -> None:
+        for _ in runs[number]:
+            order.append(number)  # noqa: PERF401 - both threads append
+
+    next(runs[0])
+    threads = [threading.Thread(target=consume, args=(number,)) for number in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (39, 40) == (order.count(0), order.count(1))
+    assert order.index(1) < 39
+
+
+def test_a_killed_node_s_items_are_done_again(cluster: Any, executor: Executor) -> None:
+    """The results are those of one thread; last, for one node is left."""
+    loads = [Load(seed=seed, rate_rps=30.0, num_requests=60) for seed in range(60)]
+    expected = dict(InlineExecutor().run(simulate, loads, flat_tables()))
+    results = executor.run(simulate, loads, flat_tables())
+    found = dict([next(results)])
+    (node,) = cluster.worker_nodes
+    os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+    found.update(results)
+    assert sorted(expected) == sorted(found)
+    for index, times in expected.items():
+        np.testing.assert_array_equal(times, found[index], strict=True)
+
+
+def test_an_address_where_nobody_listens_is_said() -> None:
+    ray.shutdown()
+    with pytest.raises(ServiceUnavailableError, match=r"127.0.0.1:1 does not answer .* ray_addr"):
+        open_executor("127.0.0.1:1")
