@@ -203,11 +203,13 @@ def test_all_other_blocks_are_well_formed() -> None:
         compile(block.text, block.place, "exec")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", _blocks("python", "run"), ids=lambda block: block.place)
 def test_python_blocks_run(block: _Block, tmp_path: Path) -> None:
     _run([sys.executable, "-W", "error", "-c", block.text], block, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", _blocks("bash", "run"), ids=lambda block: block.place)
 def test_bash_blocks_run(block: _Block, tmp_path: Path, find_tool: Callable[[str], str]) -> None:
     _run([find_tool("bash"), "-euo", "pipefail", "-c", block.text], block, tmp_path)

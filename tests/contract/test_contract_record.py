@@ -40,7 +40,7 @@ def options(catalog: FakeCatalog) -> Iterator[ChannelOptions]:
 
 @pytest.fixture
 def client(options: ChannelOptions) -> Iterator[CatalogClient]:
-    with CatalogClient.connect(options) as client:
+    with CatalogClient.connect(dataclasses.replace(options, max_reconnects=5)) as client:
         yield client
 
 

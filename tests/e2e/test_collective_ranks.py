@@ -22,7 +22,7 @@ from foretoken.profiler.ranks.rows import time_collectives
 from foretoken.profiler.recording.rows import RowBuilder
 from foretoken.wire.arrow import read_table
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 _FAST = TimerSpec(min_samples=3, warm_up_s_min=0.0, warm_up_s_max=0.002, case_s_max=0.01)
 _ROWS = RowBuilder("cpu", "torch", "0")

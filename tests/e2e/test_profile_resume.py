@@ -26,7 +26,7 @@ from foretoken.profiler.planning.coverage import KnownRows, Point, point_of_call
 from foretoken.profiler.planning.plan import PlanLimits, make_plan
 from foretoken.profiler.planning.wanted_call import PlanSite
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 _OPERATORS = ("gelu", "layer_norm", "residual_add", "silu", "softmax")
 _REQUEST = ProfileRequest(device="cpu", quick=True, operators=_OPERATORS)
