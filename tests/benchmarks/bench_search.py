@@ -10,10 +10,8 @@ Last, what the closed form says of each simulated deployment is compared with it
 the load is steady, those of a search for aggregated deployments among them.
 
 AIConfigurator's published answers, for models in bf16: 8B aggregated tp1 at batch 96, 3,478 output
-tokens/s and GPU; 70B disaggregated, 451; Qwen3-32B disaggregated, 902 to 911. It corrects rates of
-a matched pair by constants (0.9 prefill, 0.92 decode) where this one lets prefill be as busy as
-prompts that come at random allow; it takes one prompt at a time, one batch out of a list; and
-neither it nor the closed form here knows of a percentile.
+tokens/s and GPU; 70B disaggregated, 451; Qwen3-32B disaggregated, 902 to 911. It was not run here,
+so why they are lower than these, from the same tables, is not known beyond its choice of batches.
 
     python tests/benchmarks/bench_search.py [path of the shared measurements] [--home FOLDER]
         [--quantization FORMAT] [--finalists N]
