@@ -172,6 +172,10 @@ bench-serving: setup ## serving simulations beside measured engines and other si
 bench-training: setup ## training simulations beside measured steps and other simulators (minutes)
 	@for script in $(TRAINING_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
+.PHONY: bench-training-search
+bench-training-search: setup ## training strategies per second, partition times, rankings beside measured steps (minutes)
+	@$(BIN)/python tests/benchmarks/bench_training_search.py
+
 .PHONY: bench-search
 bench-search: setup ## searches: best deployments, capacity, scaling, beside measured rows and other tools (minutes)
 	@for script in $(SEARCH_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done

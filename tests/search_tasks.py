@@ -70,6 +70,14 @@ def divide(item: int, shared: int) -> float:
     return shared / item
 
 
+def spend(cpu_s: float, _shared: None) -> float:
+    """Compute for so much CPU time."""
+    end_s = time.process_time() + cpu_s
+    while time.process_time() < end_s:
+        pass
+    return cpu_s
+
+
 def wait_for_file(item: int, path: str) -> int:
     """Return the item once a file is there."""
     while not Path(path).exists():

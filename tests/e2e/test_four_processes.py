@@ -57,6 +57,9 @@ def test_profile_train_predict_simulate(services: Composition) -> None:
     step = foretoken.simulate_training(_TRAINING)
     assert step.feasibility.is_feasible
     assert step.step_time_low_ms <= step.step_time_ms <= step.step_time_high_ms
+    # The simulator keeps its results in the catalog, which is a third process.
+    assert {result.job_id for result in foretoken.list_results()} == {serving.job_id, step.job_id}
+    assert foretoken.get_result(step.job_id) == step
 
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])

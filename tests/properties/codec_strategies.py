@@ -6,6 +6,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from codec_training_strategies import TRAINING_MIRRORS, TRAINING_RULES
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
@@ -170,6 +171,7 @@ MIRRORS: Mapping[type, type[Message]] = {
             search.ServingTargets,
         )
     },
+    **TRAINING_MIRRORS,
     TrainerSpec: scenario_pb2.TrainerSpec,
     training_report.ComponentTime: report_pb2.ComponentTime,
     training_report.StageMemory: report_pb2.StageMemory,
@@ -339,6 +341,7 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (scenario.ServingScenario, "device_busy_w"): NOT_NEGATIVE_FLOATS,
     **_CLUSTER_RULES,
     **_SEARCH_RULES,
+    **TRAINING_RULES,
     (SloClass, "share_ratio"): st.floats(0.0, 1.0),
     **{(engine.EngineSpec, name): NOT_NEGATIVE for name in _ENGINE_LIMITS},
     (engine.EngineSpec, "memory_utilization_ratio"): st.floats(0.0, 1.0),

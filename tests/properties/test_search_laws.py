@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.simulator.search.serving.pareto import pareto_front
+from foretoken.simulator.search.pareto import pareto_front
 from foretoken.simulator.search.serving.sizing import count_replicas, pair_replicas
 
 _VALUES = st.integers(min_value=0, max_value=6)

@@ -43,7 +43,10 @@ def _run(home: Path, *words: str, **variables: str) -> subprocess.CompletedProce
             "workload.num_requests=5",
         ),
         ("simulate", "training", str(_EXAMPLES / "training.yaml")),
-        ("search", "training", str(_EXAMPLES / "training.yaml"), "--devices", "2", "--top", "2"),
+        (
+            *("search", "training", str(_EXAMPLES / "training.yaml"), "--gpus", "2"),
+            *("--vary", "weight_parallel=none", "--finalists", "1"),
+        ),
     ],
     ids=" ".join,
 )

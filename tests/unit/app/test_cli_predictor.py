@@ -34,7 +34,8 @@ from foretoken.domain.explanation import (
     MemberAnswer,
 )
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobRunner, RunsJobs
+from foretoken.domain.job_runner import JobRunner
+from foretoken.domain.job_service import RunsJobs
 from foretoken.domain.planning import CandidateAxis, PlannedPoint, PlanRequest, ProfilePlan
 from foretoken.domain.ports import ModelVersion, TrainRequest
 from foretoken.domain.report import PredictorTrainingReport

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from job_simulator import JobSimulator
 from rich.console import Console
 from search_reports import build_search, build_search_request
 from typer.testing import CliRunner, Result
@@ -20,20 +21,15 @@ from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobRunner
 from foretoken.domain.measurement import ArrowStream
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import (
-    CapacityReport,
-    CapacityRequest,
     Finalist,
     LatencyLimit,
     ServingSearchReport,
     ServingSearchRequest,
     ServingSpace,
 )
-from foretoken.domain.training_report import TrainingReport
 from foretoken.simulator.servicer import register
 from foretoken.wire import ipc
 
@@ -50,13 +46,12 @@ seed: 11
 """
 
 
-class _Simulator:
+class _Simulator(JobSimulator):
     """Answers every search with the same report, and keeps what it was asked."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.asked: list[ServingSearchRequest] = []
-        self.jobs = JobRunner(folder)
-        self.jobs.open()
 
     def create_serving_search(self, request: ServingSearchRequest) -> Job:
         self.asked.append(request)
@@ -72,42 +67,6 @@ class _Simulator:
 
     def watch_serving_search(self, job_id: str, first: int = 0) -> Iterator[Finalist]:
         yield from self.get_serving_search_report(job_id).finalists[first:]
-
-    def get_job(self, job_id: str) -> Job:
-        return self.jobs.get(job_id)
-
-    def list_jobs(self) -> tuple[Job, ...]:
-        return self.jobs.list()
-
-    def watch_job(self, job_id: str) -> Iterator[Job]:
-        return self.jobs.watch(job_id)
-
-    def cancel_job(self, job_id: str) -> Job:
-        return self.jobs.cancel(job_id)
-
-    def create_capacity_search(self, request: CapacityRequest) -> Job:
-        raise AssertionError(request)
-
-    def get_capacity_report(self, job_id: str) -> CapacityReport:
-        raise AssertionError(job_id)
-
-    def create_serving_simulation(self, scenario: ServingScenario) -> Job:
-        raise AssertionError(scenario)
-
-    def get_serving_report(self, job_id: str) -> ServingReport:
-        raise AssertionError(job_id)
-
-    def read_serving_table(self, job_id: str, table: str) -> ArrowStream:
-        raise AssertionError(job_id, table)
-
-    def create_training_simulation(self, scenario: TrainingScenario) -> Job:
-        raise AssertionError(scenario)
-
-    def get_training_report(self, job_id: str) -> TrainingReport:
-        raise AssertionError(job_id)
-
-    def read_training_table(self, job_id: str, table: str) -> ArrowStream:
-        raise AssertionError(job_id, table)
 
 
 Run = Callable[..., Result]

@@ -175,39 +175,3 @@ def test_steps_without_repetitions_have_no_table_of_their_stability(
     assert "Stability" not in run("validate", "training", scenario, "--measured", table).stdout
     table.write_text("time_ms\n50\n51\n")
     assert "Stability" in run("validate", "training", scenario, "--measured", table).stdout
-
-
-def test_a_search_counts_what_cannot_run_and_what_does_not_fit(scenario: Path, run: Run) -> None:
-    """A schedule that some layouts cannot have is no error of the others."""
-    words = ("search", "training", scenario, "--devices", "4", "--top", "3")
-    interleaved = ("--set", "pipeline_schedule=interleaved", "--set", "virtual_stages=2")
-    found = run("--output", "json", *words, *interleaved)
-    assert found.exit_code == 0, found.stderr
-    assert "x num_micro_batches: interleaved runs groups of pp" in found.stderr
-    best = json.loads(found.stdout)
-    assert len(best) == 3
-    times = [report["step_time_ms"] for report in best.values()]
-    assert times == sorted(times)
-    assert {tuple(report["spans"]["start_ms"]) for report in best.values()} == {()}
-
-    full = run(*words, "--set", "model=llama-2-70b", "--set", "device=a30", "--set", "dtype=bf16")
-    assert "0 fit" in full.stderr
-    assert "closest is tp" in full.stderr
-    kinds = [line for line in full.stderr.splitlines() if " x " in line]
-    assert not any("what would help" in line for line in kinds)
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("--set", "zero_stage=9"), "error (invalid_request): zero_stage: must be one of"),
-        (("--set", "layout.cp=3"), "--devices: no layout of 4 devices has cp 3"),
-        (("--top", "0"), "--top"),
-    ],
-)
-def test_a_search_that_cannot_be_is_refused(
-    scenario: Path, run: Run, words: tuple[str, ...], text: str
-) -> None:
-    found = run("search", "training", scenario, "--devices", "4", *words)
-    assert found.exit_code != 0
-    assert text in found.stderr

@@ -11,7 +11,8 @@ from foretoken.app.demo import OPERATORS, run_demo
 from foretoken.client.facade import Foretoken
 from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobRunner, RunsJobs
+from foretoken.domain.job_runner import JobRunner
+from foretoken.domain.job_service import RunsJobs
 from foretoken.domain.ports import ModelVersion, TrainRequest
 from foretoken.domain.profiling import ProfileReport, ProfileRequest
 from foretoken.domain.report import PredictorTrainingReport

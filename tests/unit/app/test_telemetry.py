@@ -11,7 +11,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from foretoken.app.config import LogConfig
-from foretoken.app.telemetry import RequestMetrics, configure_logging
+from foretoken.app.log_output import configure_logging
+from foretoken.app.request_metrics import RequestMetrics
 from foretoken.client.channel import ChannelOptions
 from foretoken.client.profiler import ProfilerClient
 from foretoken.domain.errors import UnknownJobError

@@ -26,7 +26,8 @@ from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.workload import LengthSpec, WorkloadSpec
-from foretoken.simulator.launch.write import LaunchOptions, render_scenario, write_deployment
+from foretoken.simulator.launch.generated_file import render_scenario
+from foretoken.simulator.launch.write import LaunchOptions, write_deployment
 
 _PLAIN = ServingScenario(
     model=find_model("llama-3.1-8b"),

@@ -90,6 +90,17 @@ def test_transfers_say_what_they_cost(sections: list[Section]) -> None:
     assert [row[:2] for row in section.table.rows] == [("first", "sends"), ("rest", "receives")]
 
 
+def test_pools_that_do_all_of_a_request_move_no_caches(report: ServingReport) -> None:
+    """No figure of the page is about transfers then; of the others there are three."""
+    aggregated = tuple(replace(pool, role="aggregated") for pool in report.pools)
+    found = []
+    for shown in (report, replace(report, pools=aggregated)):
+        tables = [section.table for section in serving_sections([shown]) if section.table]
+        rows = [str(row[0]) for table in tables for row in table.rows]
+        found.append(sum("KV transfer" in name for name in rows))
+    assert [3, 0] == found
+
+
 def test_requests_that_were_not_served_have_their_reasons(sections: list[Section]) -> None:
     table = _section(sections, "Requests that were not served").table
     assert table is not None

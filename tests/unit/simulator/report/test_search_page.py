@@ -2,10 +2,10 @@
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
 
 import pytest
+from page_structure import parse_page
 from search_reports import build_capacity, build_no_capacity, build_search
 
 from foretoken.domain.search import (
@@ -31,38 +31,6 @@ _HOSTILE = ' <b>&"$x$'
 _SVG = "{http://www.w3.org/2000/svg}"
 
 
-class _Structure(HTMLParser):
-    """Collects ids, text and tags that do not close in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open_tags: list[str] = []
-        self.ids: list[str] = []
-        self.mismatches: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value for name, value in attrs if name == "id" and value]
-        if tag != "meta":
-            self.open_tags.append(tag)
-
-    def handle_startendtag(self, _tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value for name, value in attrs if name == "id" and value]
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open_tags or self.open_tags.pop() != tag:
-            self.mismatches.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def _parse(page: str) -> _Structure:
-    structure = _Structure()
-    structure.feed(page)
-    return structure
-
-
 def _page(report: ServingSearchReport) -> str:
     return render_page("llama", search_sections(report))
 
@@ -83,7 +51,7 @@ def test_a_page_fetches_nothing_and_is_well_formed(pages: dict[str, str], name: 
     assert "http" not in without_namespaces
     for fetching in ("<script", "<link", "<img", "src=", "@import", "url('"):
         assert fetching not in page
-    structure = _parse(page)
+    structure = parse_page(page)
     assert ([], []) == (structure.open_tags, structure.mismatches)
     assert len(set(structure.ids)) == len(structure.ids)
     for figure in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
@@ -111,7 +79,7 @@ def test_a_page_answers_first_and_keeps_the_request_last(pages: dict[str, str]) 
 
 def test_every_finalist_tie_and_reason_is_there() -> None:
     report = build_search()
-    text = _parse(_page(report)).text
+    text = parse_page(_page(report)).text
     for finalist in report.finalists:
         assert finalist.name in text
     assert f"It ties, within the error of the estimates, with {report.ties[1]}." in text
@@ -132,7 +100,7 @@ def test_names_are_text_and_nothing_else() -> None:
     report = build_search(_HOSTILE)
     page = _page(report)
     assert "<b>" not in page
-    text = _parse(page).text
+    text = parse_page(page).text
     # Once at least in a table, in the Pareto picture and in the legend of the load curves.
     assert text.count(report.best) >= 3
 
@@ -252,7 +220,7 @@ def test_what_is_missed_is_said_with_value_and_limit() -> None:
 
 def test_a_capacity_says_the_rate_its_bounds_and_every_run() -> None:
     report = build_capacity()
-    text = _parse(render_page("llama", capacity_sections(report))).text
+    text = parse_page(render_page("llama", capacity_sections(report))).text
     assert "met at 10 requests/s and missed at 12. ttft p99 fails first." in text
     assert "9 to 11" in text
     assert "9.6 to 10.4" in text
@@ -262,7 +230,7 @@ def test_a_capacity_says_the_rate_its_bounds_and_every_run() -> None:
 
 def test_a_capacity_warns_of_its_notes() -> None:
     report = replace(build_capacity(), notes=("the workload is short",))
-    text = _parse(render_page("llama", capacity_sections(report))).text
+    text = parse_page(render_page("llama", capacity_sections(report))).text
     assert "The workload is short." in text
 
 

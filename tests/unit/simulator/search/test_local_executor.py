@@ -24,6 +24,8 @@ from foretoken.domain.errors import (
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.search.executors.local import LocalExecutor
+from foretoken.simulator.search.executors.observed import ObservedExecutor
+from foretoken.simulator.statistics import SimulatorStatistics
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,19 @@ def test_every_worker_is_a_process_of_its_own(executor: LocalExecutor, tmp_path:
     assert set(executor.worker_pids) == pids
     assert os.getpid() not in pids
     assert {"1"} == {threads for _, threads in executor.run(search_tasks.num_threads, [0], None)}
+
+
+def test_what_workers_spend_is_counted_and_what_this_process_spends_is_not(
+    executor: LocalExecutor,
+) -> None:
+    """Both workers did some, and their start is in it, so it is more than the tasks' alone."""
+    spent = [0.05] * 4
+    here = ObservedExecutor(InlineExecutor(), SimulatorStatistics())
+    there = ObservedExecutor(executor, SimulatorStatistics())
+    for observed in (here, there):
+        assert spent == [cpu_s for _, cpu_s in observed.run(search_tasks.spend, spent, None)]
+    assert 0.0 == here.worker_cpu_s
+    assert there.worker_cpu_s >= sum(spent)
 
 
 def test_nothing_to_do_is_done_at_once(executor: LocalExecutor) -> None:

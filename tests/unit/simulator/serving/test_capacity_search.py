@@ -19,7 +19,7 @@ from foretoken.domain.search import (
 from foretoken.domain.slo import Slo
 from foretoken.domain.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
 from foretoken.simulator.latency_surfaces import fetch_surfaces, surface_spec
-from foretoken.simulator.search.capacity.find import find_capacity, probe_rates
+from foretoken.simulator.search.capacity.find import find_capacity
 from foretoken.simulator.search.capacity.predictor_bound import Bound, take_bound
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.serving.simulation import simulate_serving
@@ -214,16 +214,6 @@ def test_clusters_are_searched(pools: tuple[ReplicaPool, ...]) -> None:
     assert (
         _p90_ttft(scenario, report.capacity_rps) <= 300 < _p90_ttft(scenario, report.first_miss_rps)
     )
-
-
-def test_load_curve() -> None:
-    """Every rate is run whole; latencies rise with it."""
-    probes = probe_rates(_scenario(), _TARGETS, (0.5, 4.0, 32.0), _fetch, InlineContext())
-    assert [probe.rate_rps for probe in probes] == [0.5, 4.0, 32.0]
-    assert [probe.num_requests for probe in probes] == [80, 80, 80]
-    values = [probe.outcomes[0].value for probe in probes]
-    assert values == sorted(values)
-    assert values[0] < values[-1]
 
 
 def test_a_search_can_be_cancelled() -> None:

@@ -132,6 +132,7 @@ def _in_pools(pool: ReplicaPool, router: str = "round_robin") -> ServingScenario
     [
         (build_scenario(device="a31"), UnknownDeviceError),
         (build_scenario(engine=EngineSpec(profile="fifo")), UnknownPluginError),
+        (build_scenario(quantization="fp9"), UnknownPluginError),
         (build_scenario(engine=plain_engine(rules={"block_size": "0"})), InvalidRequestError),
         (_in_pools(ReplicaPool(name="a"), router="lottery"), UnknownPluginError),
         (_in_pools(ReplicaPool(name="a", device="a31")), UnknownDeviceError),
@@ -140,7 +141,7 @@ def _in_pools(pool: ReplicaPool, router: str = "round_robin") -> ServingScenario
             UnknownPluginError,
         ),
     ],
-    ids=["device", "engine", "rule", "router", "pool", "autoscaler"],
+    ids=["device", "engine", "quantization", "rule", "router", "pool", "autoscaler"],
 )
 def test_a_scenario_that_cannot_be_is_refused_at_once(
     scenario: ServingScenario, error: type[Exception], service: SimulatorService
@@ -162,8 +163,9 @@ def test_a_scenario_that_cannot_be_is_refused_at_once(
         (ServingSpace(devices=("a31",)), UnknownDeviceError),
         (ServingSpace(profiles=("fifo",)), UnknownPluginError),
         (ServingSpace(routers=("lottery",)), UnknownPluginError),
+        (ServingSpace(quantizations=("", "fp9")), UnknownPluginError),
     ],
-    ids=["device", "engine", "router"],
+    ids=["device", "engine", "router", "quantization"],
 )
 def test_a_space_of_what_there_is_not_is_refused_at_once(
     space: ServingSpace, error: type[Exception], service: SimulatorService

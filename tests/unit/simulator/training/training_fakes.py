@@ -32,19 +32,21 @@ class RooflinePredictor:
 
     def predict(self, query: LatencyQuery) -> LatencyReply:
         self.queries.append(query)
-        tables = tuple(self._answer(query.device, table) for table in query.tables)
+        tables = tuple(self._answer(query, table) for table in query.tables)
         return LatencyReply(model_version="roofline", tables=tables)
 
-    def _answer(self, device: str, table: OperatorTable) -> LatencyColumns:
-        spec = find_operator(table.operator)
+    def _answer(self, query: LatencyQuery, table: OperatorTable) -> LatencyColumns:
+        spec, links = find_operator(table.operator), find_topology(query.topology or TOPOLOGY)
         latencies = []
         for row in range(table.num_rows):
             dims = {name: int(column[row]) for name, column in table.columns.items()}
             spec.check_dims(dims)
             if spec.is_collective:
-                terms = collective_terms(spec, dims, dims["num_nodes"], find_topology(TOPOLOGY))
+                terms = collective_terms(spec, dims, dims["num_nodes"], links)
             else:
-                terms = compute_terms(spec, dims, table.dtype, table.phase, find_device(device))
+                terms = compute_terms(
+                    spec, dims, table.dtype, table.phase, find_device(query.device)
+                )
             latencies.append(max(terms.compute_us, terms.memory_us) + terms.floor_us)
         return LatencyColumns(
             latency_us=latencies,

@@ -9,6 +9,7 @@ from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel import ChannelOptions
 from foretoken.client.predictor import PredictorClient
 from foretoken.client.profiler import ProfilerClient
+from foretoken.client.results import list_results, read_result
 from foretoken.client.simulator import SimulatorClient
 from foretoken.client.single_query import CallOptions, build_single_query
 from foretoken.domain.correction import Correction, CorrectionRequest
@@ -49,6 +50,7 @@ from foretoken.domain.profiling import (
     ProfileRequest,
 )
 from foretoken.domain.report import PredictorTrainingReport, ServingReport
+from foretoken.domain.result import AnyReport, KeptResult
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.search import (
     CapacityReport,
@@ -58,6 +60,15 @@ from foretoken.domain.search import (
 )
 from foretoken.domain.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import (
+    TrainingMemoryReport,
+    TrainingRunReport,
+    TrainingRunRequest,
+)
+from foretoken.domain.training_search import (
+    TrainingSearchReport,
+    TrainingSearchRequest,
+)
 
 P = TypeVar("P")
 Target = str | ChannelOptions
@@ -295,6 +306,30 @@ class Foretoken:
         job = self.simulator.create_serving_search(request)
         wait_for_job(self.simulator, job, on_progress)
         return self.simulator.get_serving_search_report(job.job_id)
+
+    def plan_training_memory(self, scenario: TrainingScenario) -> TrainingMemoryReport:
+        """Return what a training strategy must hold on every stage, without asking for times."""
+        return self.simulator.plan_training_memory(scenario)
+
+    def plan_training_run(self, request: TrainingRunRequest) -> TrainingRunReport:
+        """Return what a whole training run takes: days, money and energy, failures included."""
+        return self.simulator.plan_training_run(request)
+
+    def search_training(
+        self, request: TrainingSearchRequest, on_progress: OnProgress | None = None
+    ) -> TrainingSearchReport:
+        """Find the best training strategies of a space."""
+        job = self.simulator.create_training_search(request)
+        wait_for_job(self.simulator, job, on_progress)
+        return self.simulator.get_training_search_report(job.job_id)
+
+    def list_results(self) -> tuple[KeptResult, ...]:
+        """Return what the catalog keeps of simulations and searches, newest first."""
+        return list_results(self.catalog)
+
+    def get_result(self, job_id: str) -> AnyReport:
+        """Return the report of a job from the catalog, whole; the beginning of an id will do."""
+        return read_result(self.catalog, job_id)[1]
 
 
 def wait_for_job(jobs: JobsPort, job: Job, on_progress: OnProgress | None = None) -> Job:

@@ -1,14 +1,19 @@
 """The simulator as a remote service."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import pyarrow as pa
 
 from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
 from foretoken.api.simulator.v1.simulator_service_pb2_grpc import SimulatorServiceStub
-from foretoken.api.types.v1 import scenario_pb2, search_pb2
+from foretoken.api.types.v1 import (
+    scenario_pb2,
+    search_pb2,
+    training_run_pb2,
+    training_search_pb2,
+)
 from foretoken.client.channel import ChannelOptions, Connection
 from foretoken.client.jobs import JobsClient, LossCount
 from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
@@ -23,7 +28,23 @@ from foretoken.domain.search import (
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.training_report import MemoryColumns, SpanColumns, TrainingReport
+from foretoken.domain.training_report import (
+    MemoryColumns,
+    SpanColumns,
+    TrafficColumns,
+    TrainingReport,
+)
+from foretoken.domain.training_run import (
+    TrainingMemoryReport,
+    TrainingRunReport,
+    TrainingRunRequest,
+)
+from foretoken.domain.training_search import (
+    StrategyColumns,
+    StrategyFinalist,
+    TrainingSearchReport,
+    TrainingSearchRequest,
+)
 from foretoken.wire import codec, ipc
 
 
@@ -88,10 +109,12 @@ class SimulatorClient(JobsClient):
             return report
         spans = self.read_training_table(job_id, "spans").read_all()
         memory = self.read_training_table(job_id, "memory").read_all()
+        traffic = self.read_training_table(job_id, "traffic").read_all()
         return dataclasses.replace(
             report,
             spans=ipc.table_to_record(spans, SpanColumns),
             memory_timeline=ipc.table_to_record(memory, MemoryColumns),
+            traffic=ipc.table_to_record(traffic, TrafficColumns),
         )
 
     def read_training_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
@@ -141,14 +164,75 @@ class SimulatorClient(JobsClient):
 
         A stream that breaks is taken up again where it broke.
         """
+
+        def watch(first: int) -> Iterator[Any]:
+            request = simulator_pb2.WatchServingSearchRequest(job_id=job_id, first=first)
+            return self._connection.stream(self._stub.WatchServingSearch, request)
+
+        for message in self._follow(watch, first):
+            yield codec.decode(message, Finalist)
+
+    def plan_training_memory(self, scenario: TrainingScenario) -> TrainingMemoryReport:
+        """Return what a strategy must hold on every stage."""
+        message = simulator_pb2.PlanTrainingMemoryRequest(
+            scenario=codec.encode(scenario, scenario_pb2.TrainingScenario)
+        )
+        answer = self._connection.call(self._stub.PlanTrainingMemory, message)
+        return codec.decode(answer, TrainingMemoryReport)
+
+    def plan_training_run(self, request: TrainingRunRequest) -> TrainingRunReport:
+        """Return what a whole run takes."""
+        message = simulator_pb2.PlanTrainingRunRequest(
+            request=codec.encode(request, training_run_pb2.TrainingRunRequest)
+        )
+        answer = self._connection.call(self._stub.PlanTrainingRun, message)
+        return codec.decode(answer, TrainingRunReport)
+
+    def create_training_search(self, request: TrainingSearchRequest) -> Job:
+        """Start looking for the best strategies of a space."""
+        message = simulator_pb2.CreateTrainingSearchRequest(
+            request=codec.encode(request, training_search_pb2.TrainingSearchRequest)
+        )
+        return codec.decode(self._connection.call(self._stub.CreateTrainingSearch, message), Job)
+
+    def get_training_search_report(self, job_id: str) -> TrainingSearchReport:
+        """Return the result of a finished training search."""
+        request = simulator_pb2.GetTrainingSearchReportRequest(job_id=job_id)
+        answer = self._connection.call(self._stub.GetTrainingSearchReport, request)
+        candidates = self.read_training_search_table(job_id, "candidates").read_all()
+        return dataclasses.replace(
+            codec.decode(answer, TrainingSearchReport),
+            candidates=ipc.table_to_record(candidates, StrategyColumns),
+        )
+
+    def read_training_search_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished training search, as it arrives."""
+        request = simulator_pb2.ReadTrainingSearchTableRequest(job_id=job_id, table=table)
+        chunks = self._connection.stream(self._stub.ReadTrainingSearchTable, request)
+        return ipc.open_chunks(chunk.arrow_ipc for chunk in chunks)
+
+    def watch_training_search(self, job_id: str, first: int = 0) -> Iterator[StrategyFinalist]:
+        """Yield what the search has simulated, from the `first` on, until it ends.
+
+        A stream that breaks is taken up again where it broke.
+        """
+
+        def watch(first: int) -> Iterator[Any]:
+            request = simulator_pb2.WatchTrainingSearchRequest(job_id=job_id, first=first)
+            return self._connection.stream(self._stub.WatchTrainingSearch, request)
+
+        for message in self._follow(watch, first):
+            yield codec.decode(message, StrategyFinalist)
+
+    def _follow(self, watch: Callable[[int], Iterator[Any]], first: int) -> Iterator[Any]:
+        """Yield what a stream sends from the `first` on; where it breaks it is taken up again."""
         losses = LossCount(self._connection.options)
         while True:
-            request = simulator_pb2.WatchServingSearchRequest(job_id=job_id, first=first)
             try:
-                for message in self._connection.stream(self._stub.WatchServingSearch, request):
+                for message in watch(first):
                     losses.forget()
                     first += 1
-                    yield codec.decode(message, Finalist)
+                    yield message
             except (ServiceUnavailableError, QueueFullError) as err:
                 losses.add(err)
                 self._sleep(losses.delay_s)

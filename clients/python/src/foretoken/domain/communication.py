@@ -41,6 +41,11 @@ class PlacedGroup:
         return cls._of_pair("pp", dims, rank)
 
     @classmethod
+    def of_nodes(cls, axis: str, rank: RankContext) -> Self:
+        """Return a rank and a peer on another node, which need not be like its own."""
+        return cls._of_pair(axis, {"devices_per_node": 1, "num_nodes": 2}, rank)
+
+    @classmethod
     def _of_pair(cls, axis: str, dims: dict[str, int], rank: RankContext) -> Self:
         # As many devices of a node send at once as lie between two neighbours.
         num_senders = min(axis_group(rank.layout, axis).stride, rank.devices_per_node)

@@ -1,7 +1,10 @@
 """Work that outlives its caller: state, progress, cancellation, a result kept on disk."""
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from foretoken.domain.errors import ForetokenError
 
 
 class JobState(enum.Enum):
@@ -36,3 +39,18 @@ class Job:
     finished_at: str = ""
     error_reason: str = ""
     error_message: str = ""
+
+
+def error_of_job(job: Job) -> ForetokenError:
+    """Return the error a failed job ended with."""
+    error = ForetokenError(job.error_message, job_id=job.job_id, job_reason=job.error_reason)
+    for cls in _subclasses(ForetokenError):
+        if cls.reason == job.error_reason:
+            return cls(job.error_message, job_id=job.job_id)
+    return error
+
+
+def _subclasses(cls: type[ForetokenError]) -> Iterator[type[ForetokenError]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)

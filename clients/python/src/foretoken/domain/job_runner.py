@@ -26,11 +26,11 @@ from foretoken.domain.errors import (
     ServiceUnavailableError,
     UnknownJobError,
 )
-from foretoken.domain.job import Job, JobState
+from foretoken.domain.job import Job, JobState, error_of_job
 from foretoken.domain.job_folder import ItemFile, JobFolder, StoredRequest, read_items
 from foretoken.domain.job_progress import JobProgress
 
-__all__ = ["JobProgress", "JobRunner", "Resume", "RunsJobs", "Work", "error_of_job"]
+__all__ = ["JobProgress", "JobRunner", "Resume", "Work"]
 
 T = TypeVar("T")
 
@@ -59,10 +59,15 @@ class JobRunner:
         num_workers: int = 1,
         max_queued: int = 64,
         num_workers_by_kind: Mapping[str, int] | None = None,
+        on_success: Callable[[Job], None] = lambda _: None,
     ) -> None:
-        """Keep job files under `folder`; call `open` before use."""
+        """Keep job files under `folder`; call `open` before use.
+
+        `on_success` is given every job that has just succeeded, in the thread that ran it.
+        """
         self._folder = JobFolder(folder)
         self._max_queued = max_queued
+        self._on_success = on_success
         self._jobs: dict[str, Job] = {}
         self._cancelled: dict[str, threading.Event] = {}
         self._changed = threading.Condition()
@@ -390,6 +395,7 @@ class JobRunner:
             self._finish(job_id, JobState.FAILED, "INTERNAL", f"{type(err).__name__}: {err}")
         else:
             self._finish(job_id, JobState.SUCCEEDED)
+            self._on_success(self.get(job_id))
 
     def _publish(self, job_id: str, name: str, key: str, item: Any) -> None:
         with self._changed:
@@ -448,45 +454,6 @@ class JobRunner:
         """Whether the progress of a job that can go on is worth a file: each percent."""
         is_further = int(100 * job.progress_ratio) > int(100 * previous.progress_ratio)
         return is_further and job.job_id in self._resumable
-
-
-class RunsJobs:
-    """`JobsPort` over a runner: what every service with jobs inherits."""
-
-    def __init__(self, jobs: JobRunner) -> None:
-        """Keep the runner."""
-        self._jobs = jobs
-
-    def get_job(self, job_id: str) -> Job:
-        """Return the job's present state."""
-        return self._jobs.get(job_id)
-
-    def list_jobs(self) -> tuple[Job, ...]:
-        """Return all jobs, newest first."""
-        return self._jobs.list()
-
-    def watch_job(self, job_id: str) -> Iterator[Job]:
-        """Yield the job now and at every change until it is final."""
-        return self._jobs.watch(job_id)
-
-    def cancel_job(self, job_id: str) -> Job:
-        """Ask the job to stop; a final one is left as it is."""
-        return self._jobs.cancel(job_id)
-
-
-def error_of_job(job: Job) -> ForetokenError:
-    """Return the error a failed job ended with."""
-    error = ForetokenError(job.error_message, job_id=job.job_id, job_reason=job.error_reason)
-    for cls in _subclasses(ForetokenError):
-        if cls.reason == job.error_reason:
-            return cls(job.error_message, job_id=job.job_id)
-    return error
-
-
-def _subclasses(cls: type[ForetokenError]) -> Iterator[type[ForetokenError]]:
-    for child in cls.__subclasses__():
-        yield child
-        yield from _subclasses(child)
 
 
 def _ends(job_id: str) -> ServiceUnavailableError:

@@ -53,6 +53,16 @@ from foretoken.domain.search import (
 )
 from foretoken.domain.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import (
+    TrainingMemoryReport,
+    TrainingRunReport,
+    TrainingRunRequest,
+)
+from foretoken.domain.training_search import (
+    StrategyFinalist,
+    TrainingSearchReport,
+    TrainingSearchRequest,
+)
 
 
 class JobsPort(Protocol):
@@ -284,3 +294,26 @@ class SimulatorPort(JobsPort, Protocol):
 
         Whoever was cut off goes on with the number of those it has.
         """
+
+    def plan_training_memory(self, scenario: TrainingScenario) -> TrainingMemoryReport:
+        """Return what a strategy must hold on every stage, without asking for any time."""
+
+    def plan_training_run(self, request: TrainingRunRequest) -> TrainingRunReport:
+        """Return what a whole run takes: days, money and energy, failures included."""
+
+    def create_training_search(self, request: TrainingSearchRequest) -> Job:
+        """Start looking for the best strategies of a space.
+
+        Raises:
+            SearchTooLargeError: the space has more points than the service takes.
+
+        """
+
+    def get_training_search_report(self, job_id: str) -> TrainingSearchReport:
+        """Return the result of a finished training search."""
+
+    def read_training_search_table(self, job_id: str, table: str) -> ArrowStream:
+        """Return a table of a finished training search: `candidates`."""
+
+    def watch_training_search(self, job_id: str, first: int = 0) -> Iterator[StrategyFinalist]:
+        """Yield what the search has simulated, from the `first` on, until it ends."""

@@ -120,6 +120,9 @@ class TrainingScenario:
     `straggler_ratio` is the standard deviation of a rank's speed, `network_spread_ratio` that of a
     transfer's time, each over its mean; they spread the step.
 
+    `stage_devices` and `stage_topologies` name the device and the links of every rank of the
+    pipeline where they differ (empty: all are `device` and `topology`).
+
     `module_times` replaces the predictor's estimates of the modules it names; `calibration`
     corrects by steps measured on the user's machines.
     """
@@ -154,6 +157,8 @@ class TrainingScenario:
     overflow_ratio: float = 0.0
     straggler_ratio: float = 0.0
     network_spread_ratio: float = 0.0
+    stage_devices: tuple[str, ...] = ()
+    stage_topologies: tuple[str, ...] = ()
     module_times: ModuleTimes | None = None
     calibration: TrainingCalibration | None = None
 

@@ -83,8 +83,24 @@ class MemoryColumns(Columns):
     bytes: Quantity = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrafficColumns(Columns):
+    """Bytes that devices send to each other in a step, summed over its collectives and transfers.
+
+    Devices are numbered with tp fastest, then cp, dp and pp, and put together to cells of
+    `num_devices`: `source` and `target` are the first of theirs. What the devices of a cell send
+    each other has both alike. `axis` is the layout's that they communicate along.
+    """
+
+    axis: Quantity = ()
+    source: Quantity = ()
+    target: Quantity = ()
+    num_devices: Quantity = ()
+    bytes: Quantity = ()
+
+
 # Tables that can be read beside a report, and exported.
-TRAINING_TABLES = ("spans", "memory")
+TRAINING_TABLES = ("spans", "memory", "traffic")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +154,7 @@ class TrainingReport:
     device_memory_bytes: float = 0.0
     spans: SpanColumns = field(default_factory=SpanColumns)
     memory_timeline: MemoryColumns = field(default_factory=MemoryColumns)
+    traffic: TrafficColumns = field(default_factory=TrafficColumns)
     notes: tuple[str, ...] = ()
     model_version: str = ""
     scenario_json: str = ""

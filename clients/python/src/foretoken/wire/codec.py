@@ -22,6 +22,7 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.report import ServingReport
 from foretoken.domain.search import ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_search import TrainingSearchReport
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -34,6 +35,8 @@ ARROW_FIELDS = frozenset(
         (ServingSearchReport, "candidates"),
         (TrainingReport, "spans"),
         (TrainingReport, "memory_timeline"),
+        (TrainingReport, "traffic"),
+        (TrainingSearchReport, "candidates"),
     }
 )
 

@@ -151,16 +151,23 @@ def table_to_record(table: pa.Table, cls: type[R]) -> R:
 
 
 # Columns of text, and of numbers that stand for names; whole numbers begin with `num_` or are
-# listed, truths begin with `is_`, all others are real.
+# listed, truths begin with `is_` or are listed, all others are real.
 _TEXTS = frozenset(
     ("slo_class", "outcome", "name", "device", "mode", "profile", "quantization", "router")
 ) | {"verdict", "reason"}
+_TEXTS |= {"overlap", "recompute", "weight_parallel", "pipeline_schedule"}
+_TEXTS |= {"placement", "stage_layers"}
+_TEXTS |= {"axis"}
+_TRUTHS = frozenset(("sequence_parallel",))
 _NAMES: Mapping[str, Sequence[str]] = {"kind": SPAN_KINDS}
 _WHOLE = frozenset(
     ("engine", "stage", "chunk", "micro_batch", "prefill_engine", "rank", "replicas", "batch_size")
 )
 _WHOLE |= {"tp", "pp", "dp", "ep", "prefill_replicas", "prefill_batch_size"}
 _WHOLE |= {"prefill_tp", "prefill_pp", "prefill_ep"}
+_WHOLE |= {"cp", "virtual_stages", "micro_batch_size", "global_batch_size"}
+_WHOLE |= {"zero_stage", "shard_degree", "weight_degree"}
+_WHOLE |= {"source", "target"}
 _ENTRIES = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -174,7 +181,7 @@ def _to_arrow(name: str, column: Any) -> pa.Array:
         return pa.DictionaryArray.from_arrays(numbers, pa.array(_NAMES[name], pa.string()))
     if name in _TEXTS:
         return pa.array(column, _ENTRIES)
-    if name.startswith("is_"):
+    if name.startswith("is_") or name in _TRUTHS:
         return pa.array(column, pa.bool_())
     is_whole = name.startswith("num_") or name in _WHOLE
     return pa.array(column, pa.int64() if is_whole else pa.float64())

@@ -101,7 +101,11 @@ class Composition:
         config = _section(
             SimulatorConfig, self._config.simulator, self._state("simulator"), "simulator"
         )
-        return self._open(SimulatorService(config, self.predictor))
+        endpoints = self._config.endpoints
+        # A catalog of this process's own is opened for results where it is open for the predictor.
+        has_catalog = endpoints.predictor == EMBEDDED or endpoints.catalog != EMBEDDED
+        catalog = self.catalog if has_catalog else None
+        return self._open(SimulatorService(config, self.predictor, catalog))
 
     @cached_property
     def profiler(self) -> ProfilerPort:

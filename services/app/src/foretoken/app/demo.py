@@ -48,32 +48,6 @@ _LOAD_RATIOS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2)
 # Arrives all at once for any model: the deployment is never idle.
 _SATURATING_RPS = 1e6
 
-_SERVING = ServingScenario(
-    name="demo serving",
-    model=find_model("tiny-llama"),
-    device="cpu",
-    dtype=DType.FP32,
-    engine=EngineSpec(
-        profile="plain", max_num_seqs=16, max_num_batched_tokens=256, num_kv_blocks=2048
-    ),
-    workload=WorkloadSpec(
-        num_requests=200,
-        prefill=LengthSpec(kind="uniform", minimum=16, maximum=256),
-        decode=LengthSpec(kind="uniform", minimum=8, maximum=64),
-    ),
-    slo=Slo(ttft_ms=500.0, tpot_ms=50.0),
-)
-
-_TRAINING = TrainingScenario(
-    name="demo training",
-    model=find_model("tiny-llama"),
-    device="cpu",
-    dtype=DType.FP32,
-    sequence_length=128,
-    micro_batch_size=2,
-    global_batch_size=8,
-)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoOutcome:
@@ -101,7 +75,7 @@ def run_demo(foretoken: Foretoken, show: ProgressDisplay) -> DemoOutcome:
         with show(f"3/4 simulate {scenario.workload.rate_rps:.2g} requests/s") as update:
             serving.append(foretoken.simulate_serving(scenario, on_progress=update))
     with show("4/4 simulate a training step") as update:
-        training_step = foretoken.simulate_training(_TRAINING, on_progress=update)
+        training_step = foretoken.simulate_training(_training(), on_progress=update)
     return DemoOutcome(
         profile=profile,
         training=training,
@@ -118,4 +92,35 @@ def _rising_load(foretoken: Foretoken) -> Iterator[ServingScenario]:
 
 
 def _at_rate(rate_rps: float) -> ServingScenario:
-    return replace(_SERVING, workload=replace(_SERVING.workload, rate_rps=rate_rps))
+    scenario = _serving()
+    return replace(scenario, workload=replace(scenario.workload, rate_rps=rate_rps))
+
+
+def _serving() -> ServingScenario:
+    return ServingScenario(
+        name="demo serving",
+        model=find_model("tiny-llama"),
+        device="cpu",
+        dtype=DType.FP32,
+        engine=EngineSpec(
+            profile="plain", max_num_seqs=16, max_num_batched_tokens=256, num_kv_blocks=2048
+        ),
+        workload=WorkloadSpec(
+            num_requests=200,
+            prefill=LengthSpec(kind="uniform", minimum=16, maximum=256),
+            decode=LengthSpec(kind="uniform", minimum=8, maximum=64),
+        ),
+        slo=Slo(ttft_ms=500.0, tpot_ms=50.0),
+    )
+
+
+def _training() -> TrainingScenario:
+    return TrainingScenario(
+        name="demo training",
+        model=find_model("tiny-llama"),
+        device="cpu",
+        dtype=DType.FP32,
+        sequence_length=128,
+        micro_batch_size=2,
+        global_batch_size=8,
+    )

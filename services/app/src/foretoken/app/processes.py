@@ -20,7 +20,7 @@ _STOP_TIMEOUT_S = 15.0
 _NEEDS: Mapping[str, Sequence[str]] = {
     "catalog": (),
     "predictor": ("catalog",),
-    "simulator": ("predictor",),
+    "simulator": ("predictor", "catalog"),
     "profiler": ("catalog",),
 }
 

@@ -52,7 +52,17 @@ def read_training_scenario(path: Path, overrides: Mapping[str, Any]) -> Training
 
     `module_times` and `calibration` may name files, relative to this one.
     """
-    return _build(TrainingScenario, read_yaml(path, "scenario"), overrides, path)
+    return build_training_scenario(read_yaml(path, "scenario"), overrides, path)
+
+
+def build_training_scenario(
+    content: dict[str, Any], overrides: Mapping[str, Any], path: Path
+) -> TrainingScenario:
+    """Return the scenario of a file's content; see `read_training_scenario`.
+
+    `path` need not exist: it names the scenario, and paths are relative to its folder.
+    """
+    return _build(TrainingScenario, content, overrides, path)
 
 
 def _build(cls: type[T], content: dict[str, Any], overrides: Mapping[str, Any], path: Path) -> T:

@@ -21,7 +21,7 @@ from foretoken.app.authentication import TokenCheck
 from foretoken.app.compose import Composition
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
 from foretoken.app.predictor_metrics import ObservedPredictor, PredictorMetrics
-from foretoken.app.telemetry import RequestMetrics
+from foretoken.app.request_metrics import RequestMetrics
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.serving import SERVER_OPTIONS
 

@@ -19,7 +19,8 @@ from foretoken.catalog.upkeep.backup import stream_backup
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
+from foretoken.domain.job_runner import JobProgress, JobRunner
+from foretoken.domain.job_service import RunsJobs
 from foretoken.domain.measurement import (
     ArrowStream,
     BatchReceipt,

@@ -15,7 +15,8 @@ from foretoken.domain.estimate import LatencyQuery, LatencyReply, OperatorTable
 from foretoken.domain.explanation import Explanation
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
+from foretoken.domain.job_runner import JobProgress, JobRunner
+from foretoken.domain.job_service import RunsJobs
 from foretoken.domain.measurement import MeasurementFilter
 from foretoken.domain.operator import find_operator
 from foretoken.domain.planning import PlanRequest, ProfilePlan

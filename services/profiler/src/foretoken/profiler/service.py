@@ -11,7 +11,8 @@ import torch
 from foretoken.domain.errors import DeviceNotPresentError, InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
+from foretoken.domain.job_runner import JobProgress, JobRunner
+from foretoken.domain.job_service import RunsJobs
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.profiling import (
     ClosureReport,

@@ -15,10 +15,12 @@ class SimulatorConfig:
     left unfinished go on then, and not when they are asked for again: both right for a service that
     stays, a waste for one command.
 
-    Up to `num_searches` serving searches run beside `num_workers` simulations and as many capacity
-    searches. They share `num_search_workers` processes (0: one for each core), or so many cores of
-    the Ray cluster at `ray_address` (empty: none), and get equal turns. A search of more than
-    `max_search_points` deployments or `max_finalists` simulated ones is refused.
+    Up to `num_searches` serving searches, and as many training searches, run beside `num_workers`
+    simulations and as many capacity searches. They share `num_search_workers` processes (0: one for
+    each core), or so many cores of the Ray cluster at `ray_address` (empty: none), and get equal
+    turns. A search of more than `max_search_points` deployments, `max_training_points` strategies
+    or `max_finalists` simulated ones is refused. The catalog, where there is one, keeps the newest
+    `max_kept_results` results (0: none).
     """
 
     state_folder: str
@@ -31,7 +33,9 @@ class SimulatorConfig:
     num_search_workers: int = 0
     ray_address: str = ""
     max_search_points: int = 1_000_000
+    max_training_points: int = 20_000_000
     max_finalists: int = 200
+    max_kept_results: int = 1000
 
     def __post_init__(self) -> None:
         """Refuse counts that cannot be."""
@@ -42,7 +46,9 @@ class SimulatorConfig:
             "num_searches": 1,
             "num_search_workers": 0,
             "max_search_points": 1,
+            "max_training_points": 1,
             "max_finalists": 0,
+            "max_kept_results": 0,
         }
         violations = [
             FieldViolation(name, f"must be at least {smallest}")

@@ -39,7 +39,7 @@ def chunk_ranks(scenario: TrainingScenario) -> tuple[RankContext, ...]:
     layout = scenario.layout
     rank = _first_rank(_padded_model(scenario), layout, scenario.device, scenario.topology)
     num_chunks = layout.pp * scenario.virtual_stages
-    layers = scenario.stage_layers or _even_layers(scenario.model.num_layers, num_chunks)
+    layers = scenario.stage_layers or even_layers(scenario.model.num_layers, num_chunks)
     return tuple(replace(rank, stage=stage, layers_by_stage=layers) for stage in range(len(layers)))
 
 
@@ -48,7 +48,8 @@ def _padded_model(scenario: TrainingScenario) -> ModelArchitecture:
     return replace(model, vocab=int(ceil_divide(model.vocab, rows)) * rows)
 
 
-def _even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
+def even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
+    """Return the layers of every chunk, the first ones with one more where they do not divide."""
     whole, rest = divmod(num_layers, num_chunks)
     return tuple(whole + (1 if chunk < rest else 0) for chunk in range(num_chunks))
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner, RunsJobs
-from foretoken.domain.ports import PredictorPort
+from foretoken.domain.job_runner import JobProgress, JobRunner
+from foretoken.domain.job_service import RunsJobs
+from foretoken.domain.ports import CatalogPort, PredictorPort
 from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
+from foretoken.domain.result import AnyReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.search import (
     CapacityReport,
@@ -28,12 +30,29 @@ from foretoken.domain.training_report import (
     TRAINING_TABLES,
     MemoryColumns,
     SpanColumns,
+    TrafficColumns,
     TrainingReport,
+)
+from foretoken.domain.training_run import (
+    TrainingMemoryReport,
+    TrainingRunReport,
+    TrainingRunRequest,
+)
+from foretoken.domain.training_search import (
+    StrategyFinalist,
+    TrainingSearchReport,
+    TrainingSearchRequest,
 )
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.job_tables import attach_tables, open_table
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
-from foretoken.simulator.search.jobs import CAPACITY_KIND, SERVING_KIND, SearchJobs
+from foretoken.simulator.results import ResultKeeper
+from foretoken.simulator.search.jobs import (
+    CAPACITY_KIND,
+    SERVING_KIND,
+    TRAINING_KIND,
+    SearchJobs,
+)
 from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.simulation import (
     SERVING_TABLES,
@@ -41,15 +60,25 @@ from foretoken.simulator.serving.simulation import (
     simulate_serving,
 )
 from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
+from foretoken.simulator.training.memory_plan import plan_memory
+from foretoken.simulator.training.run.plan import plan_training_run
 from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.step import simulate_training
 from foretoken.wire import ipc
 
 
 class SimulatorService(RunsJobs):
-    """Implements `SimulatorPort`. Call `open` before use."""
+    """Implements `SimulatorPort`. Call `open` before use.
 
-    def __init__(self, config: SimulatorConfig, predictor: PredictorPort) -> None:
+    Results go to the `catalog` as well, where there is one.
+    """
+
+    def __init__(
+        self,
+        config: SimulatorConfig,
+        predictor: PredictorPort,
+        catalog: CatalogPort | None = None,
+    ) -> None:
         jobs = JobRunner(
             Path(config.state_folder).expanduser(),
             num_workers=config.num_workers,
@@ -57,9 +86,14 @@ class SimulatorService(RunsJobs):
             num_workers_by_kind={
                 CAPACITY_KIND: config.num_workers,
                 SERVING_KIND: config.num_searches,
+                TRAINING_KIND: config.num_searches,
             },
+            on_success=self._keep_result,
         )
         super().__init__(jobs)
+        self._results: ResultKeeper | None = None
+        if catalog is not None and config.max_kept_results:
+            self._results = ResultKeeper(catalog, config.max_kept_results)
         self._config = config
         self._predictor = predictor
         self._surfaces = SurfaceCache(predictor, config.max_cached_surfaces)
@@ -159,10 +193,12 @@ class SimulatorService(RunsJobs):
             return report
         spans = open_table(self._jobs, job_id, "spans", TRAINING_TABLES).read_all()
         memory = open_table(self._jobs, job_id, "memory", TRAINING_TABLES).read_all()
+        traffic = open_table(self._jobs, job_id, "traffic", TRAINING_TABLES).read_all()
         return replace(
             report,
             spans=ipc.table_to_record(spans, SpanColumns),
             memory_timeline=ipc.table_to_record(memory, MemoryColumns),
+            traffic=ipc.table_to_record(traffic, TrafficColumns),
         )
 
     def read_training_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
@@ -182,15 +218,38 @@ class SimulatorService(RunsJobs):
         self, scenario: TrainingScenario, progress: JobProgress
     ) -> TrainingReport:
         report = simulate_training(scenario, self._predictor, progress)
-        records = dict(zip(TRAINING_TABLES, (report.spans, report.memory_timeline), strict=True))
+        columns = (report.spans, report.memory_timeline, report.traffic)
+        records = dict(zip(TRAINING_TABLES, columns, strict=True))
         tables = {name: ipc.record_to_table(record) for name, record in records.items()}
         attach_tables(tables, progress)
         return replace(
             report,
             spans=SpanColumns(),
             memory_timeline=MemoryColumns(),
+            traffic=TrafficColumns(),
             job_id=progress.job_id,
         )
+
+    def plan_training_memory(self, scenario: TrainingScenario) -> TrainingMemoryReport:
+        """Return what a strategy must hold on every stage.
+
+        Raises:
+            as `create_training_simulation`.
+
+        """
+        _check_hardware(scenario)
+        return plan_memory(scenario)
+
+    def plan_training_run(self, request: TrainingRunRequest) -> TrainingRunReport:
+        """Return what a whole run takes, failures, money and a target date included.
+
+        Raises:
+            UnknownPluginError: no dataset or price list of that name.
+            as `create_training_simulation`.
+
+        """
+        _check_hardware(request.scenario)
+        return plan_training_run(request, self._predictor)
 
     def create_capacity_search(self, request: CapacityRequest) -> Job:
         """Start looking for the highest rate at which a deployment meets targets.
@@ -231,6 +290,46 @@ class SimulatorService(RunsJobs):
 
         """
         return self._searches.read_table(job_id, table)
+
+    def create_training_search(self, request: TrainingSearchRequest) -> Job:
+        """Start looking for the best training strategies of a space.
+
+        Raises:
+            SearchTooLargeError: the space has more points than the service takes.
+            InvalidRequestError: the space cannot vary the scenario.
+            UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
+
+        """
+        return self._searches.create_training(request)
+
+    def get_training_search_report(self, job_id: str) -> TrainingSearchReport:
+        """Return the result of a finished training search, with its candidates."""
+        return self._searches.training_report(job_id)
+
+    def watch_training_search(self, job_id: str, first: int = 0) -> Iterator[StrategyFinalist]:
+        """Yield what the search has simulated, from the `first` on, until it ends."""
+        return self._searches.watch_training(job_id, first)
+
+    def read_training_search_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished training search: `candidates`.
+
+        Raises:
+            InvalidRequestError: no such table.
+
+        """
+        return self._searches.read_training_table(job_id, table)
+
+    def _keep_result(self, job: Job) -> None:
+        if self._results is None:
+            return
+        read: Mapping[str, Callable[[str], AnyReport]] = {
+            "serving": self.get_serving_report,
+            "training": self.get_training_report,
+            CAPACITY_KIND: self.get_capacity_report,
+            SERVING_KIND: self.get_serving_search_report,
+            TRAINING_KIND: self.get_training_search_report,
+        }
+        self._results.keep(job, read[job.kind](job.job_id))
 
 
 class SurfaceCache:

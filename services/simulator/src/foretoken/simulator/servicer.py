@@ -5,11 +5,20 @@ from collections.abc import Iterator
 import grpc
 
 from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
-from foretoken.api.types.v1 import job_pb2, measurement_pb2, report_pb2, search_pb2
+from foretoken.api.types.v1 import (
+    job_pb2,
+    measurement_pb2,
+    report_pb2,
+    search_pb2,
+    training_run_pb2,
+    training_search_pb2,
+)
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.ports import SimulatorPort
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.search import CapacityRequest, ServingSearchRequest
+from foretoken.domain.training_run import TrainingRunRequest
+from foretoken.domain.training_search import TrainingSearchRequest
 from foretoken.wire import codec, ipc
 from foretoken.wire.serving import JobRpcs, register_service
 
@@ -119,6 +128,58 @@ class SimulatorServicer(JobRpcs):
     ) -> Iterator[measurement_pb2.ArrowChunk]:
         """Stream one table of a finished serving search."""
         table = self._port.read_serving_search_table(request.job_id, request.table)
+        for chunk in ipc.write_chunks(table):
+            yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
+
+    def plan_training_memory(
+        self, request: simulator_pb2.PlanTrainingMemoryRequest, _context: grpc.ServicerContext
+    ) -> training_run_pb2.TrainingMemoryReport:
+        """Return what a training step must hold."""
+        if not request.HasField("scenario"):
+            raise InvalidRequestError.of_field("scenario", "must be set")
+        report = self._port.plan_training_memory(codec.decode(request.scenario, TrainingScenario))
+        return codec.encode(report, training_run_pb2.TrainingMemoryReport)
+
+    def plan_training_run(
+        self, request: simulator_pb2.PlanTrainingRunRequest, _context: grpc.ServicerContext
+    ) -> training_run_pb2.TrainingRunReport:
+        """Return what a whole training run takes."""
+        if not request.HasField("request"):
+            raise InvalidRequestError.of_field("request", "must be set")
+        report = self._port.plan_training_run(codec.decode(request.request, TrainingRunRequest))
+        return codec.encode(report, training_run_pb2.TrainingRunReport)
+
+    def create_training_search(
+        self, request: simulator_pb2.CreateTrainingSearchRequest, _context: grpc.ServicerContext
+    ) -> job_pb2.Job:
+        """Start looking for the best strategies of a space."""
+        if not request.HasField("request"):
+            raise InvalidRequestError.of_field("request", "must be set")
+        wanted = codec.decode(request.request, TrainingSearchRequest)
+        return codec.encode(self._port.create_training_search(wanted), job_pb2.Job)
+
+    def get_training_search_report(
+        self, request: simulator_pb2.GetTrainingSearchReportRequest, _context: grpc.ServicerContext
+    ) -> training_search_pb2.TrainingSearchReport:
+        """Return the result of a finished training search, without its candidates."""
+        report = self._port.get_training_search_report(request.job_id)
+        return codec.encode(report, training_search_pb2.TrainingSearchReport)
+
+    def watch_training_search(
+        self, request: simulator_pb2.WatchTrainingSearchRequest, context: grpc.ServicerContext
+    ) -> Iterator[training_search_pb2.StrategyFinalist]:
+        """Stream what a search has simulated until it ends."""
+        with self.watching():
+            for finalist in self._port.watch_training_search(request.job_id, request.first):
+                if not context.is_active():
+                    return
+                yield codec.encode(finalist, training_search_pb2.StrategyFinalist)
+
+    def read_training_search_table(
+        self, request: simulator_pb2.ReadTrainingSearchTableRequest, _context: grpc.ServicerContext
+    ) -> Iterator[measurement_pb2.ArrowChunk]:
+        """Stream one table of a finished training search."""
+        table = self._port.read_training_search_table(request.job_id, request.table)
         for chunk in ipc.write_chunks(table):
             yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
 

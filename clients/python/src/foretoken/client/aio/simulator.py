@@ -1,14 +1,19 @@
 """The simulator as a remote service, for asyncio."""
 
 import dataclasses
-from collections.abc import AsyncIterator
-from typing import Self
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Self
 
 import pyarrow as pa
 
 from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
 from foretoken.api.simulator.v1.simulator_service_pb2_grpc import SimulatorServiceStub
-from foretoken.api.types.v1 import scenario_pb2, search_pb2
+from foretoken.api.types.v1 import (
+    scenario_pb2,
+    search_pb2,
+    training_run_pb2,
+    training_search_pb2,
+)
 from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.aio.jobs import AsyncJobsClient
 from foretoken.client.channel import ChannelOptions
@@ -25,7 +30,23 @@ from foretoken.domain.search import (
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.training_report import MemoryColumns, SpanColumns, TrainingReport
+from foretoken.domain.training_report import (
+    MemoryColumns,
+    SpanColumns,
+    TrafficColumns,
+    TrainingReport,
+)
+from foretoken.domain.training_run import (
+    TrainingMemoryReport,
+    TrainingRunReport,
+    TrainingRunRequest,
+)
+from foretoken.domain.training_search import (
+    StrategyColumns,
+    StrategyFinalist,
+    TrainingSearchReport,
+    TrainingSearchRequest,
+)
 from foretoken.wire import codec, ipc
 
 
@@ -90,10 +111,12 @@ class AsyncSimulatorClient(AsyncJobsClient):
             return report
         spans = await self.read_training_table(job_id, "spans")
         memory = await self.read_training_table(job_id, "memory")
+        traffic = await self.read_training_table(job_id, "traffic")
         return dataclasses.replace(
             report,
             spans=ipc.table_to_record(spans, SpanColumns),
             memory_timeline=ipc.table_to_record(memory, MemoryColumns),
+            traffic=ipc.table_to_record(traffic, TrafficColumns),
         )
 
     async def read_training_table(self, job_id: str, table: str) -> pa.Table:
@@ -142,16 +165,77 @@ class AsyncSimulatorClient(AsyncJobsClient):
 
     async def watch_serving_search(self, job_id: str, first: int = 0) -> AsyncIterator[Finalist]:
         """Yield what the search has simulated; see `SimulatorClient.watch_serving_search`."""
+
+        def watch(first: int) -> AsyncIterator[Any]:
+            request = simulator_pb2.WatchServingSearchRequest(job_id=job_id, first=first)
+            return self._connection.stream(self._stub.WatchServingSearch, request)
+
+        async for message in self._follow(watch, first):
+            yield codec.decode(message, Finalist)
+
+    async def plan_training_memory(self, scenario: TrainingScenario) -> TrainingMemoryReport:
+        """Return what a strategy must hold on every stage."""
+        message = simulator_pb2.PlanTrainingMemoryRequest(
+            scenario=codec.encode(scenario, scenario_pb2.TrainingScenario)
+        )
+        answer = await self._connection.call(self._stub.PlanTrainingMemory, message)
+        return codec.decode(answer, TrainingMemoryReport)
+
+    async def plan_training_run(self, request: TrainingRunRequest) -> TrainingRunReport:
+        """Return what a whole run takes."""
+        message = simulator_pb2.PlanTrainingRunRequest(
+            request=codec.encode(request, training_run_pb2.TrainingRunRequest)
+        )
+        answer = await self._connection.call(self._stub.PlanTrainingRun, message)
+        return codec.decode(answer, TrainingRunReport)
+
+    async def create_training_search(self, request: TrainingSearchRequest) -> Job:
+        """Start looking for the best strategies of a space."""
+        message = simulator_pb2.CreateTrainingSearchRequest(
+            request=codec.encode(request, training_search_pb2.TrainingSearchRequest)
+        )
+        answer = await self._connection.call(self._stub.CreateTrainingSearch, message)
+        return codec.decode(answer, Job)
+
+    async def get_training_search_report(self, job_id: str) -> TrainingSearchReport:
+        """Return the result of a finished training search."""
+        request = simulator_pb2.GetTrainingSearchReportRequest(job_id=job_id)
+        answer = await self._connection.call(self._stub.GetTrainingSearchReport, request)
+        candidates = await self.read_training_search_table(job_id, "candidates")
+        return dataclasses.replace(
+            codec.decode(answer, TrainingSearchReport),
+            candidates=ipc.table_to_record(candidates, StrategyColumns),
+        )
+
+    async def read_training_search_table(self, job_id: str, table: str) -> pa.Table:
+        """Return a table of a finished training search."""
+        request = simulator_pb2.ReadTrainingSearchTableRequest(job_id=job_id, table=table)
+        chunks = self._connection.stream(self._stub.ReadTrainingSearchTable, request)
+        return ipc.read_chunks([chunk.arrow_ipc async for chunk in chunks])
+
+    async def watch_training_search(
+        self, job_id: str, first: int = 0
+    ) -> AsyncIterator[StrategyFinalist]:
+        """Yield what the search has simulated; see `SimulatorClient.watch_training_search`."""
+
+        def watch(first: int) -> AsyncIterator[Any]:
+            request = simulator_pb2.WatchTrainingSearchRequest(job_id=job_id, first=first)
+            return self._connection.stream(self._stub.WatchTrainingSearch, request)
+
+        async for message in self._follow(watch, first):
+            yield codec.decode(message, StrategyFinalist)
+
+    async def _follow(
+        self, watch: Callable[[int], AsyncIterator[Any]], first: int
+    ) -> AsyncIterator[Any]:
+        """Yield what a stream sends from the `first` on; where it breaks it is taken up again."""
         losses = LossCount(self._connection.options)
         while True:
-            request = simulator_pb2.WatchServingSearchRequest(job_id=job_id, first=first)
             try:
-                async for message in self._connection.stream(
-                    self._stub.WatchServingSearch, request
-                ):
+                async for message in watch(first):
                     losses.forget()
                     first += 1
-                    yield codec.decode(message, Finalist)
+                    yield message
             except (ServiceUnavailableError, QueueFullError) as err:
                 losses.add(err)
                 await self._sleep(losses.delay_s)

@@ -44,6 +44,13 @@ class TopologySpec:
         """Network ports of a node."""
         return self.ports_per_node or self.devices_per_node
 
+    @property
+    def port_bytes_per_s(self) -> float:
+        """What a device has of its node's network when all devices send at once."""
+        share = min(1.0, self.num_ports / self.devices_per_node)
+        link = self.inter_node
+        return link.bandwidth_bytes_per_s * share * (link.reached_ratio or 1.0)
+
     def link_between(self, num_nodes: int) -> Link:
         """Return the slowest link that a group over `num_nodes` nodes crosses."""
         return self.intra_node if num_nodes <= 1 else self.inter_node

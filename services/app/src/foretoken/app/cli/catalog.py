@@ -6,7 +6,12 @@ from typing import Annotated
 
 import typer
 
-from foretoken.app.cli import catalog_artifacts, catalog_snapshots, catalog_upkeep
+from foretoken.app.cli import (
+    catalog_artifacts,
+    catalog_plot,
+    catalog_snapshots,
+    catalog_upkeep,
+)
 from foretoken.app.cli.catalog_snapshots import Where, selection_of
 from foretoken.app.cli.state import (
     CliState,
@@ -28,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(catalog_snapshots.app, name="snapshots")
 app.command("artifacts")(catalog_artifacts.list_artifacts)
+app.command("plot")(catalog_plot.plot)
 app.command("sql")(catalog_upkeep.sql)
 app.command("check")(catalog_upkeep.check)
 app.command("backup")(catalog_upkeep.backup)

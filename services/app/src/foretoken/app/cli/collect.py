@@ -20,7 +20,6 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
-from foretoken.app.collect.recording import Collection, collect_run
 from foretoken.app.collect.target import Target
 from foretoken.app.config import process_environment
 from foretoken.app.scenario_file import read_serving_scenario
@@ -120,6 +119,9 @@ def collect(
     --num-requests 200 --input-tokens 1024 --output-tokens 256 --out run.json`
     """
     state = state_of(context)
+    # Its client takes long to import, and no other command needs it.
+    from foretoken.app.collect.recording import Collection, collect_run
+
     try:
         plan = _plan(scenario, load)
         collection = Collection(

@@ -7,12 +7,14 @@ from dataclasses import fields
 import typer
 
 from foretoken.app.cli.state import state_of
+from foretoken.domain.dataset import all_datasets
 from foretoken.domain.engine import all_engines
 from foretoken.domain.hardware.device import all_devices
 from foretoken.domain.hardware.topology import all_topologies
 from foretoken.domain.models.architecture import all_models
 from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.operator import all_operators
+from foretoken.domain.price import all_price_lists
 from foretoken.domain.trainer import TrainerProfile, all_trainers
 from foretoken.domain.units import GIB
 from foretoken.simulator.serving.autoscaling import all_autoscalers
@@ -182,6 +184,45 @@ def autoscalers(context: typer.Context) -> None:
     """List the autoscaling policies of a cluster, which choose how many replicas a pool has."""
     rows = [(name, _summary(policy)) for name, policy in all_autoscalers().items()]
     state_of(context).print_rows("Autoscaling policies", ("policy", "what"), rows)
+
+
+@app.command()
+def prices(context: typer.Context) -> None:
+    """List what devices cost by the hour: by which list, where it says so and since when."""
+    rows = [
+        (
+            listed.name,
+            price.device,
+            price.usd_per_hour or "-",
+            price.spot_usd_per_hour or "-",
+            price.region or "-",
+            price.product,
+            price.date,
+            price.source,
+        )
+        for listed in all_price_lists().values()
+        for price in listed.prices
+    ]
+    columns = ("list", "device", "USD/h", "spot", "region", "product", "date", "source")
+    state_of(context).print_rows("Prices of one device", columns, rows)
+
+
+@app.command()
+def datasets(context: typer.Context) -> None:
+    """List the training sets whose tokens are known."""
+    rows = [
+        (
+            dataset.name,
+            dataset.num_tokens / _GIGA,
+            dataset.tokenizer or "-",
+            dataset.date,
+            dataset.description,
+            dataset.source,
+        )
+        for dataset in all_datasets().values()
+    ]
+    columns = ("dataset", "tokens (1e9)", "counted by", "date", "what", "source")
+    state_of(context).print_rows("Datasets", columns, rows)
 
 
 def _summary(plugin: object) -> str:

@@ -9,12 +9,16 @@ from foretoken.app.cli import (
     calibrate,
     catalog,
     collect,
+    compare,
     demo,
+    generate,
     lists,
+    memory,
     models,
     plan,
     predict,
     profile,
+    results,
     search,
     serve,
     simulate,
@@ -23,7 +27,7 @@ from foretoken.app.cli import (
 )
 from foretoken.app.cli.state import CliState, fail, note, parse_assignments
 from foretoken.app.config import load_config, process_environment
-from foretoken.app.telemetry import configure_logging
+from foretoken.app.log_output import configure_logging
 from foretoken.domain.errors import ForetokenError
 
 # 128 and the number of SIGINT.
@@ -47,13 +51,17 @@ app.command("train")(train.train)
 app.add_typer(models.app, name="models")
 app.command("predict")(predict.predict)
 app.command("plan")(plan.plan)
+app.command("memory")(memory.memory)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(search.app, name="search")
+app.add_typer(generate.app, name="generate")
 app.add_typer(validate.app, name="validate")
 app.command("collect")(collect.collect)
 app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
+app.add_typer(results.app, name="results")
+app.command("compare")(compare.compare)
 app.add_typer(lists.app, name="list")
 lists.app.command("corrections")(calibrate.list_corrections)
 

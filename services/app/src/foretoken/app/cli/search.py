@@ -3,6 +3,7 @@
 import typer
 
 from foretoken.app.cli.search_capacity import capacity
+from foretoken.app.cli.search_internevo import internevo
 from foretoken.app.cli.search_serving import serving
 from foretoken.app.cli.search_training import training
 
@@ -13,3 +14,4 @@ app = typer.Typer(
 app.command()(serving)
 app.command()(capacity)
 app.command()(training)
+app.command()(internevo)

@@ -140,8 +140,11 @@ def _build_targets(targets: TargetOptions) -> ServingTargets:
     return ServingTargets(limits=limits, slo_attainment_ratio=targets.attainment)
 
 
-def capacity_table(title: str, report: CapacityReport, confidence_ratio: float) -> Table:
-    """Return the runs of a search, the rate it found, how sure it is and what limits it."""
+def capacity_table(title: str, report: CapacityReport, confidence_ratio: float = 0.0) -> Table:
+    """Return the runs of a search, the rate it found, how sure it is and what limits it.
+
+    A confidence of 0 is one that is not known.
+    """
     parts: list[Table | str] = []
     if report.probes:
         parts += [_probe_table(title, report.probes), ""]
@@ -170,10 +173,10 @@ def _answer_table(report: CapacityReport, confidence_ratio: float) -> Table:
     at_capacity = report.at_capacity
     rows: list[tuple[str, object]] = [("highest rate (requests/s)", report.capacity_rps)]
     if report.first_miss_rps:
-        percent = f"{confidence_ratio:.0%}".replace("%", " %")
+        percent = f"{confidence_ratio:.0%} ".replace("%", " %") if confidence_ratio else ""
         rows += [
             ("  missed at", report.first_miss_rps),
-            (f"  {percent} interval", _interval(report.low_rps, report.high_rps)),
+            (f"  {percent}interval", _interval(report.low_rps, report.high_rps)),
             (
                 "  of that by other requests alone",
                 _interval(report.sampling_low_rps, report.sampling_high_rps),

@@ -303,12 +303,12 @@ def _overrides(question: QuestionOptions, space: SpaceOptions) -> dict[str, Any]
     overrides: dict[str, Any] = {}
     if question.model:
         overrides["model"] = question.model
-    if devices := _split(space.devices):
+    if devices := split_list(space.devices):
         overrides["device"] = devices[0]
     for name, length in (("prefill", question.isl), ("decode", question.osl)):
         if length:
             overrides[f"workload.{name}"] = {"kind": "fixed", "mean": length}
-    if len(profiles := _split(space.profile)) == 1:
+    if len(profiles := split_list(space.profile)) == 1:
         overrides["engine.profile"] = profiles[0]
     return overrides | scenario_changes(question.change)
 
@@ -318,8 +318,8 @@ def _build_space(space: SpaceOptions) -> ServingSpace:
         raise InvalidRequestError.of_field(
             "--mode", f"{space.mode!r} is none of {', '.join(SERVING_MODES)}, both"
         )
-    devices, prices = _split(space.devices), _prices(space.price or [])
-    _check_prices(prices, devices)
+    devices, prices = split_list(space.devices), parse_prices(space.price or [])
+    check_prices(prices, devices)
     return ServingSpace(
         devices=devices,
         usd_per_hour=prices,
@@ -330,11 +330,11 @@ def _build_space(space: SpaceOptions) -> ServingSpace:
         ep=_counts("--ep", space.ep),
         max_num_seqs=_counts("--batch", space.batch),
         max_num_batched_tokens=_counts("--chunk", space.chunk),
-        profiles=_split(space.profile),
+        profiles=split_list(space.profile),
         quantizations=tuple(
-            "" if word == _UNQUANTIZED else word for word in _split(space.quantization)
+            "" if word == _UNQUANTIZED else word for word in split_list(space.quantization)
         ),
-        routers=_split(space.router),
+        routers=split_list(space.router),
     )
 
 
@@ -347,14 +347,26 @@ def _limits(targets: TargetOptions) -> tuple[LatencyLimit, ...]:
     return (*means, *parse_limits(targets.limit or []))
 
 
-def _check_prices(prices: Mapping[str, float], devices: Sequence[str]) -> None:
+def check_prices(prices: Mapping[str, float], devices: Sequence[str]) -> None:
+    """Refuse prices of devices that are not among those searched, where these are named.
+
+    Raises:
+        InvalidRequestError: there are such.
+
+    """
     if unknown := [name for name in prices if devices and name not in devices]:
         raise InvalidRequestError.of_field(
             "--price", f"{', '.join(unknown)} is not searched: --devices has {', '.join(devices)}"
         )
 
 
-def _prices(words: Sequence[str]) -> dict[str, float]:
+def parse_prices(words: Sequence[str]) -> dict[str, float]:
+    """Return `h200_sxm=3.5` words as USD an hour by device.
+
+    Raises:
+        InvalidRequestError: a price is no number, or negative.
+
+    """
     prices: dict[str, float] = {}
     for device, text in parse_assignments(words).items():
         try:
@@ -372,5 +384,6 @@ def _counts(option: str, text: str) -> tuple[int, ...]:
     return parse_values(option, text) if text else ()
 
 
-def _split(text: str) -> tuple[str, ...]:
+def split_list(text: str) -> tuple[str, ...]:
+    """Return the words between commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -1,142 +1,202 @@
-"""`foretoken search training`: rank every layout of a training run."""
+"""`foretoken search training`: rank the strategies of a training run."""
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
+from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.search_training_options import (
+    ClusterOptions,
+    EffortOptions,
+    QuestionOptions,
+    SpaceOptions,
+    build_training_request,
+)
+from foretoken.app.cli.search_training_text import describe_finalist, report_table
 from foretoken.app.cli.state import (
-    build_table,
+    check_output_path,
     note,
     open_composition,
-    scenario_changes,
     show_progress,
     state_of,
 )
-from foretoken.app.scenario_file import read_training_scenario
-from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import Feasibility
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import MemoryColumns, SpanColumns, TrainingReport
-from foretoken.domain.units import GIB
-from foretoken.simulator.search.space import training_space
+from foretoken.app.cli.table_file import check_table_path, write_table
+from foretoken.app.cli.training_launch import GenerateOptions, launch_best
+from foretoken.client.facade import wait_for_job
+from foretoken.domain.errors import ForetokenError
+from foretoken.domain.job import Job
+from foretoken.domain.ports import SimulatorPort
+from foretoken.domain.training_report import MemoryColumns, SpanColumns
+from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.simulator.report.training_search_rows import describe_search
+from foretoken.simulator.search.placement.export import check_fasop_path, write_fasop
+from foretoken.wire.ipc import record_to_table
+
+_RESULTS = "Results"
+# A stream of finalists ends with its job; what is late is in the report all the same.
+_LAST_FINALIST_S = 5.0
 
 
-def training(
+def _check_table(path: Path | None) -> Path | None:
+    return None if path is None else check_table_path(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """Where results go."""
+
+    top: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="How many layouts to print, each with its best strategy.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = 10
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page",
+            "--out",
+            help="Write a page with pictures here (HTML, one file).",
+            callback=check_output_path,
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the listed strategies here, best first, as .csv, .jsonl or .parquet.",
+            callback=_check_table,
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None
+    fasop: Annotated[
+        Path | None,
+        typer.Option(
+            "--fasop",
+            "--fasop-csv",
+            help="Write them with the columns of FASOP here, as .csv or .jsonl.",
+            callback=check_output_path,
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None
+
+
+@with_option_groups
+def training(  # noqa: PLR0913, PLR0917 - groups of options
     context: typer.Context,
+    question: QuestionOptions,
+    cluster: ClusterOptions,
+    space: SpaceOptions,
+    effort: EffortOptions,
+    results: ResultOptions,
+    generated: GenerateOptions,
     scenario: Annotated[
-        Path, typer.Argument(help="Scenario file (YAML); of its layout cp and ep are kept.")
-    ],
-    devices: Annotated[int, typer.Option(min=1, help="Devices to train on.")] = 8,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one key of the scenario: `zero_stage=1`. Repeatable."),
+        Path | None,
+        typer.Argument(help="Scenario file (YAML): model, device, trainer. Or options."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many to show.")] = 20,
 ) -> None:
-    """Simulate every tp x pp x dp, micro batch size and recompute mode; rank by step time.
+    """Find the best way to train a model on a cluster: every strategy counted.
 
-    Strategies that cannot run or do not fit are counted, with the reasons.
+    Every split over tensor, pipeline, data, context and expert parallelism, every micro batch,
+    ZeRO stage, overlap and recomputation is checked, answered in closed form and ranked; the best
+    are simulated event by event. Equal ranks are ties: the estimates' error cannot tell them apart.
+    What cannot run or has not the memory is counted by its reason.
 
-    Example: `foretoken search training docs/examples/training.yaml --devices 8 --top 5`
+    - 128 GPUs for Llama 2 7B with 4 Mi tokens a step: `foretoken search training --model
+    llama-2-7b --gpus 128 --device a100_sxm_80 --global-batch-tokens 4194304 --page report.html`
+
+    - Only some of the space: `... --vary tp=1,2,4,8 --vary zero_stage=1 --vary recompute=none`
+
+    - The cheapest cluster: `... --devices h100_sxm,a100_sxm_80 --gpus 64:512 --price h100_sxm=2.5
+    --price a100_sxm_80=1.4 --objective cost`
+
+    - GPUs of two types: `... --nodes a100_sxm_80=8x8 --nodes h100_sxm=4x8 --partition dynamic`
+
+    - From the answer to a job: `... --generate launch --framework megatron-core`
+
+    - A scenario of your own: `foretoken search training docs/examples/training.yaml --sensitivity`
+
+    Ctrl-C cancels the search. After a crash the same command goes on where it was. A search that a
+    service runs goes on without its watcher: `--job NAME` watches it again.
     """
     state = state_of(context)
     with open_composition(state) as services:
-        resolved = read_training_scenario(scenario, scenario_changes(change))
-        foretoken = services.foretoken("simulator")
-        candidates = tuple(training_space(resolved, devices))
-        if not candidates:
-            reason = (
-                f"no layout of {devices} devices has cp {resolved.layout.cp} and divides the"
-                f" global batch size, {resolved.global_batch_size}"
-            )
-            raise InvalidRequestError.of_field("--devices", reason)
-        found = _simulate_training(candidates, foretoken.simulate_training)
-        fitting = [item for item in found if item[1].feasibility.is_feasible]
-        fitting.sort(key=lambda item: item[1].step_time_ms)
-        note(f"{len(found)} strategies: {len(fitting)} fit, {len(found) - len(fitting)} do not")
-        for kind, count in Counter(_kind_of(report) for _, report in found).most_common():
-            if kind:
-                note(f"  {count} x {kind}")
-        if not fitting:
-            _tell_closest(found)
-        best = {name: _without_columns(report) for name, report in fitting[:top]}
-        title = f"{resolved.model.name} on {devices} {resolved.device}"
-        state.print_object(best, lambda: _training_table(title, best))
-
-
-def _simulate_training(
-    candidates: Sequence[TrainingScenario], simulate: Callable[[TrainingScenario], TrainingReport]
-) -> list[tuple[str, TrainingReport]]:
-    """Return a report of every candidate; of those that are refused, the reason.
-
-    Raises:
-        InvalidRequestError: every candidate is refused, so it is the scenario.
-
-    """
-    refusals: list[InvalidRequestError] = []
-
-    def simulate_or_refuse(candidate: TrainingScenario) -> TrainingReport:
-        try:
-            return simulate(candidate)
-        except InvalidRequestError as err:
-            refusals.append(err)
-            return TrainingReport(feasibility=Feasibility(is_feasible=False, reason=err.message))
-
-    found = list(_evaluate(candidates, simulate_or_refuse))
-    if len(refusals) == len(found):
-        raise refusals[0]
-    return found
-
-
-def _kind_of(report: TrainingReport) -> str:
-    """Return a reason without its numbers and advice, which differ by strategy."""
-    reason, _, _ = report.feasibility.reason.partition("; what would help")
-    return re.sub(r"\d[\d.]*", "_", reason)
-
-
-def _tell_closest(found: Sequence[tuple[str, TrainingReport]]) -> None:
-    """Say which strategy lacks the least memory, and what would help it."""
-    measured = [item for item in found if item[1].memory]
-    if measured:
-        name, report = max(
-            measured, key=lambda item: min(stage.margin_bytes for stage in item[1].memory)
+        generated.check(has_finalists=effort.finalists > 0 or bool(effort.job))
+        num_tokens = question.num_tokens
+        if results.fasop is not None:
+            check_fasop_path(results.fasop)
+        simulator = services.simulator
+        if effort.job:
+            job = simulator.get_job(effort.job)
+        else:
+            request = build_training_request(scenario, question, cluster, space, effort)
+            job = simulator.create_training_search(request)
+            goes_on = " goes on where it was left" if job.progress_ratio > 0 else ""
+            note(f"search {job.job_id}{goes_on}; Ctrl-C cancels it")
+        report = _watch(simulator, job)
+        title = describe_search(report)
+        state.print_object(
+            _without_columns(report),
+            lambda: report_table(title, report, results.top, num_tokens),
         )
-        note(f"closest is {name}: {report.feasibility.reason}")
+        _write(report, title, results, num_tokens)
+        launch_best(report, generated)
 
 
-def _without_columns(report: TrainingReport) -> TrainingReport:
-    """Return a report without its spans and its memory over time, which are long."""
-    return replace(report, spans=SpanColumns(), memory_timeline=MemoryColumns())
+def _watch(simulator: SimulatorPort, job: Job) -> TrainingSearchReport:
+    """Return the report once the job has ended; tell of every finalist as soon as it is there."""
+    with show_progress("search") as update, _told_finalists(simulator, job.job_id):
+        wait_for_job(simulator, job, update)
+    return simulator.get_training_search_report(job.job_id)
 
 
-def _training_table(title: str, reports: Mapping[str, TrainingReport]) -> Table:
-    columns = ("strategy", "step (ms)", "low", "high", "MFU", "tokens/s per device")
-    rows = [
-        (
-            name,
-            report.step_time_ms,
-            report.step_time_low_ms,
-            report.step_time_high_ms,
-            f"{report.mfu_ratio:.1%}",
-            report.tokens_per_s_per_gpu,
-            max(stage.reserved_bytes for stage in report.memory) / GIB,
+@contextmanager
+def _told_finalists(simulator: SimulatorPort, job_id: str) -> Iterator[None]:
+    def tell() -> None:
+        # What ends the search is said by whoever waits for it.
+        with suppress(ForetokenError):
+            for finalist in simulator.watch_training_search(job_id):
+                note(describe_finalist(finalist))
+
+    teller = Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        teller.join(_LAST_FINALIST_S)
+
+
+def _write(
+    report: TrainingSearchReport, title: str, results: ResultOptions, num_tokens: float
+) -> None:
+    if results.export is not None:
+        write_table(record_to_table(report.candidates), results.export)
+        note(f"{len(report.candidates.name):,} strategies written to {results.export}")
+    if results.fasop is not None:
+        write_fasop(report, results.fasop, num_tokens)
+        note(f"{len(report.candidates.name):,} strategies written to {results.fasop}")
+    if results.page is not None:
+        from foretoken.simulator.report.page import render_page, training_search_sections
+
+        page = render_page(title, training_search_sections(report, num_tokens))
+        results.page.write_text(page, encoding="utf-8")
+        note(f"page written to {results.page}")
+
+
+def _without_columns(report: TrainingSearchReport) -> TrainingSearchReport:
+    """Return a report without the spans and the memory over time of its finalists."""
+    finalists = tuple(
+        replace(
+            finalist,
+            report=replace(finalist.report, spans=SpanColumns(), memory_timeline=MemoryColumns()),
         )
-        for name, report in reports.items()
-    ]
-    return build_table(title, (*columns, "reserved (GiB)"), rows)
-
-
-def _evaluate(
-    candidates: Sequence[TrainingScenario],
-    simulate: Callable[[TrainingScenario], TrainingReport],
-) -> Iterator[tuple[str, TrainingReport]]:
-    with show_progress(f"simulate {len(candidates)} candidates") as bar:
-        for index, candidate in enumerate(candidates):
-            bar.set(index / len(candidates), candidate.name)
-            yield candidate.name, simulate(candidate)
+        for finalist in report.finalists
+    )
+    return replace(report, finalists=finalists)

@@ -7,7 +7,6 @@ import typer
 
 from foretoken.app.cli.state import fail, state_of
 from foretoken.app.config import SERVICES
-from foretoken.app.serve import serve_until_stopped
 from foretoken.domain.errors import ForetokenError
 
 
@@ -28,6 +27,9 @@ def serve(
     Services not named here are found by the endpoints in the configuration:
     `foretoken --endpoint catalog=dns:///catalog:50051 serve predictor`
     """
+    # Metrics, health and reflection, which no other command needs.
+    from foretoken.app.serve import serve_until_stopped
+
     state = state_of(context)
     given = {"host": host, "port": port, "metrics_port": metrics_port}
     overrides = {key: value for key, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""`foretoken simulate`: evaluate a serving deployment or a training step."""
+"""`foretoken simulate`: evaluate a serving deployment, a training step or a whole run."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.simulate_run import run
 from foretoken.app.cli.simulate_training import training
 from foretoken.app.cli.state import (
     build_table,
@@ -28,8 +29,11 @@ from foretoken.domain.report import PoolReport, ServingReport, describe_shares
 from foretoken.domain.scenario import ServingScenario
 from foretoken.wire.arrow import read_table
 
-app = typer.Typer(help="Evaluate a serving deployment or a training step.", no_args_is_help=True)
+app = typer.Typer(
+    help="Evaluate a serving deployment, a training step or a whole run.", no_args_is_help=True
+)
 app.command()(training)
+app.command()(run)
 
 _TABLES = ("requests", "steps", "series")
 

@@ -24,6 +24,7 @@ from foretoken.app.cli.table_file import table_paths, write_table
 from foretoken.app.scenario_file import read_training_scenario
 from foretoken.client.facade import Foretoken
 from foretoken.domain.report import describe_shares
+from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TRAINING_TABLES, StageMemory, TrainingReport
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.simulator.report.training_remarks import list_remarks
@@ -37,7 +38,7 @@ _MAX_STAGES = 16
 _LEAST_SHARE = 0.001
 
 
-def training(
+def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
     context: typer.Context,
     scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
     change: Annotated[
@@ -51,7 +52,8 @@ def training(
     table: Annotated[
         list[str] | None,
         typer.Option(
-            help="Write a table here, as .parquet or .csv: `spans=FILE`, `memory=FILE`. Repeatable."
+            help="Write a table here, as .parquet or .csv: `spans=FILE`, `memory=FILE`,"
+            " `traffic=FILE`. Repeatable."
         ),
     ] = None,
     trace: Annotated[
@@ -60,12 +62,20 @@ def training(
             help="Write the pipeline as a Chrome/Perfetto trace here.", callback=check_output_path
         ),
     ] = None,
+    heat_map: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a heat map here of what devices send to each other, as .png, .svg or .pdf.",
+            callback=check_output_path,
+        ),
+    ] = None,
 ) -> None:
     """Simulate one optimizer step: its time and where it goes, its memory, how far to trust it.
 
     Prints the step with its interval and its spread over steps, tokens per second, MFU and HFU, the
     bubble, the communication nothing hides, and the memory of every stage. The tables have what
-    every stage does when (`spans`) and what it holds over the step (`memory`).
+    every stage does when (`spans`), what it holds over the step (`memory`) and what devices send
+    to each other (`traffic`).
 
     Example: `foretoken simulate training docs/examples/training.yaml --html step.html --trace
     step.json`
@@ -80,16 +90,33 @@ def training(
         state.print_object(report, lambda: training_table(resolved.name, report))
         _write_tables(foretoken, report, tables)
         if html is not None:
-            from foretoken.simulator.report.page import render_page, training_sections
-
-            title = f"{resolved.model.name} on {resolved.layout.num_devices} {resolved.device}"
-            html.write_text(render_page(title, training_sections(report)), encoding="utf-8")
-            note(f"page written to {html}")
+            _write_page(html, resolved, report)
+        if heat_map is not None:
+            _write_heat_map(heat_map, report)
         if trace is not None:
-            from foretoken.simulator.report.trace import chrome_trace
+            _write_trace(trace, report)
 
-            trace.write_text(json.dumps(chrome_trace(report)), encoding="utf-8")
-            note(f"trace written to {trace}; open it in https://ui.perfetto.dev")
+
+def _write_page(path: Path, scenario: TrainingScenario, report: TrainingReport) -> None:
+    from foretoken.simulator.report.page import render_page, training_sections
+
+    title = f"{scenario.model.name} on {scenario.layout.num_devices} {scenario.device}"
+    path.write_text(render_page(title, training_sections(report)), encoding="utf-8")
+    note(f"page written to {path}")
+
+
+def _write_heat_map(path: Path, report: TrainingReport) -> None:
+    from foretoken.simulator.report.rank_traffic import write_traffic_figure
+
+    write_traffic_figure(path, report)
+    note(f"heat map written to {path}")
+
+
+def _write_trace(path: Path, report: TrainingReport) -> None:
+    from foretoken.simulator.report.trace import chrome_trace
+
+    path.write_text(json.dumps(chrome_trace(report)), encoding="utf-8")
+    note(f"trace written to {path}; open it in https://ui.perfetto.dev")
 
 
 def _write_tables(foretoken: Foretoken, report: TrainingReport, paths: Mapping[str, Path]) -> None:

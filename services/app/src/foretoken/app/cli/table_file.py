@@ -1,5 +1,6 @@
 """Arrow tables written to the files users name, by the file's ending."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,9 +19,16 @@ def _write_csv(table: pa.Table, path: str) -> None:
     csv.write_csv(table, path)
 
 
+def _write_jsonl(table: pa.Table, path: str) -> None:
+    with Path(path).open("w", encoding="utf-8") as file:
+        for batch in table.to_batches():
+            file.writelines(json.dumps(row) + "\n" for row in batch.to_pylist())
+
+
 _WRITERS: Mapping[str, Callable[[pa.Table, str], None]] = {
     ".parquet": _write_parquet,
     ".csv": _write_csv,
+    ".jsonl": _write_jsonl,
 }
 
 
@@ -28,11 +36,11 @@ def check_table_path(path: Path) -> Path:
     """Return the path of a table to write, refused where its ending or folder cannot be used.
 
     Raises:
-        typer.BadParameter: it ends in neither .parquet nor .csv, or cannot be written.
+        typer.BadParameter: it has none of the endings that can be written, or cannot be written.
 
     """
     if path.suffix not in _WRITERS:
-        raise typer.BadParameter(f"{path} must end in {' or '.join(_WRITERS)}")
+        raise typer.BadParameter(f"{path} must end in {', '.join(_WRITERS)}")
     check_output_path(path)
     return path
 

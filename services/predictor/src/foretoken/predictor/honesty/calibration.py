@@ -57,11 +57,6 @@ class HeldOutErrors:
     group: IntColumn
     fold: IntColumn
 
-    @property
-    def absolute_ratio(self) -> FloatColumn:
-        """Error of the estimate over the truth."""
-        return np.abs(np.expm1(-self.error_log))
-
     def take(self, chosen: npt.NDArray[np.bool_]) -> "HeldOutErrors":
         """Return some of the points."""
         return HeldOutErrors(

@@ -1,6 +1,5 @@
 """Build a Hugging Face model with random weights from its configuration alone."""
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,17 +10,9 @@ import torch
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.hf_config import architecture_of_hf_config
+from foretoken.profiler.config_json import read_config_json, switch_off_dropout
 
 _LAYER_KEYS = ("num_hidden_layers", "n_layer")
-# What says how a checkpoint was stored and has no bearing on a model with random weights.
-_STORAGE_KEYS = ("architectures", "auto_map", "dtype", "quantization_config", "torch_dtype")
-_DROPOUTS = (
-    "attention_dropout",
-    "attn_pdrop",
-    "embd_pdrop",
-    "hidden_dropout",
-    "resid_pdrop",
-)
 _ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function")
 _ATTENTION = "sdpa"
 
@@ -58,13 +49,7 @@ def read_config(config_json: str, name: str, num_layers: int = 0) -> Mapping[str
         InvalidRequestError: it is no JSON object, or has fewer layers.
 
     """
-    try:
-        content = json.loads(config_json)
-    except ValueError as err:
-        raise InvalidRequestError.of_field("config_json", f"is not JSON: {err}") from err
-    if not isinstance(content, dict):
-        raise InvalidRequestError.of_field("config_json", "holds no JSON object")
-    content = {key: value for key, value in content.items() if key not in _STORAGE_KEYS}
+    content = read_config_json(config_json)
     if num_layers:
         _shorten(content, name, num_layers)
     return content
@@ -92,9 +77,7 @@ def build_model(
     model_type = str(facts.pop("model_type"))
     try:
         config = AutoConfig.for_model(model_type, **facts)
-        for key in _DROPOUTS:
-            if hasattr(config, key):
-                setattr(config, key, 0.0)
+        switch_off_dropout(config)
         with torch.device(device):
             module = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=_ATTENTION

@@ -1,29 +1,13 @@
 """What a `config.json` says, as a configuration that transformers builds models from."""
 
 import copy
-import json
 import logging
 from typing import Any
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.profiling import GraphRequest
+from foretoken.profiler.config_json import read_config_json, switch_off_dropout
 from foretoken.profiler.kernel import PLAIN_DTYPES
-
-# What says how a checkpoint was stored, or would have code fetched: neither has a bearing on a
-# model with random weights.
-_LEFT_OUT = (
-    "_attn_implementation",
-    "_name_or_path",
-    "architectures",
-    "attn_implementation",
-    "auto_map",
-    "dtype",
-    "quantization_config",
-    "torch_dtype",
-    "transformers_version",
-)
-_DROPOUTS = ("attention_dropout", "attn_pdrop", "dropout", "embd_pdrop", "hidden_dropout")
-_MORE_DROPOUTS = ("resid_pdrop", "layerdrop")
 
 
 def read_model_config(request: GraphRequest) -> Any:
@@ -35,7 +19,7 @@ def read_model_config(request: GraphRequest) -> Any:
 
     """
     _check_request(request)
-    content = _read_content(request.config_json)
+    content = read_config_json(request.config_json)
     model_type = content.pop("model_type", None)
     try:
         import transformers
@@ -58,9 +42,7 @@ def read_model_config(request: GraphRequest) -> Any:
         raise InvalidRequestError.of_field("config_json", f"{request.model}: {err}") from err
     if type(config) not in transformers.AutoModelForCausalLM._model_mapping:  # noqa: SLF001
         raise InvalidRequestError.of_field("config_json", f"{model_type} is no causal LM")
-    for name in (*_DROPOUTS, *_MORE_DROPOUTS):
-        if isinstance(getattr(config, name, None), float):
-            setattr(config, name, 0.0)
+    switch_off_dropout(config)
     config.use_cache = False
     num_layers = count_layers(config)
     if request.num_layers > num_layers:
@@ -120,13 +102,3 @@ def _check_request(request: GraphRequest) -> None:
         violations.append(FieldViolation("time_cap_s", "must not be negative"))
     if violations:
         raise InvalidRequestError.of_violations(violations, "graph profile")
-
-
-def _read_content(config_json: str) -> dict[str, Any]:
-    try:
-        content = json.loads(config_json)
-    except ValueError as err:
-        raise InvalidRequestError.of_field("config_json", f"is not JSON: {err}") from err
-    if not isinstance(content, dict):
-        raise InvalidRequestError.of_field("config_json", "holds no JSON object")
-    return {key: value for key, value in content.items() if key not in _LEFT_OUT}

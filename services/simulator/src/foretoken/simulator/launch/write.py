@@ -1,26 +1,23 @@
 """Write the files that start a deployment and measure it."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from foretoken.domain import schema
 from foretoken.domain.cluster import ReplicaPool
 from foretoken.domain.engine import EngineProfile
-from foretoken.domain.errors import (
-    InvalidRequestError,
-    UnknownModelError,
-    UnknownPluginError,
-)
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
-from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.scenario import ServingScenario
+from foretoken.simulator.launch.generated_file import (
+    dump_manifests,
+    render_scenario,
+    write_files,
+)
 from foretoken.simulator.launch.manifests import (
     PART,
     Manifest,
@@ -80,19 +77,12 @@ def write_deployment(
     collect = _collect(engine, pools[0].model_id, entry)
     scenario_text = render_scenario(scenario)
     files["scenario.yaml"] = scenario_text
-    files["measure.yaml"] = _dump(
+    files["measure.yaml"] = dump_manifests(
         measurement_manifests(scenario_text, collect, options.measure_image)
     )
     started = [*launches, *([router] if router else [])]
     files["README.md"] = _describe(scenario, started, entry, options.measure_image)
-    return _write(folder, files)
-
-
-def render_scenario(scenario: ServingScenario) -> str:
-    """Return a scenario as YAML that `foretoken simulate serving` reads, without its defaults."""
-    # A file's own name would stand for a name that is not written.
-    content = {"name": scenario.name, **_changed(scenario)}
-    return yaml.safe_dump(content, sort_keys=False, width=100)
+    return write_files(folder, files)
 
 
 def _find_pools(scenario: ServingScenario, options: LaunchOptions) -> list[LaunchPool]:
@@ -190,7 +180,7 @@ def _render(
     }
     return {
         "commands.sh": "\n".join(commands),
-        "deployment.yaml": _dump(manifests),
+        "deployment.yaml": dump_manifests(manifests),
         "kustomization.yaml": yaml.safe_dump(kustomization, sort_keys=False),
     }
 
@@ -269,49 +259,7 @@ def _shell(launch: Launch) -> str:
     return variables + " ".join(shlex.quote(word) for word in launch.command)
 
 
-def _write(folder: Path, files: Mapping[str, str]) -> tuple[Path, ...]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as err:
-        raise InvalidRequestError.of_field("folder", f"{folder}: {err.strerror}") from err
-    return tuple(folder / name for name in files)
-
-
-def _dump(manifests: Sequence[Manifest]) -> str:
-    # Through JSON, so that what appears twice is written twice and not referred to.
-    plain = json.loads(json.dumps(manifests))
-    return str(yaml.safe_dump_all(plain, sort_keys=False, width=100))
-
-
 def _dns_name(name: str) -> str:
     """Return a name that Kubernetes takes."""
     kept = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
     return kept.strip("-")[:40] or "server"
-
-
-def _is_preset(model: ModelArchitecture) -> bool:
-    try:
-        return find_model(model.name) == model
-    except UnknownModelError:
-        return False
-
-
-def _changed(value: Any) -> Any:
-    """Return plain data, of dataclasses only what differs from its default."""
-    if isinstance(value, ModelArchitecture) and _is_preset(value):
-        return value.name
-    if isinstance(value, tuple):
-        return [_changed(item) for item in value]
-    if not is_dataclass(value):
-        return schema.encode(value)
-    return {
-        item.name: _changed(getattr(value, item.name))
-        for item in fields(value)
-        if getattr(value, item.name) != _default_of(item)
-    }
-
-
-def _default_of(item: Field[Any]) -> Any:
-    return item.default if item.default_factory is MISSING else item.default_factory()

@@ -5,15 +5,21 @@ from collections.abc import Sequence
 from foretoken.page.html import render_sections
 from foretoken.page.section import Section
 from foretoken.simulator.report.capacity_sections import capacity_sections
+from foretoken.simulator.report.compare_sections import compare_sections
 from foretoken.simulator.report.search_sections import search_sections
 from foretoken.simulator.report.serving_sections import serving_sections
+from foretoken.simulator.report.training_run_sections import training_run_sections
+from foretoken.simulator.report.training_search_sections import training_search_sections
 from foretoken.simulator.report.training_sections import training_sections
 
 __all__ = [
     "capacity_sections",
+    "compare_sections",
     "render_page",
     "search_sections",
     "serving_sections",
+    "training_run_sections",
+    "training_search_sections",
     "training_sections",
 ]
 

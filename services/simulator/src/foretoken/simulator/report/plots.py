@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from foretoken.page.figure import GREY, INK, SERIES, STYLE, WIDTH_INCHES, figure_to_svg
+from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import text_color_on
 
 # A logarithmic axis pays once the values span this ratio.
@@ -153,15 +154,6 @@ def draw_ranked(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
         _finish_rows(axes, title, f"time ({unit})")
         return figure_to_svg(figure, slug)
-
-
-def format_number(value: float) -> str:
-    """Return a number with three significant digits and thousands separators."""
-    if value == 0:
-        return "0"
-    if abs(value) >= 100:  # noqa: PLR2004  three digits before the point need none after it
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 def _write_inside(axes: Any, x: float, y: float, text: str, background: str) -> None:

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from foretoken.page.figure import INK, STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.simulator.report.plots import format_number
+from foretoken.simulator.report.number_text import format_number
 
 _ROW_INCHES = 0.24
 _MOST_INCHES = 9.0

@@ -5,12 +5,12 @@ function takes plain numbers with their labels and units; none knows what they m
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from math import ceil, floor, isfinite, log10
 from typing import Literal
 
-from foretoken.simulator.report.plots import format_number
+from foretoken.simulator.report.number_text import format_number
 
 # In units of the picture, which a page scales to its width.
 _WIDTH = 1000.0
@@ -25,6 +25,9 @@ _LETTER_WIDTH = 6.4
 _NUM_TICKS = 7
 _MARGIN_RATIO = 1.06
 _LOG_MARGIN_RATIO = 1.25
+# Room below the lowest value on an axis that begins near it, of all that the values span; and the
+# least share of the highest that such an axis spans, or its numbers would look alike.
+_NEAR_MARGIN, _LEAST_SPAN = 0.06, 0.1
 # A logarithmic axis pays once the values span this ratio.
 _LOG_RATIO = 10.0
 # Width of a letter, and room between labels, above and below them.
@@ -60,7 +63,8 @@ class Scatter:
     """Points, a line through some (`front`), and a value of x that must not be passed (`limit`).
 
     `legend` gives what colours stand for; `hint` stands where details will. `may_be_log` lets y be
-    logarithmic if it spans much.
+    logarithmic if it spans much. With `is_near` the axes begin near the points and not at zero.
+    Each of `lines` is a colour and the points that a further line goes through.
     """
 
     title: str
@@ -70,8 +74,10 @@ class Scatter:
     legend: Sequence[tuple[str, str]] = ()
     front: Sequence[tuple[float, float]] = ()
     front_name: str = "Pareto front"
+    lines: Sequence[tuple[str, Sequence[tuple[float, float]]]] = ()
     limit: tuple[float, str] | None = None
     may_be_log: bool = False
+    is_near: bool = False
     hint: str = "Point at a mark, or tap it, for its details and its interval."
 
 
@@ -102,7 +108,8 @@ class _Scale:
             values = [factor * 10.0**power for power in decades for factor in (1, 2, 5)]
             return [value for value in values if self.low <= value <= self.high]
         step = round_step((self.high - self.low) / _NUM_TICKS)
-        return [number * step for number in range(int(self.high / step + 1e-9) + 1)]
+        first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
+        return [number * step for number in range(first, last + 1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +134,12 @@ def draw_scatter(slug: str, plot: Scatter) -> str:
         x=_scale([mark.x for mark in marks] + limits, _LEFT, _WIDTH - _RIGHT),
         y=_scale([mark.y for mark in marks], _TOP + _HEIGHT, _TOP, may_be_log=plot.may_be_log),
     )
+    if plot.is_near:
+        frame = replace(
+            frame,
+            x=_come_near(frame.x, [mark.x for mark in marks] + limits),
+            y=_come_near(frame.y, [mark.y for mark in marks]),
+        )
     num_lines = max((len(mark.details) for mark in marks), default=1)
     details_top = frame.bottom + _AXIS + _LEGEND
     height = details_top + num_lines * _DETAIL_LINE + 8
@@ -144,6 +157,7 @@ def draw_scatter(slug: str, plot: Scatter) -> str:
         *_axes(frame, plot),
         *_limit(frame, plot),
         *_front(frame, plot),
+        *_lines(frame, plot),
         *_legend(frame, plot),
         (
             f'<text class="hint" x="{_LEFT:g}" y="{details_top + 11:.1f}" opacity="0.65">'
@@ -184,6 +198,15 @@ def _scale(
         low, high = lowest / _LOG_MARGIN_RATIO, highest * _LOG_MARGIN_RATIO
         return _Scale(low=low, high=high, start=start, end=end, is_log=True)
     return _Scale(low=0.0, high=highest, start=start, end=end, is_log=False)
+
+
+def _come_near(scale: _Scale, values: Sequence[float]) -> _Scale:
+    """Return a linear scale that begins a little below the values."""
+    if scale.is_log or not values:
+        return scale
+    lowest, highest = min(values), max(values)
+    low = min(lowest - _NEAR_MARGIN * (highest - lowest), (1 - _LEAST_SPAN) * highest)
+    return replace(scale, low=max(low, 0.0))
 
 
 def _axes(frame: _Frame, plot: Scatter) -> Iterator[str]:
@@ -244,6 +267,12 @@ def _front(frame: _Frame, plot: Scatter) -> Iterator[str]:
         f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.6"'
         ' stroke-opacity="0.75"/>'
     )
+
+
+def _lines(frame: _Frame, plot: Scatter) -> Iterator[str]:
+    for color, line in plot.lines:
+        points = " ".join(f"{frame.x.place(x):.1f},{frame.y.place(y):.1f}" for x, y in sorted(line))
+        yield f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.8"/>'
 
 
 def _legend(frame: _Frame, plot: Scatter) -> Iterator[str]:

@@ -1,10 +1,11 @@
 """The candidates of a search as rows, and how tables and pictures write them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
+from foretoken.domain.report import Columns
 from foretoken.domain.search import CandidateColumns, CapacityProbe, Finalist, LimitOutcome
 
 Row = Mapping[str, Any]
@@ -35,9 +36,19 @@ _VERDICT_NAMES = {
 
 def candidate_rows(columns: CandidateColumns) -> list[Row]:
     """Return a mapping per candidate, in order; numbers are plain, absent columns 0 or empty."""
-    names = [item.name for item in fields(columns)]
-    length = len(columns.name)
-    lists = {name: _plain(getattr(columns, name), name, length) for name in names}
+    return list_rows(columns, _WORDS)
+
+
+def list_rows(columns: Columns, words: Collection[str]) -> list[Row]:
+    """Return a mapping per entry of columns, those named in `words` being texts.
+
+    Numbers are plain; columns that are absent, where there is a `name`, are 0 or empty.
+    """
+    names = [item.name for item in fields(cast("Any", columns))]
+    length = len(getattr(columns, "name", ()))
+    lists = {
+        name: _plain(getattr(columns, name), "" if name in words else 0, length) for name in names
+    }
     return [{name: lists[name][index] for name in names} for index in range(length)]
 
 
@@ -49,9 +60,14 @@ def qualified_rows(columns: CandidateColumns) -> list[Row]:
 
 def best_of_layouts(ranked: Sequence[Row]) -> list[Row]:
     """Return the best row of each layout: those that differ in batches and counts alone are one."""
+    return first_of_each(ranked, _LAYOUT)
+
+
+def first_of_each(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """Return the first of all rows that are alike in these columns."""
     found: dict[tuple[Any, ...], Row] = {}
-    for row in ranked:
-        found.setdefault(tuple(row[name] for name in _LAYOUT), row)
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), row)
     return list(found.values())
 
 
@@ -162,7 +178,7 @@ def _pool(replicas: int, degrees: Mapping[str, int]) -> str:
     return f"{replicas:,} x {' '.join(shown)}"
 
 
-def _plain(column: Any, name: str, length: int) -> list[Any]:
+def _plain(column: Any, absent: str | int, length: int) -> list[Any]:
     if len(column) == 0:
-        return ["" if name in _WORDS else 0] * length
+        return [absent] * length
     return list(column.tolist()) if hasattr(column, "tolist") else list(column)

@@ -23,8 +23,8 @@ from foretoken.page.figure import (
     figure_to_svg,
     plain_text,
 )
+from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import text_color_on
-from foretoken.simulator.report.plots import format_number
 
 _LOG_RATIO = 40.0
 _PANELS_PER_ROW = 2
@@ -32,6 +32,8 @@ _PANEL_INCHES = 3.1
 _LEGEND_INCHES = 0.24
 _MAX_LEGEND_LETTERS = 100
 _LEGEND_LETTERS = 7
+# A smaller share would be written as none at all.
+_LEAST_SHARE = 0.0005
 _DASHES = (0, (4, 3))
 # Units of the crossing table, which a page scales to its width.
 _WIDTH = 1000.0
@@ -149,10 +151,18 @@ def _scale_axes(axes: Any, panel: CurvePanel, reach: Sequence[float]) -> None:
 
 
 def draw_counts(
-    slug: str, title: str, x_label: str, counts: Mapping[str, int], colors: Mapping[str, str]
+    slug: str,
+    title: str,
+    x_label: str,
+    counts: Mapping[str, int],
+    colors: Mapping[str, str],
+    total: int = 0,
 ) -> str:
-    """Draw one bar per name in the given order, each with its count and share beside it."""
-    total = sum(counts.values()) or 1
+    """Draw one bar per name in the given order, each with its count and share beside it.
+
+    Shares are of `total` (0: of their sum).
+    """
+    total = total or sum(counts.values()) or 1
     reach = max([*counts.values(), 1])
     with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 1.2 + 0.31 * len(counts)), layout="constrained")
@@ -160,7 +170,7 @@ def draw_counts(
         for row, (name, count) in enumerate(counts.items()):
             axes.barh(row, count, height=0.66, color=colors.get(name, GREY))
             axes.annotate(
-                f"{count:,} ({count / total:.1%})",
+                f"{count:,} ({_describe_share(count / total)})",
                 (count, row),
                 xytext=(5, 0),
                 textcoords="offset points",
@@ -173,6 +183,10 @@ def draw_counts(
         axes.set_title(title)
         axes.set_xlabel(x_label)
         return figure_to_svg(figure, slug)
+
+
+def _describe_share(share: float) -> str:
+    return "<0.1%" if 0 < share < _LEAST_SHARE else f"{share:.1%}"
 
 
 def draw_changes(slug: str, title: str, x_label: str, ratios: Mapping[str, float]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from foretoken.domain.search import Finalist, Sensitivity, ServingSearchReport
 from foretoken.page.figure import SERIES
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
-from foretoken.simulator.report.plots import format_number
+from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import (
     Row,
     best_of_layouts,
@@ -23,6 +23,7 @@ from foretoken.simulator.report.search_candidates import (
 )
 from foretoken.simulator.report.search_closest import find_closest
 from foretoken.simulator.report.search_fronts import fronts_section
+from foretoken.simulator.report.search_listing import request_sections
 from foretoken.simulator.report.search_plots import (
     Curve,
     CurvePanel,
@@ -352,51 +353,16 @@ def _configuration(report: ServingSearchReport) -> list[Section]:
     request = json.loads(report.request_json) if report.request_json else {}
     seed = request.get("scenario", {}).get("seed", 0)
     version = report.model_version or "no trained model"
-    sections = [
-        Section(
-            title="Request",
-            intro=(
-                f"Seed {seed}, predictor {version}. Saved as a file and given to `foretoken search"
-                " serving --request FILE`, it yields the same answer wherever it runs."
-            ),
-            listing=_listing(request),
-        )
-    ]
-    scenarios = [
-        json.loads(finalist.scenario_json)
-        for finalist in report.finalists
-        if finalist.scenario_json
-    ]
-    if scenarios:
-        sections.append(
-            Section(
-                title="Scenarios of the finalists",
-                intro=(
-                    "Each as it was simulated, in order of the table; one of them in a file is a "
-                    "scenario for `foretoken simulate serving`."
-                ),
-                listing=_listing(scenarios),
-            )
-        )
-    return sections
-
-
-def _listing(content: object) -> str:
-    return json.dumps(_shorten(content), indent=2, ensure_ascii=False)
-
-
-def _shorten(content: object) -> object:
-    """Return the content with an inlined trace shortened to its length."""
-    if isinstance(content, list):
-        return [_shorten(item) for item in content]
-    if not isinstance(content, dict):
-        return content
-    return {
-        key: f"{len(value)} requests, not shown"
-        if key == "trace_requests" and value
-        else _shorten(value)
-        for key, value in content.items()
-    }
+    intro = (
+        f"Seed {seed}, predictor {version}. Saved as a file and given to `foretoken search"
+        " serving --request FILE`, it yields the same answer wherever it runs."
+    )
+    return request_sections(
+        report.request_json,
+        intro,
+        [finalist.scenario_json for finalist in report.finalists],
+        "one of them in a file is a scenario for `foretoken simulate serving`.",
+    )
 
 
 def _interval(row: Row, low: str, high: str) -> str:

@@ -14,7 +14,8 @@ from foretoken.domain.report import (
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES, SKY, VERMILION
 from foretoken.page.section import DataTable, Picture, Section
-from foretoken.simulator.report.plots import Series, format_number
+from foretoken.simulator.report.number_text import format_number
+from foretoken.simulator.report.plots import Series
 from foretoken.simulator.report.replica_plots import (
     BarRow,
     LifeLine,

@@ -16,8 +16,9 @@ from foretoken.domain.report import (
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from foretoken.page.section import Cell, DataTable, Picture, Section
+from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import OF_SERVING_MEMORY, colors_of_loads
-from foretoken.simulator.report.plots import Series, draw_stacked_rows, format_number
+from foretoken.simulator.report.plots import Series, draw_stacked_rows
 from foretoken.simulator.report.serving_plots import (
     Bars,
     CumulativePanel,
@@ -32,7 +33,7 @@ Floats = NDArray[np.float64]
 # A picture of more steps shows no more and makes the page large.
 _MAX_INTERVALS = 600
 # (title, name, unit, ms of the unit)
-_DISTRIBUTIONS = (
+DISTRIBUTIONS = (
     ("Time to first token", "ttft_ms", "ms", 1.0),
     ("Inter-token latency, every token", "itl_ms", "ms", 1.0),
     ("Time per output token, every request", "tpot_ms", "ms", 1.0),
@@ -54,14 +55,14 @@ def label_load(report: ServingReport) -> str:
 def distributions(reports: Sequence[ServingReport]) -> Section:
     """Return the cumulative distributions of the latencies, with the objectives that all share."""
     panels = []
-    for title, name, unit, scale in _DISTRIBUTIONS:
+    for title, name, unit, scale in DISTRIBUTIONS:
         lines = [
             Series(label=label_load(report), color=color, values=values)
             for report, color in zip(reports, colors_of_loads(len(reports)), strict=True)
-            if (values := _quantiles(report, name, scale))
+            if (values := latency_quantiles(report, name, scale))
         ]
         if lines:
-            limit_ms = _limits(reports[-1]).get(name, 0.0)
+            limit_ms = slo_limits(reports[-1]).get(name, 0.0)
             panels.append(
                 CumulativePanel(
                     title=title,
@@ -80,7 +81,8 @@ def distributions(reports: Sequence[ServingReport]) -> Section:
     return Section(title="Distributions", pictures=[Picture(svg=svg, caption=caption)] * bool(svg))
 
 
-def _quantiles(report: ServingReport, name: str, scale: float) -> list[float]:
+def latency_quantiles(report: ServingReport, name: str, scale: float = 1.0) -> list[float]:
+    """Return a latency at `ITL_QUANTILES` in units of `scale` ms; empty where it is not known."""
     if name == "itl_ms":
         return [value / scale for value in report.itl_ms_quantiles]
     requests = report.requests
@@ -100,14 +102,15 @@ def _quantiles(report: ServingReport, name: str, scale: float) -> list[float]:
     return np.percentile(values, ITL_QUANTILES).tolist() if len(values) else []
 
 
-def _limits(report: ServingReport) -> Mapping[str, float]:
+def slo_limits(report: ServingReport) -> Mapping[str, float]:
+    """Return the objectives in ms of requests without a class, by latency; 0 is none."""
     scenario = json.loads(report.scenario_json) if report.scenario_json else {}
     return {name: value or 0.0 for name, value in scenario.get("slo", {}).items()}
 
 
 def timeline(report: ServingReport) -> Section:
     """Return a run second by second."""
-    times_s, width_s, columns = _thin_series(report.series)
+    times_s, width_s, columns = thin_series(report.series)
     svg = draw_tracks(
         "timeline",
         label_load(report),
@@ -176,7 +179,7 @@ def _tracks(
     return tracks
 
 
-def _thin_series(series: SeriesColumns) -> tuple[Floats, float, dict[str, Floats]]:
+def thin_series(series: SeriesColumns) -> tuple[Floats, float, dict[str, Floats]]:
     """Return a series in intervals that can be drawn: their starts, width in s, and columns."""
     starts = np.asarray(series.start_s, dtype=np.float64)
     width_s = float(starts[1] - starts[0]) if len(starts) > 1 else 1.0

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from foretoken.domain.report import ServingReport
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.section import DataTable, Section
-from foretoken.simulator.report.plots import format_number
+from foretoken.simulator.report.number_text import format_number
 
 _Cell = Callable[[ServingReport], str]
 
@@ -73,6 +73,8 @@ _CLUSTER: Sequence[tuple[str, _Cell]] = (
     ("replicas, mean", lambda r: format_number(sum(p.running_engines_mean for p in r.pools))),
     ("replica failures", lambda r: f"{sum(p.num_failures for p in r.pools):,}"),
     ("requests begun anew", _count("num_retries")),
+)
+_TRANSFERS: Sequence[tuple[str, _Cell]] = (
     ("KV transfer p50 (ms)", lambda r: format_number(r.transfer_ms.p50)),
     ("KV transfer p99 (ms)", lambda r: format_number(r.transfer_ms.p99)),
 )
@@ -90,6 +92,8 @@ def totals(reports: Sequence[ServingReport], labels: Sequence[str]) -> Section:
     rows = [(title, *(cell(report) for report in reports)) for title, cell in _TOTALS]
     if any(report.pools for report in reports):
         rows += [(title, *(cell(report) for report in reports)) for title, cell in _CLUSTER]
+    if any(_moves_caches(report) for report in reports):
+        rows += [(title, *(cell(report) for report in reports)) for title, cell in _TRANSFERS]
     if any(report.tokens_per_decode_mean != 1 for report in reports):
         decoded = (format_number(report.tokens_per_decode_mean) for report in reports)
         rows.append(("tokens of a decoding request in a step", *decoded))
@@ -113,7 +117,7 @@ def percentiles(report: ServingReport, label: str) -> Section:
     rows = []
     for title, name, scale in _PERCENTILES:
         summary = getattr(report, name)
-        if name == "transfer_ms" and not report.pools:
+        if name == "transfer_ms" and not _moves_caches(report):
             continue
         values = [getattr(summary, statistic) / scale for statistic in _STATISTICS]
         rows.append((title, *(format_number(value) for value in values)))
@@ -125,3 +129,8 @@ def percentiles(report: ServingReport, label: str) -> Section:
         ),
         table=DataTable(headers=("", *_STATISTICS), rows=rows),
     )
+
+
+def _moves_caches(report: ServingReport) -> bool:
+    """Whether requests are prefilled in one pool and decoded in another."""
+    return any(pool.role == "prefill" for pool in report.pools)

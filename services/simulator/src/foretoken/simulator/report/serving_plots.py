@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from foretoken.page.figure import BLUE, INK, STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.simulator.report.plots import Series, format_number
+from foretoken.simulator.report.number_text import format_number
+from foretoken.simulator.report.plots import Series
 
 # A logarithmic axis pays once the values span this ratio.
 _LOG_RATIO = 40.0
@@ -38,7 +39,10 @@ class CumulativePanel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Track:
-    """One row of curves over time; those of `is_area` are filled down to zero."""
+    """One row of curves over time; those of `is_area` are filled down to zero.
+
+    Values that are not numbers leave a gap. Without names there is no legend.
+    """
 
     y_label: str
     series: Sequence[Series]
@@ -137,7 +141,7 @@ def _draw_track(axes: Any, times_s: Sequence[float], track: Track) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     axes.grid(visible=True, axis="y")
     axes.set_ylabel(track.y_label)
-    if len(track.series) > 1:
+    if sum(bool(line.label) for line in track.series) > 1:
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.94), ncols=len(track.series))
 
 

@@ -8,14 +8,9 @@ from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, VERMILION
 from foretoken.page.section import Fact, Picture, Section
 from foretoken.simulator.report import serving_detail as detail
 from foretoken.simulator.report import serving_numbers as numbers
+from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import color_of_group, label_of_group
-from foretoken.simulator.report.plots import (
-    Panel,
-    Series,
-    draw_panels,
-    draw_stacked_rows,
-    format_number,
-)
+from foretoken.simulator.report.plots import Panel, Series, draw_panels, draw_stacked_rows
 from foretoken.simulator.report.provenance import (
     configuration_section,
     provenance_picture,

@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 from foretoken.domain.training_report import StageMemory, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.page.section import Cell, DataTable, Picture, Section
+from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import (
     OF_MEMORY,
     OF_STREAM,
     color_of_group,
     label_of_group,
 )
-from foretoken.simulator.report.plots import draw_ranked, draw_stacked_rows, format_number
+from foretoken.simulator.report.plots import draw_ranked, draw_stacked_rows
 from foretoken.simulator.report.provenance import provenance_picture
 from foretoken.simulator.report.span_plot import Window, draw_spans
 from foretoken.simulator.report.training_plots import Staircase, draw_staircases
@@ -164,7 +165,7 @@ def _axes(report: TrainingReport) -> Picture:
 
 def memory(report: TrainingReport) -> Section:
     """Return the peak of every stage by what holds it, and the memory over the step."""
-    parts = {stage.stage: _parts_gib(stage) for stage in report.memory}
+    parts = {stage.stage: parts_gib(stage) for stage in report.memory}
     device_gib = report.device_memory_bytes / GIB
     shown = pick_stages(list(parts), _MAX_BARS)
     rows = {f"stage {stage}": parts[stage] for stage in shown}
@@ -256,7 +257,8 @@ def _gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.2f}"
 
 
-def _parts_gib(stage: StageMemory) -> Mapping[str, float]:
+def parts_gib(stage: StageMemory) -> Mapping[str, float]:
+    """Return what occupies a device of a stage at its peak, in GiB by part."""
     return {name: getattr(stage, f"{name}_bytes") / GIB for name in OF_MEMORY}
 
 

@@ -11,8 +11,9 @@ from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report import training_detail as detail
-from foretoken.simulator.report.plots import format_number
+from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
+from foretoken.simulator.report.rank_traffic import traffic_section
 from foretoken.simulator.report.training_remarks import list_remarks
 
 # Steps longer than this are told in seconds.
@@ -44,6 +45,9 @@ def training_sections(report: TrainingReport) -> list[Section]:
         if len(report.spans.kind):
             sections.append(detail.pipeline(report))
         sections.append(detail.time(report))
+    traffic = traffic_section(report)
+    if traffic is not None:
+        sections.append(traffic)
     if report.memory:
         sections += [detail.memory(report), detail.memory_parts(report.memory)]
     if report.components:
@@ -53,7 +57,7 @@ def training_sections(report: TrainingReport) -> list[Section]:
         rows = [(text,) for text in remarks]
         table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
         sections.append(Section(title="Remarks", table=table))
-    return [*sections, _configuration(report.scenario_json)]
+    return [*sections, scenario_section(report.scenario_json)]
 
 
 def _overview(report: TrainingReport) -> Section:
@@ -142,7 +146,8 @@ def is_calibrated(report: TrainingReport) -> bool:
     return report.step_time_raw_ms > 0 and report.step_time_raw_ms != report.step_time_ms
 
 
-def _configuration(scenario_json: str) -> Section:
+def scenario_section(scenario_json: str) -> Section:
+    """Return the configuration of a training step: what matters of it first, then all."""
     whole = configuration_section(scenario_json)
     scenario: dict[str, Any] = json.loads(scenario_json) if scenario_json else {}
     rows = []

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 from foretoken.domain import schema
 from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.search import Finalist
+from foretoken.domain.training_search import StrategyFinalist
 from foretoken.simulator.search.executor import Executor, R, S, T
 from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.search.executors.observed import ObservedExecutor
@@ -21,6 +22,9 @@ _log = logging.getLogger(__name__)
 FINALISTS = "finalists"
 _JOURNAL = "journal"
 
+# What a search shows as it finds it: a deployment or a strategy that was simulated.
+Found = Finalist | StrategyFinalist
+
 
 class SearchContext(Protocol):
     """What a search may do beside computing."""
@@ -28,6 +32,10 @@ class SearchContext(Protocol):
     @property
     def num_workers(self) -> int:
         """Tasks that `run` does at once."""
+
+    @property
+    def worker_cpu_s(self) -> float:
+        """CPU time that other processes have spent for what `run` did."""
 
     def run(
         self, function: Callable[[T, S], R], items: Sequence[T], shared: S
@@ -51,7 +59,7 @@ class SearchContext(Protocol):
 
         """
 
-    def publish(self, finalist: Finalist) -> None:
+    def publish(self, finalist: Found) -> None:
         """Show a finalist to whoever watches; once for each candidate, also after a restart."""
 
 
@@ -97,6 +105,11 @@ class JobContext:
         """Tasks that `run` does at once."""
         return self._executor.num_workers
 
+    @property
+    def worker_cpu_s(self) -> float:
+        """CPU time that other processes have spent for what `run` did."""
+        return self._executor.worker_cpu_s
+
     def run(
         self, function: Callable[[T, S], R], items: Sequence[T], shared: S
     ) -> Iterator[tuple[int, R]]:
@@ -112,7 +125,7 @@ class JobContext:
         """Publish progress between 0 and 1."""
         self._progress.update(ratio, message)
 
-    def publish(self, finalist: Finalist) -> None:
+    def publish(self, finalist: Found) -> None:
         """Show a finalist to whoever watches."""
         self._progress.publish(FINALISTS, str(finalist.candidate), schema.encode(finalist))
 
@@ -124,14 +137,19 @@ class InlineContext:
     """
 
     def __init__(self, executor: Executor | None = None) -> None:
-        self._executor = executor or InlineExecutor()
-        self.finalists: list[Finalist] = []
+        self._executor = ObservedExecutor(executor or InlineExecutor(), SimulatorStatistics())
+        self.finalists: list[Found] = []
         self.progress: list[tuple[float, str]] = []
 
     @property
     def num_workers(self) -> int:
         """Tasks that `run` does at once."""
         return self._executor.num_workers
+
+    @property
+    def worker_cpu_s(self) -> float:
+        """CPU time that other processes have spent for what `run` did."""
+        return self._executor.worker_cpu_s
 
     def run(
         self, function: Callable[[T, S], R], items: Sequence[T], shared: S
@@ -143,7 +161,7 @@ class InlineContext:
         """Keep how far it is."""
         self.progress.append((ratio, message))
 
-    def publish(self, finalist: Finalist) -> None:
+    def publish(self, finalist: Found) -> None:
         """Keep a finalist, once for each candidate."""
         if all(known.candidate != finalist.candidate for known in self.finalists):
             self.finalists.append(finalist)

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -11,6 +11,7 @@ from foretoken.domain import schema
 from foretoken.domain.engine import find_engine
 from foretoken.domain.errors import InvalidRequestError, SearchTooLargeError
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job
 from foretoken.domain.job_runner import JobProgress, JobRunner, Resume, Work
 from foretoken.domain.ports import PredictorPort
@@ -22,6 +23,13 @@ from foretoken.domain.search import (
     ServingSearchReport,
     ServingSearchRequest,
 )
+from foretoken.domain.training_search import (
+    TRAINING_SEARCH_TABLES,
+    StrategyColumns,
+    StrategyFinalist,
+    TrainingSearchReport,
+    TrainingSearchRequest,
+)
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.job_tables import attach_tables, open_table
 from foretoken.simulator.search.capacity.find import find_capacity
@@ -30,21 +38,25 @@ from foretoken.simulator.search.context import FINALISTS, JobContext
 from foretoken.simulator.search.executor import Executor
 from foretoken.simulator.search.executors.choice import open_executor
 from foretoken.simulator.search.serving.search import ServingSearch, count_points
+from foretoken.simulator.search.training.search import count_points as count_strategies
+from foretoken.simulator.search.training.search import search_training
 from foretoken.simulator.serving.routing import find_router
 from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.simulation import FetchSurfaces
 from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
+from foretoken.simulator.training.schedule import find_schedule
 from foretoken.wire import ipc
 
-Q = TypeVar("Q", CapacityRequest, ServingSearchRequest)
+Q = TypeVar("Q", CapacityRequest, ServingSearchRequest, TrainingSearchRequest)
 
 CAPACITY_KIND = "capacity"
 SERVING_KIND = "serving-search"
+TRAINING_KIND = "training-search"
 SEARCH_TABLES = ("candidates",)
 
 
 class SearchJobs:
-    """Runs capacity and serving searches on the workers they share."""
+    """Runs capacity, serving and training searches on the workers they share."""
 
     def __init__(
         self,
@@ -58,6 +70,7 @@ class SearchJobs:
         self._statistics = statistics
         self._jobs = jobs
         self._fetch = fetch
+        self._predictor = predictor
         self._search = ServingSearch(predictor)
         self._executor: Executor | None = None
         self._lock = threading.Lock()
@@ -71,6 +84,9 @@ class SearchJobs:
             ),
             SERVING_KIND: lambda plain: self._serving_work(
                 schema.decode(ServingSearchRequest, plain, "request")
+            ),
+            TRAINING_KIND: lambda plain: self._training_work(
+                schema.decode(TrainingSearchRequest, plain, "request")
             ),
         }
 
@@ -125,6 +141,28 @@ class SearchJobs:
         )
         return self._jobs.create(SERVING_KIND, self._serving_work(request), request)
 
+    def create_training(self, request: TrainingSearchRequest) -> Job:
+        """Start looking for the best training strategies of a space.
+
+        Raises:
+            SearchTooLargeError: the space, or the number of finalists, is above the limit.
+            UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
+            InvalidRequestError: the space cannot vary the scenario.
+
+        """
+        request = _as_kept(request)
+        _check_training_names(request)
+        _check_limit(
+            "finalists to simulate", request.num_finalists, self._config.max_finalists, "finalists"
+        )
+        _check_limit(
+            "points in the space",
+            count_strategies(request),
+            self._config.max_training_points,
+            "training_points",
+        )
+        return self._jobs.create(TRAINING_KIND, self._training_work(request), request)
+
     def capacity_report(self, job_id: str) -> CapacityReport:
         """Return the result of a finished capacity search."""
         return self._jobs.result(job_id, CapacityReport)
@@ -134,6 +172,26 @@ class SearchJobs:
         report = self._jobs.result(job_id, ServingSearchReport)
         candidates = self.read_table(job_id, "candidates").read_all()
         return replace(report, candidates=ipc.table_to_record(candidates, CandidateColumns))
+
+    def training_report(self, job_id: str) -> TrainingSearchReport:
+        """Return the result of a finished training search, with its candidates."""
+        report = self._jobs.result(job_id, TrainingSearchReport)
+        candidates = self.read_training_table(job_id, "candidates").read_all()
+        return replace(report, candidates=ipc.table_to_record(candidates, StrategyColumns))
+
+    def read_training_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished training search.
+
+        Raises:
+            InvalidRequestError: no such table.
+
+        """
+        return open_table(self._jobs, job_id, table, TRAINING_SEARCH_TABLES)
+
+    def watch_training(self, job_id: str, first: int) -> Iterator[StrategyFinalist]:
+        """Yield finalists from the `first` on, as they are found, until the search ends."""
+        for plain in self._follow(job_id, TRAINING_KIND, first):
+            yield schema.decode(StrategyFinalist, plain)
 
     def read_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
         """Return a table of a finished serving search.
@@ -146,12 +204,16 @@ class SearchJobs:
 
     def watch(self, job_id: str, first: int) -> Iterator[Finalist]:
         """Yield finalists from the `first` on, as they are found, until the search ends."""
-        if self._jobs.get(job_id).kind != SERVING_KIND:
-            raise InvalidRequestError.of_field("job_id", f"{job_id} is not a serving search")
+        for plain in self._follow(job_id, SERVING_KIND, first):
+            yield schema.decode(Finalist, plain)
+
+    def _follow(self, job_id: str, kind: str, first: int) -> Iterator[Any]:
+        if self._jobs.get(job_id).kind != kind:
+            words = kind.replace("-", " ")
+            raise InvalidRequestError.of_field("job_id", f"{job_id} is not a {words}")
         if first < 0:
             raise InvalidRequestError.of_field("first", "must not be negative")
-        for plain in self._jobs.follow(job_id, FINALISTS, first):
-            yield schema.decode(Finalist, plain)
+        yield from self._jobs.follow(job_id, FINALISTS, first)
 
     def _capacity_work(self, request: CapacityRequest) -> Work:
         def work(progress: JobProgress) -> CapacityReport:
@@ -181,6 +243,16 @@ class SearchJobs:
 
         return work
 
+    def _training_work(self, request: TrainingSearchRequest) -> Work:
+        def work(progress: JobProgress) -> TrainingSearchReport:
+            with JobContext(self._open_executor(), progress, self._statistics) as context:
+                report = search_training(request, self._predictor, context)
+            self._statistics.observe_evaluated(report.num_legal)
+            attach_tables({"candidates": ipc.record_to_table(report.candidates)}, progress)
+            return replace(report, candidates=StrategyColumns(), job_id=progress.job_id)
+
+        return work
+
     def _open_executor(self) -> Executor:
         with self._lock:
             if self._executor is None:
@@ -196,6 +268,19 @@ def _as_kept(request: Q) -> Q:
     So the items of a job that goes on are those of the job that began.
     """
     return schema.decode(type(request), schema.encode(request), "request")
+
+
+def _check_training_names(request: TrainingSearchRequest) -> None:
+    """Refuse devices, links and schedules there are not."""
+    scenario, space = request.scenario, request.space
+    groups = space.node_groups
+    for device in (scenario.device, *space.devices, *(group.device for group in groups)):
+        find_device(device)
+    for topology in (scenario.topology, *(group.topology for group in groups)):
+        if topology:
+            find_topology(topology)
+    for schedule in (scenario.pipeline_schedule, *space.pipeline_schedules):
+        find_schedule(schedule)
 
 
 def _check_limit(what: str, number: int, limit: int, setting: str) -> None:

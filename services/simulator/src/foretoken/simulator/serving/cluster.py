@@ -48,6 +48,7 @@ class Cluster:
         self.journeys = [
             Journey(index, priority) for index, priority in enumerate(plan.priority.tolist())
         ]
+        self._num_tokens = (plan.num_prefill_tokens + plan.num_decode_tokens).tolist()
         self._max_queued = setup.routing.max_queued
         describer = RequestDescriber(plan)
         first = [pool for pool in self.pools if pool.setup.role is not PoolRole.DECODE]
@@ -120,14 +121,19 @@ class Cluster:
         Those have been dealt with, and what happens at that instant beside is yet to come.
         """
         while True:
-            lead = min(self.pools, key=lambda pool: pool.engines.next_ns)
-            others = [pool for pool in self.pools if pool is not lead]
-            limit_ns = min([horizon_ns, *(pool.engines.quiet_until(horizon_ns) for pool in others)])
-            next_ns = lead.engines.next_ns
+            times_ns = [pool.engines.next_ns for pool in self.pools]
+            next_ns = min(times_ns)
             if next_ns == NEVER_NS and not self._events.has_awaited:
                 return NEVER_NS, 0
+            if next_ns >= horizon_ns:
+                return horizon_ns, 0
+            lead = self.pools[times_ns.index(next_ns)]
+            others = [pool for pool in self.pools if pool is not lead]
+            limit_ns = horizon_ns
+            for pool in others:
+                limit_ns = min(limit_ns, pool.engines.quiet_until(limit_ns))
             if next_ns >= limit_ns:
-                return min(next_ns, horizon_ns), 0
+                return next_ns, 0
             reached_ns, ended = lead.engines.advance(limit_ns)
             for pool in others:
                 pool.engines.advance(reached_ns)
@@ -180,8 +186,7 @@ class Cluster:
         self, index: int, pools: Sequence[LivePool]
     ) -> tuple[PoolChoice, RequestOutcome | None]:
         """Return the places of the pools that can ever hold a request, or why none can."""
-        plan = self._plan
-        num_tokens = int(plan.num_prefill_tokens[index]) + int(plan.num_decode_tokens[index])
+        num_tokens = self._num_tokens[index]
         allowed = [
             place
             for place, pool in enumerate(pools)

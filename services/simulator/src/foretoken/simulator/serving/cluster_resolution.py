@@ -11,7 +11,7 @@ from foretoken.domain.errors import (
     UnknownTopologyError,
     find_violations,
 )
-from foretoken.domain.hardware.topology import Link, TopologySpec, find_topology, topology_of_device
+from foretoken.domain.hardware.topology import Link, find_topology, topology_of_device
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.memory import ServingMemory
 from foretoken.domain.scenario import ServingScenario, replica_layout
@@ -225,13 +225,6 @@ def _link(spec: KvTransferSpec, part: ServingScenario) -> Link:
             f"must be set: no topology of {part.device} says how fast its nodes are linked",
         ) from err
     return Link(
-        bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s or _port_bandwidth(topology),
+        bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s or topology.port_bytes_per_s,
         latency_us=spec.latency_us or topology.inter_node.latency_us,
     )
-
-
-def _port_bandwidth(topology: TopologySpec) -> float:
-    """Return what a device has of its node's network, all devices at once."""
-    share = min(1.0, topology.num_ports / topology.devices_per_node)
-    link = topology.inter_node
-    return link.bandwidth_bytes_per_s * share * (link.reached_ratio or 1.0)

@@ -33,29 +33,30 @@ class RequestDescriber:
     def __init__(self, plan: RequestPlan) -> None:
         self._plan = plan
         self._sessions = find_sessions(plan)
+        self._num_tokens = plan.num_prefill_tokens.tolist()
+        self._offsets = plan.hash_offsets.tolist()
+        self._adapters = None if plan.adapter is None else plan.adapter.tolist()
 
     def describe(self, index: int) -> RoutedRequest:
         """Return what a router may look at."""
         plan = self._plan
-        num_tokens = int(plan.num_prefill_tokens[index])
-        first, end = (int(plan.hash_offsets[index + i]) for i in (0, 1))
+        num_tokens = self._num_tokens[index]
+        first, end = self._offsets[index], self._offsets[index + 1]
         if end > first:
             block_tokens = plan.hash_block_tokens
             blocks = plan.hashes[first : min(end, first + num_tokens // block_tokens)]
         else:
             block_tokens = _BLOCK_TOKENS
-            ends = np.arange(1, num_tokens // block_tokens + 1) * block_tokens
-            is_prefix = ends <= plan.prefix_tokens[index]
             # Even numbers are shared prefixes, odd ones the requests' own.
-            own, shared = 2 * plan.stream[index] + 1, 2 * plan.prefix_stream[index]
-            blocks = np.where(is_prefix, shared, own)
+            blocks = np.full(num_tokens // block_tokens, 2 * plan.stream[index] + 1)
+            blocks[: plan.prefix_tokens[index] // block_tokens] = 2 * plan.prefix_stream[index]
         return RoutedRequest(
             number=index,
             num_prefill_tokens=num_tokens,
-            session=int(self._sessions[index]),
+            session=self._sessions[index],
             blocks=blocks,
             block_tokens=block_tokens,
-            adapter=NONE if plan.adapter is None else int(plan.adapter[index]),
+            adapter=NONE if self._adapters is None else self._adapters[index],
         )
 
 

@@ -237,10 +237,10 @@ class LivePool:
         """
         place = engine - self.first_engine
         load = self.engines.load_of(place)
-        num_waiting = load.num_waiting + self._num_coming[place]
+        num_more = self._num_coming[place]
         if self.adapters:
-            num_waiting += self.adapters[place].num_waiting
-        return load._replace(num_waiting=num_waiting)
+            num_more += self.adapters[place].num_waiting
+        return load._replace(num_waiting=load.num_waiting + num_more) if num_more else load
 
     def replica_load(self, name: int) -> EngineLoad:
         """Return the load of a replica: that of its engines together."""

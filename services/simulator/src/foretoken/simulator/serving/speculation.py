@@ -60,11 +60,6 @@ def speculation_of(spec: SpeculativeSpec | None, seed: int) -> Speculation | Non
     )
 
 
-def mean_yield(acceptance_ratio: float, num_draft_tokens: int) -> float:
-    """Return the mean tokens of a verification: those accepted, and one."""
-    return float(sum(acceptance_ratio**place for place in range(num_draft_tokens + 1)))
-
-
 def draw_yields(num_decode_tokens: Ints, speculation: Speculation) -> NDArray[np.int64]:
     """Return what a verification yields that begins at each token of each answer, in one row.
 

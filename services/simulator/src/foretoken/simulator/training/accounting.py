@@ -135,10 +135,14 @@ class _Rank:
         exposed_us = value(self.composed.run.transfers_us[self.rank])
         if exposed_us <= 0:
             return
-        chunks = self.composition.operators.chunks
-        sends = [node for chunk in chunks for node in chunk.sends]
+        operators = self.composition.operators
+        rank, sends = next(
+            (operators.rank_of_chunk(index), chunk.sends)
+            for index, chunk in enumerate(operators.chunks)
+            if chunk.sends
+        )
         account.expose(("stage_transfer", "pp"), exposed_us)
-        account.by_provenance[self._provenance(sends[0])] += exposed_us
+        account.by_provenance[self._provenance(sends[0], rank)] += exposed_us
         counts = self.composition.pass_counts[self.rank]
         for (kind, index), count in counts.items():
             if kind != "backward_weight":
@@ -206,8 +210,9 @@ class _Rank:
         for node in nodes:
             yield node, value(duration(node)) * node.repeat
 
-    def _provenance(self, node: OperatorNode) -> str:
-        return self.composition.prices.find(node).provenance.name.lower()
+    def _provenance(self, node: OperatorNode, rank: int | None = None) -> str:
+        prices = self.composition.prices.of_stage(self.rank if rank is None else rank)
+        return prices.find(node).provenance.name.lower()
 
 
 def _is_collective(node: OperatorNode) -> bool:

@@ -15,6 +15,7 @@ from foretoken.domain.graph import OperatorNode, RankContext, Section
 from foretoken.domain.lowering import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.training.schedule import Pass, RankOrder
+from foretoken.simulator.training.stage_hardware import StageHardware
 from foretoken.simulator.training.state_sharding import StateExchange
 
 _TIED, _HEAD = "embedding_gradient_all_reduce", "lm_head"
@@ -78,16 +79,36 @@ def share_embedding(nodes: Nodes, places: ChunkPlaces, rank: RankContext) -> Nod
     )
 
 
-def place_transfers(nodes: Nodes, places: ChunkPlaces, rank: RankContext) -> Nodes:
+def place_transfers(
+    nodes: Nodes, places: ChunkPlaces, rank: RankContext, hardware: StageHardware
+) -> Nodes:
     """Return the transfers between a chunk and the next over the links between their ranks.
 
     Where several ranks hold a chunk, all take what the pair takes that is farthest apart.
     """
     peers = places.peers.get(rank.stage, ())
-    pairs = [PlacedGroup.of_stages(source, target, rank) for source, target in peers]
+    pairs = [hardware.pair(source, target, rank) for source, target in peers]
     if not pairs:
         return ()
-    pair = max(pairs, key=lambda group: group.dims["num_nodes"])
+    return _over(nodes, max(pairs, key=lambda group: group.dims["num_nodes"]))
+
+
+def place_far_ends(
+    nodes: Nodes, places: ChunkPlaces, rank: RankContext, hardware: StageHardware
+) -> tuple[int, Nodes] | None:
+    """Return the rank of the pipeline with other links that transfers go to, and these there.
+
+    None where both ends have the same.
+    """
+    peers = places.peers.get(rank.stage, ())
+    others = [target for source, target in peers if not hardware.is_alike(source, target)]
+    if not others:
+        return None
+    far = hardware.place(rank, others[0])
+    return others[0], _over(nodes, PlacedGroup.of_nodes("pp", far))
+
+
+def _over(nodes: Nodes, pair: PlacedGroup) -> Nodes:
     return tuple(
         replace(node, dims={**node.dims, **pair.dims}, num_sharing=pair.num_sharing)
         for node in nodes
@@ -103,7 +124,8 @@ def place_states(
         reduction = tuple(node for node in reduction if node.role != _TIED)
     first, *others = places.holders(rank.stage)
     if others:
-        pair = PlacedGroup.of_stages(first, others[-1], rank)
+        hardware = StageHardware.of_scenario(scenario)
+        pair = hardware.pair(first, others[-1], rank)
         reduction = (*reduction, _sum_of_both(state, pair, scenario))
     return replace(state, reduction=reduction)
 

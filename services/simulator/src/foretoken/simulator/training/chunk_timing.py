@@ -69,7 +69,7 @@ class TimingRules:
 
         In a step its pass runs `num_passes` times.
         """
-        columns, prices = self.columns, self.prices
+        columns, prices = self.columns, self.prices.of_stage(rank)
         slowness = columns.slowness(rank)
 
         def duration(node: OperatorNode) -> Column:
@@ -91,8 +91,16 @@ class TimingRules:
         )
 
 
-def time_chunk(chunk: ChunkOperators, duration: Duration, rules: TimingRules) -> ChunkPasses:
-    """Return the times of the passes of a chunk."""
+def time_chunk(
+    chunk: ChunkOperators,
+    duration: Duration,
+    rules: TimingRules,
+    far_duration: Duration | None = None,
+) -> ChunkPasses:
+    """Return the times of the passes of a chunk.
+
+    `far_duration` tells those of operators on the hardware of its `far_end`.
+    """
     trainer, calibration = rules.trainer, rules.calibration
     host_us = chunk.states.forward_host_us, chunk.states.backward_host_us
     forward = rules.streams(trainer.forward_gap_us + host_us[0], calibration.forward_gap_us)
@@ -103,13 +111,21 @@ def time_chunk(chunk: ChunkOperators, duration: Duration, rules: TimingRules) ->
         weights = time_pass(chunk.backward_pass("weight"), duration, rules.streams(0, 0))
     both = time_pass(chunk.backward_pass(), duration, backward)
     none = rules.columns.constant(0)
+    send_us = sum((duration(node) for node in chunk.sends), none)
+    send_back_us = sum((duration(node) for node in chunk.sends_back), none)
+    if chunk.far_end is not None and far_duration is not None:
+        far = chunk.far_end
+        send_us = np.maximum(send_us, sum((far_duration(node) for node in far.sends), none))
+        send_back_us = np.maximum(
+            send_back_us, sum((far_duration(node) for node in far.sends_back), none)
+        )
     return ChunkPasses(
         forward=time_pass(chunk.forward_pass, duration, forward),
         backward=both,
         backward_input=inputs,
         backward_weight=weights,
-        send_us=sum((duration(node) for node in chunk.sends), none),
-        send_back_us=sum((duration(node) for node in chunk.sends_back), none),
+        send_us=send_us,
+        send_back_us=send_back_us,
         not_accumulated_us=sum(
             (duration(node) * node.repeat for node in _first_sums(chunk, trainer)), none
         ),

@@ -7,17 +7,24 @@ all chunks take the same time and transfers none, they are exact for `gpipe`, `o
 exact where besides forward, input and weight gradient take the same time, and a pair at least that
 of two. The formula of `zero_bubble_v` has no idle time but the way to a rank. What the first or the
 last backward pass of a chunk takes less than the others is taken off once for every chunk, what
-they take more is not looked at. Times may be columns, one entry per configuration of the same ranks
-and micro batches.
+they take more is not looked at. Times and numbers of micro batches may be columns, one entry per
+configuration of the same ranks.
+
+`estimate_rank_ends_us` takes the same chains for when each rank ends, with what the first and last
+backward passes take less or more where a chain runs through them: near the simulator's, on either
+side.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from foretoken.domain.units import Quantity
+from foretoken.simulator.training.interleaved_waits import interleaved_waits_us
 from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules, Time, find_pair
 from foretoken.simulator.training.schedule import Pass, PipelineSchedule, find_schedule
 
@@ -28,7 +35,7 @@ class PipelineShape:
 
     chunk_times: Sequence[ChunkTimes]
     num_ranks: int
-    num_micro_batches: int
+    num_micro_batches: Quantity
     rules: LinkRules
 
 
@@ -45,8 +52,22 @@ def bound_pipeline_us(schedule: str, shape: PipelineShape) -> Time:
     formula = _FORMULAS.get(schedule)
     if formula is None:
         return bound_work_us(find_schedule(schedule), shape)
-    bound: Time = formula(_Times(shape)) - _saved_us(shape.chunk_times)
+    bound: Time = _max(formula(_Times(shape))) - _saved_us(shape.chunk_times)
     return bound
+
+
+def estimate_rank_ends_us(schedule: str, shape: PipelineShape) -> list[Time]:
+    """Return when each rank ends its passes, in µs, about as the event simulator finds.
+
+    Raises:
+        UnknownPluginError: no such schedule.
+        InvalidRequestError: numbers that do not suit a schedule without a formula.
+
+    """
+    formula = _FORMULAS.get(schedule)
+    if formula is None:
+        return _works_us(find_schedule(schedule), shape)
+    return formula(_Times(shape, has_ends=True))
 
 
 def bound_work_us(schedule: PipelineSchedule, shape: PipelineShape) -> Time:
@@ -56,11 +77,14 @@ def bound_work_us(schedule: PipelineSchedule, shape: PipelineShape) -> Time:
         InvalidRequestError: numbers that do not suit the schedule.
 
     """
+    return _max(_works_us(schedule, shape)) - _saved_us(shape.chunk_times)
+
+
+def _works_us(schedule: PipelineSchedule, shape: PipelineShape) -> list[Time]:
     chunks = shape.chunk_times
     virtual_stages = len(chunks) // shape.num_ranks
     orders = schedule.orders(shape.num_ranks, shape.num_micro_batches, virtual_stages)
-    works = [_sum([_slot_us(slot, chunks) for slot in order]) for order in orders]
-    return _max(works) - _saved_us(chunks)
+    return [_sum([_slot_us(slot, chunks) for slot in order]) for order in orders]
 
 
 def _saved_us(chunks: Sequence[ChunkTimes]) -> Time:
@@ -92,10 +116,16 @@ def _pass_us(item: Pass, times: ChunkTimes) -> Time:
 
 
 class _Times:
-    """The times of chunks as lists, one entry per chunk; sends where a neighbour takes them."""
+    """The times of chunks as lists, one entry per chunk; sends where a neighbour takes them.
 
-    def __init__(self, shape: PipelineShape) -> None:
+    The first backward pass of a chunk takes `shorter` less and the last one `longer` more, which
+    together `change` its work; all are 0 without `has_ends`. `begin` is when the first input is
+    there.
+    """
+
+    def __init__(self, shape: PipelineShape, *, has_ends: bool = False) -> None:
         chunks = shape.chunk_times
+        self.has_ends = has_ends
         self.num_ranks = shape.num_ranks
         self.num_micro_batches = shape.num_micro_batches
         self.holds_sender = shape.rules.transfers == "rendezvous"
@@ -106,18 +136,31 @@ class _Times:
         self.weight = [chunk.backward_weight_us for chunk in chunks]
         self.backward = [chunk.backward_us for chunk in chunks]
         none: Time = 0.0
+        self.change = [_change_us(chunk) if has_ends else none for chunk in chunks]
+        self.longer = [_longer_us(chunk) if has_ends else none for chunk in chunks]
+        self.shorter = [
+            longer - change for longer, change in zip(self.longer, self.change, strict=True)
+        ]
+        # The first pass is the last one too: what it takes less, a way back takes less.
+        self.is_single = 1 * (np.asarray(shape.num_micro_batches) == 1)
         is_sent = shape.num_ranks > 1
         sends = [chunk.send_forward_us if is_sent else none for chunk in chunks]
         sends_back = [chunk.send_backward_us if is_sent else none for chunk in chunks]
         self.send, self.send_back = [*sends[:-1], none], [none, *sends_back[1:]]
+        self.begin = self._begin()
 
     def cut(self, chunk: int) -> None:
         """Let nothing be sent between a chunk and the one after: both are on one rank."""
         self.send[chunk] = self.send_back[chunk + 1] = 0.0
+        self.begin = self._begin()
 
-    def way_in_us(self, chunk: int) -> Time:
-        """Return the time until the first input of a chunk is there."""
-        return _sum(self.forward[:chunk]) + _sum(self.send[:chunk])
+    def join_halves(self) -> None:
+        """Let backward passes be whole."""
+        self.input, self.weight = self.backward, [0.0] * len(self.forward)
+
+    def _begin(self) -> list[Time]:
+        steps = [ahead + send for ahead, send in zip(self.forward, self.send, strict=True)]
+        return list(accumulate(steps[:-1], initial=0.0))
 
     def way_out_us(self, chunk: int) -> Time:
         """Return the time from the last gradient of a chunk's input until the pipeline is empty."""
@@ -126,34 +169,78 @@ class _Times:
     def work_us(self, chunks: Iterable[int]) -> Time:
         """Return what a rank with these chunks does in a step, sends included that hold it."""
         total: Time = 0.0
+        change: Time = 0.0
         for chunk in chunks:
             total = total + self.forward[chunk] + self.backward[chunk]
+            change = change + self.change[chunk]
             if self.holds_sender:
                 total = total + self.send[chunk] + self.send_back[chunk]
-        return self.num_micro_batches * total
+        work: Time = self.num_micro_batches * total + change
+        return work
+
+    def follow_back(self, chains: Sequence[Time]) -> list[Time]:
+        """Return when the chunks of the first place on each rank end their last input gradient.
+
+        `chains` are the ends of what each rank has to do without waiting for the last gradient.
+        """
+        ends = [chains[-1]]
+        for rank in range(len(chains) - 2, -1, -1):
+            back = ends[0] + self.send_back[rank + 1] + self.input[rank] + self.longer[rank]
+            back = back - self.is_single * self.shorter[rank]
+            ends.insert(0, np.maximum(chains[rank], back))
+        return ends
 
 
-def _bound_gpipe(times: _Times) -> Time:
+def _change_us(times: ChunkTimes) -> Time:
+    ends = (times.first_backward_us, times.last_backward_us)
+    return _sum([other - times.backward_us for other in ends if other is not None])
+
+
+def _longer_us(times: ChunkTimes) -> Time:
+    last = times.last_backward_us
+    return 0.0 if last is None else last - times.backward_us
+
+
+def _end_gpipe(times: _Times) -> list[Time]:
     """Return all forward, then all backward passes: two flow shops whose jobs are all alike."""
-    total: Time = 0.0
+    ahead = _sum(times.forward) + _sum(times.send)
+    ahead = ahead + (times.num_micro_batches - 1) * _max(
+        _machines(times.forward, times.send, times)
+    )
     sends_back = [*times.send_back[1:], 0.0]
-    for passes, sends in ((times.forward, times.send), (times.backward, sends_back)):
-        machines = [*passes, *sends]
-        if times.holds_sender:
-            received = [0.0, *sends[:-1]]
-            machines = [sum(parts) for parts in zip(received, passes, sends, strict=True)]
-        total = total + _sum(passes) + _sum(sends) + (times.num_micro_batches - 1) * _max(machines)
-    return total
+    machines = _machines(times.backward, sends_back, times)
+    ends: list[Time] = []
+    way: Time = 0.0
+    longer: Time = 0.0
+    shorter: Time = 0.0
+    slowest: Time = -np.inf
+    for rank in range(times.num_ranks - 1, -1, -1):
+        way = way + times.backward[rank] + sends_back[rank] + times.longer[rank]
+        # The first micro batch comes to the slowest rank, and the last one goes on from there.
+        shorter = shorter + times.shorter[rank]
+        most = (times.num_micro_batches - 1) * _max(machines[rank :: times.num_ranks])
+        slowest = np.maximum(slowest, most - shorter - longer)
+        longer = longer + times.longer[rank]
+        ends.insert(0, ahead + way + np.where(times.is_single, -shorter, slowest))
+    return ends
 
 
-def _bound_one_f_one_b(times: _Times) -> Time:
+def _machines(passes: Sequence[Time], sends: Sequence[Time], times: _Times) -> list[Time]:
+    """Return how long a micro batch occupies each rank, then how long each link, if on its own."""
+    if not times.holds_sender:
+        return [*passes, *sends]
+    received = [0.0, *sends[:-1]]
+    return [sum(parts) for parts in zip(received, passes, sends, strict=True)]
+
+
+def _end_one_f_one_b(times: _Times) -> list[Time]:
     """Return the longest chain where backward passes are whole."""
-    times.input, times.weight = times.backward, [0.0] * times.num_ranks
-    return _bound_alternating(times, _sequential_holds)
+    times.join_halves()
+    return _end_alternating(times, _sequential_holds)
 
 
-def _bound_zero_bubble_h1(times: _Times) -> Time:
-    return _bound_alternating(times, _batched_holds)
+def _end_zero_bubble_h1(times: _Times) -> list[Time]:
+    return _end_alternating(times, _batched_holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,26 +277,26 @@ def _batched_holds(times: _Times, rank: int) -> _Holds:
     return _Holds(send, send_back, send, send_back)
 
 
-def _bound_alternating(times: _Times, holds_of: Callable[[_Times, int], _Holds]) -> Time:
-    """Return the longest chain of a forward and a backward pass in turn.
+def _end_alternating(times: _Times, holds_of: Callable[[_Times, int], _Holds]) -> list[Time]:
+    """Return the longest chains of a forward and a backward pass in turn.
 
     A chain goes through the work of one rank; where that waits for a micro batch to come back from
     the ranks after it, the first one, the last, or others in between, it takes that way instead.
     """
-    m, bounds = times.num_micro_batches, []
+    m = times.num_micro_batches
     back: list[Time] = [0.0]
     for rank in range(times.num_ranks - 1, 0, -1):
         passes = times.forward[rank] + times.input[rank]
         back.insert(0, back[0] + passes + times.send[rank - 1] + times.send_back[rank])
-    way_out: Time = 0.0
+    chains: list[Time] = []
+    left: list[Time] = []
+    shorter = list(accumulate(times.shorter[::-1]))[::-1]
     for rank in range(times.num_ranks):
-        num_left = min(rank + 1, m)  # weight passes after the last input gradient
-        if rank:
-            way_out = way_out + times.send_back[rank] + times.input[rank - 1]
-        way_out = _max([way_out, num_left * times.weight[rank]])
+        num_left = np.minimum(rank + 1, m)  # weight passes after the last input gradient
+        left.append(num_left * times.weight[rank])
         holds = holds_of(times, rank) if times.holds_sender else _Holds(0.0, 0.0, 0.0, 0.0)
-        depth = min(times.num_ranks - rank, m)
-        num_weights = max(0, m - 1 - max(m - depth, rank))
+        depth = np.minimum(times.num_ranks - rank, m)
+        num_weights = np.maximum(0, m - 1 - np.maximum(m - depth, rank))
         forward, inputs, weight = times.forward[rank], times.input[rank], times.weight[rank]
         forward_row = (depth - 1) * (forward + holds.forward)
         backward_row = (depth - 1) * (inputs + holds.backward) + num_weights * weight
@@ -218,45 +305,68 @@ def _bound_alternating(times: _Times, holds_of: Callable[[_Times, int], _Holds])
         work = work + (depth - 1) * (holds.forward + holds.backward)
         work = work + (m - depth + 1) * holds.after_forward + (m - depth) * holds.after_backward
         wait = back[rank] - holds.after_forward
-        first, last = _max([0.0, wait - forward_row]), _max([0.0, wait - backward_row])
-        waits = _max([first, last])
-        if m > depth:
-            between = _max([0.0, wait - (depth - 1) * turn])
-            waits = first + last + ((m - 1) // depth - 1) * between
-        bounds.append(times.way_in_us(rank) + work + waits + way_out)
-    return _max(bounds)
+        early = shorter[rank] - times.shorter[rank]  # of the first micro batch on its way back
+        first = _max([0.0, wait - early - forward_row])
+        last = _max([0.0, wait - times.is_single * early - backward_row])
+        between = _max([0.0, wait - (depth - 1) * turn])
+        waits = np.where(
+            m > depth,
+            first + last + ((m - 1) // depth - 1) * between,
+            _max([first, last]),
+        )
+        chains.append(times.begin[rank] + work + waits + times.change[rank])
+    ends = times.follow_back(chains)
+    return [end + late for end, late in zip(ends, left, strict=True)]
 
 
-def _bound_interleaved(times: _Times) -> Time:
+def _end_interleaved(times: _Times) -> list[Time]:
     """Return the busiest rank with the way to it and from it."""
     if len(times.forward) == times.num_ranks:
-        return _bound_one_f_one_b(times)
-    times.input, times.weight = times.backward, [0.0] * len(times.forward)
-    bounds = []
+        return _end_one_f_one_b(times)
+    times.join_halves()
+    chains = []
     for rank in range(times.num_ranks):
         work = times.work_us(range(rank, len(times.forward), times.num_ranks))
         if times.holds_sender:  # the last send is part of the way out
             work = work - times.send_back[rank]
-        bounds.append(times.way_in_us(rank) + work + times.way_out_us(rank))
-    return _max(bounds)
+        chains.append(times.begin[rank] + work)
+    ends = times.follow_back(chains)
+    if not times.has_ends:
+        return ends
+    waits_us = _interleaved_waits_us(times)
+    return [end + waits_us for end in ends]
 
 
-def _bound_zero_bubble_v(times: _Times) -> Time:
+def _interleaved_waits_us(times: _Times) -> Time:
+    """Return what ranks wait for each other's transfers, by the mean times of chunks."""
+    num_chunks = len(times.forward)
+    means = [_sum(parts) / num_chunks for parts in (times.forward, times.backward, times.send)]
+    return interleaved_waits_us(
+        (times.num_ranks, num_chunks // times.num_ranks),
+        times.num_micro_batches / times.num_ranks,
+        (means[0], means[1], means[2]),
+        LinkRules(
+            transfers="rendezvous" if times.holds_sender else "buffered",
+            has_duplex_links=times.is_duplex,
+        ),
+    )
+
+
+def _end_zero_bubble_v(times: _Times) -> list[Time]:
     """Return the busiest rank with the way to it, or one micro batch through all chunks.
 
     Weight passes fill the way back from a rank.
     """
     last = len(times.forward) - 1
     times.cut(times.num_ranks - 1)
-    one = times.way_in_us(last) + times.forward[last] + times.input[last] + times.way_out_us(last)
-    bounds = [
-        times.way_in_us(rank) + times.work_us((rank, last - rank))
-        for rank in range(times.num_ranks)
+    one = times.begin[last] + times.forward[last] + times.input[last] + times.way_out_us(last)
+    ends = [
+        times.begin[rank] + times.work_us((rank, last - rank)) for rank in range(times.num_ranks)
     ]
-    return _max([one + times.weight[0], *bounds])
+    return [_max([one + times.weight[0], ends[0]]), *ends[1:]]
 
 
-def _bound_dualpipe(times: _Times) -> Time:
+def _end_dualpipe(times: _Times) -> list[Time]:
     """Return the busiest rank with the way to it, or what DeepSeek's formula says.
 
     The formula is for equal times of forward, input and weight gradient: it is taken with the
@@ -269,7 +379,8 @@ def _bound_dualpipe(times: _Times) -> Time:
     num_pairs = times.num_micro_batches - times.num_ranks - 1
     busy = num_pairs * pair + (times.num_micro_batches - num_pairs) * 3 * shortest
     bubble = (times.num_ranks // 2 - 1) * (pair - shortest)  # F&B + B - 3W, B being two halves
-    return _max([*bounds, busy + bubble])
+    ends = [_max([bound, busy + bubble]) for bound in bounds]
+    return [*ends, *ends[::-1]]
 
 
 def _dualpipe_rank_us(times: _Times, near: int) -> Time:
@@ -288,16 +399,18 @@ def _dualpipe_rank_us(times: _Times, near: int) -> Time:
             saved = saved + num_pairs * (apart - together)
     # Half of the micro batches go each way. Sends are not looked at: a pair's go together.
     work = (m / 2) * _sum([times.forward[chunk] + times.backward[chunk] for chunk in (near, far)])
-    return times.way_in_us(near) + work - saved
+    change = times.change[near] + times.change[far]
+    end: Time = times.begin[near] + work - saved + change
+    return end
 
 
-_FORMULAS: dict[str, Callable[[_Times], Time]] = {
-    "dualpipe": _bound_dualpipe,
-    "gpipe": _bound_gpipe,
-    "interleaved": _bound_interleaved,
-    "one_f_one_b": _bound_one_f_one_b,
-    "zero_bubble_h1": _bound_zero_bubble_h1,
-    "zero_bubble_v": _bound_zero_bubble_v,
+_FORMULAS: dict[str, Callable[[_Times], list[Time]]] = {
+    "dualpipe": _end_dualpipe,
+    "gpipe": _end_gpipe,
+    "interleaved": _end_interleaved,
+    "one_f_one_b": _end_one_f_one_b,
+    "zero_bubble_h1": _end_zero_bubble_h1,
+    "zero_bubble_v": _end_zero_bubble_v,
 }
 
 

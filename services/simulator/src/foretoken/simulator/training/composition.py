@@ -143,8 +143,9 @@ class StepComposition:
 
     def _time_chunk(self, index: int, timing: TimingRules) -> ChunkPasses:
         rank = self.operators.rank_of_chunk(index)
-        duration = timing.duration(rank, self.pass_counts[rank]["forward", index])
-        return time_chunk(self.operators.chunks[index], duration, timing)
+        count, chunk = self.pass_counts[rank]["forward", index], self.operators.chunks[index]
+        far = None if chunk.far_end is None else timing.duration(chunk.far_end.stage, count)
+        return time_chunk(chunk, timing.duration(rank, count), timing, far)
 
 
 def _pipeline_times(

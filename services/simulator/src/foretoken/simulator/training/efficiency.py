@@ -5,6 +5,7 @@ from foretoken.domain.lowering import LoweringOptions, lower_forward
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import find_trainer
 from foretoken.simulator.model_flops import count_model_flops
+from foretoken.simulator.training.stage_hardware import stage_devices
 from foretoken.simulator.training.stage_operators import (
     StepOperators,
     micro_batch_shape,
@@ -33,7 +34,9 @@ def count_recomputed_flops(scenario: TrainingScenario, operators: StepOperators)
 
 def peak_flops_per_s(scenario: TrainingScenario) -> float:
     """Return what all devices can do at most."""
-    return find_device(scenario.device).peak_flops(scenario.dtype) * scenario.layout.num_devices
+    per_stage = scenario.layout.num_devices // scenario.layout.pp
+    peaks = [find_device(name).peak_flops(scenario.dtype) for name in stage_devices(scenario)]
+    return sum(peaks) * per_stage
 
 
 def _plain_options(scenario: TrainingScenario) -> LoweringOptions:

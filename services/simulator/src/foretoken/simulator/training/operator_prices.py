@@ -1,7 +1,7 @@
 """Ask the predictor once for all operators of a step."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.domain.estimate import (
@@ -14,10 +14,11 @@ from foretoken.domain.estimate import (
 from foretoken.domain.graph import OperatorNode
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.hardware.roofline import compute_terms
-from foretoken.domain.operator import find_operator
-from foretoken.domain.ports import PredictorPort
+from foretoken.domain.operator import OperatorSpec, find_operator
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.training.module_profile import MeasuredPrices
+from foretoken.simulator.training.stage_hardware import StageHardware
 
 # The calls of one table of a query: operator, number format, pass, variant, names of dimensions.
 _TableKey = tuple[str, DType, Phase, str, tuple[str, ...]]
@@ -45,11 +46,19 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPrices:
-    """Prices of all operators of a step, and the model version that gave them."""
+    """Prices of all operators of a step, and the model version that gave them.
+
+    Where the stages of a pipeline have hardware of their own, so have they prices: `stages`.
+    """
 
     model_version: str
     by_call: Mapping[_Key, Price]
     measured: MeasuredPrices | None = None
+    stages: "tuple[OperatorPrices, ...]" = ()
+
+    def of_stage(self, stage: int) -> "OperatorPrices":
+        """Return the prices on the hardware of a rank of the pipeline."""
+        return self.stages[stage] if self.stages else self
 
     def find(self, node: OperatorNode) -> Price:
         """Return the price of one repetition of a node: measured with its module, or predicted."""
@@ -79,7 +88,7 @@ class OperatorPrices:
 
 
 def fetch_prices(
-    nodes: Iterable[OperatorNode], scenario: TrainingScenario, predictor: PredictorPort
+    nodes: Iterable[OperatorNode], scenario: TrainingScenario, predictor: LatencySource
 ) -> OperatorPrices:
     """Return the prices of all nodes, in one call with every distinct operator call once."""
     tables: dict[_TableKey, dict[_Key, None]] = {}
@@ -106,6 +115,32 @@ def fetch_prices(
     return OperatorPrices(reply.model_version, by_call)
 
 
+def fetch_stage_prices(
+    nodes: Sequence[Iterable[OperatorNode]], scenario: TrainingScenario, predictor: LatencySource
+) -> OperatorPrices:
+    """Return the prices of the nodes of every rank of the pipeline, in one call per hardware."""
+    hardware = StageHardware.of_scenario(scenario)
+    if not hardware.is_given:
+        return fetch_prices((node for own in nodes for node in own), scenario, predictor)
+    stages: dict[tuple[str, str], list[int]] = {}
+    for stage in range(len(nodes)):
+        stages.setdefault(hardware.key(stage), []).append(stage)
+    found: dict[int, OperatorPrices] = {}
+    for (device, topology), alike in stages.items():
+        asked = replace(scenario, device=device, topology=topology)
+        prices = fetch_prices((node for stage in alike for node in nodes[stage]), asked, predictor)
+        found.update(dict.fromkeys(alike, prices))
+    versions = dict.fromkeys(prices.model_version for prices in found.values())
+    return OperatorPrices(
+        ", ".join(versions), {}, stages=tuple(found[stage] for stage in range(len(nodes)))
+    )
+
+
+def is_for_tensor_cores(spec: OperatorSpec) -> bool:
+    """Tell whether an operator is of those that the tensor cores work for."""
+    return spec.group in _MATRIX_GROUPS
+
+
 def _sustained(price: Price, key: _Key, device: DeviceSpec) -> Price:
     """Return what matrix products cost at the rate that a device keeps up through a step.
 
@@ -113,7 +148,7 @@ def _sustained(price: Price, key: _Key, device: DeviceSpec) -> Price:
     """
     (operator, dtype, phase, _, names), values = key
     spec = find_operator(operator)
-    if not device.sustained_flops_ratio or spec.group not in _MATRIX_GROUPS:
+    if not (device.sustained_flops_ratio and is_for_tensor_cores(spec)):
         return price
     dims = dict(zip(names, values, strict=True))
     terms = compute_terms(spec, dims, dtype, phase, device)

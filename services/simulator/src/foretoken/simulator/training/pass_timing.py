@@ -9,7 +9,8 @@ Layers that are alike have the same program, and once two of them in a row leave
 same state, the rest are not run but counted.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,21 +58,80 @@ class PassTime:
         return self.hidden_us + sum(self.exposed_us.values(), np.zeros_like(self.total_us))
 
 
+@dataclass(frozen=True, slots=True)
+class PassParts:
+    """The programs of a pass: before layers, of each run of alike layers, and after them."""
+
+    head: Program
+    runs: tuple[tuple[Program, int], ...]
+    tail: Program
+
+
 def time_pass(work: PassNodes, duration: Duration, rules: StreamRules) -> PassTime:
     """Return how long a pass takes; `duration` tells that of one repetition of an operator."""
-    streams = _Streams(rules)
     head, tail = split_layers(work.nodes)
-    runs = alike_layers(work)
-    programs = [cut_program(nodes, duration, rules) for nodes, _ in runs]
     outside = rules.outside_of_layers
-    streams.run(cut_program(head, duration, outside), programs[0] if programs else None)
+    parts = PassParts(
+        head=cut_program(head, duration, outside),
+        runs=tuple(
+            (cut_program(nodes, duration, rules), count) for nodes, count in alike_layers(work)
+        ),
+        tail=cut_program(tail, duration, outside),
+    )
+    return _time_parts(parts, rules)
+
+
+def time_all_parts(passes: Sequence[PassParts], rules: StreamRules) -> list[PassTime]:
+    """Return the times of passes; those that begin with the same programs share that.
+
+    Of `rules` the gap only tells the shape of columns: it is in the programs.
+    """
+    found: dict[int, PassTime] = {}
+    families: dict[tuple[int, int], list[tuple[int, PassParts]]] = {}
+    for index, parts in enumerate(passes):
+        if len(parts.runs) == 1:
+            family = id(parts.head), id(parts.runs[0][0])
+            families.setdefault(family, []).append((index, parts))
+        else:
+            found[index] = _time_parts(parts, rules)
+    for members in families.values():
+        members.sort(key=lambda member: member[1].runs[0][1])
+        found |= _time_family(members, rules)
+    return [found[index] for index in range(len(passes))]
+
+
+def _time_parts(parts: PassParts, rules: StreamRules) -> PassTime:
+    streams = _Streams(rules)
+    streams.run(parts.head, parts.runs[0][0] if parts.runs else None)
     before_layers = streams.clock
-    for index, ((_, count), program) in enumerate(zip(runs, programs, strict=True)):
-        following = programs[index + 1] if index + 1 < len(programs) else None
+    for index, (program, count) in enumerate(parts.runs):
+        following = parts.runs[index + 1][0] if index + 1 < len(parts.runs) else None
         streams.repeat(program, count, following)
     layers_us = streams.clock - before_layers
-    streams.run(cut_program(tail, duration, outside), None)
+    streams.run(parts.tail, None)
     return streams.result(layers_us)
+
+
+def _time_family(
+    members: Sequence[tuple[int, PassParts]], rules: StreamRules
+) -> dict[int, PassTime]:
+    """Return the times of passes that differ in how many layers they have, and in what follows.
+
+    They are sorted by the number of layers.
+    """
+    found: dict[int, PassTime] = {}
+    streams, (_, first) = _Streams(rules), members[0]
+    program = first.runs[0][0]
+    streams.run(first.head, program)
+    before_layers, done = streams.clock, 0
+    for index, parts in members:
+        done += streams.advance(program, parts.runs[0][1] - 1 - done)
+        branch = streams.fork()
+        branch.run(program, None)
+        layers_us = branch.clock - before_layers
+        branch.run(parts.tail, None)
+        found[index] = branch.result(layers_us)
+    return found
 
 
 @dataclass(slots=True)
@@ -113,16 +173,27 @@ class _Streams:
 
     def repeat(self, program: Program, count: int, following: Program | None) -> None:
         """Run a program `count` times, the last time with another one after it."""
+        self.advance(program, count - 1)
+        self.run(program, following)
+
+    def advance(self, program: Program, count: int) -> int:
+        """Run a program `count` times with itself after it; return `count`."""
         remaining = count
-        while remaining > 1:
+        while remaining > 0:
             before = self._snapshot()
             self.run(program, program)
             remaining -= 1
-            if remaining > 1 and self._is_steady(before):
-                self._skip(before, remaining - 1)
-                remaining = 1
-        if remaining:
-            self.run(program, following)
+            if remaining and self._is_steady(before):
+                self._skip(before, remaining)
+                remaining = 0
+        return count
+
+    def fork(self) -> "_Streams":
+        """Return streams in the same state, to run on by themselves."""
+        other = copy(self)
+        other.free, other.exposed = dict(self.free), dict(self.exposed)
+        other.begun = dict(self.begun)
+        return other
 
     def run(self, program: Program, following: Program | None) -> None:
         """Run a program once; what `following` wants early is begun here."""
@@ -148,11 +219,14 @@ class _Streams:
     def _compute(self, step: Compute) -> None:
         ends = [(key, self._send(key, time_us)) for key, time_us in step.beside]
         slowdown = self.rules.slowdown_ratio
-        both_us = np.minimum(self.busy_us, step.time_us * slowdown)
-        lost_us = both_us * (1 - 1 / slowdown)
         self.compute = self.compute + step.time_us
-        self.slowdown = self.slowdown + lost_us
-        self.clock = self.clock + step.time_us + lost_us
+        if self.free and slowdown > 1:
+            both_us = np.minimum(self.busy_us, step.time_us * slowdown)
+            lost_us = both_us * (1 - 1 / slowdown)
+            self.slowdown = self.slowdown + lost_us
+            self.clock = self.clock + step.time_us + lost_us
+        else:
+            self.clock = self.clock + step.time_us
         for key, end in ends:
             self._wait(key, end)
 
@@ -201,10 +275,7 @@ class _Streams:
             for axis, end in self.free.items()
         ]
         ends += [(self.begun[slot], before.begun[slot]) for slot in self.begun]
-        return all(
-            np.allclose(now - self.clock, then - before.clock, rtol=_ROUNDING, atol=1e-9)
-            for now, then in ends
-        )
+        return all(_is_same(now - self.clock, then - before.clock) for now, then in ends)
 
     def _skip(self, before: "_Snapshot", count: int) -> None:
         """Add the last layer `count` times more."""
@@ -218,6 +289,10 @@ class _Streams:
         self.clock = self.clock + passed
         self.free = {axis: end + passed for axis, end in self.free.items()}
         self.begun = {slot: end + passed for slot, end in self.begun.items()}
+
+
+def _is_same(now: Column, then: Column) -> bool:
+    return bool((np.abs(now - then) <= _ROUNDING * np.abs(then) + 1e-9).all())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

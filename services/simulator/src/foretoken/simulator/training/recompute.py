@@ -21,6 +21,8 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.simulator.training.memory.saved_tensor import SavedTensor, list_saved
 
+Tensors = tuple[SavedTensor, ...]
+
 RECOMPUTE_MODES = ("none", "selective", "full")
 _DEFAULT_MODULES = ("core_attention",)
 # Role of the layer's own input where the whole layer runs again.
@@ -89,18 +91,39 @@ def plan_recompute(forward: Nodes, scenario: TrainingScenario, rank: RankContext
         InvalidRequestError: there is no such mode, or no such module.
 
     """
-    saved = list_saved(forward, scenario)
+    saved, rebuilt = split_saved(list_saved(forward, scenario), forward, scenario, rank)
+    recomputed: Nodes = ()
+    if scenario.recompute == "full":
+        recomputed = _rerun_layers(forward, scenario, rank)
+    elif scenario.recompute == "selective":
+        recomputed = _rerun_modules(forward, scenario, rank)
+    return RecomputePlan(recomputed=recomputed, saved=saved, rebuilt=rebuilt)
+
+
+def split_saved(
+    saved: Tensors, forward: Nodes, scenario: TrainingScenario, rank: RankContext
+) -> tuple[Tensors, Tensors]:
+    """Return what a chunk keeps, and what it makes again, of what all operators need.
+
+    Raises:
+        InvalidRequestError: there is no such mode, or no such module.
+
+    """
     if scenario.recompute not in RECOMPUTE_MODES:
         message = f"must be one of {', '.join(RECOMPUTE_MODES)}"
         raise InvalidRequestError.of_field("recompute", message)
-    if scenario.recompute == "none":
-        return RecomputePlan(saved=saved)
-    count = scenario.recompute_layers or rank.num_stage_layers
-    layers = frozenset(rank.stage_layers[:count])
     if scenario.recompute == "full":
-        return _plan_layers(forward, saved, layers, scenario, rank)
-    names = scenario.recompute_modules or _DEFAULT_MODULES
-    return _plan_modules(forward, saved, layers, find_modules(names))
+        return _split_layers(saved, forward, scenario, rank)
+    if scenario.recompute == "selective":
+        modules = find_modules(scenario.recompute_modules or _DEFAULT_MODULES)
+        return _split_modules(saved, _layers_again(scenario, rank), modules)
+    return saved, ()
+
+
+def _layers_again(scenario: TrainingScenario, rank: RankContext) -> frozenset[int]:
+    """Return the layers of a chunk that recompute."""
+    count = scenario.recompute_layers or rank.num_stage_layers
+    return frozenset(rank.stage_layers[:count])
 
 
 def find_modules(names: tuple[str, ...]) -> tuple[RecomputeModule, ...]:
@@ -117,26 +140,15 @@ def find_modules(names: tuple[str, ...]) -> tuple[RecomputeModule, ...]:
     return tuple(RECOMPUTE_MODULES[name] for name in names)
 
 
-def _plan_layers(
-    forward: Nodes,
-    saved: tuple[SavedTensor, ...],
-    layers: frozenset[int],
-    scenario: TrainingScenario,
-    rank: RankContext,
-) -> RecomputePlan:
-    stream = next(
-        (n for n in forward if n.role == "input_norm" and n.section is Section.LAYER), None
-    )
+def _split_layers(
+    saved: Tensors, forward: Nodes, scenario: TrainingScenario, rank: RankContext
+) -> tuple[Tensors, Tensors]:
+    """Keep the inputs of layers alone."""
+    layers, stream = _layers_again(scenario, rank), _find_stream(forward)
     if stream is None or not layers:
-        return RecomputePlan(saved=saved)
-    num_bytes = int(
-        stream.written_dtype.bytes_of(stream.dims["num_tokens"] * stream.dims["hidden"])
-    )
-    gathers: Nodes = ()
-    is_whole = rank.layout.tp > 1 and not splits_tokens(rank, scenario)
-    if scenario.partitions_activations and is_whole:
-        group = PlacedGroup.of_rank(axis_group(rank.layout, "tp"), rank)
-        gathers = (group.collective(stream, f"{LAYER_INPUT}_all_gather", "all_gather", num_bytes),)
+        return saved, ()
+    num_bytes = _stream_bytes(stream)
+    if _splits_input(scenario, rank):
         num_bytes //= rank.layout.tp
     kept = SavedTensor(
         role=LAYER_INPUT,
@@ -145,37 +157,66 @@ def _plan_layers(
         num_bytes=num_bytes,
         layers=tuple(sorted(layers)),
     )
-    in_layers = (node for node in forward if node.section is Section.LAYER)
     parts = [_cut(tensor, layers) for tensor in saved]
-    return RecomputePlan(
-        recomputed=tuple(_again((*gathers, *in_layers), layers)),
-        saved=(kept, *(outside for outside, _ in parts if outside is not None)),
-        rebuilt=tuple(inside for _, inside in parts if inside is not None),
+    return (
+        (kept, *(outside for outside, _ in parts if outside is not None)),
+        tuple(inside for _, inside in parts if inside is not None),
     )
 
 
-def _plan_modules(
-    forward: Nodes,
-    saved: tuple[SavedTensor, ...],
-    layers: frozenset[int],
-    modules: tuple[RecomputeModule, ...],
-) -> RecomputePlan:
+def _rerun_layers(forward: Nodes, scenario: TrainingScenario, rank: RankContext) -> Nodes:
+    """Return all operators of layers, and what brings their inputs together."""
+    layers, stream = _layers_again(scenario, rank), _find_stream(forward)
+    if stream is None or not layers:
+        return ()
+    gathers: Nodes = ()
+    if _splits_input(scenario, rank):
+        group = PlacedGroup.of_rank(axis_group(rank.layout, "tp"), rank)
+        role = f"{LAYER_INPUT}_all_gather"
+        gathers = (group.collective(stream, role, "all_gather", _stream_bytes(stream)),)
+    in_layers = (node for node in forward if node.section is Section.LAYER)
+    return tuple(_again((*gathers, *in_layers), layers))
+
+
+def _find_stream(forward: Nodes) -> OperatorNode | None:
+    """Return the operator that reads the input of a layer."""
+    names = (node for node in forward if node.role == "input_norm")
+    return next((node for node in names if node.section is Section.LAYER), None)
+
+
+def _stream_bytes(stream: OperatorNode) -> int:
+    elements = stream.dims["num_tokens"] * stream.dims["hidden"]
+    return int(stream.written_dtype.bytes_of(elements))
+
+
+def _splits_input(scenario: TrainingScenario, rank: RankContext) -> bool:
+    """Tell whether every rank of tp keeps its share of an input that all have."""
+    is_whole = rank.layout.tp > 1 and not splits_tokens(rank, scenario)
+    return scenario.partitions_activations and is_whole
+
+
+def _split_modules(
+    saved: Tensors, layers: frozenset[int], modules: tuple[RecomputeModule, ...]
+) -> tuple[Tensors, Tensors]:
     kept, rebuilt = [], []
     for tensor in saved:
-        outside, inside = _cut(tensor, layers)
         if not any(_is_given_up(tensor, module) for module in modules):
             kept.append(tensor)
             continue
+        outside, inside = _cut(tensor, layers)
         kept += [outside] if outside is not None else []
         rebuilt += [inside] if inside is not None else []
+    return tuple(kept), tuple(rebuilt)
+
+
+def _rerun_modules(forward: Nodes, scenario: TrainingScenario, rank: RankContext) -> Nodes:
+    modules = find_modules(scenario.recompute_modules or _DEFAULT_MODULES)
     runs = tuple(
         node
         for node in forward
         if node.section is Section.LAYER and any(module.has(node.role) for module in modules)
     )
-    return RecomputePlan(
-        recomputed=tuple(_again(runs, layers)), saved=tuple(kept), rebuilt=tuple(rebuilt)
-    )
+    return tuple(_again(runs, _layers_again(scenario, rank)))
 
 
 def _is_given_up(tensor: SavedTensor, module: RecomputeModule) -> bool:

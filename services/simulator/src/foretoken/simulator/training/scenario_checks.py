@@ -6,11 +6,14 @@ from math import isfinite
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import RankContext
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.lowering import check_layout
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.training.module_profile import check_module_layout, check_module_times
 from foretoken.simulator.training.schedule import PipelineSchedule
+from foretoken.simulator.training.stage_hardware import StageHardware
 from foretoken.simulator.training.stage_operators import training_options
 from foretoken.simulator.training.zero import ZERO_STAGES, check_sharding
 
@@ -52,6 +55,7 @@ def check_scenario(scenario: TrainingScenario, schedule: PipelineSchedule) -> No
             for name, problem in (
                 *_batch(scenario),
                 *_stages(scenario, schedule),
+                *_hardware(scenario),
                 *_recompute(scenario, schedule),
                 *_parallelism(scenario),
             )
@@ -125,6 +129,20 @@ def _stages(scenario: TrainingScenario, schedule: PipelineSchedule) -> Iterator[
         yield "stage_layers", "every chunk must have a layer"
     elif sum(given) != scenario.model.num_layers:
         yield "stage_layers", f"must add up to the {scenario.model.num_layers} layers of the model"
+
+
+def _hardware(scenario: TrainingScenario) -> Iterator[tuple[str, str]]:
+    pp, hardware = scenario.layout.pp, StageHardware.of_scenario(scenario)
+    if not hardware.is_given:
+        return
+    for name, find in (("stage_devices", find_device), ("stage_topologies", find_topology)):
+        given = getattr(scenario, name)
+        if given and len(given) != pp:
+            yield name, f"has {len(given)} entries, must have one for each of the {pp} stages"
+        for item in dict.fromkeys(item for item in given if item):
+            find(item)
+    if scenario.module_times is not None:
+        yield "stage_devices", "module_times are of one device: leave one of the two out"
 
 
 def _recompute(scenario: TrainingScenario, schedule: PipelineSchedule) -> Iterator[tuple[str, str]]:

@@ -6,12 +6,13 @@ the pipeline back (zero-bubble V) or feed it from both ends (DualPipe) need no r
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 from foretoken.domain.errors import UnknownPluginError
 from foretoken.domain.plugins import scan_modules
+from foretoken.domain.scenario import TrainingScenario
 
 # `backward` is both gradients; `backward_input` is what the chunk before waits for,
 # `backward_weight` what only the optimizer does.
@@ -76,3 +77,21 @@ def find_schedule(name: str) -> PipelineSchedule:
     return UnknownPluginError.look_up(
         name, all_schedules(), "pipeline_schedule", "pipeline schedule"
     )
+
+
+def with_chunks(scenario: TrainingScenario, schedule: PipelineSchedule) -> TrainingScenario:
+    """Return the scenario with as many chunks per rank as its schedule needs."""
+    return replace(scenario, virtual_stages=schedule.virtual_stages or scenario.virtual_stages)
+
+
+def order_step(
+    scenario: TrainingScenario, schedule: PipelineSchedule, num_micro_batches: int = 0
+) -> tuple[RankOrder, ...]:
+    """Return the order of every rank, with the scenario's micro batches if no number is given.
+
+    Raises:
+        InvalidRequestError: the numbers do not suit the schedule.
+
+    """
+    count = num_micro_batches or scenario.num_micro_batches
+    return schedule.orders(scenario.layout.pp, count, scenario.virtual_stages)

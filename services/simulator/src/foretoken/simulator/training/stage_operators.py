@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Self
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext, Section
 from foretoken.domain.lowering import (
@@ -25,6 +26,7 @@ from foretoken.domain.training_kernels import (
 )
 from foretoken.simulator.training.chunk_placement import (
     ChunkPlaces,
+    place_far_ends,
     place_states,
     place_transfers,
     share_embedding,
@@ -33,11 +35,21 @@ from foretoken.simulator.training.layer_program import PassNodes
 from foretoken.simulator.training.module_profile import MeasuredPrices
 from foretoken.simulator.training.recompute import RecomputePlan, plan_recompute
 from foretoken.simulator.training.schedule import RankOrder
+from foretoken.simulator.training.stage_hardware import StageHardware, gather_at
 from foretoken.simulator.training.state_sharding import StateExchange, exchange_states
 
 # Backward operators that only the optimizer waits for: what a split backward pass puts off.
 _WEIGHT_ROLES = ("_wgrad", "_accumulate")
 _TRANSFER = "send_recv"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FarEnd:
+    """What a chunk sends, as the links of `stage` carry it, which has others than the chunk's."""
+
+    stage: int
+    sends: Nodes
+    sends_back: Nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +59,8 @@ class ChunkOperators:
     `forward` is what lowering returns, without what shards of states exchange; `backward` its
     mirror, without what is recomputed. `sends` are the transfers to the next chunk, `sends_back`
     those of the gradients it returns. What arrives is put together by `receives_input` and
-    `receives_gradient`, before either pass.
+    `receives_gradient`, before either pass. Transfers to other hardware go at the pace of the
+    slower end, of which `far_end` is the other one.
     """
 
     rank: RankContext
@@ -59,6 +72,7 @@ class ChunkOperators:
     sends_back: Nodes
     receives_input: Nodes
     receives_gradient: Nodes
+    far_end: FarEnd | None = None
 
     @property
     def forward_pass(self) -> PassNodes:
@@ -118,6 +132,15 @@ class StepOperators:
             yield from chunk.all_nodes
         for nodes in (*self.checks, *self.updates):
             yield from nodes
+
+    def nodes_of_rank(self, rank: int) -> Iterator[OperatorNode]:
+        """Yield every operator that a rank of the pipeline runs, and what others send to it."""
+        for index in self.chunks_of_rank[rank]:
+            yield from self.chunks[index].all_nodes
+        for chunk in self.chunks:
+            if chunk.far_end is not None and chunk.far_end.stage == rank:
+                yield from (*chunk.far_end.sends, *chunk.far_end.sends_back)
+        yield from (*self.checks[rank], *self.updates[rank])
 
     def expose(self, measured: MeasuredPrices) -> Self:
         """Return the same without overlap of what was measured as part of a module."""
@@ -181,12 +204,15 @@ def lower_chunk(
         InvalidRequestError: the layout does not fit the model.
 
     """
+    hardware = StageHardware.of_scenario(scenario)
+    rank = hardware.place(rank, places.holders(rank.stage)[0])
     nodes = lower_rank(micro_batch_shape(scenario), options, rank)
     nodes = share_embedding(nodes, places, rank)
     forward = tuple(node for node in nodes if node.section is not Section.BOUNDARY)
     boundary = tuple(node for node in nodes if node.section is Section.BOUNDARY)
     sends = tuple(node for node in boundary if node.operator == _TRANSFER)
-    sends = place_transfers(sends, places, rank)
+    far = place_far_ends(sends, places, rank, hardware)
+    sends = place_transfers(sends, places, rank, hardware)
     gathers = tuple(node for node in boundary if node.operator != _TRANSFER) if sends else ()
     states = exchange_states(forward, rank, scenario)
     return ChunkOperators(
@@ -197,8 +223,13 @@ def lower_chunk(
         states=place_states(states, places, rank, scenario),
         sends=sends,
         sends_back=lower_backward(sends, options),
-        receives_input=before.receives_gradient if before else (),
+        receives_input=(gather_at(before.receives_gradient, before.rank, rank) if before else ()),
         receives_gradient=gathers,
+        far_end=(
+            None
+            if far is None
+            else FarEnd(stage=far[0], sends=far[1], sends_back=lower_backward(far[1], options))
+        ),
     )
 
 
@@ -216,6 +247,7 @@ def lower_step(
     """
     options = training_options(scenario, trainer)
     places = ChunkPlaces.of_orders(orders)
+    _check_holders(places, StageHardware.of_scenario(scenario), len(ranks))
     chunks: list[ChunkOperators] = []
     for rank in ranks:
         chunks.append(lower_chunk(scenario, options, rank, chunks[-1] if chunks else None, places))
@@ -223,18 +255,25 @@ def lower_step(
         sum(chunks[index].states.num_updated for index in indices)
         for indices in places.chunks_of_rank
     ]
-    agreed = _agreement(scenario, trainer, ranks[0])
+    hardware = StageHardware.of_scenario(scenario)
+    agreed = [
+        list_agreements(scenario, trainer, hardware.place(ranks[0], rank))
+        for rank in range(len(updated))
+    ]
     return StepOperators(
         chunks=tuple(chunks),
         chunks_of_rank=places.chunks_of_rank,
         checks=tuple(
-            (*check_kernels(count, scenario.dtype, trainer), *agreed) for count in updated
+            (*check_kernels(count, scenario.dtype, trainer), *together)
+            for count, together in zip(updated, agreed, strict=True)
         ),
         updates=tuple(update_kernels(count, scenario.dtype, trainer) for count in updated),
     )
 
 
-def _agreement(scenario: TrainingScenario, trainer: TrainerProfile, rank: RankContext) -> Nodes:
+def list_agreements(
+    scenario: TrainingScenario, trainer: TrainerProfile, rank: RankContext
+) -> Nodes:
     """Return how the ranks of a replica agree on a norm, and on whether any gradient overflowed."""
     axes = ("dp", "cp", "pp", "tp") if scenario.zero_stage else ("pp", "tp")
     groups = [axis_group(scenario.layout, axis) for axis in axes]
@@ -261,6 +300,17 @@ def _agreement(scenario: TrainingScenario, trainer: TrainerProfile, rank: RankCo
         for name, is_checked in checks.items()
         if is_checked and num_ranks > 1
     )
+
+
+def _check_holders(places: ChunkPlaces, hardware: StageHardware, num_chunks: int) -> None:
+    for chunk in range(num_chunks):
+        first, *others = places.holders(chunk)
+        for other in others:
+            if not hardware.is_alike(first, other):
+                problem = f"stages {first} and {other} hold the same layers in this schedule"
+                raise InvalidRequestError.of_field(
+                    "stage_devices", f"{problem} and must have the same device and topology"
+                )
 
 
 def _is_weight_gradient(node: OperatorNode) -> bool:

@@ -25,6 +25,7 @@ from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_kernels import reduction_kernels, sum_kernels
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.training import zero
+from foretoken.simulator.training.stage_hardware import StageHardware
 
 _GRADIENT, _PARAMETER = "gradient_reduction", "parameter_gather"
 # What has a weight that is split over ranks; norms and biases are small enough to stay whole.
@@ -378,7 +379,8 @@ class _Writer:
         role = "embedding" if rank.stage == 0 else "lm_head"
         table = next(node for node in self._forward if node.role == role)
         num_params = _num_kept(table, zero.weight_degree(self._scenario))
-        group = PlacedGroup.of_stages(0, last, rank)
+        own, hardware = rank.stage % pp, StageHardware.of_scenario(self._scenario)
+        group = hardware.pair(own, last - own, rank)
         yield self._placed("embedding_gradient_all_reduce", "all_reduce", num_params, group)
 
     def _collective(

@@ -10,11 +10,11 @@ from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.ports import PredictorPort
 from foretoken.domain.report import Feasibility, Percentiles
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import StageMemory, TrainingReport
+from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.units import US_PER_MS, US_PER_S
+from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.training.accounting import account_ranks, in_ms
 from foretoken.simulator.training.components import list_components
@@ -27,10 +27,18 @@ from foretoken.simulator.training.efficiency import (
 from foretoken.simulator.training.memory.advice import judge_memory
 from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.measure import measure_memory
+from foretoken.simulator.training.memory_plan import measure_stages
 from foretoken.simulator.training.module_profile import MeasuredPrices, measure_nodes
-from foretoken.simulator.training.operator_prices import OperatorPrices, fetch_prices
+from foretoken.simulator.training.operator_prices import OperatorPrices, fetch_stage_prices
+from foretoken.simulator.training.rank_traffic import measure_traffic
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
-from foretoken.simulator.training.schedule import PipelineSchedule, RankOrder, find_schedule
+from foretoken.simulator.training.schedule import (
+    RankOrder,
+    find_schedule,
+    order_step,
+    with_chunks,
+)
+from foretoken.simulator.training.stage_hardware import stage_devices
 from foretoken.simulator.training.stage_operators import StepOperators, lower_step
 from foretoken.simulator.training.timeline import draw_spans
 from foretoken.simulator.training.variability import (
@@ -47,7 +55,7 @@ from foretoken.simulator.training.variability import (
 
 
 def simulate_training(
-    scenario: TrainingScenario, predictor: PredictorPort, progress: JobProgress | None
+    scenario: TrainingScenario, predictor: LatencySource, progress: JobProgress | None
 ) -> TrainingReport:
     """Return time, memory and efficiency of one optimizer step.
 
@@ -64,20 +72,21 @@ def simulate_training(
     report = TrainingReport(
         num_devices=scenario.layout.num_devices,
         num_micro_batches=scenario.num_micro_batches,
-        device_memory_bytes=find_device(scenario.device).memory_bytes,
+        device_memory_bytes=min(find_device(name).memory_bytes for name in stage_devices(scenario)),
         scenario_json=json.dumps(schema.encode(scenario)),
     )
-    scenario = _with_chunks(scenario, schedule)
+    scenario = with_chunks(scenario, schedule)
     try:
         ranks = chunk_ranks(scenario)
         check_chunks(ranks, scenario)
     except InvalidRequestError as err:
         return replace(report, feasibility=Feasibility(is_feasible=False, reason=err.message))
     _update(progress, 0.1, "lower the model to operators")
-    orders = _orders(scenario, schedule)
+    orders = order_step(scenario, schedule)
     operators = lower_step(scenario, scenario.trainer.resolve(), ranks, orders)
     _update(progress, 0.3, "ask the predictor")
-    prices = fetch_prices(operators.all_nodes, scenario, predictor)
+    nodes = [tuple(operators.nodes_of_rank(rank)) for rank in range(len(orders))]
+    prices = fetch_stage_prices(nodes, scenario, predictor)
     if scenario.module_times is not None:
         measured = _measure_modules(scenario, operators, prices)
         prices, operators = replace(prices, measured=measured), operators.expose(measured)
@@ -90,9 +99,10 @@ def simulate_training(
     report = replace(
         _with_times(report, scenario, composition, composed),
         step_spread_ms=spread,
+        traffic=measure_traffic(operators, orders, scenario),
         model_version=prices.model_version,
         notes=(
-            *prices.list_notes(operators.all_nodes),
+            *_price_notes(operators, prices),
             *_format_notes(scenario),
             *_spread_notes(scenario),
         ),
@@ -115,11 +125,28 @@ def _measure_modules(
 
 def _format_notes(scenario: TrainingScenario) -> tuple[str, ...]:
     """Return what stands in for a number format that the device does not compute in."""
-    device, dtype = find_device(scenario.device), scenario.dtype
-    if dtype in device.peak_flops_per_s:
-        return ()
-    name = dtype.name.lower()
-    return (f"{device.name} has no {name}: products of {name} take as long as in a wider format",)
+    dtype, name = scenario.dtype, scenario.dtype.name.lower()
+    devices = [find_device(device) for device in dict.fromkeys(stage_devices(scenario))]
+    return tuple(
+        f"{device.name} has no {name}: products of {name} take as long as in a wider format"
+        for device in devices
+        if dtype not in device.peak_flops_per_s
+    )
+
+
+def _price_notes(operators: StepOperators, prices: OperatorPrices) -> tuple[str, ...]:
+    """Return what a reader must know of prices, of each hardware by name if there are several."""
+    if not prices.stages:
+        return prices.list_notes(operators.all_nodes)
+    found: dict[str, None] = {}
+    for rank, own in enumerate(prices.stages):
+        alike = [at for at, other in enumerate(prices.stages) if other is own]
+        if rank == alike[0]:
+            nodes = [node for at in alike for node in operators.nodes_of_rank(at)]
+            stages = ", ".join(str(at) for at in alike)
+            notes = own.list_notes(nodes)
+            found.update({f"stages {stages}: {note}": None for note in notes})
+    return tuple(found)
 
 
 def _spread_notes(scenario: TrainingScenario) -> tuple[str, ...]:
@@ -191,20 +218,8 @@ def _with_memory(
     orders: Sequence[RankOrder],
 ) -> TrainingReport:
     memory, timeline = measure_memory(_graphs(operators), orders, scenario, report.spans)
-    feasibility, memory = judge_memory(memory, scenario, _measure_again)
+    feasibility, memory = judge_memory(memory, scenario, measure_stages)
     return replace(report, feasibility=feasibility, memory=memory, memory_timeline=timeline)
-
-
-def _measure_again(scenario: TrainingScenario) -> tuple[StageMemory, ...]:
-    """Return the memory of a scenario that was changed; no operator of it has a price."""
-    schedule = find_schedule(scenario.pipeline_schedule)
-    check_scenario(scenario, schedule)
-    scenario = _with_chunks(scenario, schedule)
-    ranks, orders = chunk_ranks(scenario), _orders(scenario, schedule)
-    check_chunks(ranks, scenario)
-    operators = lower_step(scenario, scenario.trainer.resolve(), ranks, orders)
-    memory, _ = measure_memory(_graphs(operators), orders, scenario, None)
-    return memory
 
 
 def _graphs(operators: StepOperators) -> list[ChunkGraph]:
@@ -212,15 +227,6 @@ def _graphs(operators: StepOperators) -> list[ChunkGraph]:
         ChunkGraph(rank=chunk.rank, forward=chunk.forward, plan=chunk.plan)
         for chunk in operators.chunks
     ]
-
-
-def _orders(scenario: TrainingScenario, schedule: PipelineSchedule) -> tuple[RankOrder, ...]:
-    return schedule.orders(scenario.layout.pp, scenario.num_micro_batches, scenario.virtual_stages)
-
-
-def _with_chunks(scenario: TrainingScenario, schedule: PipelineSchedule) -> TrainingScenario:
-    """Return the scenario with as many chunks per rank as its schedule needs."""
-    return replace(scenario, virtual_stages=schedule.virtual_stages or scenario.virtual_stages)
 
 
 def _update(progress: JobProgress | None, ratio: float, message: str) -> None:

@@ -27,7 +27,11 @@ class Sharding:
     @classmethod
     def of_scenario(cls, scenario: TrainingScenario) -> Self:
         """Return what the scenario's ZeRO stage splits."""
-        stage = scenario.zero_stage if num_replicas(scenario) > 1 else 0
+        return cls.of_stage(scenario.zero_stage if num_replicas(scenario) > 1 else 0)
+
+    @classmethod
+    def of_stage(cls, stage: int) -> Self:
+        """Return what a ZeRO stage splits, over more than one rank."""
         return cls(
             optimizer=stage >= _OPTIMIZER,
             gradients=stage >= _GRADIENTS,
@@ -74,8 +78,13 @@ def num_expert_shards(scenario: TrainingScenario) -> int:
     Fewer ranks hold the same experts than the same dense parameters: a degree beyond them is cut.
     """
     num_ranks = expert_mesh(scenario.layout, scenario.expert_tp).dp
-    wanted = min(num_ranks, scenario.shard_degree or num_ranks)
-    return max(count for count in range(1, wanted + 1) if num_ranks % count == 0)
+    return cut_shards(num_ranks, scenario.shard_degree)
+
+
+def cut_shards(num_ranks: int, wanted: int) -> int:
+    """Return the largest divisor of the ranks that is no more than wanted (0: all of them)."""
+    most = min(num_ranks, wanted or num_ranks)
+    return max(count for count in range(1, most + 1) if num_ranks % count == 0)
 
 
 def check_sharding(scenario: TrainingScenario) -> Iterator[FieldViolation]:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from foretoken.page.figure import BLUE, GREY, STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.simulator.report.plots import format_number
+from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.validation.timing import Floats
 
 # A logarithmic axis pays once the values span this ratio.

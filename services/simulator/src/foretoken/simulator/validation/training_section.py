@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
-from foretoken.simulator.report.plots import draw_stacked_rows, format_number
+from foretoken.simulator.report.number_text import format_number
+from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.validation.training import TrainingValidation
 from foretoken.simulator.validation.training_comparison import ComponentComparison, score_runs
 from foretoken.simulator.validation.training_proportion import (

@@ -27,39 +27,53 @@ from foretoken.api.types.v1 import measurement_pb2 as foretoken_dot_api_dot_type
 from foretoken.api.types.v1 import report_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_report__pb2
 from foretoken.api.types.v1 import scenario_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_scenario__pb2
 from foretoken.api.types.v1 import search_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_search__pb2
+from foretoken.api.types.v1 import training_run_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_training__run__pb2
+from foretoken.api.types.v1 import training_search_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_training__search__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n2foretoken/api/simulator/v1/simulator_service.proto\x12\x1a\x66oretoken.api.simulator.v1\x1a foretoken/api/types/v1/job.proto\x1a(foretoken/api/types/v1/measurement.proto\x1a#foretoken/api/types/v1/report.proto\x1a%foretoken/api/types/v1/scenario.proto\x1a#foretoken/api/types/v1/search.proto\"[\n\x1e\x43reateServingSimulationRequest\x12\x39\n\x08scenario\x18\x01 \x01(\x0b\x32\'.foretoken.api.types.v1.ServingScenario\")\n\x17GetServingReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"8\n\x17ReadServingTableRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\"]\n\x1f\x43reateTrainingSimulationRequest\x12:\n\x08scenario\x18\x01 \x01(\x0b\x32(.foretoken.api.types.v1.TrainingScenario\"*\n\x18GetTrainingReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"9\n\x18ReadTrainingTableRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\"W\n\x1b\x43reateCapacitySearchRequest\x12\x38\n\x07request\x18\x01 \x01(\x0b\x32\'.foretoken.api.types.v1.CapacityRequest\"*\n\x18GetCapacityReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"[\n\x1a\x43reateServingSearchRequest\x12=\n\x07request\x18\x01 \x01(\x0b\x32,.foretoken.api.types.v1.ServingSearchRequest\"/\n\x1dGetServingSearchReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\":\n\x19WatchServingSearchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x03\">\n\x1dReadServingSearchTableRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t2\xd0\r\n\x10SimulatorService\x12r\n\x17\x43reateServingSimulation\x12:.foretoken.api.simulator.v1.CreateServingSimulationRequest\x1a\x1b.foretoken.api.types.v1.Job\x12n\n\x10GetServingReport\x12\x33.foretoken.api.simulator.v1.GetServingReportRequest\x1a%.foretoken.api.types.v1.ServingReport\x12m\n\x10ReadServingTable\x12\x33.foretoken.api.simulator.v1.ReadServingTableRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12t\n\x18\x43reateTrainingSimulation\x12;.foretoken.api.simulator.v1.CreateTrainingSimulationRequest\x1a\x1b.foretoken.api.types.v1.Job\x12q\n\x11GetTrainingReport\x12\x34.foretoken.api.simulator.v1.GetTrainingReportRequest\x1a&.foretoken.api.types.v1.TrainingReport\x12o\n\x11ReadTrainingTable\x12\x34.foretoken.api.simulator.v1.ReadTrainingTableRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12l\n\x14\x43reateCapacitySearch\x12\x37.foretoken.api.simulator.v1.CreateCapacitySearchRequest\x1a\x1b.foretoken.api.types.v1.Job\x12q\n\x11GetCapacityReport\x12\x34.foretoken.api.simulator.v1.GetCapacityReportRequest\x1a&.foretoken.api.types.v1.CapacityReport\x12j\n\x13\x43reateServingSearch\x12\x36.foretoken.api.simulator.v1.CreateServingSearchRequest\x1a\x1b.foretoken.api.types.v1.Job\x12\x80\x01\n\x16GetServingSearchReport\x12\x39.foretoken.api.simulator.v1.GetServingSearchReportRequest\x1a+.foretoken.api.types.v1.ServingSearchReport\x12o\n\x12WatchServingSearch\x12\x35.foretoken.api.simulator.v1.WatchServingSearchRequest\x1a .foretoken.api.types.v1.Finalist0\x01\x12y\n\x16ReadServingSearchTable\x12\x39.foretoken.api.simulator.v1.ReadServingSearchTableRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12L\n\x06GetJob\x12%.foretoken.api.types.v1.GetJobRequest\x1a\x1b.foretoken.api.types.v1.Job\x12]\n\x08ListJobs\x12\'.foretoken.api.types.v1.ListJobsRequest\x1a(.foretoken.api.types.v1.ListJobsResponse\x12R\n\x08WatchJob\x12\'.foretoken.api.types.v1.WatchJobRequest\x1a\x1b.foretoken.api.types.v1.Job0\x01\x12R\n\tCancelJob\x12(.foretoken.api.types.v1.CancelJobRequest\x1a\x1b.foretoken.api.types.v1.Jobb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n2foretoken/api/simulator/v1/simulator_service.proto\x12\x1a\x66oretoken.api.simulator.v1\x1a foretoken/api/types/v1/job.proto\x1a(foretoken/api/types/v1/measurement.proto\x1a#foretoken/api/types/v1/report.proto\x1a%foretoken/api/types/v1/scenario.proto\x1a#foretoken/api/types/v1/search.proto\x1a)foretoken/api/types/v1/training_run.proto\x1a,foretoken/api/types/v1/training_search.proto\"[\n\x1e\x43reateServingSimulationRequest\x12\x39\n\x08scenario\x18\x01 \x01(\x0b\x32\'.foretoken.api.types.v1.ServingScenario\")\n\x17GetServingReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"8\n\x17ReadServingTableRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\"]\n\x1f\x43reateTrainingSimulationRequest\x12:\n\x08scenario\x18\x01 \x01(\x0b\x32(.foretoken.api.types.v1.TrainingScenario\"*\n\x18GetTrainingReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"9\n\x18ReadTrainingTableRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\"W\n\x1b\x43reateCapacitySearchRequest\x12\x38\n\x07request\x18\x01 \x01(\x0b\x32\'.foretoken.api.types.v1.CapacityRequest\"*\n\x18GetCapacityReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"[\n\x1a\x43reateServingSearchRequest\x12=\n\x07request\x18\x01 \x01(\x0b\x32,.foretoken.api.types.v1.ServingSearchRequest\"/\n\x1dGetServingSearchReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\":\n\x19WatchServingSearchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x03\">\n\x1dReadServingSearchTableRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\"W\n\x19PlanTrainingMemoryRequest\x12:\n\x08scenario\x18\x01 \x01(\x0b\x32(.foretoken.api.types.v1.TrainingScenario\"U\n\x16PlanTrainingRunRequest\x12;\n\x07request\x18\x01 \x01(\x0b\x32*.foretoken.api.types.v1.TrainingRunRequest\"]\n\x1b\x43reateTrainingSearchRequest\x12>\n\x07request\x18\x01 \x01(\x0b\x32-.foretoken.api.types.v1.TrainingSearchRequest\"0\n\x1eGetTrainingSearchReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\";\n\x1aWatchTrainingSearchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x03\"?\n\x1eReadTrainingSearchTableRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t2\xa9\x13\n\x10SimulatorService\x12r\n\x17\x43reateServingSimulation\x12:.foretoken.api.simulator.v1.CreateServingSimulationRequest\x1a\x1b.foretoken.api.types.v1.Job\x12n\n\x10GetServingReport\x12\x33.foretoken.api.simulator.v1.GetServingReportRequest\x1a%.foretoken.api.types.v1.ServingReport\x12m\n\x10ReadServingTable\x12\x33.foretoken.api.simulator.v1.ReadServingTableRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12t\n\x18\x43reateTrainingSimulation\x12;.foretoken.api.simulator.v1.CreateTrainingSimulationRequest\x1a\x1b.foretoken.api.types.v1.Job\x12q\n\x11GetTrainingReport\x12\x34.foretoken.api.simulator.v1.GetTrainingReportRequest\x1a&.foretoken.api.types.v1.TrainingReport\x12o\n\x11ReadTrainingTable\x12\x34.foretoken.api.simulator.v1.ReadTrainingTableRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12l\n\x14\x43reateCapacitySearch\x12\x37.foretoken.api.simulator.v1.CreateCapacitySearchRequest\x1a\x1b.foretoken.api.types.v1.Job\x12q\n\x11GetCapacityReport\x12\x34.foretoken.api.simulator.v1.GetCapacityReportRequest\x1a&.foretoken.api.types.v1.CapacityReport\x12j\n\x13\x43reateServingSearch\x12\x36.foretoken.api.simulator.v1.CreateServingSearchRequest\x1a\x1b.foretoken.api.types.v1.Job\x12\x80\x01\n\x16GetServingSearchReport\x12\x39.foretoken.api.simulator.v1.GetServingSearchReportRequest\x1a+.foretoken.api.types.v1.ServingSearchReport\x12o\n\x12WatchServingSearch\x12\x35.foretoken.api.simulator.v1.WatchServingSearchRequest\x1a .foretoken.api.types.v1.Finalist0\x01\x12y\n\x16ReadServingSearchTable\x12\x39.foretoken.api.simulator.v1.ReadServingSearchTableRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12y\n\x12PlanTrainingMemory\x12\x35.foretoken.api.simulator.v1.PlanTrainingMemoryRequest\x1a,.foretoken.api.types.v1.TrainingMemoryReport\x12p\n\x0fPlanTrainingRun\x12\x32.foretoken.api.simulator.v1.PlanTrainingRunRequest\x1a).foretoken.api.types.v1.TrainingRunReport\x12l\n\x14\x43reateTrainingSearch\x12\x37.foretoken.api.simulator.v1.CreateTrainingSearchRequest\x1a\x1b.foretoken.api.types.v1.Job\x12\x83\x01\n\x17GetTrainingSearchReport\x12:.foretoken.api.simulator.v1.GetTrainingSearchReportRequest\x1a,.foretoken.api.types.v1.TrainingSearchReport\x12y\n\x13WatchTrainingSearch\x12\x36.foretoken.api.simulator.v1.WatchTrainingSearchRequest\x1a(.foretoken.api.types.v1.StrategyFinalist0\x01\x12{\n\x17ReadTrainingSearchTable\x12:.foretoken.api.simulator.v1.ReadTrainingSearchTableRequest\x1a\".foretoken.api.types.v1.ArrowChunk0\x01\x12L\n\x06GetJob\x12%.foretoken.api.types.v1.GetJobRequest\x1a\x1b.foretoken.api.types.v1.Job\x12]\n\x08ListJobs\x12\'.foretoken.api.types.v1.ListJobsRequest\x1a(.foretoken.api.types.v1.ListJobsResponse\x12R\n\x08WatchJob\x12\'.foretoken.api.types.v1.WatchJobRequest\x1a\x1b.foretoken.api.types.v1.Job0\x01\x12R\n\tCancelJob\x12(.foretoken.api.types.v1.CancelJobRequest\x1a\x1b.foretoken.api.types.v1.Jobb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foretoken.api.simulator.v1.simulator_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CREATESERVINGSIMULATIONREQUEST']._serialized_start=271
-  _globals['_CREATESERVINGSIMULATIONREQUEST']._serialized_end=362
-  _globals['_GETSERVINGREPORTREQUEST']._serialized_start=364
-  _globals['_GETSERVINGREPORTREQUEST']._serialized_end=405
-  _globals['_READSERVINGTABLEREQUEST']._serialized_start=407
-  _globals['_READSERVINGTABLEREQUEST']._serialized_end=463
-  _globals['_CREATETRAININGSIMULATIONREQUEST']._serialized_start=465
-  _globals['_CREATETRAININGSIMULATIONREQUEST']._serialized_end=558
-  _globals['_GETTRAININGREPORTREQUEST']._serialized_start=560
-  _globals['_GETTRAININGREPORTREQUEST']._serialized_end=602
-  _globals['_READTRAININGTABLEREQUEST']._serialized_start=604
-  _globals['_READTRAININGTABLEREQUEST']._serialized_end=661
-  _globals['_CREATECAPACITYSEARCHREQUEST']._serialized_start=663
-  _globals['_CREATECAPACITYSEARCHREQUEST']._serialized_end=750
-  _globals['_GETCAPACITYREPORTREQUEST']._serialized_start=752
-  _globals['_GETCAPACITYREPORTREQUEST']._serialized_end=794
-  _globals['_CREATESERVINGSEARCHREQUEST']._serialized_start=796
-  _globals['_CREATESERVINGSEARCHREQUEST']._serialized_end=887
-  _globals['_GETSERVINGSEARCHREPORTREQUEST']._serialized_start=889
-  _globals['_GETSERVINGSEARCHREPORTREQUEST']._serialized_end=936
-  _globals['_WATCHSERVINGSEARCHREQUEST']._serialized_start=938
-  _globals['_WATCHSERVINGSEARCHREQUEST']._serialized_end=996
-  _globals['_READSERVINGSEARCHTABLEREQUEST']._serialized_start=998
-  _globals['_READSERVINGSEARCHTABLEREQUEST']._serialized_end=1060
-  _globals['_SIMULATORSERVICE']._serialized_start=1063
-  _globals['_SIMULATORSERVICE']._serialized_end=2807
+  _globals['_CREATESERVINGSIMULATIONREQUEST']._serialized_start=360
+  _globals['_CREATESERVINGSIMULATIONREQUEST']._serialized_end=451
+  _globals['_GETSERVINGREPORTREQUEST']._serialized_start=453
+  _globals['_GETSERVINGREPORTREQUEST']._serialized_end=494
+  _globals['_READSERVINGTABLEREQUEST']._serialized_start=496
+  _globals['_READSERVINGTABLEREQUEST']._serialized_end=552
+  _globals['_CREATETRAININGSIMULATIONREQUEST']._serialized_start=554
+  _globals['_CREATETRAININGSIMULATIONREQUEST']._serialized_end=647
+  _globals['_GETTRAININGREPORTREQUEST']._serialized_start=649
+  _globals['_GETTRAININGREPORTREQUEST']._serialized_end=691
+  _globals['_READTRAININGTABLEREQUEST']._serialized_start=693
+  _globals['_READTRAININGTABLEREQUEST']._serialized_end=750
+  _globals['_CREATECAPACITYSEARCHREQUEST']._serialized_start=752
+  _globals['_CREATECAPACITYSEARCHREQUEST']._serialized_end=839
+  _globals['_GETCAPACITYREPORTREQUEST']._serialized_start=841
+  _globals['_GETCAPACITYREPORTREQUEST']._serialized_end=883
+  _globals['_CREATESERVINGSEARCHREQUEST']._serialized_start=885
+  _globals['_CREATESERVINGSEARCHREQUEST']._serialized_end=976
+  _globals['_GETSERVINGSEARCHREPORTREQUEST']._serialized_start=978
+  _globals['_GETSERVINGSEARCHREPORTREQUEST']._serialized_end=1025
+  _globals['_WATCHSERVINGSEARCHREQUEST']._serialized_start=1027
+  _globals['_WATCHSERVINGSEARCHREQUEST']._serialized_end=1085
+  _globals['_READSERVINGSEARCHTABLEREQUEST']._serialized_start=1087
+  _globals['_READSERVINGSEARCHTABLEREQUEST']._serialized_end=1149
+  _globals['_PLANTRAININGMEMORYREQUEST']._serialized_start=1151
+  _globals['_PLANTRAININGMEMORYREQUEST']._serialized_end=1238
+  _globals['_PLANTRAININGRUNREQUEST']._serialized_start=1240
+  _globals['_PLANTRAININGRUNREQUEST']._serialized_end=1325
+  _globals['_CREATETRAININGSEARCHREQUEST']._serialized_start=1327
+  _globals['_CREATETRAININGSEARCHREQUEST']._serialized_end=1420
+  _globals['_GETTRAININGSEARCHREPORTREQUEST']._serialized_start=1422
+  _globals['_GETTRAININGSEARCHREPORTREQUEST']._serialized_end=1470
+  _globals['_WATCHTRAININGSEARCHREQUEST']._serialized_start=1472
+  _globals['_WATCHTRAININGSEARCHREQUEST']._serialized_end=1531
+  _globals['_READTRAININGSEARCHTABLEREQUEST']._serialized_start=1533
+  _globals['_READTRAININGSEARCHTABLEREQUEST']._serialized_end=1596
+  _globals['_SIMULATORSERVICE']._serialized_start=1599
+  _globals['_SIMULATORSERVICE']._serialized_end=4072
 # @@protoc_insertion_point(module_scope)

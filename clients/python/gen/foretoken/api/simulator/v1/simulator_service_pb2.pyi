@@ -5,6 +5,8 @@ isort:skip_file
 
 from foretoken.api.types.v1 import scenario_pb2 as _scenario_pb2
 from foretoken.api.types.v1 import search_pb2 as _search_pb2
+from foretoken.api.types.v1 import training_run_pb2 as _training_run_pb2
+from foretoken.api.types.v1 import training_search_pb2 as _training_search_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 import builtins as _builtins
@@ -305,3 +307,149 @@ class ReadServingSearchTableRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadServingSearchTableRequest: _TypeAlias = ReadServingSearchTableRequest  # noqa: Y015
+
+@_typing.final
+class PlanTrainingMemoryRequest(_message.Message):
+    """The training step to plan the memory of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCENARIO_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scenario(self) -> _scenario_pb2.TrainingScenario:
+        """The configuration. Not set: an error."""
+
+    def __init__(
+        self,
+        *,
+        scenario: _scenario_pb2.TrainingScenario | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["scenario", b"scenario"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scenario", b"scenario"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanTrainingMemoryRequest: _TypeAlias = PlanTrainingMemoryRequest  # noqa: Y015
+
+@_typing.final
+class PlanTrainingRunRequest(_message.Message):
+    """The run to plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> _training_run_pb2.TrainingRunRequest:
+        """The step, its number, failures and prices. Not set: an error."""
+
+    def __init__(
+        self,
+        *,
+        request: _training_run_pb2.TrainingRunRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanTrainingRunRequest: _TypeAlias = PlanTrainingRunRequest  # noqa: Y015
+
+@_typing.final
+class CreateTrainingSearchRequest(_message.Message):
+    """The space to search."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> _training_search_pb2.TrainingSearchRequest:
+        """Scenario and space. Not set: an error."""
+
+    def __init__(
+        self,
+        *,
+        request: _training_search_pb2.TrainingSearchRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateTrainingSearchRequest: _TypeAlias = CreateTrainingSearchRequest  # noqa: Y015
+
+@_typing.final
+class GetTrainingSearchReportRequest(_message.Message):
+    """Ask for the result of a training search."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTrainingSearchReportRequest: _TypeAlias = GetTrainingSearchReportRequest  # noqa: Y015
+
+@_typing.final
+class WatchTrainingSearchRequest(_message.Message):
+    """Ask for what a search simulates."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job. Empty: an error."""
+    first: _builtins.int
+    """How many of them are known already and not sent again. 0: none."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        first: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchTrainingSearchRequest: _TypeAlias = WatchTrainingSearchRequest  # noqa: Y015
+
+@_typing.final
+class ReadTrainingSearchTableRequest(_message.Message):
+    """Ask for a table of a training search."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job. Empty: an error."""
+    table: _builtins.str
+    """The table: "candidates". Empty: an error."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        table: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadTrainingSearchTableRequest: _TypeAlias = ReadTrainingSearchTableRequest  # noqa: Y015

@@ -8,6 +8,8 @@ from foretoken.api.types.v1 import job_pb2 as foretoken_dot_api_dot_types_dot_v1
 from foretoken.api.types.v1 import measurement_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2
 from foretoken.api.types.v1 import report_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_report__pb2
 from foretoken.api.types.v1 import search_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_search__pb2
+from foretoken.api.types.v1 import training_run_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_training__run__pb2
+from foretoken.api.types.v1 import training_search_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_training__search__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -97,6 +99,36 @@ class SimulatorServiceStub(object):
         self.ReadServingSearchTable = channel.unary_stream(
                 '/foretoken.api.simulator.v1.SimulatorService/ReadServingSearchTable',
                 request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingSearchTableRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
+                _registered_method=True)
+        self.PlanTrainingMemory = channel.unary_unary(
+                '/foretoken.api.simulator.v1.SimulatorService/PlanTrainingMemory',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.PlanTrainingMemoryRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_training__run__pb2.TrainingMemoryReport.FromString,
+                _registered_method=True)
+        self.PlanTrainingRun = channel.unary_unary(
+                '/foretoken.api.simulator.v1.SimulatorService/PlanTrainingRun',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.PlanTrainingRunRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_training__run__pb2.TrainingRunReport.FromString,
+                _registered_method=True)
+        self.CreateTrainingSearch = channel.unary_unary(
+                '/foretoken.api.simulator.v1.SimulatorService/CreateTrainingSearch',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.CreateTrainingSearchRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+                _registered_method=True)
+        self.GetTrainingSearchReport = channel.unary_unary(
+                '/foretoken.api.simulator.v1.SimulatorService/GetTrainingSearchReport',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetTrainingSearchReportRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_training__search__pb2.TrainingSearchReport.FromString,
+                _registered_method=True)
+        self.WatchTrainingSearch = channel.unary_stream(
+                '/foretoken.api.simulator.v1.SimulatorService/WatchTrainingSearch',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.WatchTrainingSearchRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_training__search__pb2.StrategyFinalist.FromString,
+                _registered_method=True)
+        self.ReadTrainingSearchTable = channel.unary_stream(
+                '/foretoken.api.simulator.v1.SimulatorService/ReadTrainingSearchTable',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingSearchTableRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
                 _registered_method=True)
         self.GetJob = channel.unary_unary(
@@ -214,6 +246,49 @@ class SimulatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanTrainingMemory(self, request, context):
+        """Return what a training step must hold on every stage; the predictor is not asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanTrainingRun(self, request, context):
+        """Return what a whole training run takes: days, money and energy, failures included.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateTrainingSearch(self, request, context):
+        """Start looking for the best strategies of a space; it goes on after a restart of the service.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTrainingSearchReport(self, request, context):
+        """Return the result of a finished training search, without the table of its candidates.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchTrainingSearch(self, request, context):
+        """Stream what a search has simulated, in the order it was done, until the search ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadTrainingSearchTable(self, request, context):
+        """Stream one table of a finished training search as one Arrow IPC stream, in pieces. "candidates"
+        has a row per strategy, best first; docs/reference/training-search-report.md lists its columns.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetJob(self, request, context):
         """Return a job now.
         """
@@ -303,6 +378,36 @@ def add_SimulatorServiceServicer_to_server(servicer, server):
             'ReadServingSearchTable': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadServingSearchTable,
                     request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingSearchTableRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.SerializeToString,
+            ),
+            'PlanTrainingMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanTrainingMemory,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.PlanTrainingMemoryRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_training__run__pb2.TrainingMemoryReport.SerializeToString,
+            ),
+            'PlanTrainingRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanTrainingRun,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.PlanTrainingRunRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_training__run__pb2.TrainingRunReport.SerializeToString,
+            ),
+            'CreateTrainingSearch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTrainingSearch,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.CreateTrainingSearchRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
+            ),
+            'GetTrainingSearchReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTrainingSearchReport,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetTrainingSearchReportRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_training__search__pb2.TrainingSearchReport.SerializeToString,
+            ),
+            'WatchTrainingSearch': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchTrainingSearch,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.WatchTrainingSearchRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_training__search__pb2.StrategyFinalist.SerializeToString,
+            ),
+            'ReadTrainingSearchTable': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadTrainingSearchTable,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingSearchTableRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
@@ -650,6 +755,168 @@ class SimulatorService(object):
             target,
             '/foretoken.api.simulator.v1.SimulatorService/ReadServingSearchTable',
             foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadServingSearchTableRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanTrainingMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/PlanTrainingMemory',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.PlanTrainingMemoryRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_training__run__pb2.TrainingMemoryReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanTrainingRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/PlanTrainingRun',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.PlanTrainingRunRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_training__run__pb2.TrainingRunReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTrainingSearch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/CreateTrainingSearch',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.CreateTrainingSearchRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrainingSearchReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/GetTrainingSearchReport',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.GetTrainingSearchReportRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_training__search__pb2.TrainingSearchReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchTrainingSearch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/WatchTrainingSearch',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.WatchTrainingSearchRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_training__search__pb2.StrategyFinalist.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTrainingSearchTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/ReadTrainingSearchTable',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingSearchTableRequest.SerializeToString,
             foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
             options,
             channel_credentials,

@@ -9,6 +9,8 @@ from foretoken.api.types.v1 import job_pb2 as _job_pb2
 from foretoken.api.types.v1 import measurement_pb2 as _measurement_pb2
 from foretoken.api.types.v1 import report_pb2 as _report_pb2
 from foretoken.api.types.v1 import search_pb2 as _search_pb2
+from foretoken.api.types.v1 import training_run_pb2 as _training_run_pb2
+from foretoken.api.types.v1 import training_search_pb2 as _training_search_pb2
 from grpc import aio as _aio
 import abc as _abc_1
 import grpc as _grpc
@@ -69,6 +71,20 @@ class SimulatorServiceStub:
     """Stream one table of a finished serving search as one Arrow IPC stream, in pieces. "candidates"
     has a row per distinct point, best first; docs/reference/search-report.md lists its columns.
     """
+    PlanTrainingMemory: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.PlanTrainingMemoryRequest, _training_run_pb2.TrainingMemoryReport]
+    """Return what a training step must hold on every stage; the predictor is not asked."""
+    PlanTrainingRun: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.PlanTrainingRunRequest, _training_run_pb2.TrainingRunReport]
+    """Return what a whole training run takes: days, money and energy, failures included."""
+    CreateTrainingSearch: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.CreateTrainingSearchRequest, _job_pb2.Job]
+    """Start looking for the best strategies of a space; it goes on after a restart of the service."""
+    GetTrainingSearchReport: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.GetTrainingSearchReportRequest, _training_search_pb2.TrainingSearchReport]
+    """Return the result of a finished training search, without the table of its candidates."""
+    WatchTrainingSearch: _grpc.UnaryStreamMultiCallable[_simulator_service_pb2.WatchTrainingSearchRequest, _training_search_pb2.StrategyFinalist]
+    """Stream what a search has simulated, in the order it was done, until the search ends."""
+    ReadTrainingSearchTable: _grpc.UnaryStreamMultiCallable[_simulator_service_pb2.ReadTrainingSearchTableRequest, _measurement_pb2.ArrowChunk]
+    """Stream one table of a finished training search as one Arrow IPC stream, in pieces. "candidates"
+    has a row per strategy, best first; docs/reference/training-search-report.md lists its columns.
+    """
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]
     """Return a job now."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]
@@ -114,6 +130,20 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
     ReadServingSearchTable: _aio.UnaryStreamMultiCallable[_simulator_service_pb2.ReadServingSearchTableRequest, _measurement_pb2.ArrowChunk]  # type: ignore[assignment]
     """Stream one table of a finished serving search as one Arrow IPC stream, in pieces. "candidates"
     has a row per distinct point, best first; docs/reference/search-report.md lists its columns.
+    """
+    PlanTrainingMemory: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.PlanTrainingMemoryRequest, _training_run_pb2.TrainingMemoryReport]  # type: ignore[assignment]
+    """Return what a training step must hold on every stage; the predictor is not asked."""
+    PlanTrainingRun: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.PlanTrainingRunRequest, _training_run_pb2.TrainingRunReport]  # type: ignore[assignment]
+    """Return what a whole training run takes: days, money and energy, failures included."""
+    CreateTrainingSearch: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.CreateTrainingSearchRequest, _job_pb2.Job]  # type: ignore[assignment]
+    """Start looking for the best strategies of a space; it goes on after a restart of the service."""
+    GetTrainingSearchReport: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.GetTrainingSearchReportRequest, _training_search_pb2.TrainingSearchReport]  # type: ignore[assignment]
+    """Return the result of a finished training search, without the table of its candidates."""
+    WatchTrainingSearch: _aio.UnaryStreamMultiCallable[_simulator_service_pb2.WatchTrainingSearchRequest, _training_search_pb2.StrategyFinalist]  # type: ignore[assignment]
+    """Stream what a search has simulated, in the order it was done, until the search ends."""
+    ReadTrainingSearchTable: _aio.UnaryStreamMultiCallable[_simulator_service_pb2.ReadTrainingSearchTableRequest, _measurement_pb2.ArrowChunk]  # type: ignore[assignment]
+    """Stream one table of a finished training search as one Arrow IPC stream, in pieces. "candidates"
+    has a row per strategy, best first; docs/reference/training-search-report.md lists its columns.
     """
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Return a job now."""
@@ -229,6 +259,56 @@ class SimulatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_measurement_pb2.ArrowChunk], _abc.AsyncIterator[_measurement_pb2.ArrowChunk]]:
         """Stream one table of a finished serving search as one Arrow IPC stream, in pieces. "candidates"
         has a row per distinct point, best first; docs/reference/search-report.md lists its columns.
+        """
+
+    @_abc_1.abstractmethod
+    def PlanTrainingMemory(
+        self,
+        request: _simulator_service_pb2.PlanTrainingMemoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_training_run_pb2.TrainingMemoryReport, _abc.Awaitable[_training_run_pb2.TrainingMemoryReport]]:
+        """Return what a training step must hold on every stage; the predictor is not asked."""
+
+    @_abc_1.abstractmethod
+    def PlanTrainingRun(
+        self,
+        request: _simulator_service_pb2.PlanTrainingRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_training_run_pb2.TrainingRunReport, _abc.Awaitable[_training_run_pb2.TrainingRunReport]]:
+        """Return what a whole training run takes: days, money and energy, failures included."""
+
+    @_abc_1.abstractmethod
+    def CreateTrainingSearch(
+        self,
+        request: _simulator_service_pb2.CreateTrainingSearchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
+        """Start looking for the best strategies of a space; it goes on after a restart of the service."""
+
+    @_abc_1.abstractmethod
+    def GetTrainingSearchReport(
+        self,
+        request: _simulator_service_pb2.GetTrainingSearchReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_training_search_pb2.TrainingSearchReport, _abc.Awaitable[_training_search_pb2.TrainingSearchReport]]:
+        """Return the result of a finished training search, without the table of its candidates."""
+
+    @_abc_1.abstractmethod
+    def WatchTrainingSearch(
+        self,
+        request: _simulator_service_pb2.WatchTrainingSearchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_training_search_pb2.StrategyFinalist], _abc.AsyncIterator[_training_search_pb2.StrategyFinalist]]:
+        """Stream what a search has simulated, in the order it was done, until the search ends."""
+
+    @_abc_1.abstractmethod
+    def ReadTrainingSearchTable(
+        self,
+        request: _simulator_service_pb2.ReadTrainingSearchTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_measurement_pb2.ArrowChunk], _abc.AsyncIterator[_measurement_pb2.ArrowChunk]]:
+        """Stream one table of a finished training search as one Arrow IPC stream, in pieces. "candidates"
+        has a row per strategy, best first; docs/reference/training-search-report.md lists its columns.
         """
 
     @_abc_1.abstractmethod

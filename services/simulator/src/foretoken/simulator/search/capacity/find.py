@@ -1,27 +1,23 @@
 """Find the highest rate at which a deployment meets its targets, and how sure that is."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from foretoken.domain.report import Feasibility, ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import (
-    CapacityProbe,
     CapacityReport,
     CapacityRequest,
     LimitOutcome,
-    ServingTargets,
 )
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.search.capacity.bracket import Bracket
 from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch
 from foretoken.simulator.search.capacity.notes import list_notes
 from foretoken.simulator.search.capacity.predictor_bound import BOUNDS, Bound, fetch_at_bound
-from foretoken.simulator.search.capacity.probe import Load, Probe, run_probe
+from foretoken.simulator.search.capacity.probe import Load, Probe
 from foretoken.simulator.search.capacity.redraw import redraw_loads
 from foretoken.simulator.search.capacity.request_rate import (
     draw_plan,
@@ -66,39 +62,7 @@ def find_capacity(
     """
     started_s = time.thread_time()
     report = _find(request, fetch, context)
-    return replace(report, cpu_s=report.cpu_s + time.thread_time() - started_s)
-
-
-def probe_rates(
-    scenario: ServingScenario,
-    targets: ServingTargets,
-    rates_rps: Sequence[float],
-    fetch: FetchSurfaces,
-    context: SearchContext,
-) -> tuple[CapacityProbe, ...]:
-    """Return what a deployment does at each rate, with the same requests: a load-latency curve.
-
-    `targets` name the latencies that are told. Nothing where the deployment cannot run.
-
-    Raises:
-        InvalidRequestError, UnknownDeviceError, UnknownPluginError, CancelledJobError: as
-            `find_capacity`.
-
-    """
-    plan = draw_plan(scenario, scenario.seed)
-    plan_rps = rate_of_plan(scenario.workload, plan)
-    judge = make_judge(targets, scenario)
-    deployment = _prepare(scenario, plan, fetch)
-    if deployment.infeasibility:
-        return ()
-    load = Load(deployment=deployment, plan=plan, plan_rps=plan_rps, judge=judge)
-    probes = []
-    for index, rate_rps in enumerate(rates_rps):
-        at, message = index / len(rates_rps), f"{rate_rps:.4g} requests/s"
-        context.update(at, message)
-        progress = partial(_tell, context, at, message)
-        probes.append(run_probe(load, rate_rps, progress)[0].figures)
-    return tuple(probes)
+    return replace(report, cpu_s=time.thread_time() - started_s + context.worker_cpu_s)
 
 
 def _find(request: CapacityRequest, fetch: FetchSurfaces, context: SearchContext) -> CapacityReport:
@@ -141,7 +105,6 @@ def _find(request: CapacityRequest, fetch: FetchSurfaces, context: SearchContext
         notes=list_notes(
             search.record.requests, capacity_rps, interval, request.tolerance_ratio, redraws
         ),
-        cpu_s=search.elsewhere_s,
         usd_per_million_output_tokens=at_capacity.usd_per_million_output_tokens,
     )
 
@@ -229,7 +192,3 @@ def _name(outcome: LimitOutcome) -> str:
         return "SLO attainment"
     name = outcome.metric.removesuffix("_ms").removesuffix("_latency")
     return f"{name} p{outcome.percentile:g}" if outcome.percentile else f"{name} mean"
-
-
-def _tell(context: SearchContext, at: float, message: str, _done_ratio: float) -> None:
-    context.update(at, message)

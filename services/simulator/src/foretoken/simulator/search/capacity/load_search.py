@@ -15,7 +15,6 @@ from foretoken.simulator.search.capacity.confidence import (
 )
 from foretoken.simulator.search.capacity.other_load import (
     Basis,
-    HighestRate,
     OtherLoad,
     find_highest_rate,
 )
@@ -48,10 +47,7 @@ class AnswerInterval(NamedTuple):
 
 
 class LoadSearch:
-    """Finds the highest rate of a load; keeps its probes and the run at that rate.
-
-    `elsewhere_s` is the CPU time that other processes spent.
-    """
+    """Finds the highest rate of a load; keeps its probes and the run at that rate."""
 
     def __init__(
         self, load: Load, tolerance_ratio: float, confidence_ratio: float, context: SearchContext
@@ -61,7 +57,6 @@ class LoadSearch:
         self._tolerance, self._confidence = tolerance_ratio, confidence_ratio
         self.probes: list[Probe] = []
         self.record: ServingRecord | None = None
-        self.elsewhere_s = 0.0
         self._whole_run_s = 0.0
 
     @property
@@ -136,21 +131,15 @@ class LoadSearch:
         """Return the logarithm of each load's highest rate, in order."""
         message = f"the same of {len(others)} others: {{}} done"
         self._context.update(_BRACKETED_AT, message.format(0))
-        found: dict[int, HighestRate] = {}
-        started_s = time.thread_time()
-        for index, rate in self._start(others, basis):
-            found[index] = rate
+        found: dict[int, float] = {}
+        for index, log_rate in self._start(others, basis):
+            found[index] = log_rate
             part = len(found) / len(others)
             at = _BRACKETED_AT + (_DRAWN_AT - _BRACKETED_AT) * part
             self._context.update(at, message.format(len(found)))
-        own_s = time.thread_time() - started_s
-        # Of runs in this thread its own time knows already.
-        self.elsewhere_s += max(sum(rate.cpu_s for rate in found.values()) - own_s, 0.0)
-        return [found[index].log_rate for index in range(len(others))]
+        return [found[index] for index in range(len(others))]
 
-    def _start(
-        self, others: Sequence[OtherLoad], basis: Basis
-    ) -> Iterator[tuple[int, HighestRate]]:
+    def _start(self, others: Sequence[OtherLoad], basis: Basis) -> Iterator[tuple[int, float]]:
         if self._whole_run_s * sum(other.num_runs for other in others) > _WORKERS_START_S:
             return self._context.run(find_highest_rate, others, basis)
         return InlineExecutor().run(find_highest_rate, others, basis)

@@ -3,11 +3,9 @@
 Of plain data, so that the workers of a search find many of them beside each other.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import exp, inf, log
-from typing import NamedTuple
 
 from foretoken.simulator.search.capacity.confidence import MarginCurve, find_crossing
 from foretoken.simulator.search.capacity.probe import Load, run_probe
@@ -40,23 +38,12 @@ class Basis:
     curve: MarginCurve
 
 
-class HighestRate(NamedTuple):
-    """The logarithm of a load's highest rate per second, and the CPU time to find it.
+def find_highest_rate(other: OtherLoad, basis: Basis) -> float:
+    """Return the logarithm of the highest rate (1/s) at which another load meets the targets.
 
-    Minus infinity where no rate meets the targets.
+    Found by few runs; minus infinity where no rate meets them. That is looked at only where the
+    steps differ: other requests of the kind hardly meet at a low rate, as the search's own.
     """
-
-    log_rate: float
-    cpu_s: float
-
-
-def find_highest_rate(other: OtherLoad, basis: Basis) -> HighestRate:
-    """Return the highest rate at which another load meets the targets, by few runs.
-
-    That no rate does is looked at only where the steps differ: other requests of the kind hardly
-    meet at a low rate, as the search's own.
-    """
-    started_s = time.thread_time()
     load = basis.loads[other.name]
     if other.plan is not None:
         load = replace(load, plan=other.plan, plan_rps=other.plan_rps)
@@ -67,7 +54,7 @@ def find_highest_rate(other: OtherLoad, basis: Basis) -> HighestRate:
         return margins[-1]
 
     root = basis.curve.root
-    log_rate = find_crossing(margin_at, basis.curve, root, other.num_runs, other.tolerance)
+    found = find_crossing(margin_at, basis.curve, root, other.num_runs, other.tolerance)
     if other.plan is None and min(margins) > 0 and margin_at(root + log(_IDLE_RATIO)) > 0:
-        log_rate = -inf
-    return HighestRate(log_rate, time.thread_time() - started_s)
+        return -inf
+    return found

@@ -10,11 +10,12 @@ from foretoken.domain import schema
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.workload import WorkloadSpec
 from foretoken.simulator.cost.surface import SurfaceSpec
+from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.latency_surfaces import surface_spec
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer, EngineForm
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.space import EngineKind, SearchSpace
-from foretoken.simulator.search.serving.step_grid import LatencySource, fetch_grids, grid_axes
+from foretoken.simulator.search.serving.step_grid import fetch_grids, grid_axes
 from foretoken.simulator.search.serving.step_time import StepTimes
 
 

@@ -33,13 +33,17 @@ class ReplicaAnswers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineAnswer:
-    """The answers of a kind of engine in each role, and the KV bytes of a token on its ranks."""
+    """The answers of a kind of engine in each role, and the KV bytes of a token on its ranks.
+
+    `window_bytes_per_token` are those of each token in a sliding window beside.
+    """
 
     kind: EngineKind
     aggregated: ReplicaAnswers
     prefill: ReplicaAnswers
     decode: ReplicaAnswers
     kv_bytes_per_token: float
+    window_bytes_per_token: float
 
 
 class EngineForm:
@@ -67,12 +71,14 @@ class EngineForm:
             profile = self._kind.scenario(self._base, 1, self._space.step_limits[0]).engine
             rules = closed_form_rules(profile.resolve(), self._kind.layout)
             form = ReplicaForm(times, rules, self._load)
+        rooms = self._rooms.values()
         return EngineAnswer(
             kind=self._kind,
             aggregated=self._aggregated(form),
             prefill=self._prefill(form),
             decode=self._decode(form),
-            kv_bytes_per_token=max(room.kv_bytes_per_token for room in self._rooms.values()),
+            kv_bytes_per_token=max(room.kv_bytes_per_token for room in rooms),
+            window_bytes_per_token=max(room.window_bytes_per_token for room in rooms),
         )
 
     def _aggregated(self, form: ReplicaForm | None) -> ReplicaAnswers:

@@ -194,7 +194,9 @@ def _transfer_us(search: PairSearch, prefill: EngineAnswer) -> float:
     if not bandwidth or not latency_us:
         link = _port(search.scenario, prefill.kind.device)
         bandwidth, latency_us = bandwidth or link[0], latency_us or link[1]
-    sent = search.load.prefill_mean * prefill.kv_bytes_per_token
+    num_tokens = search.load.prefill_mean
+    in_window = min(num_tokens, search.scenario.model.sliding_window)
+    sent = num_tokens * prefill.kv_bytes_per_token + in_window * prefill.window_bytes_per_token
     transfer_us = latency_us + sent / bandwidth * US_PER_S
     return transfer_us / max(search.load.decode_mean - 1, 1.0)
 
@@ -206,6 +208,4 @@ def _port(scenario: ServingScenario, device: str) -> tuple[float, float]:
         topology = find_topology(scenario.topology) if same else topology_of_device(device)
     except UnknownTopologyError:
         return float("inf"), 0.0
-    share = min(1.0, topology.num_ports / topology.devices_per_node)
-    link = topology.inter_node
-    return link.bandwidth_bytes_per_s * share * (link.reached_ratio or 1.0), link.latency_us
+    return topology.port_bytes_per_s, topology.inter_node.latency_us

@@ -19,13 +19,15 @@ _PLANNED_BATCHES = (1, 64, 256, 1024)
 class KvRoom:
     """How many requests the KV cache of a replica holds, by batch; or why a replica cannot run.
 
-    `kv_bytes_per_token` is of the rank that holds most.
+    `kv_bytes_per_token` is of the rank that holds most, `window_bytes_per_token` what it holds
+    beside of each token in a sliding window.
     """
 
     num_requests: Floats
     reasons: tuple[str, ...]
     verdict: str = "memory"
     kv_bytes_per_token: float = 0.0
+    window_bytes_per_token: float = 0.0
 
 
 def find_kv_room(
@@ -39,7 +41,7 @@ def find_kv_room(
 
     """
     planned = sorted({*(b for b in _PLANNED_BATCHES if b < batches[-1]), batches[-1]})
-    tokens, reasons, block_size, bytes_per_token = [], [], 1, 0.0
+    tokens, reasons, block_size, bytes_per_token = [], [], 1, (0.0, 0.0)
     for batch in planned:
         scenario = kind.scenario(base, batch, limit)
         engine = scenario.engine.resolve()
@@ -54,7 +56,9 @@ def find_kv_room(
         tokens.append(float(blocks * engine.block_size))
         reasons.append(reason)
         block_size = engine.block_size
-        bytes_per_token = max(memory.kv_bytes_per_token for memory in memories)
+        bytes_per_token = max(
+            (memory.kv_bytes_per_token, memory.window_bytes_per_token) for memory in memories
+        )
     # A request holds most when its last token is computed, in whole blocks.
     length = load.prefill_mean + load.decode_mean
     needed = np.ceil(length / block_size) * block_size
@@ -65,5 +69,6 @@ def find_kv_room(
     return KvRoom(
         num_requests=np.floor(room / needed) * kind.layout.dp,
         reasons=tuple(reasons[index] for index in nearest),
-        kv_bytes_per_token=bytes_per_token,
+        kv_bytes_per_token=bytes_per_token[0],
+        window_bytes_per_token=bytes_per_token[1],
     )

@@ -83,7 +83,7 @@ class ServingSearch:
             report = self._simulate(form, report, context)
         return replace(
             report,
-            cpu_s=time.process_time() - started_cpu_s,
+            cpu_s=time.process_time() - started_cpu_s + context.worker_cpu_s,
             wall_s=time.perf_counter() - started_s,
             num_workers=context.num_workers,
         )

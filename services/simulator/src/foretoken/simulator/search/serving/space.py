@@ -9,9 +9,9 @@ from foretoken.domain.errors import UnknownTopologyError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.quantization import find_quantization
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import SERVING_MODES, ServingSearchRequest
-from foretoken.simulator.search.space import divisors
 
 # Requests on a replica where none are named: about four per doubling, sizes engines capture.
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
@@ -96,6 +96,8 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
     space, scenario = request.space, request.scenario
     profiles = space.profiles or (scenario.engine.profile,)
     resolved = [replace(scenario.engine, profile=profile).resolve() for profile in profiles]
+    for quantization in space.quantizations:
+        find_quantization(quantization)
     kinds = [
         EngineKind(device=device, profile=profile, quantization=quantization, layout=layout)
         for device in dict.fromkeys(space.devices or (scenario.device,))
@@ -120,8 +122,8 @@ def _layouts(request: ServingSearchRequest, device: str) -> list[ParallelLayout]
     space = request.space
     most = min(_node_devices(request.scenario, device), space.max_devices)
     powers = tuple(1 << power for power in range(most.bit_length()) if 1 << power <= most)
-    heads = divisors(request.scenario.model.num_heads)
-    degrees = space.tp or tuple(tp for tp in powers if tp in heads) or (1,)
+    num_heads = request.scenario.model.num_heads
+    degrees = space.tp or tuple(tp for tp in powers if num_heads % tp == 0)
     found = []
     for tp, pp, dp, ep in product(degrees, space.pp or (1,), space.dp or (1,), space.ep or (1,)):
         # Without shared experts data-parallel engines are replicas, which are counted anyway.

@@ -1,18 +1,17 @@
 """The few points at which a search asks how long steps take, and the answers on them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
-from foretoken.domain.estimate import LatencyQuery, LatencyReply
-from foretoken.domain.ports import ModelVersion
+from foretoken.domain.estimate import LatencyQuery
 from foretoken.simulator.cost.answer import Questions
 from foretoken.simulator.cost.family import Axes
 from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost.padding import padded_tokens
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.grid import Ints, spaced_integers
+from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.latency_surfaces import replica_ranks
 from foretoken.simulator.search.serving.load import LoadProfile
 
@@ -25,16 +24,6 @@ _SHORTEST_PREFILL = 64
 _NUM_CONTEXTS = 3
 # Longest context of a batch over the mean.
 _RAGGEDNESS = np.array([1.0, 1.5, 4.0])
-
-
-class LatencySource(Protocol):
-    """The part of a predictor that a closed form asks."""
-
-    def predict(self, query: LatencyQuery) -> LatencyReply:
-        """Return estimates for every row of every table."""
-
-    def list_models(self) -> Sequence[ModelVersion]:
-        """Return the stored model versions."""
 
 
 def grid_axes(spec: SurfaceSpec, load: LoadProfile, batches: Sequence[int]) -> Mapping[str, Axes]:

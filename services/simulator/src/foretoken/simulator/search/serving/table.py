@@ -6,9 +6,9 @@ import numpy as np
 
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.search import CandidateColumns
+from foretoken.simulator.search.pareto import pareto_front
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer
 from foretoken.simulator.search.serving.figures import Figures
-from foretoken.simulator.search.serving.pareto import pareto_front
 from foretoken.simulator.search.serving.points import Points
 from foretoken.simulator.search.serving.space import SearchSpace
 

@@ -4,7 +4,7 @@ Each rank follows its own order of passes: a forward pass adds what it keeps, a 
 it away. States are there all the time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.pass_peak import ChunkNeed, measure_chunk
 from foretoken.simulator.training.memory.state_bytes import StateBytes, count_states
 from foretoken.simulator.training.schedule import Pass, RankOrder
+from foretoken.simulator.training.stage_hardware import stage_devices
 
 Numbers = NDArray[np.float64]
 
@@ -41,10 +42,11 @@ def measure_memory(
 ) -> tuple[tuple[StageMemory, ...], MemoryColumns]:
     """Return the peak of every rank of the pipeline, and its memory over the step.
 
-    `chunks` are those of the model in order; `orders` say which of them a rank runs. Times are
-    those of `spans`, or 0 without.
+    `chunks` are those of the model in order, and may be one object where they are alike; `orders`
+    say which of them a rank runs. Times are those of `spans`, or 0 without.
     """
-    needs = [measure_chunk(chunk, scenario) for chunk in chunks]
+    measured = {id(chunk): measure_chunk(chunk, scenario) for chunk in _without_copies(chunks)}
+    needs = [measured[id(chunk)] for chunk in chunks]
     stages, columns = [], []
     for stage, order in enumerate(orders):
         held = sorted({item.chunk for slot in order for item in slot})
@@ -57,6 +59,10 @@ def measure_memory(
     names = ("stage", "time_ms", "bytes")
     joined = {name: np.concatenate([part[name] for part in columns]) for name in names}
     return tuple(stages), MemoryColumns(**joined)
+
+
+def _without_copies(chunks: Sequence[ChunkGraph]) -> Iterable[ChunkGraph]:
+    return {id(chunk): chunk for chunk in chunks}.values()
 
 
 def _follow(
@@ -163,7 +169,7 @@ def _stage_memory(
         activations_bytes=parts["activations"],
         temporary_bytes=parts["temporary"],
         reserved_bytes=reserved + trainer.context_bytes,
-        device_bytes=float(find_device(scenario.device).memory_bytes),
+        device_bytes=float(find_device(stage_devices(scenario)[stage]).memory_bytes),
         peak_ms=float(moments.time_ms[peak]),
         num_in_flight=kept / saved if saved else 0.0,
         largest=_largest(parts, needs, states),

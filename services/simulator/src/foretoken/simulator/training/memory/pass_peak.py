@@ -6,23 +6,24 @@ later ones kept is freed. A layer that runs again has all of its tensors then.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from foretoken.domain.backward_collectives import keeps_gathered_input
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.lowering import Nodes
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerProfile
 from foretoken.simulator.training.memory.chunk import ChunkGraph
-from foretoken.simulator.training.memory.saved_tensor import SavedTensor, layers_of
+from foretoken.simulator.training.memory.saved_tensor import SavedTensor, layer_range
 from foretoken.simulator.training.memory.state_bytes import weight_bytes
 from foretoken.simulator.training.memory.tensor_size import read_bytes, written_bytes
 
 # Keys of what lies before and after all layers.
 _BEFORE, _AFTER = -1, 1_000_000_000
 # Operators that only add gradients to those that are there.
+_MATRICES = ("gemm", "grouped_gemm")
 _NO_TEMPORARY = ("residual_add", "embedding", "cast", "bias_add")
 
 
@@ -44,94 +45,139 @@ class ChunkNeed:
     largest_passing: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceNeed:
+    """Bytes of one micro batch in one layer, or in what lies before or after all layers.
+
+    As `ChunkNeed` has them of a chunk of this place alone, but for what a pipeline adds; `forward`
+    is negative where later operators keep more than any takes.
+    """
+
+    saved: float
+    forward: float
+    backward: float
+    weight_half: float
+    largest_passing: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceNeeds:
+    """What a chunk needs by place: before all layers, in each layer by its number, after all.
+
+    `stream_bytes` is the residual stream, which stages of a pipeline hand on.
+    """
+
+    before: PlaceNeed
+    layers: Mapping[int, PlaceNeed]
+    after: PlaceNeed
+    stream_bytes: float
+
+
 def measure_chunk(chunk: ChunkGraph, scenario: TrainingScenario) -> ChunkNeed:
     """Return what one micro batch of a chunk needs."""
-    walk = _Walk(chunk, scenario, scenario.trainer.resolve())
-    backward, role = walk.backward_peak()
+    meter = PlaceMeter(chunk.forward, scenario)
+    places = meter.measure(chunk.plan.saved, chunk.plan.rebuilt, chunk.rank.stage_layers)
+    # The gradient that was last handed to the stage before is still referred to.
+    has_pipeline = chunk.rank.num_stages > 1 and chunk.rank.stage > 0
+    handed = places.stream_bytes if has_pipeline else 0.0
+    backward, forward, freed, half = (handed, ""), 0.0, 0.0, 0.0
+    for place in (places.after, *reversed(list(places.layers.values())), places.before):
+        # What later places kept is there after a forward pass and gone in a backward pass.
+        backward = max(backward, (place.backward - freed + handed, place.largest_passing))
+        forward = max(forward, place.forward - freed)
+        freed += place.saved
+        half += place.weight_half
     largest = max(chunk.plan.saved, key=lambda tensor: tensor.total_bytes, default=None)
     return ChunkNeed(
         saved=chunk.plan.saved_bytes,
-        forward=walk.forward_peak(),
-        backward=backward,
-        weight_half=walk.weight_half(),
+        forward=forward,
+        backward=backward[0],
+        weight_half=half,
         largest_saved=largest.role if largest else "",
-        largest_passing=role,
+        largest_passing=backward[1],
     )
 
 
-class _Walk:
-    """Goes over the operators of a chunk, as many layers of a kind as differ."""
+class PlaceMeter:
+    """Goes over the operators of a chunk, place by place."""
 
-    def __init__(
-        self, chunk: ChunkGraph, scenario: TrainingScenario, trainer: TrainerProfile
-    ) -> None:
-        self._trainer = trainer
+    def __init__(self, forward: Nodes, scenario: TrainingScenario) -> None:
+        """Keep what all plans of recomputation have in common."""
+        self._forward = forward
+        self._trainer = scenario.trainer.resolve()
         self._tp = scenario.layout.tp
         self._keeps_inputs = keeps_gathered_input(scenario)
-        self._roles = {node.role for node in chunk.forward}
-        self._saved = _by_place(chunk.plan.saved)
-        self._rebuilt = _by_place(chunk.plan.rebuilt)
-        self._places = list(_places(chunk.forward, chunk.rank.stage_layers))
-        self._all = (*chunk.plan.saved, *chunk.plan.rebuilt)
-        self.stream_bytes = _stream_bytes(chunk.forward)
-        self._has_pipeline = chunk.rank.num_stages > 1 and chunk.rank.stage > 0
+        self._roles = {node.role for node in forward}
+        self._stream_bytes = _stream_bytes(forward)
+        self._read = {id(node): read_bytes(node) for node in forward}
+        self._written = {id(node): written_bytes(node) for node in forward}
+        self._gradients = {id(node): self._gradient_bytes(node) for node in forward}
 
-    def backward_peak(self) -> tuple[float, str]:
-        """Return the most a backward pass takes above what was kept when it began, and where."""
-        peak, freed = (0.0, ""), 0.0
-        seen = set()
-        # The gradient that was last handed to the stage before is still referred to.
-        handed = self.stream_bytes if self._has_pipeline else 0.0
-        for place, nodes in reversed(self._places):
-            saved, rebuilt = self._saved[place], self._rebuilt[place]
-            kind = (*(node.role for node in nodes), sum(saved.values()), sum(rebuilt.values()))
-            if kind not in seen:
-                seen.add(kind)
-                size, role = self._place_peak(nodes, saved, rebuilt)
-                peak = max(peak, (size - freed + handed, role))
-            freed += sum(saved.values())
-        return peak
+    def measure(
+        self, saved: Sequence[SavedTensor], rebuilt: Sequence[SavedTensor], layers: Sequence[int]
+    ) -> PlaceNeeds:
+        """Return what these layers need, and what lies before and after all.
 
-    def _place_peak(
+        `saved` and `rebuilt` are a chunk's as `RecomputePlan` has them.
+        """
+        kept, again = _by_place(saved, layers), _by_place(rebuilt, layers)
+        kinds: dict[tuple[Hashable, ...], PlaceNeed] = {}
+        found = {}
+        for place, nodes in _places(self._forward, layers):
+            kind = (*map(id, nodes), *kept[place].items(), None, *again[place].items())
+            if kind not in kinds:
+                kinds[kind] = self._measure_place(nodes, kept[place], again[place])
+            found[place] = kinds[kind]
+        before, after = found.pop(_BEFORE), found.pop(_AFTER)
+        return PlaceNeeds(before=before, layers=found, after=after, stream_bytes=self._stream_bytes)
+
+    def _measure_place(
+        self, nodes: Sequence[OperatorNode], saved: Mapping[str, int], rebuilt: Mapping[str, int]
+    ) -> PlaceNeed:
+        backward, role = self._backward_peak(nodes, saved, rebuilt)
+        return PlaceNeed(
+            saved=sum(saved.values()),
+            forward=self._forward_peak(nodes, saved),
+            backward=backward,
+            weight_half=self._weight_half(nodes, saved, rebuilt),
+            largest_passing=role,
+        )
+
+    def _backward_peak(
         self, nodes: Sequence[OperatorNode], saved: Mapping[str, int], rebuilt: Mapping[str, int]
     ) -> tuple[float, str]:
-        """Return the most a layer takes above what was kept when its backward pass began."""
+        """Return the most a place takes above what was kept when its backward pass began."""
         alive, freed = float(sum(rebuilt.values())), 0.0
         peak = (alive, "")
         for node in reversed(nodes):
-            peak = max(peak, (alive - freed + self._gradient_bytes(node), node.role))
+            peak = max(peak, (alive - freed + self._gradients[id(node)], node.role))
             alive -= rebuilt.get(node.role, 0)
             freed += saved.get(node.role, 0)
         return peak
 
-    def forward_peak(self) -> float:
-        """Return the most a forward pass takes above what it leaves."""
-        peak, later = 0.0, 0.0
-        for place, nodes in reversed(self._places):
-            saved = self._saved[place]
-            for node in reversed(nodes):
-                passing = self._passing_bytes(node, saved)
-                peak = max(peak, passing - later)
-                later += saved.get(node.role, 0)
+    def _forward_peak(self, nodes: Sequence[OperatorNode], saved: Mapping[str, int]) -> float:
+        """Return the most a forward pass of a place takes above what it leaves."""
+        peak, later = -inf, 0.0
+        for node in reversed(nodes):
+            peak = max(peak, self._passing_bytes(node, saved) - later)
+            later += saved.get(node.role, 0)
         return peak
 
-    def weight_half(self) -> float:
+    def _weight_half(
+        self, nodes: Sequence[OperatorNode], saved: Mapping[str, int], rebuilt: Mapping[str, int]
+    ) -> float:
         """Return what weight gradients need: inputs of matrix products, gradients of outputs."""
-        inputs = {(tensor.role, tensor.layers): tensor.total_bytes for tensor in self._all}
-        roles = {node.role: node for _, nodes in self._places for node in nodes if node.num_weights}
-        total = float(sum(size for (role, _), size in inputs.items() if role in roles))
-        for _, nodes in self._places:
-            matrices = (node for node in nodes if node.operator in ("gemm", "grouped_gemm"))
-            total += sum(written_bytes(node) for node in matrices)
-        return total
+        roles = {node.role for node in nodes if node.num_weights}
+        inputs = sum(saved.get(role, 0) + rebuilt.get(role, 0) for role in roles)
+        return inputs + sum(self._written[id(n)] for n in nodes if n.operator in _MATRICES)
 
     def _passing_bytes(self, node: OperatorNode, saved: Mapping[str, int]) -> float:
         if node.operator == "cross_entropy":
             return self._loss_bytes(node)
         if node.operator in _NO_TEMPORARY:
-            return self.stream_bytes
+            return self._stream_bytes
         kept = saved.get(node.role, 0)
-        return max(0.0, read_bytes(node) - kept) + written_bytes(node)
+        return max(0.0, self._read[id(node)] - kept) + self._written[id(node)]
 
     def _loss_bytes(self, node: OperatorNode) -> float:
         """Return what the loss needs beside what it keeps: logits, and copies of them in fp32."""
@@ -156,10 +202,10 @@ class _Walk:
         if node.operator == "cross_entropy":
             return self._loss_gradient(node)
         in_layer = node.section is Section.LAYER
-        stream = self.stream_bytes if in_layer else 0.0
+        stream = self._stream_bytes if in_layer else 0.0
         if node.operator in _NO_TEMPORARY:
             return stream + self._weight_gradient(node)
-        inside, outside = read_bytes(node), written_bytes(node)
+        inside, outside = self._read[id(node)], self._written[id(node)]
         total = inside + outside + stream + self._weight_gradient(node)
         if f"{node.role}_input_all_gather" in self._roles:
             # The part of the input's gradient that stays, and the input, where gathered again.
@@ -177,12 +223,16 @@ class _Walk:
         return 0.0
 
 
-def _by_place(tensors: Sequence[SavedTensor]) -> defaultdict[int, dict[str, int]]:
-    """Return bytes by layer, or by what lies before and after all, and by role."""
+def _by_place(
+    tensors: Sequence[SavedTensor], layers: Sequence[int]
+) -> defaultdict[int, dict[str, int]]:
+    """Return bytes by role in these layers, and in what lies before and after all."""
     places: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for tensor in tensors:
-        before_or_after = _BEFORE if tensor.section is Section.EMBEDDING else _AFTER
-        for layer in tensor.layers or (before_or_after,):
+        before_or_after = (_BEFORE if tensor.section is Section.EMBEDDING else _AFTER,)
+        has_layers = tensor.section is Section.LAYER
+        among = set(tensor.layers) if has_layers else ()
+        for layer in [item for item in layers if item in among] if has_layers else before_or_after:
             roles = places[layer]
             roles[tensor.role] = roles.get(tensor.role, 0) + tensor.num_bytes
     return places
@@ -192,13 +242,10 @@ def _places(
     forward: Nodes, layers: Sequence[int]
 ) -> Iterator[tuple[int, tuple[OperatorNode, ...]]]:
     """Yield the operators before all layers, of every layer, and after all."""
-    in_layer: defaultdict[int, list[OperatorNode]] = defaultdict(list)
-    for node in forward:
-        for layer in layers_of(node):
-            in_layer[layer].append(node)
+    inside = [(node, layer_range(node)) for node in forward if node.section is Section.LAYER]
     yield _BEFORE, tuple(node for node in forward if node.section is Section.EMBEDDING)
     for layer in layers:
-        yield layer, tuple(in_layer[layer])
+        yield layer, tuple(node for node, among in inside if layer in among)
     yield _AFTER, tuple(node for node in forward if node.section is Section.HEAD)
 
 

@@ -54,12 +54,17 @@ def list_saved(forward: Nodes, scenario: TrainingScenario) -> tuple[SavedTensor,
     return tuple(_list(forward, scenario, trainer))
 
 
-def layers_of(node: OperatorNode) -> tuple[int, ...]:
+def layer_range(node: OperatorNode) -> range:
     """Return the layers an operator runs in, none outside of layers."""
     if node.section is not Section.LAYER:
-        return ()
+        return range(0)
     stop = node.first_layer + node.repeat * node.layer_stride
-    return tuple(range(node.first_layer, stop, node.layer_stride))
+    return range(node.first_layer, stop, node.layer_stride)
+
+
+def layers_of(node: OperatorNode) -> tuple[int, ...]:
+    """Return the same, as a tuple."""
+    return tuple(layer_range(node))
 
 
 def _list(

@@ -1,10 +1,7 @@
-"""Logs and metrics of a serving process. Libraries only log; this is where logging is set up."""
+"""Metrics of the calls of a serving process."""
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -12,37 +9,11 @@ from typing import Any, TypeAlias
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from foretoken.app.config import LogConfig
-
 # From a cached predict call to a day-long watch, in s.
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 600)
 
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-
-
-class _JsonFormatter(logging.Formatter):
-    """One JSON object a line, as log collectors in a cluster expect."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": self.formatTime(record),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
-
-
-def configure_logging(config: LogConfig, *, quiet: bool = False) -> None:
-    """Send logs to stderr, as text or as JSON lines; `quiet` keeps warnings and worse only."""
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
-    handler.setFormatter(_JsonFormatter() if config.format == "json" else text)
-    level = "WARNING" if quiet else config.level.upper()
-    logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
 class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[type-arg]

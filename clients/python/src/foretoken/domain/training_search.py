@@ -1,0 +1,297 @@
+"""The question which of very many training strategies is best, and its answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.report import Columns
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.units import Quantity
+
+TRAINING_OBJECTIVES = ("throughput_per_gpu", "step_time", "cost", "memory_headroom")
+# What a trainer hides: nothing, what data-parallel ranks exchange, or tensor parallelism's too.
+OVERLAPS = ("none", "data", "all")
+WEIGHT_PARALLELS = ("", "msp", "fsp", "isp")
+# How layers are cut to the stages of a pipeline whose devices differ.
+PARTITIONS = ("even", "min_max", "dynamic", "ilp", "brute_force")
+# Which points a space has: every combination of its axes, or those InternEvo's simulator tries.
+ENUMERATIONS = ("grid", "internevo")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeGroup:
+    """Equal nodes of a cluster: `num_nodes` of `devices_per_node` devices (0: the topology's).
+
+    `topology` tells of their links (empty: the device's first). `usd_per_hour` is what a device
+    costs (0: what the search's prices say).
+    """
+
+    device: str
+    num_nodes: int = 1
+    devices_per_node: int = 0
+    topology: str = ""
+    usd_per_hour: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse groups without nodes."""
+        InvalidRequestError.check(
+            "node_groups",
+            {
+                "num_nodes": (self.num_nodes >= 1, "must be at least 1"),
+                "devices_per_node": (self.devices_per_node >= 0, "must not be negative"),
+                "usd_per_hour": (self.usd_per_hour >= 0, "must not be negative"),
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSpace:
+    """What may vary; an empty tuple tries all that is sensible.
+
+    `devices` (empty: the scenario's) and `num_devices` (empty: the scenario's layout's) are the
+    clusters to compare, `usd_per_hour` the price of a device by its name, `global_batch_sizes`
+    (empty: the scenario's) are samples per step. `tp`, `pp`, `cp` and `ep` are degrees; dp is what
+    they leave of the devices. `overlaps` are of `OVERLAPS`, `recompute` of the scenario's modes
+    (`selective` with its modules), `weight_parallel` of `WEIGHT_PARALLELS` with `weight_degrees`
+    for `isp`, and `pipeline_schedules` plug-ins.
+
+    With `node_groups` the stages of a pipeline are placed on devices of several types, on every
+    subset of the groups' nodes with `has_subsets`; `partition` of `PARTITIONS` cuts the layers.
+
+    `enumeration` of `ENUMERATIONS`: `internevo` takes the points that InternEvo's simulator tries,
+    whatever the axes say.
+    """
+
+    devices: tuple[str, ...] = ()
+    num_devices: tuple[int, ...] = ()
+    usd_per_hour: Mapping[str, float] = field(default_factory=dict)
+    global_batch_sizes: tuple[int, ...] = ()
+    tp: tuple[int, ...] = ()
+    pp: tuple[int, ...] = ()
+    virtual_stages: tuple[int, ...] = ()
+    cp: tuple[int, ...] = ()
+    ep: tuple[int, ...] = ()
+    micro_batch_sizes: tuple[int, ...] = ()
+    sequence_parallel: tuple[bool, ...] = ()
+    zero_stages: tuple[int, ...] = ()
+    overlaps: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+    weight_parallel: tuple[str, ...] = ()
+    weight_degrees: tuple[int, ...] = ()
+    pipeline_schedules: tuple[str, ...] = ()
+    node_groups: tuple[NodeGroup, ...] = ()
+    has_subsets: bool = False
+    partition: str = "dynamic"
+    enumeration: str = "grid"
+
+    def __post_init__(self) -> None:
+        """Refuse names there are not and degrees below one."""
+        degrees = ("num_devices", "global_batch_sizes", "tp", "pp", "virtual_stages", "cp", "ep")
+        counts = (*degrees, "micro_batch_sizes", "weight_degrees")
+        names = {
+            "overlaps": (self.overlaps, OVERLAPS),
+            "weight_parallel": (self.weight_parallel, WEIGHT_PARALLELS),
+            "partition": ((self.partition,), PARTITIONS),
+            "enumeration": ((self.enumeration,), ENUMERATIONS),
+        }
+        InvalidRequestError.check(
+            "space",
+            {
+                **{
+                    name: (all(value >= 1 for value in getattr(self, name)), "must be at least 1")
+                    for name in counts
+                },
+                **{
+                    name: (set(given) <= set(known), f"must be of {', '.join(known)}")
+                    for name, (given, known) in names.items()
+                },
+                "zero_stages": (set(self.zero_stages) <= {0, 1, 2, 3}, "must be of 0, 1, 2, 3"),
+                "usd_per_hour": (
+                    all(price >= 0 for price in self.usd_per_hour.values()),
+                    "must not be negative",
+                ),
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSearchRequest:
+    """Ask for the best strategies of a space.
+
+    Every legal point is answered in closed form, time and memory; the `num_finalists` best (0:
+    none) are simulated event by event. `objective` ranks: most tokens/s per GPU, shortest step,
+    least cost per token, or most free memory. The `max_candidates` best of those that fit are
+    listed, then what is best by another objective or on a front. With `has_sensitivity` the search
+    is asked again with links twice as fast, memory half as large again, and half the batch.
+    """
+
+    scenario: TrainingScenario
+    space: TrainingSpace = field(default_factory=TrainingSpace)
+    objective: str = "throughput_per_gpu"
+    num_finalists: int = 5
+    max_candidates: int = 1000
+    has_sensitivity: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse objectives there are not."""
+        InvalidRequestError.check(
+            "search",
+            {
+                "objective": (
+                    self.objective in TRAINING_OBJECTIVES,
+                    f"must be one of {', '.join(TRAINING_OBJECTIVES)}",
+                ),
+                "num_finalists": (self.num_finalists >= 0, "must not be negative"),
+                "max_candidates": (self.max_candidates >= 1, "must be at least 1"),
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StrategyColumns(Columns):
+    """One entry per strategy that fits, best first: `rank` counts from 1, equal ranks are ties.
+
+    Each `_low` and `_high` is the bound of the predictor's interval. `reserved_bytes` is of the
+    fullest device, `margin_bytes` what that has left. `placement` names the devices of every stage
+    and `stage_layers` its layers where they differ (`8,8,7,9`), else both are empty. Money is 0
+    where nothing is priced. `is_pareto_cost` is on the front of cost against throughput,
+    `is_pareto_memory` on that of throughput against free memory.
+    """
+
+    name: Quantity = ()
+    device: Quantity = ()
+    num_devices: Quantity = ()
+    tp: Quantity = ()
+    pp: Quantity = ()
+    virtual_stages: Quantity = ()
+    dp: Quantity = ()
+    cp: Quantity = ()
+    ep: Quantity = ()
+    micro_batch_size: Quantity = ()
+    num_micro_batches: Quantity = ()
+    global_batch_size: Quantity = ()
+    sequence_parallel: Quantity = ()
+    zero_stage: Quantity = ()
+    shard_degree: Quantity = ()
+    overlap: Quantity = ()
+    recompute: Quantity = ()
+    weight_parallel: Quantity = ()
+    weight_degree: Quantity = ()
+    pipeline_schedule: Quantity = ()
+    placement: Quantity = ()
+    stage_layers: Quantity = ()
+    step_time_ms: Quantity = ()
+    step_time_low_ms: Quantity = ()
+    step_time_high_ms: Quantity = ()
+    tokens_per_s: Quantity = ()
+    tokens_per_s_per_gpu: Quantity = ()
+    mfu_ratio: Quantity = ()
+    bubble_ratio: Quantity = ()
+    exposed_communication_ratio: Quantity = ()
+    reserved_bytes: Quantity = ()
+    margin_bytes: Quantity = ()
+    usd_per_step: Quantity = ()
+    usd_per_billion_tokens: Quantity = ()
+    rank: Quantity = ()
+    is_pareto_cost: Quantity = ()
+    is_pareto_memory: Quantity = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrategyFinalist:
+    """A strategy that was simulated event by event.
+
+    `candidate` is its entry in the columns, `rank` its place by the simulation (0: it does not fit
+    there), `closed_form_ms` what the formula said; `scenario_json` its resolved configuration.
+    """
+
+    candidate: int
+    name: str
+    rank: int = 0
+    closed_form_ms: float = 0.0
+    report: TrainingReport = field(default_factory=TrainingReport)
+    scenario_json: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrategySensitivity:
+    """What the best answer becomes when one thing changes: `change` in words."""
+
+    change: str
+    best: str
+    step_time_ms: float = 0.0
+    tokens_per_s_per_gpu: float = 0.0
+    throughput_ratio: float = 1.0
+    num_fitting: int = 0
+    is_same_best: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuledOut:
+    """Why strategies are out: how many, by which rule, and one of them with its reason in full.
+
+    `verdict` is `memory`, or names the rule of the layout that is broken.
+    """
+
+    verdict: str
+    num_strategies: int
+    example: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpaceCell:
+    """The strategies of a space where values of two of its axes meet, and the best of them.
+
+    `row_axis` and `column_axis` name columns of `StrategyColumns`, `row` and `column` their values
+    as text. `num_legal` can run, `num_fitting` of them have the memory; `best` has the most
+    tokens/s per GPU (empty: none fits).
+    """
+
+    row_axis: str
+    column_axis: str
+    row: str
+    column: str
+    num_legal: int = 0
+    num_fitting: int = 0
+    best: str = ""
+    tokens_per_s_per_gpu: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSearchReport:
+    """The ranked strategies of a space; every point of it is counted.
+
+    Of `num_points`, `num_legal` can run, all of which were answered in closed form, and
+    `num_fitting` have the memory; `ruled_out` counts the others by reason. `num_shapes` are the
+    groups of strategies whose layers run the same operators. `best` names the first of each of
+    `TRAINING_OBJECTIVES`, `ties` those within the error of the request's. `cells` say of all
+    strategies how good they are by tp and pp, and by micro batch size and recomputation.
+    `candidates` travel apart, as a table.
+    """
+
+    num_points: int = 0
+    num_legal: int = 0
+    num_fitting: int = 0
+    num_simulated: int = 0
+    num_shapes: int = 0
+    ruled_out: tuple[RuledOut, ...] = ()
+    best: Mapping[str, str] = field(default_factory=dict)
+    ties: tuple[str, ...] = ()
+    finalists: tuple[StrategyFinalist, ...] = ()
+    sensitivities: tuple[StrategySensitivity, ...] = ()
+    cells: tuple[SpaceCell, ...] = ()
+    candidates: StrategyColumns = field(default_factory=StrategyColumns)
+    closed_form_s: float = 0.0
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    num_workers: int = 0
+    model_version: str = ""
+    notes: tuple[str, ...] = ()
+    request_json: str = ""
+    job_id: str = ""
+
+
+# Tables that can be read beside a report, and exported.
+TRAINING_SEARCH_TABLES = ("candidates",)

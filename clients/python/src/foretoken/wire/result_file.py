@@ -1,0 +1,98 @@
+"""A report as one file: a zip of `report.json`, as the proto has it, and of tables as Parquet."""
+
+import io
+import json
+import zipfile
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from google.protobuf import json_format
+
+from foretoken.api.types.v1 import report_pb2, search_pb2, training_search_pb2
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.report import ServingReport
+from foretoken.domain.result import AnyReport, KeptResult
+from foretoken.domain.schema import field_types
+from foretoken.domain.search import CapacityReport, ServingSearchReport
+from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.wire import codec, ipc
+
+_REPORT = "report.json"
+# What is known of the result, in files that are away from their catalog.
+_LABEL = "result.json"
+_MESSAGES: dict[type[AnyReport], Any] = {
+    ServingReport: report_pb2.ServingReport,
+    TrainingReport: report_pb2.TrainingReport,
+    CapacityReport: search_pb2.CapacityReport,
+    ServingSearchReport: search_pb2.ServingSearchReport,
+    TrainingSearchReport: training_search_pb2.TrainingSearchReport,
+}
+
+
+def pack_report(report: AnyReport) -> bytes:
+    """Return a report with all of its columns as the content of a file."""
+    message = codec.encode(report, _MESSAGES[type(report)])
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        plain = json_format.MessageToDict(message, preserving_proto_field_name=True)
+        archive.writestr(_REPORT, json.dumps(plain, indent=1))
+        for name in _columns_of(type(report)):
+            table = io.BytesIO()
+            pq.write_table(ipc.record_to_table(getattr(report, name)), table)
+            archive.writestr(f"{name}.parquet", table.getvalue())
+    return content.getvalue()
+
+
+def unpack_report(content: bytes, cls: type[AnyReport]) -> AnyReport:
+    """Return the report of a file.
+
+    Raises:
+        InvalidRequestError: the file is not of a report of that class.
+
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            message = json_format.Parse(
+                archive.read(_REPORT), _MESSAGES[cls](), ignore_unknown_fields=True
+            )
+            tables = {
+                name: pq.read_table(io.BytesIO(archive.read(f"{name}.parquet")))
+                for name in _columns_of(cls)
+            }
+    except (zipfile.BadZipFile, KeyError, json_format.ParseError, pa.ArrowInvalid) as err:
+        raise InvalidRequestError(f"not a result of Foretoken: {err}") from err
+    owner: type = cls
+    hints = field_types(owner)
+    columns = {name: ipc.table_to_record(table, hints[name]) for name, table in tables.items()}
+    return replace(codec.decode(message, cls), **columns)
+
+
+def label_file(content: bytes, result: KeptResult) -> bytes:
+    """Return a packed report with what is known of it inside, for a file outside of the catalog."""
+    file = io.BytesIO(content)
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(_LABEL, json.dumps(schema.encode(result), indent=1))
+    return file.getvalue()
+
+
+def read_label(content: bytes) -> KeptResult:
+    """Return what a labelled file says of itself.
+
+    Raises:
+        InvalidRequestError: the file is none.
+
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            label = json.loads(archive.read(_LABEL))
+    except (zipfile.BadZipFile, KeyError, json.JSONDecodeError) as err:
+        raise InvalidRequestError(f"not an exported result of Foretoken: {err}") from err
+    return schema.decode(KeptResult, label, _LABEL)
+
+
+def _columns_of(cls: type[AnyReport]) -> list[str]:
+    return [name for owner, name in sorted(codec.ARROW_FIELDS, key=str) if owner is cls]

@@ -1,0 +1,146 @@
+"""`foretoken compare`: results side by side."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from foretoken.app.cli.stack import stack
+from foretoken.app.cli.state import (
+    build_table,
+    check_output_path,
+    format_cell,
+    note,
+    open_composition,
+    state_of,
+)
+from foretoken.app.compose import Composition
+from foretoken.client.results import open_result, read_result
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.result import AnyReport, KeptResult
+from foretoken.simulator.report.compare_changes import Change, list_changes
+from foretoken.simulator.report.compare_figures import ComparedFigure, compare_figures
+from foretoken.simulator.report.compare_remarks import list_remarks, list_warnings
+from foretoken.simulator.report.compare_runs import ComparedRun, configuration_of, name_runs
+
+# A terminal shows no more differences than this.
+_MAX_CHANGES = 30
+_MAX_LETTERS = 48
+_EXPORTED = ".zip"
+
+
+def compare(
+    context: typer.Context,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN RUN...",
+            help="Job id, its beginning or that of its last part; `latest`, `latest~1`, ...; or the"
+            " path of a file of `foretoken results export`.",
+        ),
+    ],
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page",
+            "--html",
+            help="Write a page with pictures here.",
+            callback=check_output_path,
+        ),
+    ] = None,
+) -> None:
+    """Set results of one kind side by side: figures with their ratios, and what was asked.
+
+    Ratios are to the first run. The page draws the runs over each other: the parts of training
+    steps, their memory, communication and critical stages; latencies of deployments and their
+    course; Pareto fronts and ranks of searches; capacities.
+
+    Example: `foretoken compare latest~1 latest --page compare.html`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        compared = name_runs([_read(services, run) for run in runs])
+        figures = compare_figures([run.report for run in compared])
+        changes = list_changes([configuration_of(run.report) for run in compared])
+        remarks = (*list_warnings(compared), *list_remarks(compared))
+        state.print_object(
+            {
+                "runs": [{"letter": run.letter, "result": run.result} for run in compared],
+                "figures": [
+                    {
+                        "figure": figure.label,
+                        "unit": figure.unit,
+                        "values": figure.values,
+                        "ratios": figure.ratios,
+                    }
+                    for figure in figures
+                ],
+                "changes": changes,
+                "remarks": remarks,
+            },
+            lambda: stack(*_tables(compared, figures, changes), *(f"- {text}" for text in remarks)),
+        )
+        if page is not None:
+            from foretoken.simulator.report.page import compare_sections, render_page
+
+            title = "Comparison: " + " against ".join(run.words for run in compared)
+            page.write_text(render_page(title, compare_sections(compared)), encoding="utf-8")
+            note(f"page written to {page}")
+
+
+def _read(services: Composition, run: str) -> tuple[KeptResult, AnyReport]:
+    """Return a result from a file, if there is one of that name, or from the catalog."""
+    path = Path(run)
+    if not path.is_file():
+        if path.suffix == _EXPORTED:
+            raise InvalidRequestError(f"there is no file {run}")
+        return read_result(services.catalog, run)
+    if path.suffix != _EXPORTED:
+        raise InvalidRequestError(
+            f"{run} is no file of `foretoken results export RUN --out FILE{_EXPORTED}`"
+        )
+    return open_result(path.read_bytes())
+
+
+def _tables(
+    runs: Sequence[ComparedRun], figures: Sequence[ComparedFigure], changes: Sequence[Change]
+) -> Iterator[Table | str]:
+    letters = [run.letter for run in runs]
+    yield build_table(
+        "Runs",
+        ("run", "answer", "of", "job"),
+        [(run.label, run.result.headline, run.result.title, run.result.job_id) for run in runs],
+    )
+    ratios = [f"{letter} / {letters[0]}" for letter in letters[1:]]
+    rows = [
+        (
+            figure.label,
+            *(_cell(figure, value) for value in figure.values),
+            figure.unit if figure.unit != "share" else "",
+            *(figure.describe_ratio(place) for place in range(1, len(runs))),
+        )
+        for figure in figures
+    ]
+    yield build_table("", ("figure", *letters, "unit", *ratios), rows)
+    if changes:
+        cells = [
+            (change.path, *(_cut(value) for value in change.values))
+            for change in changes[:_MAX_CHANGES]
+        ]
+        yield build_table("", ("what differs", *letters), cells)
+    if len(changes) > _MAX_CHANGES:
+        yield f"and {len(changes) - _MAX_CHANGES:,} more keys; --page FILE has all"
+
+
+def _cell(figure: ComparedFigure, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if figure.unit == "share":
+        return f"{value:.1%}"
+    return format_cell(int(value) if value.is_integer() else value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_LETTERS else text[: _MAX_LETTERS - 1] + "…"

@@ -1,0 +1,186 @@
+"""`foretoken memory`: what a training strategy must hold on every device."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.stack import stack
+from foretoken.app.cli.state import (
+    build_table,
+    check_output_path,
+    describe_feasibility,
+    note,
+    open_composition,
+    parse_assignments,
+    scenario_changes,
+    state_of,
+)
+from foretoken.app.scenario_file import build_training_scenario
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.plugins import read_yaml
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.training_report import StageMemory
+from foretoken.domain.training_run import TrainingMemoryReport
+from foretoken.domain.units import GIB
+
+# Without a file and a batch every rank of the pipeline has twice its length in micro batches, which
+# fills any schedule.
+_ROUNDS = 2
+_PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyOptions:
+    """What is trained, on what and how. Options change what the scenario file says."""
+
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Model: a preset (`foretoken list models`) or the path of a Hugging Face"
+            " `config.json`."
+        ),
+    ] = ""
+    device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")] = ""
+    layout: Annotated[
+        str, typer.Option(help="Degrees of parallelism: `tp=2,pp=4,dp=2,cp=1,ep=1`.")
+    ] = ""
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="Tokens of a sample (4096).")
+    ] = None
+    micro_batch: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="Samples of a micro batch (1).")
+    ] = None
+    global_batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="Samples of a step (without a file: as many as fill the pipeline).",
+        ),
+    ] = None
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Set one key of the scenario: `recompute=full`, `zero_stage=1`,"
+            " `trainer.profile=fsdp2`. Repeatable.",
+        ),
+    ] = None
+
+
+@with_option_groups
+def memory(
+    context: typer.Context,
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario file (YAML); none needs --model and --device.")
+    ] = None,
+    *,
+    strategy: StrategyOptions,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page",
+            "--html",
+            help="Write a page with the picture here (`.html`), or the picture alone (`.svg`).",
+            callback=check_output_path,
+        ),
+    ] = None,
+) -> None:
+    """Tell what every pipeline stage of a training strategy holds, and whether it fits.
+
+    Nothing is timed and no trained predictor is needed: the answer takes milliseconds. Where
+    something does not fit, single changes are tried and the best are named.
+
+    Example: `foretoken memory --model llama-2-7b --device a100_sxm_80 --layout tp=2,pp=4,dp=2 --set
+    zero_stage=1 --page memory.html`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        resolved = _read(scenario, strategy)
+        report = services.foretoken("simulator").plan_training_memory(resolved)
+        state.print_object(report, lambda: memory_table(_title(resolved), report))
+        if page is not None:
+            _write_page(page, _title(resolved), report)
+            note(f"{'picture' if page.suffix == '.svg' else 'page'} written to {page}")
+
+
+def _title(scenario: TrainingScenario) -> str:
+    devices = " and ".join(dict.fromkeys(scenario.stage_devices or (scenario.device,)))
+    return f"{scenario.model.name} on {scenario.layout.num_devices} {devices}"
+
+
+def _read(path: Path | None, strategy: StrategyOptions) -> TrainingScenario:
+    changes = {**dict(_changes(strategy)), **scenario_changes(strategy.change)}
+    if path is not None:
+        return build_training_scenario(read_yaml(path, "scenario"), changes, path)
+    for option, value in (("--model", strategy.model), ("--device", strategy.device)):
+        if not value:
+            raise InvalidRequestError.of_field(option, "is needed without a scenario file")
+    if "global_batch_size" not in changes:
+        layout = {axis: int(changes.get(f"layout.{axis}", 1)) for axis in ("pp", "dp")}
+        samples = layout["dp"] * int(changes.get("micro_batch_size", 1))
+        changes["global_batch_size"] = _ROUNDS * layout["pp"] * samples
+    return build_training_scenario({}, changes, Path("memory.yaml"))
+
+
+def _changes(strategy: StrategyOptions) -> Iterator[tuple[str, Any]]:
+    words = [word for word in strategy.layout.split(",") if word]
+    for axis, degree in parse_assignments(words).items():
+        if not degree.isdecimal():
+            raise InvalidRequestError.of_field("--layout", f"{axis} needs a number, not {degree!r}")
+        yield f"layout.{axis.strip()}", int(degree)
+    given = {
+        "model": strategy.model or None,
+        "device": strategy.device or None,
+        "sequence_length": strategy.sequence_length,
+        "micro_batch_size": strategy.micro_batch,
+        "global_batch_size": strategy.global_batch,
+    }
+    yield from ((name, value) for name, value in given.items() if value is not None)
+
+
+def memory_table(title: str, report: TrainingMemoryReport) -> Table:
+    """Return a memory plan for a terminal: every stage by part, and what would help."""
+    rows = [("fits", describe_feasibility(report.feasibility))]
+    if report.memory:
+        rows.append(("parameters", f"{report.num_params / 1e9:,.2f} billion"))
+    parts: list[Table | str] = [build_table(title, ("", "value"), rows)]
+    if report.memory:
+        parts.append(_stage_table(report.memory))
+    if report.notes:
+        parts.append("\n" + "\n".join(f"- {text}" for text in report.notes))
+    return stack(*parts)
+
+
+def _stage_table(stages: tuple[StageMemory, ...]) -> Table:
+    rows = [
+        (
+            f"stage {stage.stage}",
+            *(_gib(getattr(stage, f"{part}_bytes")) for part in _PARTS),
+            _gib(stage.reserved_bytes),
+            _gib(stage.device_bytes),
+            _gib(stage.margin_bytes),
+            f"{stage.num_in_flight:.3g}",
+        )
+        for stage in stages
+    ]
+    columns = ("", *_PARTS, "reserved", "device", "margin", "micro batches held")
+    return build_table("Peak of one device (GiB)", columns, rows)
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f}"
+
+
+def _write_page(path: Path, title: str, report: TrainingMemoryReport) -> None:
+    from foretoken.simulator.report.memory_sections import draw_stages, render_memory
+
+    if path.suffix == ".svg":
+        path.write_text(draw_stages(report.memory, title), encoding="utf-8")
+    else:
+        path.write_text(render_memory(title, report), encoding="utf-8")

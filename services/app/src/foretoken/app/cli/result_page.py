@@ -1,0 +1,35 @@
+"""A kept result as a page, as the command that made it writes it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from foretoken.domain.report import ServingReport
+from foretoken.domain.result import AnyReport
+from foretoken.domain.search import CapacityReport, ServingSearchReport
+from foretoken.domain.training_report import TrainingReport
+from foretoken.page.section import Section
+from foretoken.simulator.report.page import (
+    capacity_sections,
+    render_page,
+    search_sections,
+    serving_sections,
+    training_search_sections,
+    training_sections,
+)
+
+
+def write_result_page(path: Path, title: str, report: AnyReport) -> None:
+    """Write the page of a report."""
+    path.write_text(render_page(title, _sections(report)), encoding="utf-8")
+
+
+def _sections(report: AnyReport) -> Sequence[Section]:
+    if isinstance(report, TrainingReport):
+        return training_sections(report)
+    if isinstance(report, ServingReport):
+        return serving_sections([report])
+    if isinstance(report, CapacityReport):
+        return capacity_sections(report)
+    if isinstance(report, ServingSearchReport):
+        return search_sections(report)
+    return training_search_sections(report)

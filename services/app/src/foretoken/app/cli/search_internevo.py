@@ -1,0 +1,231 @@
+"""`foretoken search internevo`: the question of InternEvo's simulator, in its terms."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.search_training_text import describe_finalist
+from foretoken.app.cli.stack import stack
+from foretoken.app.cli.state import (
+    build_table,
+    check_output_path,
+    note,
+    open_composition,
+    show_progress,
+    state_of,
+)
+from foretoken.app.cli.table_file import check_table_path, write_table
+from foretoken.client.facade import Foretoken
+from foretoken.domain import schema
+from foretoken.domain.models.load import load_model
+from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
+from foretoken.domain.units import GIB, MS_PER_S
+from foretoken.simulator.report.number_text import format_number
+from foretoken.simulator.report.search_candidates import Row, describe_rank
+from foretoken.simulator.report.training_search_rows import (
+    describe_search,
+    describe_verdict,
+    ranked_rows,
+)
+from foretoken.simulator.search.internevo.request import (
+    SEQUENCE_LENGTH,
+    InternEvoTerms,
+    build_request,
+)
+from foretoken.wire.ipc import record_to_table
+
+_TERMS = tuple(item.name for item in fields(InternEvoTerms))
+
+
+def _check_table(path: Path | None) -> Path | None:
+    return None if path is None else check_table_path(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternEvoOptions:
+    """The question."""
+
+    world_size: Annotated[
+        int, typer.Option("--world-size", "--world_size", min=1, help="GPUs to train on.")
+    ]
+    global_batch_size: Annotated[
+        int,
+        typer.Option("--global-batch-size", "--global_batch_size", min=1, help="Tokens of a step."),
+    ]
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Model: see `foretoken list models`, or the path of a Hugging Face `config.json`."
+        ),
+    ] = "internlm2-7b"
+    device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")] = (
+        "a100_sxm_80"
+    )
+    sequence_length: Annotated[
+        int,
+        typer.Option("--sequence-length", "--seq_len", min=1, help="Tokens of a sample."),
+    ] = SEQUENCE_LENGTH
+    finalists: Annotated[
+        int, typer.Option(min=0, help="How many of the best to simulate event by event.")
+    ] = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """Where the answer goes."""
+
+    top: Annotated[int, typer.Option(min=1, help="How many to print.")] = 10
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a page with pictures here (HTML, one file).", callback=check_output_path
+        ),
+    ] = None
+    heat_map: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a heat map here of what devices send to each other with the best strategy,"
+            " as .png, .svg or .pdf.",
+            callback=check_output_path,
+        ),
+    ] = None
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the listed strategies here, best first, as .csv, .jsonl or .parquet.",
+            callback=_check_table,
+        ),
+    ] = None
+
+
+@with_option_groups
+def internevo(context: typer.Context, question: InternEvoOptions, answer: AnswerOptions) -> None:
+    """Answer what InternEvo's simulator is asked, with its points and in its terms.
+
+    Its algorithms msp, fsp and isp over pipeline (pp), sequence (sp), weights (wp) and optimizer
+    states (zo), every micro batch (micro_bsz, micro_num), with and without recomputation (ckpt):
+    how many are tried, can run and have the memory, and the best by tokens per GPU and second
+    (tgs). The best are simulated event by event.
+
+    Example: `foretoken search internevo --world_size 128 --global_batch_size 4194304 --model
+    internlm2-7b --device a100_sxm_80`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        request = build_request(
+            load_model(question.model),
+            question.device,
+            world_size=question.world_size,
+            global_batch_size=question.global_batch_size,
+            sequence_length=question.sequence_length,
+            num_finalists=question.finalists,
+        )
+        foretoken = services.foretoken("simulator")
+        with show_progress("search") as update:
+            report = foretoken.search_training(request, on_progress=update)
+        title = describe_search(report)
+        rows = ranked_rows(report.candidates)
+        said = [{**_terms(row), **_figures(row)} for row in rows[: answer.top]]
+        state.print_object(
+            {"counts": _counts(report), "best": said},
+            lambda: _answer(title, report, rows, answer.top),
+        )
+        for finalist in report.finalists:
+            note(describe_finalist(finalist))
+        _write(report, title, answer)
+        if answer.heat_map is not None:
+            _draw_traffic(foretoken, request, report, answer.heat_map)
+
+
+def _counts(report: TrainingSearchReport) -> dict[str, int]:
+    return {
+        "num_tried": report.num_points,
+        "num_legal": report.num_legal,
+        "num_fitting": report.num_fitting,
+    }
+
+
+def _draw_traffic(
+    foretoken: Foretoken, request: TrainingSearchRequest, report: TrainingSearchReport, path: Path
+) -> None:
+    """Simulate the best strategy once more, for what its devices send each other."""
+    best = min(
+        (item for item in report.finalists if item.rank), key=lambda item: item.rank, default=None
+    )
+    if best is None:
+        note("no heat map: no strategy was simulated that has the memory; see --finalists")
+        return
+    from foretoken.simulator.report.rank_traffic import write_traffic_figure
+
+    scenario = schema.decode(type(request.scenario), json.loads(best.scenario_json))
+    write_traffic_figure(path, foretoken.simulate_training(scenario))
+    note(f"heat map of {best.name} written to {path}")
+
+
+def _terms(row: Row) -> dict[str, object]:
+    terms = InternEvoTerms.of_row(row)
+    return {name: getattr(terms, name) for name in _TERMS}
+
+
+def _figures(row: Row) -> dict[str, object]:
+    return {
+        "tgs": float(row["tokens_per_s_per_gpu"]),
+        "step (s)": float(row["step_time_ms"]) / MS_PER_S,
+        "memory (GiB)": float(row["reserved_bytes"]) / GIB,
+    }
+
+
+def _answer(title: str, report: TrainingSearchReport, rows: Sequence[Row], top: int) -> Table:
+    parts: list[Table | str] = []
+    if rows:
+        # The first of each algorithm, for the best of all may tie.
+        firsts = {str(row["weight_parallel"]): row for row in reversed(rows)}
+        best = list(firsts.values())
+        parts += [_ranking(title, rows[:top], rows), _ranking("best of each", best, rows)]
+    else:
+        parts.append(f"{title}: no strategy can run and has the memory")
+    if report.ruled_out:
+        ruled_out = [
+            (describe_verdict(item.verdict), item.num_strategies, item.example, item.reason)
+            for item in sorted(report.ruled_out, key=lambda item: -item.num_strategies)
+        ]
+        columns = ("ruled out", "strategies", "for example", "because")
+        parts.append(build_table("", columns, ruled_out))
+    counts = (
+        f"{report.num_points:,} tried: {report.num_legal:,} can run, {report.num_fitting:,} have"
+        f" the memory; {report.num_simulated:,} simulated"
+    )
+    effort = f"{report.wall_s:.3g} s, {format_number(report.cpu_s)} s of CPU time"
+    return stack(*parts, "", counts, *(f"- {text}" for text in report.notes), effort)
+
+
+def _ranking(title: str, rows: Sequence[Row], among: Sequence[Row]) -> Table:
+    columns = ("rank", *_TERMS, *_figures(rows[0]))
+    ranked = [
+        (describe_rank(row, among), *_words(_terms(row).values()), *_figures(row).values())
+        for row in rows
+    ]
+    return build_table(title, columns, ranked)
+
+
+def _words(values: Iterable[object]) -> list[object]:
+    return [("yes" if value else "no") if isinstance(value, bool) else value for value in values]
+
+
+def _write(report: TrainingSearchReport, title: str, answer: AnswerOptions) -> None:
+    if answer.export is not None:
+        write_table(record_to_table(report.candidates), answer.export)
+        note(f"{len(report.candidates.name):,} strategies written to {answer.export}")
+    if answer.page is not None:
+        from foretoken.simulator.report.page import render_page, training_search_sections
+
+        answer.page.write_text(
+            render_page(title, training_search_sections(report)), encoding="utf-8"
+        )
+        note(f"page written to {answer.page}")

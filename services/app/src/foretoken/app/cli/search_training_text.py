@@ -1,0 +1,214 @@
+"""The report of a search for a training strategy, for a terminal."""
+
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+
+from foretoken.app.cli.stack import stack
+from foretoken.app.cli.state import build_table
+from foretoken.domain.training_search import (
+    StrategyFinalist,
+    StrategySensitivity,
+    TrainingSearchReport,
+)
+from foretoken.simulator.report.number_text import format_number
+from foretoken.simulator.report.search_candidates import Row, describe_rank
+from foretoken.simulator.report.training_search_rows import (
+    best_by_objective,
+    best_of_layouts,
+    closed_form_error,
+    describe_bounds,
+    describe_step,
+    describe_verdict,
+    find_best,
+    free_gib,
+    make_whole_run,
+    other_ties,
+    ranked_rows,
+    read_sequence_length,
+    reserved_gib,
+    strategies_per_s,
+)
+
+# More ties than this are counted.
+_MAX_TIES = 3
+# Columns of the ranking alone.
+_OF_RANKING = ("90 % interval", "MFU", "bubble")
+# What a reason of memory says after what is lacking.
+_ADVICE = "; what would help most"
+_Column = Callable[[Row], object]
+
+
+def report_table(
+    title: str, report: TrainingSearchReport, num_shown: int, num_tokens: float = 0.0
+) -> Table:
+    """Return the best strategies, the finalists' simulations, and every strategy counted.
+
+    With `num_tokens` it says what a run to so many takes.
+    """
+    rows = ranked_rows(report.candidates)
+    parts: list[Table | str] = []
+    if rows:
+        parts += [_ranking(title, rows, num_shown), _best(report, rows, num_tokens)]
+    else:
+        parts += ["", f"{title}: no strategy of this space can run and has the memory"]
+    if report.finalists:
+        parts.append(_finalists(report.finalists))
+    if report.sensitivities:
+        parts.append(_sensitivities(report.sensitivities))
+    if report.ruled_out:
+        parts.append(_ruled_out(report))
+    return stack(*parts, "", *_answers(report, rows), *_notes(report), _effort(report))
+
+
+def describe_finalist(finalist: StrategyFinalist) -> str:
+    """Return what the simulation of one strategy says, in one line."""
+    report = finalist.report
+    if not report.feasibility.is_feasible:
+        return f"simulated {finalist.name}: {_shorten(report.feasibility.reason)}"
+    return (
+        f"simulated {finalist.name}: {format_number(report.tokens_per_s_per_gpu)} tokens/s per GPU,"
+        f" step {describe_step(report.step_time_ms)} (closed form"
+        f" {closed_form_error(finalist):+.2%}), {format_number(reserved_gib(report))} GiB"
+    )
+
+
+def _ranking(title: str, rows: Sequence[Row], num_shown: int) -> Table:
+    columns = _columns(rows)
+    shown = best_of_layouts(rows)[:num_shown]
+    return build_table(
+        title, list(columns), [[cell(row) for cell in columns.values()] for row in shown]
+    )
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, _Column]:
+    """Return the columns; the price and the layers of stages only where there are any."""
+    columns: dict[str, _Column] = {
+        "rank": lambda row: describe_rank(row, rows),
+        "strategy": lambda row: row["name"],
+        **_figures(rows),
+    }
+    if any(row["placement"] for row in rows):
+        columns["layers"] = lambda row: row["stage_layers"]
+    return columns
+
+
+def _figures(rows: Sequence[Row]) -> dict[str, _Column]:
+    figures: dict[str, _Column] = {
+        "tokens/s per GPU": lambda row: float(row["tokens_per_s_per_gpu"]),
+        "90 % interval": describe_bounds,
+        "step": lambda row: describe_step(row["step_time_ms"]),
+        "MFU": lambda row: f"{row['mfu_ratio']:.1%}",
+        "bubble": lambda row: f"{row['bubble_ratio']:.1%}",
+        "free (GiB)": free_gib,
+    }
+    if any(row["usd_per_step"] > 0 for row in rows):
+        figures["USD per B tokens"] = lambda row: float(row["usd_per_billion_tokens"])
+    return figures
+
+
+def _best(report: TrainingSearchReport, rows: Sequence[Row], num_tokens: float) -> Table:
+    figures = {name: cell for name, cell in _figures(rows).items() if name not in _OF_RANKING}
+    if num_tokens > 0:
+        figures |= _run_figures(rows, num_tokens, read_sequence_length(report))
+    found = [
+        (name, row["name"], *(cell(row) for cell in figures.values()))
+        for name, row in best_by_objective(report, rows)
+    ]
+    return build_table("", ("best by", "strategy", *figures), found)
+
+
+def _run_figures(rows: Sequence[Row], num_tokens: float, length: int) -> dict[str, _Column]:
+    figures: dict[str, _Column] = {
+        "steps": lambda row: make_whole_run(row, num_tokens, length).num_steps,
+        "days": lambda row: make_whole_run(row, num_tokens, length).days,
+    }
+    if any(row["usd_per_step"] > 0 for row in rows):
+        figures["USD in all"] = lambda row: make_whole_run(row, num_tokens, length).usd
+    return figures
+
+
+def _finalists(finalists: Sequence[StrategyFinalist]) -> Table:
+    columns = (
+        *("simulated event by event", "tokens/s per GPU", "step", "closed form", "off by"),
+        *("bubble", "exposed", "reserved (GiB)", ""),
+    )
+    rows = [
+        (
+            finalist.name,
+            float(finalist.report.tokens_per_s_per_gpu),
+            describe_step(finalist.report.step_time_ms),
+            describe_step(finalist.closed_form_ms),
+            f"{closed_form_error(finalist):+.2%}",
+            f"{finalist.report.bubble_ratio:.1%}",
+            f"{finalist.report.exposed_communication_ratio:.1%}",
+            reserved_gib(finalist.report),
+            "fits"
+            if finalist.report.feasibility.is_feasible
+            else _shorten(finalist.report.feasibility.reason),
+        )
+        for finalist in finalists
+    ]
+    return build_table("", columns, rows)
+
+
+def _sensitivities(sensitivities: Sequence[StrategySensitivity]) -> Table:
+    rows = [
+        (
+            item.change,
+            f"{item.throughput_ratio - 1:+.1%}",
+            float(item.tokens_per_s_per_gpu),
+            describe_step(item.step_time_ms),
+            item.num_fitting,
+            "the same" if item.is_same_best else item.best,
+        )
+        for item in sensitivities
+    ]
+    columns = ("what if", "change", "tokens/s per GPU", "step", "fit", "best then")
+    return build_table("", columns, rows)
+
+
+def _ruled_out(report: TrainingSearchReport) -> Table:
+    ordered = sorted(report.ruled_out, key=lambda item: -item.num_strategies)
+    rows = [
+        (describe_verdict(item.verdict), item.num_strategies, item.example, _shorten(item.reason))
+        for item in ordered
+    ]
+    return build_table("", ("ruled out", "strategies", "for example", "because"), rows)
+
+
+def _shorten(reason: str) -> str:
+    """Return a reason without its advice, which the page has."""
+    return reason.partition(_ADVICE)[0]
+
+
+def _answers(report: TrainingSearchReport, rows: Sequence[Row]) -> list[str]:
+    counts = (
+        f"{report.num_points:,} strategies: {report.num_legal:,} can run, {report.num_fitting:,}"
+        f" have the memory, {report.num_simulated:,} simulated"
+    )
+    lines = [counts]
+    if not rows:
+        return lines
+    lines.append("above is the best of each layout")
+    best = find_best(report, rows)
+    if ties := other_ties(report, best):
+        more = f" and {len(ties) - _MAX_TIES:,} more" if len(ties) > _MAX_TIES else ""
+        lines.append(
+            f"{best['name']} ties, within the error of the estimates, with"
+            f" {', '.join(ties[:_MAX_TIES])}{more}"
+        )
+    return lines
+
+
+def _notes(report: TrainingSearchReport) -> list[str]:
+    return [f"- {note}" for note in report.notes]
+
+
+def _effort(report: TrainingSearchReport) -> str:
+    speed = strategies_per_s(report)
+    counted = f", {format_number(speed)} strategies/s in closed form" if speed else ""
+    return (
+        f"{report.wall_s:.3g} s, {report.cpu_s:.3g} s of CPU time, {report.num_shapes:,} shapes of"
+        f" layers{counted}, predictor {report.model_version or '(no trained model)'}"
+    )

@@ -1,0 +1,188 @@
+"""`foretoken simulate run`: what a whole training run takes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.simulate_run_options import LengthOptions, MoneyOptions, build_request
+from foretoken.app.cli.stack import stack
+from foretoken.app.cli.state import (
+    build_table,
+    check_output_path,
+    describe_feasibility,
+    format_cell,
+    note,
+    open_composition,
+    scenario_changes,
+    show_progress,
+    state_of,
+)
+from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
+from foretoken.domain.units import MS_PER_S
+
+_GIGA = 1e9
+_KWH_PER_MWH = 1e3
+_S_PER_MINUTE = 60.0
+
+
+@with_option_groups
+def run(
+    context: typer.Context,
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            help="Scenario file (YAML) of one step, or a whole request as a report has it:"
+            " `scenario`, `num_tokens`, `failures`, `sites`, `prices`."
+        ),
+    ],
+    length: LengthOptions,
+    money: MoneyOptions,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change one key of the scenario (`layout.pp=4`), or of `failures`, `sites` and"
+            " `prices`: `failures.device_mtbf_hours=50000`. Repeatable.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            "--page",
+            help="Write a page with pictures here.",
+            callback=check_output_path,
+        ),
+    ] = None,
+) -> None:
+    """Plan a whole training run: days, money and energy, with failures and checkpoints.
+
+    One step is simulated; a run is its tokens over the batch. Nothing is said of the loss. With
+    `failures.device_mtbf_hours` machines fail, and the interval of checkpoints that loses least is
+    found, unless `failures.checkpoint_interval_s` gives one. `sites.num_sites` clusters train
+    together over `sites.bytes_per_s`, and sum every `sites.sync_steps` steps. All keys are in
+    docs/reference/training-runs.md.
+
+    Example: `foretoken simulate run docs/examples/training.yaml --tokens 1e12 --price-list lambda
+    --set failures.device_mtbf_hours=50000 --target-days 90 --html run.html`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        request = build_request(scenario, scenario_changes(change), length, money)
+        foretoken = services.foretoken("simulator")
+        with show_progress("plan the run"):
+            report = foretoken.plan_training_run(request)
+        state.print_object(report, lambda: run_table(request, report))
+        if html is not None:
+            from foretoken.simulator.report.page import render_page, training_run_sections
+
+            devices = f"{report.num_devices} {request.scenario.device}"
+            title = f"{request.scenario.model.name}, {report.num_tokens:.4g} tokens on {devices}"
+            page = render_page(title, training_run_sections(report))
+            html.write_text(page, encoding="utf-8")
+            note(f"page written to {html}")
+
+
+def run_table(request: TrainingRunRequest, report: TrainingRunReport) -> Table:
+    """Return a run for a terminal: what it takes, where its time goes, sizes, remarks."""
+    rows = [("feasible", describe_feasibility(report.feasibility)), *_length_rows(report)]
+    if report.days > 0:
+        rows += [*_time_rows(report), *_money_rows(report)]
+    parts: list[Table | str] = [build_table(request.scenario.name, ("", "value"), rows)]
+    if report.days > 0:
+        parts.append(_share_table(report))
+    if report.sizes:
+        parts.append(_size_table(request, report))
+    if report.notes:
+        parts.append("\n" + "\n".join(f"- {text}" for text in report.notes))
+    return stack(*parts)
+
+
+def _length_rows(report: TrainingRunReport) -> list[tuple[str, object]]:
+    return [
+        ("tokens", f"{report.num_tokens:.4g}"),
+        ("steps", round(report.num_steps)),
+        ("devices", report.num_devices),
+        ("step time (s)", report.step_time_ms / MS_PER_S),
+    ]
+
+
+def _time_rows(report: TrainingRunReport) -> list[tuple[str, object]]:
+    spread = report.days_spread
+    written = f"{format_cell(report.checkpoint_s)} s"
+    rows: list[tuple[str, object]] = [
+        ("days without interruptions", report.ideal_days),
+        ("days, expected", report.days),
+        (
+            "  with operators at their bounds",
+            f"{format_cell(report.days_low)} to {format_cell(report.days_high)}",
+        ),
+    ]
+    if report.num_failures:
+        quantiles = (format_cell(value) for value in (spread.p50, spread.p90, spread.p99))
+        rows += [
+            ("  by chance, P50 / P90 / P99", " / ".join(quantiles)),
+            ("failures, expected", report.num_failures),
+            ("a checkpoint every (min)", report.checkpoint_interval_s / _S_PER_MINUTE),
+            ("checkpoint", f"{format_cell(report.checkpoint_bytes / _GIGA)} GB in {written}"),
+        ]
+    return rows
+
+
+def _money_rows(report: TrainingRunReport) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = [("device hours", report.device_hours)]
+    if report.usd:
+        rows.append(("cost (USD)", _dollars(report.usd)))
+        rows.append(("cost of a step (USD)", report.usd_per_step))
+    if report.usd_per_hour:
+        rows.append(("price of a device (USD/h)", report.usd_per_hour))
+        rows.append(("  source", report.price_source))
+    rows.append(("energy (MWh)", report.energy_kwh / _KWH_PER_MWH))
+    if report.energy_usd:
+        rows.append(("  of the cost (USD)", _dollars(report.energy_usd)))
+    return rows
+
+
+def _share_table(report: TrainingRunReport) -> Table:
+    rows = [
+        (name, ratio * report.days, f"{ratio:.2%}")
+        for name, ratio in (
+            ("new steps (goodput)", report.goodput_ratio),
+            ("waiting for checkpoints", report.checkpoint_ratio),
+            ("steps done again", report.repeated_ratio),
+            ("restarts", report.restart_ratio),
+            ("waiting for other sites", report.sites_ratio),
+        )
+        if ratio > 0
+    ]
+    return build_table("Where the days go", ("", "days", "share"), rows)
+
+
+def _size_table(request: TrainingRunRequest, report: TrainingRunReport) -> Table:
+    title = "The same batch on other numbers of devices"
+    if request.target_days:
+        fewest = report.target_devices
+        found = f"{fewest:,} devices are the fewest" if fewest else "no number of devices is enough"
+        title = f"To be done in {request.target_days:g} days: {found}"
+    rows: list[tuple[str, ...]] = [
+        (
+            f"{size.num_devices:,}",
+            str(size.dp),
+            size.reason or format_cell(size.days),
+            f"{size.goodput_ratio:.1%}" if size.days else "-",
+            _dollars(size.usd) if size.usd else "-",
+            "yes" if size.is_enough else "",
+        )
+        for size in report.sizes
+    ]
+    columns: tuple[str, ...] = ("devices", "dp", "days", "goodput", "USD", "in time")
+    if not request.target_days:
+        rows, columns = [row[:-1] for row in rows], columns[:-1]
+    return build_table(title, columns, rows)
+
+
+def _dollars(usd: float) -> str:
+    return f"{usd:,.0f}"

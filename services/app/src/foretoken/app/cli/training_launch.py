@@ -1,0 +1,110 @@
+"""From an answer about training to files that start it: `--generate`."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretoken.app.cli.state import note
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.training_search import StrategyFinalist, TrainingSearchReport
+from foretoken.simulator.launch.write_training import all_frameworks, write_training_launch
+
+_PANEL = "Results"
+
+
+def check_framework(name: str) -> str:
+    """Return the name of a framework; refused before anything is simulated."""
+    if name and name not in all_frameworks():
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(all_frameworks())}")
+    return name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateOptions:
+    """Where files that start the best strategy go, and for which framework."""
+
+    generate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write what starts the best strategy here: a script with the framework's options,"
+            " its files, a Kubernetes job. Needs finalists.",
+            file_okay=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    framework: Annotated[
+        str,
+        typer.Option(
+            help=f"With --generate: {', '.join(all_frameworks())} (default: the trainer's own).",
+            callback=check_framework,
+            rich_help_panel=_PANEL,
+        ),
+    ] = ""
+
+    def check(self, *, has_finalists: bool) -> None:
+        """Refuse options that cannot be followed, before a search.
+
+        Raises:
+            typer.BadParameter: they cannot.
+
+        """
+        if self.generate is None and self.framework:
+            raise typer.BadParameter("--framework is of --generate DIR")
+        if self.generate is not None and not has_finalists:
+            raise typer.BadParameter("--generate needs a simulated strategy: --finalists 1 or more")
+
+
+def launch_scenario(scenario: TrainingScenario, folder: Path, framework: str = "") -> None:
+    """Write the files of a scenario, and tell of them.
+
+    Raises:
+        InvalidRequestError: the framework cannot do what the scenario says.
+
+    """
+    paths = write_training_launch(scenario, folder, framework)
+    note(f"{scenario.name} written to {folder}: {', '.join(path.name for path in paths)}")
+
+
+def launch_best(report: TrainingSearchReport, options: GenerateOptions) -> None:
+    """Write the files of the best finalist that fits and that the framework can run.
+
+    Better ones that it cannot run are told, with the reasons. Without `generate` nothing is done.
+
+    Raises:
+        InvalidRequestError: no finalist fits, or the framework can run none; then the reasons are
+            those of the best.
+
+    """
+    if options.generate is None:
+        return
+    refusals: list[InvalidRequestError] = []
+    for finalist in _list_fitting(report):
+        scenario = schema.decode(TrainingScenario, json.loads(finalist.scenario_json))
+        try:
+            launch_scenario(scenario, options.generate, options.framework)
+        except InvalidRequestError as err:
+            refusals.append(err)
+            note(f"{finalist.name} cannot be written: {err}")
+        else:
+            return
+    raise refusals[0]
+
+
+def _list_fitting(report: TrainingSearchReport) -> list[StrategyFinalist]:
+    fitting = sorted(
+        (finalist for finalist in report.finalists if finalist.rank > 0),
+        key=lambda finalist: finalist.rank,
+    )
+    if not fitting:
+        reason = (
+            "no finalist fits when it is simulated: simulate more (--finalists)"
+            if report.finalists
+            else "nothing was simulated that could be written: no strategy qualifies"
+        )
+        raise InvalidRequestError.of_field("--generate", reason)
+    return fitting

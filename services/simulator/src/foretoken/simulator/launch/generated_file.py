@@ -1,0 +1,71 @@
+"""Generated files as text: scenarios, Kubernetes objects, and the folder they are written to."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError, UnknownModelError
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.simulator.launch.manifests import Manifest
+
+
+def render_scenario(scenario: ServingScenario | TrainingScenario) -> str:
+    """Return a scenario as YAML that `foretoken simulate` reads, without its defaults."""
+    # A file's own name would stand for a name that is not written.
+    content = {"name": scenario.name, **_changed(scenario)}
+    return yaml.safe_dump(content, sort_keys=False, width=100)
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> tuple[Path, ...]:
+    """Write texts by their names into a folder, made where it is not there; return their paths.
+
+    Raises:
+        InvalidRequestError: they cannot be written.
+
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise InvalidRequestError.of_field("folder", f"{folder}: {err.strerror}") from err
+    return tuple(folder / name for name in files)
+
+
+def dump_manifests(manifests: Sequence[Manifest]) -> str:
+    """Return Kubernetes objects as YAML."""
+    # Through JSON, so that what appears twice is written twice and not referred to.
+    plain = json.loads(json.dumps(manifests))
+    return str(yaml.safe_dump_all(plain, sort_keys=False, width=100))
+
+
+def _is_preset(model: ModelArchitecture) -> bool:
+    try:
+        return find_model(model.name) == model
+    except UnknownModelError:
+        return False
+
+
+def _changed(value: Any) -> Any:
+    """Return plain data, of dataclasses only what differs from its default."""
+    if isinstance(value, ModelArchitecture) and _is_preset(value):
+        return value.name
+    if isinstance(value, tuple):
+        return [_changed(item) for item in value]
+    if not is_dataclass(value):
+        return schema.encode(value)
+    return {
+        item.name: _changed(getattr(value, item.name))
+        for item in fields(value)
+        if getattr(value, item.name) != _default_of(item)
+    }
+
+
+def _default_of(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()

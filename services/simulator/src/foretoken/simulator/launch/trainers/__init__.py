@@ -1,0 +1,1 @@
+"""One training framework per file: how it is started."""

@@ -1,0 +1,172 @@
+"""Write the files that start a training run."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.plugins import scan_modules
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.simulator.launch.generated_file import (
+    dump_manifests,
+    render_scenario,
+    write_files,
+)
+from foretoken.simulator.launch.trainer import (
+    SCRIPT,
+    TrainingFramework,
+    TrainingJob,
+    TrainingLaunch,
+    plan_job,
+)
+from foretoken.simulator.launch.training_manifests import NAME, training_manifests
+from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
+from foretoken.simulator.training.schedule import find_schedule, with_chunks
+
+
+def write_training_launch(
+    scenario: TrainingScenario, folder: Path, framework: str = ""
+) -> tuple[Path, ...]:
+    """Write a script, the framework's files, a Kubernetes job and a README; return their paths.
+
+    `framework` is one of `trainers/` (empty: the one that the scenario's trainer describes).
+
+    Raises:
+        InvalidRequestError: the scenario cannot run, or the framework cannot do what it says;
+            every reason names its field. Or the folder cannot be written.
+        UnknownPluginError: there is no such framework.
+
+    """
+    trainer = find_framework(framework) if framework else _find_framework_of(scenario)
+    check_launched(scenario)
+    job = plan_job(scenario)
+    launch = trainer.launch(job)
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["job.yaml"],
+    }
+    return write_files(
+        folder,
+        {
+            **launch.files,
+            "job.yaml": dump_manifests(training_manifests(job, launch)),
+            "kustomization.yaml": yaml.safe_dump(kustomization, sort_keys=False),
+            "scenario.yaml": render_scenario(scenario),
+            "README.md": _describe(job, launch, trainer),
+        },
+    )
+
+
+def check_launched(scenario: TrainingScenario) -> None:
+    """Check that a scenario can run at all, whatever starts it.
+
+    Raises:
+        InvalidRequestError: with the reasons.
+
+    """
+    schedule = find_schedule(scenario.pipeline_schedule)
+    check_scenario(scenario, schedule)
+    check_chunks(chunk_ranks(with_chunks(scenario, schedule)), scenario)
+
+
+def all_frameworks() -> Mapping[str, TrainingFramework]:
+    """Return every framework by its name: one module each in `trainers/`."""
+    modules: Mapping[str, TrainingFramework] = scan_modules(
+        "foretoken.simulator.launch.trainers", "TRAINER"
+    )
+    return {trainer.name: trainer for trainer in modules.values()}
+
+
+def find_framework(name: str) -> TrainingFramework:
+    """Return how the framework of this name is started.
+
+    Raises:
+        UnknownPluginError: no files are written for it.
+
+    """
+    return UnknownPluginError.look_up(name, all_frameworks(), "framework", "framework")
+
+
+def _find_framework_of(scenario: TrainingScenario) -> TrainingFramework:
+    profile = scenario.trainer.profile
+    for trainer in all_frameworks().values():
+        if profile in trainer.profiles:
+            return trainer
+    raise InvalidRequestError.of_field(
+        "trainer.profile",
+        f"files are written for {', '.join(all_frameworks())}, not for {profile}: choose one with"
+        " --framework",
+    )
+
+
+def _describe(job: TrainingJob, launch: TrainingLaunch, trainer: TrainingFramework) -> str:
+    scenario = job.scenario
+    layout = scenario.layout
+    nodes = f"{job.num_nodes} node{'s' * (job.num_nodes > 1)}"
+    lines = [
+        f"# {scenario.name}",
+        "",
+        (
+            f"{scenario.model.name} on {layout.num_devices} {scenario.device}"
+            f" ({nodes} of {job.devices_per_node}) with {trainer.name}, as `scenario.yaml` says."
+        ),
+        "",
+        f"- `{SCRIPT}`: what starts a node's part of the run",
+        *(f"- `{name}`: what it reads" for name in launch.files if name != SCRIPT),
+        "- `job.yaml`, `kustomization.yaml`: the same for Kubernetes, one pod a node",
+        "- `scenario.yaml`: what was simulated: `foretoken simulate training scenario.yaml`",
+        "",
+        *_by_hand(job),
+        "",
+        "On Kubernetes:",
+        "",
+        "```bash",
+        "kubectl apply -k .",
+        f"kubectl logs --follow --selector job-name={NAME} --prefix",
+        "kubectl delete -k .",
+        "```",
+        "",
+        "Before you start it:",
+        "",
+        *(f"- {remark}" for remark in dict.fromkeys(_remarks(job, launch, trainer))),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _by_hand(job: TrainingJob) -> Sequence[str]:
+    if job.num_nodes == 1:
+        return ["By hand:", "", "```bash", f"bash {SCRIPT}", "```"]
+    return [
+        f"By hand, on each of {job.num_nodes} nodes, `NODE_RANK` from 0 to {job.num_nodes - 1}:",
+        "",
+        "```bash",
+        f"MASTER_ADDR=first-node NODE_RANK=0 bash {SCRIPT}",
+        "```",
+    ]
+
+
+def _remarks(job: TrainingJob, launch: TrainingLaunch, trainer: TrainingFramework) -> Sequence[str]:
+    scenario = job.scenario
+    remarks = list(launch.remarks)
+    profile = scenario.trainer.profile
+    if profile not in trainer.profiles[:1]:
+        remarks.insert(
+            0,
+            f"times were simulated by the rules of {profile}; simulate with `--set"
+            f" trainer.profile={trainer.profiles[0]}` for those of {trainer.name}",
+        )
+    if job.num_nodes > 1:
+        remarks.append(
+            "RDMA cards are resources of your cluster (`rdma/...`): add them to the container's"
+            " limits in `job.yaml`, or collectives go through the pods' network"
+        )
+    remarks.append(f"`job.yaml` runs the image {launch.image}: name another where yours differs")
+    remarks.append(
+        "checkpoints, data and logs want a volume: add a claim to `job.yaml` and the paths to"
+        " the arguments"
+    )
+    return remarks

@@ -1,0 +1,188 @@
+"""Pictures of a profile: what was measured of an operator, and what the predictor made of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from foretoken.page.figure import BLUE, INK, ORANGE, STYLE, WIDTH_INCHES, figure_to_svg
+from foretoken.page.html import render_sections
+from foretoken.page.section import DataTable, Picture, Section
+from foretoken.simulator.report.number_text import format_number
+from foretoken.simulator.report.profile_groups import CurveKey, FittedCurve
+
+_PANELS_IN_ROW = 3
+# More panels than this nobody looks at; the table has all curves.
+MAX_PANELS = 24
+_PANEL_INCHES = 2.5
+_LEGEND_INCHES = 0.7
+_DOTS_PER_INCH = 150
+_SUBTITLE = "Measurements of the catalog, and the predictor's answers. Drawn by Foretoken."
+
+
+def profile_sections(curves: Sequence[FittedCurve], max_panels: int = MAX_PANELS) -> list[Section]:
+    """Return a section for each operator on each device and topology."""
+    places = dict.fromkeys(_place(curve) for curve in curves)
+    return [
+        _section([curve for curve in curves if _place(curve) == place], max_panels)
+        for place in places
+    ]
+
+
+def render_profile(title: str, curves: Sequence[FittedCurve]) -> str:
+    """Return the pictures as a page."""
+    return render_sections(title, _SUBTITLE, profile_sections(curves))
+
+
+def write_profile_figure(path: Path, curves: Sequence[FittedCurve]) -> None:
+    """Write the panels of one operator as a picture, in the format of the path's ending."""
+    with rc_context({**STYLE, "figure.facecolor": "white"}):
+        _figure(curves[:MAX_PANELS]).savefig(path, dpi=_DOTS_PER_INCH, facecolor="white")
+
+
+def draw_curves(slug: str, curves: Sequence[FittedCurve]) -> str:
+    """Draw a panel for each curve: its points, and the fitted line with its interval."""
+    with rc_context(STYLE):
+        return figure_to_svg(_figure(curves), slug)
+
+
+def draw_by_work(slug: str, curves: Sequence[FittedCurve]) -> str:
+    """Draw all points of an operator over the FLOP of their calls, measured and fitted."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 4.2), layout="constrained")
+        axes = figure.subplots()
+        unit, scale = rate_unit(curves[0].measured.key)
+        for label, color, marker, is_fit in (
+            ("measured", ORANGE, "o", False),
+            ("fitted", BLUE, "x", True),
+        ):
+            points = [_points(curve, is_fit=is_fit) for curve in curves]
+            work, rates = (np.concatenate(parts) for parts in zip(*points, strict=True))
+            axes.plot(work, rates / scale, marker, color=color, label=label, markersize=4)
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True)
+        axes.set_xlabel("FLOP of a call")
+        axes.set_ylabel(unit)
+        axes.legend(loc="best")
+        return figure_to_svg(figure, slug)
+
+
+def _points(curve: FittedCurve, *, is_fit: bool) -> tuple[Any, Any]:
+    measured = curve.measured
+    times_us = curve.at_points_us if is_fit else measured.latency_us
+    return measured.key.work(measured.sizes), measured.key.rates(measured.sizes, times_us)
+
+
+def rate_unit(key: CurveKey) -> tuple[str, float]:
+    """Return the unit a rate is told in, and how many per second are one of it."""
+    return ("TFLOP/s", 1e12) if key.has_flops else ("GB/s", 1e9)
+
+
+def _place(curve: FittedCurve) -> tuple[str, str, str]:
+    key = curve.measured.key
+    return key.operator, key.device, key.topology
+
+
+def _section(curves: Sequence[FittedCurve], max_panels: int) -> Section:
+    operator, device, topology = _place(curves[0])
+    key = curves[0].measured.key
+    unit, _ = rate_unit(key)
+    what = "message" if key.spec.is_collective else key.moving
+    caption = f"Points are measured ({unit} over {what}); the line is the predictor's answer with"
+    caption += " its 90 % interval."
+    if len(curves) > max_panels:
+        caption += f" Drawn are the {max_panels} curves with the most points of {len(curves)}."
+    where = f"{device}, {topology}" if topology else device
+    slug = f"profile-{operator}-{device}-{topology or 'alone'}".replace("_", "-")
+    pictures = [Picture(svg=draw_curves(slug, curves[:max_panels]), caption=caption)]
+    if key.has_flops and len(curves) > 1:
+        caption = "All points together, over the FLOP of a call: measured, and the predictor's."
+        pictures.insert(0, Picture(svg=draw_by_work(f"{slug}-flop", curves), caption=caption))
+    return Section(
+        title=f"{operator} on {where}",
+        pictures=pictures,
+        table=_table(curves, unit),
+    )
+
+
+def _figure(curves: Sequence[FittedCurve]) -> Figure:
+    num_columns = min(len(curves), _PANELS_IN_ROW)
+    num_rows = -(-len(curves) // num_columns)
+    size = (WIDTH_INCHES, _LEGEND_INCHES + num_rows * _PANEL_INCHES * (3 / num_columns) ** 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    all_axes = np.ravel(figure.subplots(num_rows, num_columns, squeeze=False))
+    for axes, curve in zip(all_axes, curves, strict=False):
+        _draw(axes, curve)
+    for axes in all_axes[len(curves) :]:
+        axes.set_visible(False)
+    handles, names = all_axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+    return figure
+
+
+def _draw(axes: Any, curve: FittedCurve) -> None:
+    measured, key = curve.measured, curve.measured.key
+    unit, scale = rate_unit(key)
+    # The longest time is the lowest rate.
+    low, high, middle = (
+        key.rates(curve.sizes, times_us) / scale
+        for times_us in (curve.high_us, curve.low_us, curve.latency_us)
+    )
+    axes.fill_between(curve.sizes, low, high, color=BLUE, alpha=0.18, linewidth=0)
+    axes.plot(curve.sizes, middle, color=BLUE, label="fitted, with its 90 % interval")
+    axes.plot(
+        measured.sizes,
+        key.rates(measured.sizes, measured.latency_us) / scale,
+        "o",
+        color=ORANGE,
+        markeredgecolor=INK,
+        markeredgewidth=0.4,
+        label="measured",
+    )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=5))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    formatter = _format_bytes if key.spec.is_collective else _format_count
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formatter(value)))
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True)
+    axes.set_title(key.title, fontsize=9)
+    axes.set_xlabel("message (bytes)" if key.spec.is_collective else key.moving)
+    axes.set_ylabel(unit)
+
+
+def _format_bytes(value: float) -> str:
+    for size, unit in ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def _format_count(value: float) -> str:
+    return f"{value:,.6g}"
+
+
+def _table(curves: Sequence[FittedCurve], unit: str) -> DataTable:
+    rows = []
+    for curve in curves:
+        key, measured = curve.measured.key, curve.measured
+        _, scale = rate_unit(key)
+        errors = np.abs(curve.error_ratio)
+        rates = key.rates(measured.sizes, measured.latency_us) / scale
+        rows.append(
+            (
+                key.title,
+                f"{len(measured.sizes):,}",
+                format_number(float(rates.max())),
+                f"{float(np.median(errors)):.1%}",
+                f"{float(errors.max()):.1%}",
+                curve.provenance,
+            )
+        )
+    headers = ("curve", "points", f"highest ({unit})", "median error", "worst error", "rests on")
+    return DataTable(headers=headers, rows=rows, text_columns=(5,))

@@ -1,0 +1,172 @@
+"""Who sends how much to whom in a training step, as a heat map."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from foretoken.domain.training_report import TrafficColumns, TrainingReport
+from foretoken.domain.units import GIB
+from foretoken.page.figure import STYLE, WIDTH_INCHES, figure_to_svg
+from foretoken.page.section import DataTable, Picture, Section
+from foretoken.simulator.report.number_text import format_number
+
+_Matrix = NDArray[np.float64]
+_DOTS_PER_INCH = 150
+_COLORS = "viridis"
+# What is smaller than this share of the largest, such as the norms that all agree on, is white.
+_LEAST_SHARE = 1e-6
+_PANELS_IN_ROW = 3
+_NUM_TICKS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrafficMap:
+    """Bytes from cell to cell, by the axis they are sent along; a cell has `num_devices`."""
+
+    num_devices: int
+    by_axis: Mapping[str, _Matrix]
+
+    @property
+    def total(self) -> _Matrix:
+        """What is sent along all axes."""
+        return np.asarray(sum(self.by_axis.values()))
+
+
+def traffic_map(traffic: TrafficColumns, num_devices: int) -> TrafficMap:
+    """Return the matrices of a step over `num_devices`; none where nothing is sent."""
+    cell = int(max(traffic.num_devices, default=1))
+    side = -(-num_devices // cell)
+    axes = np.asarray(traffic.axis, dtype=str)
+    source = np.asarray(traffic.source, dtype=np.int64) // cell
+    target = np.asarray(traffic.target, dtype=np.int64) // cell
+    sent = np.asarray(traffic.bytes, dtype=np.float64)
+    matrices: dict[str, _Matrix] = {}
+    for axis in dict.fromkeys(axes.tolist()):
+        chosen = axes == axis
+        matrix = np.zeros((side, side))
+        np.add.at(matrix, (source[chosen], target[chosen]), sent[chosen])
+        matrices[axis] = matrix
+    order = sorted(matrices, key=lambda axis: -matrices[axis].sum())
+    return TrafficMap(num_devices=cell, by_axis={axis: matrices[axis] for axis in order})
+
+
+def traffic_section(report: TrainingReport) -> Section | None:
+    """Return the section of a page about a step's traffic, None where devices send nothing."""
+    found = traffic_map(report.traffic, report.num_devices)
+    if not found.by_axis:
+        return None
+    caption = "Rows send, columns receive. Devices are numbered with tp fastest, then cp, dp and pp"
+    if found.num_devices > 1:
+        caption += f"; {found.num_devices} neighbours share a cell"
+    pictures = [
+        Picture(
+            svg=draw_traffic("traffic", found),
+            caption=f"{caption}. White: nothing, or next to nothing.",
+        )
+    ]
+    if len(found.by_axis) > 1:
+        pictures.append(
+            Picture(
+                svg=draw_traffic("traffic-axes", found, by_axis=True),
+                caption="The same, by the axis of the layout whose devices communicate.",
+            )
+        )
+    intro = (
+        "Bytes of one step, of the collectives and transfers that are timed: rings in the order of"
+        " the devices, exchanges between all, transfers between the stages of the pipeline."
+    )
+    return Section(
+        title="Traffic between devices",
+        intro=intro,
+        pictures=pictures,
+        table=_table(found, report.num_devices),
+    )
+
+
+def draw_traffic(slug: str, found: TrafficMap, *, by_axis: bool = False) -> str:
+    """Draw the bytes between cells as SVG: all together, or a panel for each axis."""
+    with rc_context(STYLE):
+        return figure_to_svg(_figure(found, by_axis=by_axis), slug)
+
+
+def write_traffic_figure(path: Path, report: TrainingReport) -> None:
+    """Write the heat map of a step as a picture of its own, in the format of the path's ending."""
+    found = traffic_map(report.traffic, report.num_devices)
+    with rc_context({**STYLE, "figure.facecolor": "white"}):
+        figure = _figure(found, by_axis=False)
+        figure.savefig(path, dpi=_DOTS_PER_INCH, facecolor="white")
+
+
+def _figure(found: TrafficMap, *, by_axis: bool) -> Figure:
+    panels = dict(found.by_axis) if by_axis else {"": found.total}
+    num_columns = min(len(panels), _PANELS_IN_ROW)
+    num_rows = -(-len(panels) // num_columns)
+    height = 0.7 + num_rows * (WIDTH_INCHES / num_columns if by_axis else 6.2)
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    all_axes = np.ravel(figure.subplots(num_rows, num_columns, squeeze=False))
+    least, largest = _bounds(panels.values())
+    norm = LogNorm(least, largest)
+    image = None
+    for axes, (name, matrix) in zip(all_axes, panels.items(), strict=False):
+        image = _draw(axes, matrix / GIB, found.num_devices, norm)
+        axes.set_title(f"along {name}" if name else _title(found.num_devices))
+    for axes in all_axes[len(panels) :]:
+        axes.set_visible(False)
+    if image is not None:
+        figure.colorbar(image, ax=all_axes.tolist(), shrink=0.8, label="GiB")
+    return figure
+
+
+def _title(cell: int) -> str:
+    whom = "each device" if cell == 1 else f"{cell} devices together"
+    return f"What {whom} send{'s' if cell == 1 else ''} in one step"
+
+
+def _bounds(matrices: Iterable[_Matrix]) -> tuple[float, float]:
+    """Return the least and the largest value in GiB that have colours of their own."""
+    shown = np.concatenate([matrix[matrix > 0] for matrix in matrices]) / GIB
+    largest = float(shown.max())
+    least = float(shown[shown >= _LEAST_SHARE * largest].min())
+    return (least, largest) if least < largest else (0.5 * largest, largest)
+
+
+def _draw(axes: Any, matrix: _Matrix, cell: int, norm: LogNorm) -> Any:
+    end = len(matrix) * cell
+    image = axes.imshow(
+        np.ma.masked_less(matrix, norm.vmin or 0.0),
+        norm=norm,
+        cmap=_COLORS,
+        interpolation="nearest",
+        extent=(-0.5, end - 0.5, end - 0.5, -0.5),
+    )
+    axes.set_xlabel("receiving device")
+    axes.set_ylabel("sending device")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=_NUM_TICKS, integer=True, steps=[1, 2, 4, 8, 10]))
+    return image
+
+
+def _table(found: TrafficMap, num_devices: int) -> DataTable:
+    rows = [
+        (
+            axis,
+            format_number(float(matrix.sum()) / GIB),
+            format_number(float(matrix.sum()) / GIB / num_devices),
+            format_number(float(matrix.max()) / GIB),
+            f"{np.count_nonzero(matrix):,}",
+        )
+        for axis, matrix in {**found.by_axis, "all": found.total}.items()
+    ]
+    headers = (
+        *("along", "all send (GiB)", "a device sends (GiB)", "busiest pair (GiB)"),
+        "pairs that communicate",
+    )
+    return DataTable(headers=headers, rows=rows)

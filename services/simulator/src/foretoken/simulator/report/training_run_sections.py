@@ -1,0 +1,271 @@
+"""The sections of a page about a whole training run."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from foretoken.domain import schema
+from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
+from foretoken.domain.units import MS_PER_S
+from foretoken.page.figure import BLUE, GREY, ORANGE, PURPLE, VERMILION
+from foretoken.page.section import DataTable, Fact, Picture, Section
+from foretoken.simulator.report.number_text import format_number
+from foretoken.simulator.report.plots import draw_stacked_rows
+from foretoken.simulator.report.provenance import configuration_section, describe_interval
+from foretoken.simulator.report.training_run_plots import Line, LogChart, draw_charts
+from foretoken.simulator.training.run.failures import FailureModel
+from foretoken.simulator.training.run.plan import model_failures
+
+_S_PER_MINUTE = 60.0
+_S_PER_DAY = 86400.0
+_GIGA = 1e9
+_KWH_PER_MWH = 1e3
+# Intervals from a thirtieth of the chosen one to thirty times as long.
+_REACH = 30.0
+_NUM_INTERVALS = 61
+# How much more and less often machines could fail than said.
+_RATES = ((0.5, "failures half as often"), (1.0, "as said"), (2.0, "twice as often"))
+_COLORS = {
+    "new steps": BLUE,
+    "waiting for checkpoints": ORANGE,
+    "steps done again": VERMILION,
+    "restarts": PURPLE,
+    "waiting for other sites": GREY,
+}
+
+
+def training_run_sections(report: TrainingRunReport) -> list[Section]:
+    """Return overview, where the days go, checkpoints, sizes, remarks and the request."""
+    request = schema.decode(TrainingRunRequest, json.loads(report.request_json))
+    sections = [_overview(report, request)]
+    if report.days > 0:
+        sections.append(_shares(report))
+    if report.num_failures > 0:
+        sections.append(_checkpoints(report, request))
+    if any(size.days for size in report.sizes):
+        sections.append(_sizes(report, request))
+    if report.notes:
+        rows = [(text,) for text in report.notes]
+        table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
+        sections.append(Section(title="Remarks", table=table))
+    return [*sections, configuration_section(report.request_json)]
+
+
+def _overview(report: TrainingRunReport, request: TrainingRunRequest) -> Section:
+    warning = ""
+    if not report.feasibility.is_feasible:
+        warning = f"This run cannot be: {report.feasibility.reason}."
+    devices = f"{report.num_devices:,} {request.scenario.device}"
+    return Section(
+        title="The run",
+        intro=(
+            f"{request.scenario.model.name} on {devices}: {report.num_tokens:.4g} tokens are"
+            f" {report.num_steps:,.0f} steps of {report.step_time_ms / MS_PER_S:.4g} s. Nothing is"
+            " said of the loss."
+            + (f" Prices: {report.price_source}." if report.usd_per_hour else "")
+        ),
+        warning=warning,
+        facts=_facts(report, request) if report.days > 0 else (),
+    )
+
+
+def _facts(report: TrainingRunReport, request: TrainingRunRequest) -> list[Fact]:
+    spread = report.days_spread
+    facts = [
+        Fact(
+            label="days, expected",
+            value=format_number(report.days),
+            note=(
+                f"{describe_interval(report.days_low, report.days_high, '')} with operators at"
+                f" their bounds; nine runs of ten end by day {format_number(spread.p90)}"
+            ),
+        ),
+        Fact(
+            label="goodput",
+            value=f"{report.goodput_ratio:.1%}",
+            note=f"{format_number(report.ideal_days)} days without interruptions",
+        ),
+    ]
+    if report.num_failures:
+        facts.append(
+            Fact(
+                label="failures",
+                value=format_number(report.num_failures),
+                note=(
+                    f"a checkpoint of {format_number(report.checkpoint_bytes / _GIGA)} GB every"
+                    f" {format_number(report.checkpoint_interval_s / _S_PER_MINUTE)} min"
+                ),
+            )
+        )
+    if report.usd:
+        facts.append(
+            Fact(
+                label="cost (USD)",
+                value=f"{report.usd:,.0f}",
+                note=(
+                    f"{format_number(report.usd_per_step)} a step,"
+                    f" {format_number(report.usd_per_hour)} an hour of a device"
+                ),
+            )
+        )
+    facts.append(
+        Fact(
+            label="energy (MWh)",
+            value=format_number(report.energy_kwh / _KWH_PER_MWH),
+            note=f"{report.device_hours:,.0f} device hours",
+        )
+    )
+    if request.target_days:
+        facts.append(
+            Fact(
+                label=f"devices for {request.target_days:g} days",
+                value=f"{report.target_devices:,}" if report.target_devices else "none",
+                note="with the same batch",
+            )
+        )
+    return facts
+
+
+def _shares(report: TrainingRunReport) -> Section:
+    ratios = dict(
+        zip(
+            _COLORS,
+            (
+                report.goodput_ratio,
+                report.checkpoint_ratio,
+                report.repeated_ratio,
+                report.restart_ratio,
+                report.sites_ratio,
+            ),
+            strict=True,
+        )
+    )
+    days = {name: ratio * report.days for name, ratio in ratios.items() if ratio > 0}
+    lost = {name: value for name, value in days.items() if name != "new steps"}
+    pictures = [
+        Picture(
+            svg=draw_stacked_rows(
+                "run-days", "The expected days", "days", {"the run": days}, _COLORS
+            ),
+            caption="The expected days of the run by what they are spent on.",
+        )
+    ]
+    if lost:
+        svg = draw_stacked_rows("run-lost", "What is lost", "days", {"lost": lost}, _COLORS)
+        pictures.append(Picture(svg=svg, caption="The same without the steps that count."))
+    rows = [
+        (name, format_number(value), f"{value / report.days:.2%}") for name, value in days.items()
+    ]
+    table = DataTable(headers=("", "days", "share"), rows=rows)
+    return Section(title="Where the days go", pictures=pictures, table=table)
+
+
+def _checkpoints(report: TrainingRunReport, request: TrainingRunRequest) -> Section:
+    model = model_failures(request.scenario, request)
+    chosen_s = report.checkpoint_interval_s
+    low_s = max(chosen_s / _REACH, report.step_time_ms / MS_PER_S, model.shortest_s)
+    intervals = np.geomspace(low_s, max(low_s * 2, chosen_s * _REACH), _NUM_INTERVALS)
+    lines = [
+        Line(
+            label=label,
+            y=[
+                100 * _goodput(replace(model, rate_per_s=factor * model.rate_per_s), report, s)
+                for s in intervals
+            ],
+            is_dashed=factor != 1,
+        )
+        for factor, label in _RATES
+    ]
+    chart = LogChart(
+        title="Goodput by the interval of checkpoints",
+        x_label="training between checkpoints (min)",
+        y_label="goodput (%)",
+        x=[float(interval_s) / _S_PER_MINUTE for interval_s in intervals],
+        lines=lines,
+        mark=(chosen_s / _S_PER_MINUTE, f"{format_number(chosen_s / _S_PER_MINUTE)} min"),
+        starts_at_zero=False,
+    )
+    between_h = 1 / model.rate_per_s / 3600
+    picture = Picture(
+        svg=draw_charts("run-interval", [chart]),
+        caption=(
+            "Often: training waits for checkpoints. Seldom: more steps are done again. The dashed"
+            " lines are what a wrong guess of the failures would do."
+        ),
+    )
+    return Section(
+        title="Checkpoints",
+        intro=(
+            f"The run fails every {format_number(between_h)} h. A checkpoint takes"
+            f" {format_number(report.checkpoint_s)} s to write, and training waits"
+            f" {format_number(model.stall_s)} s for it."
+        ),
+        pictures=[picture],
+    )
+
+
+def _goodput(model: FailureModel, report: TrainingRunReport, interval_s: float) -> float:
+    """Return the share of new steps with another interval."""
+    ideal_s = report.ideal_days * _S_PER_DAY
+    work_s = ideal_s + report.sites_ratio * report.days * _S_PER_DAY
+    if not model.can_end(min(interval_s, work_s)):
+        return 0.0
+    return ideal_s / model.expect_run(work_s, interval_s).total_s
+
+
+def _sizes(report: TrainingRunReport, request: TrainingRunRequest) -> Section:
+    sizes = [size for size in report.sizes if size.days]
+    target = request.target_days
+    counts = [size.num_devices for size in sizes]
+    charts = [
+        LogChart(
+            title="Days",
+            x_label="devices",
+            y_label="days",
+            x=counts,
+            lines=[Line(label="days", y=[size.days for size in sizes])],
+            limit=(target, f"{target:g} days") if target else None,
+        )
+    ]
+    if any(size.usd for size in sizes):
+        cost = Line(label="cost", y=[size.usd / 1e3 for size in sizes])
+        charts.append(
+            LogChart(title="Cost", x_label="devices", y_label="1000 USD", x=counts, lines=[cost])
+        )
+    caption = "The same batch over more replicas: each does less between sums of gradients."
+    picture = Picture(svg=draw_charts("run-sizes", charts), caption=caption)
+    return Section(
+        title="More or fewer devices",
+        intro=_describe_target(report, request),
+        pictures=[picture],
+        table=_size_table(report, request),
+    )
+
+
+def _describe_target(report: TrainingRunReport, request: TrainingRunRequest) -> str:
+    if not request.target_days:
+        return ""
+    if not report.target_devices:
+        return f"No number of devices is done in {request.target_days:g} days with this batch."
+    fewest = f"{report.target_devices:,} devices are the fewest that are done in"
+    return f"{fewest} {request.target_days:g} days, in the mean."
+
+
+def _size_table(report: TrainingRunReport, request: TrainingRunRequest) -> DataTable:
+    last = "in time" if request.target_days else "cannot run"
+    rows: Sequence[Sequence[str]] = [
+        (
+            f"{size.num_devices:,}",
+            f"{size.dp:,}",
+            format_number(size.step_time_ms / MS_PER_S),
+            f"{size.goodput_ratio:.1%}" if size.days else "-",
+            format_number(size.days) if size.days else "-",
+            f"{size.usd:,.0f}" if size.usd else "-",
+            size.reason or ("yes" if size.is_enough else ""),
+        )
+        for size in report.sizes
+    ]
+    headers = ("devices", "dp", "step (s)", "goodput", "days", "USD", last)
+    return DataTable(headers=headers, rows=rows, text_columns=(6,))

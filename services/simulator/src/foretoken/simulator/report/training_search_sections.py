@@ -1,0 +1,315 @@
+"""The sections of a page about the search for a training strategy."""
+
+from collections.abc import Callable, Sequence
+
+from foretoken.domain.training_search import StrategySensitivity, TrainingSearchReport
+from foretoken.page.figure import BLUE, GREEN
+from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.simulator.report.interval_plot import Interval, draw_intervals
+from foretoken.simulator.report.number_text import format_number
+from foretoken.simulator.report.search_candidates import Row, describe_rank
+from foretoken.simulator.report.search_listing import request_sections
+from foretoken.simulator.report.search_plots import draw_changes
+from foretoken.simulator.report.training_search_counts import counts_section
+from foretoken.simulator.report.training_search_finalists import finalists_section
+from foretoken.simulator.report.training_search_fronts import fronts_section
+from foretoken.simulator.report.training_search_maps import maps_section
+from foretoken.simulator.report.training_search_placements import placements_section
+from foretoken.simulator.report.training_search_rows import (
+    best_by_objective,
+    best_of_layouts,
+    describe_bounds,
+    describe_choices,
+    describe_devices,
+    describe_objective,
+    describe_step,
+    find_best,
+    free_gib,
+    make_whole_run,
+    other_ties,
+    ranked_rows,
+    read_request,
+    read_sequence_length,
+    strategies_per_s,
+    throughput_bounds,
+)
+
+_MAX_RANKED = 25
+# More ties than these are counted: in words, and as bars.
+_MAX_TIES = 3
+_MAX_BARS = 20
+
+
+def training_search_sections(
+    report: TrainingSearchReport, num_tokens: float = 0.0
+) -> list[Section]:
+    """Return what a page says of a search: the answer first, what it rests on last.
+
+    With `num_tokens` it says what a run to so many takes.
+    """
+    rows = ranked_rows(report.candidates)
+    sections = [_overview(report, rows), counts_section(report)]
+    if rows:
+        sections += [_ranking(rows, report), _best(report, rows, num_tokens)]
+        if any(row["placement"] for row in rows):
+            sections.append(placements_section(rows))
+        if other_ties(report, find_best(report, rows)):
+            sections.append(_ties(report, rows))
+        sections.append(fronts_section(rows, report.num_fitting))
+    if report.cells:
+        sections.append(maps_section(report))
+    if report.finalists:
+        sections.append(finalists_section(report.finalists))
+    if report.sensitivities:
+        best = find_best(report, rows)["name"] if rows else ""
+        sections.append(_sensitivity(report.sensitivities, best))
+    if report.notes:
+        sections.append(_notes(report.notes))
+    return [*sections, *_request(report)]
+
+
+def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
+    speed = strategies_per_s(report)
+    counts = (
+        f"Of {report.num_points:,} strategies {report.num_legal:,} can run, {report.num_fitting:,}"
+        f" have the memory and {report.num_simulated:,} were simulated event by event, in"
+        f" {report.wall_s:.3g} s with {report.cpu_s:.3g} s of CPU time"
+        + (f"; the closed form counted {format_number(speed)} a second." if speed else ".")
+    )
+    if not rows:
+        return Section(
+            title="The best strategy",
+            warning="No strategy of this space can run and has the memory; see why below.",
+            intro=counts,
+        )
+    best = find_best(report, rows)
+    ranked_by = describe_objective(read_request(report).get("objective", ""))
+    ties = other_ties(report, best)
+    more = f" and {len(ties) - _MAX_TIES:,} more" if len(ties) > _MAX_TIES else ""
+    tied = (
+        f" It ties, within the error of the estimates, with {', '.join(ties[:_MAX_TIES])}{more}."
+        if ties
+        else ""
+    )
+    return Section(
+        title="The best strategy",
+        intro=f"{best['name']} ranks first{f' by {ranked_by}' if ranked_by else ''}:"
+        f" {describe_choices(best)}.{tied} {counts}",
+        facts=_facts(best),
+    )
+
+
+def _facts(best: Row) -> list[Fact]:
+    facts = [
+        Fact(
+            label="tokens/s per GPU",
+            value=format_number(best["tokens_per_s_per_gpu"]),
+            note=describe_bounds(best),
+        ),
+        Fact(
+            label="step time",
+            value=describe_step(best["step_time_ms"]),
+            note=f"{describe_step(best['step_time_low_ms'])} to"
+            f" {describe_step(best['step_time_high_ms'])}",
+        ),
+        Fact(
+            label="model FLOP/s utilisation",
+            value=f"{best['mfu_ratio']:.1%}",
+            note=f"bubble {best['bubble_ratio']:.1%}, exposed communication"
+            f" {best['exposed_communication_ratio']:.1%}",
+        ),
+        Fact(
+            label="free memory of the fullest device",
+            value=f"{format_number(free_gib(best))} GiB",
+            note=describe_devices(best),
+        ),
+    ]
+    if best["usd_per_step"] > 0:
+        facts.append(
+            Fact(
+                label="USD per billion tokens",
+                value=format_number(best["usd_per_billion_tokens"]),
+                note=f"USD {format_number(best['usd_per_step'])} a step",
+            )
+        )
+    return facts
+
+
+def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
+    columns = _columns(rows)
+    shown = best_of_layouts(rows)[:_MAX_RANKED]
+    listed = f" {len(rows):,} of them are listed;" if len(rows) < report.num_fitting else ""
+    return Section(
+        title="Ranking",
+        intro=(
+            f"{report.num_fitting:,} strategies can run and have the memory;{listed} this is"
+            " the best of each layout. Equal ranks are ties: their intervals cannot tell them"
+            " apart. Those whose layers run the same operators share the errors of these, so only"
+            " the best of them ties."
+        ),
+        table=DataTable(
+            headers=list(columns), rows=[[cell(row) for cell in columns.values()] for row in shown]
+        ),
+    )
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+    """Return the columns; the device, its number and the price only where they tell rows apart."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "strategy": lambda row: str(row["name"]),
+        "rank": lambda row: describe_rank(row, rows),
+    }
+    if len({(row["device"], row["num_devices"]) for row in rows}) > 1:
+        # Names of placements say the devices.
+        columns["GPUs"] = lambda row: (
+            f"{row['num_devices']:,}" if row["placement"] else describe_devices(row)
+        )
+    columns |= {
+        "tokens/s per GPU": lambda row: format_number(row["tokens_per_s_per_gpu"]),
+        "90 % interval": describe_bounds,
+        "step": lambda row: describe_step(row["step_time_ms"]),
+        "MFU": lambda row: f"{row['mfu_ratio']:.1%}",
+        "bubble": lambda row: f"{row['bubble_ratio']:.1%}",
+        "free (GiB)": lambda row: format_number(free_gib(row)),
+    }
+    if any(row["usd_per_step"] > 0 for row in rows):
+        columns["USD per B tokens"] = lambda row: format_number(row["usd_per_billion_tokens"])
+    return columns
+
+
+def _best(report: TrainingSearchReport, rows: Sequence[Row], num_tokens: float) -> Section:
+    left_out = {"strategy", "rank", "90 % interval", "MFU", "bubble"}
+    columns = {name: cell for name, cell in _columns(rows).items() if name not in left_out}
+    intro = ""
+    if num_tokens > 0:
+        columns |= _run_columns(rows, num_tokens, read_sequence_length(report))
+        intro = (
+            f"The run goes to {format_number(num_tokens)} tokens, without failures and"
+            " checkpoints: `foretoken simulate run` counts these."
+        )
+    return Section(
+        title="The best by each measure",
+        intro=intro,
+        table=DataTable(
+            headers=("strategy", "best by", *columns),
+            rows=[
+                [row["name"], measures, *(cell(row) for cell in columns.values())]
+                for measures, row in best_by_objective(report, rows)
+            ],
+            text_columns=(1,),
+        ),
+    )
+
+
+def _run_columns(
+    rows: Sequence[Row], num_tokens: float, length: int
+) -> dict[str, Callable[[Row], str]]:
+    columns: dict[str, Callable[[Row], str]] = {
+        "steps": lambda row: f"{make_whole_run(row, num_tokens, length).num_steps:,}",
+        "days": lambda row: format_number(make_whole_run(row, num_tokens, length).days),
+    }
+    if any(row["usd_per_step"] > 0 for row in rows):
+        columns["USD in all"] = lambda row: format_number(
+            make_whole_run(row, num_tokens, length).usd
+        )
+    return columns
+
+
+def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
+    best = find_best(report, rows)
+    names = {best["name"], *other_ties(report, best)}
+    tied = [best, *(row for row in rows if row["name"] in names and row is not best)]
+    # Those behind show where a tie ends.
+    behind = [row for row in best_of_layouts(rows) if row["name"] not in names]
+    shown = tied[:_MAX_BARS]
+    bars = [(row, GREEN) for row in shown] + [(row, BLUE) for row in behind[:3]]
+    intervals = []
+    for row, color in bars:
+        low, high = throughput_bounds(row)
+        intervals.append(
+            Interval(
+                label=row["name"],
+                low=low,
+                value=row["tokens_per_s_per_gpu"],
+                high=high,
+                color=color,
+            )
+        )
+    cut = f" Drawn are {len(shown)} of them." if len(shown) < len(names) else ""
+    return Section(
+        title="Ties",
+        intro=f"{len(names):,} strategies cannot be told apart: they differ by less than the"
+        f" error of the estimates.{cut} Measure two of them before you believe an order.",
+        pictures=[
+            Picture(
+                svg=draw_intervals(
+                    "training-ties",
+                    "Tokens/s per GPU and its bounds",
+                    "tokens/s per GPU",
+                    intervals,
+                ),
+                caption="With every operator at its lower, and at its upper, 90 % bound. Errors are"
+                " common to strategies that run the same operators, so bars that overlap may still"
+                " be in a sure order. Green: ties; blue: the next layouts behind them.",
+            )
+        ],
+    )
+
+
+def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Section:
+    ratios = {item.change: item.throughput_ratio for item in sensitivities}
+    rows = [
+        [
+            item.change,
+            f"{item.throughput_ratio - 1:+.1%}",
+            format_number(item.tokens_per_s_per_gpu),
+            describe_step(item.step_time_ms),
+            f"{item.num_fitting:,}",
+            "the same" if item.is_same_best else Cell(text=item.best, tone="calm"),
+        ]
+        for item in sensitivities
+    ]
+    return Section(
+        title="What if",
+        intro="The search again with one thing changed, against the best of today"
+        + (f", {best}." if best else "."),
+        pictures=[
+            Picture(
+                svg=draw_changes(
+                    "training-changes",
+                    "Tokens/s per GPU of the best strategy",
+                    "ratio to the best today",
+                    ratios,
+                ),
+                caption="What moves the answer is what limits it.",
+            )
+        ],
+        table=DataTable(
+            headers=("change", "", "tokens/s per GPU", "step", "fit", "best then"),
+            rows=rows,
+            text_columns=(5,),
+        ),
+    )
+
+
+def _notes(notes: Sequence[str]) -> Section:
+    table = DataTable(
+        headers=("what to know of this result",),
+        rows=[(note,) for note in notes],
+        text_columns=(0,),
+    )
+    return Section(title="Remarks", table=table)
+
+
+def _request(report: TrainingSearchReport) -> list[Section]:
+    version = report.model_version or "no trained model"
+    intro = (
+        f"Predictor {version}. Saved as a file and given to `foretoken search training --request"
+        " FILE`, it yields the same answer wherever it runs."
+    )
+    return request_sections(
+        report.request_json,
+        intro,
+        [finalist.scenario_json for finalist in report.finalists],
+        "one of them in a file is a scenario for `foretoken simulate training`.",
+    )

@@ -1,0 +1,1 @@
+"""The question that InternEvo's simulator asks: its points, in its terms."""

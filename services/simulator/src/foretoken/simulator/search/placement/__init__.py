@@ -1,0 +1,1 @@
+"""Training on a cluster of several devices: which stages run where, and how layers are cut."""

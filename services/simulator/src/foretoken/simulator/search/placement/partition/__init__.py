@@ -1,0 +1,1 @@
+"""Ways to cut a chain of layers into stages: one file each."""

@@ -1,0 +1,196 @@
+"""The strategies of a mixed cluster: a pipeline of stages, and how each of them works."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.simulator.search.placement.cluster import (
+    NodeKind,
+    Pipeline,
+    list_kinds,
+    list_pipelines,
+)
+
+_MICRO_BATCHES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageWork:
+    """What decides what a stage does for a micro batch, and how it updates."""
+
+    tp: int
+    cp: int
+    dp: int
+    micro_batch_size: int
+    zero_stage: int
+    recompute: str
+    sequence_parallel: bool
+    pipeline_schedule: str
+
+    def apply(self, scenario: TrainingScenario) -> TrainingScenario:
+        """Return a scenario whose stages work so, of as many stages as it had."""
+        layout = scenario.layout
+        return replace(
+            scenario,
+            layout=ParallelLayout(tp=self.tp, cp=self.cp, dp=self.dp, pp=layout.pp, ep=layout.ep),
+            micro_batch_size=self.micro_batch_size,
+            zero_stage=self.zero_stage,
+            recompute=self.recompute,
+            recompute_modules=(scenario.recompute_modules if self.recompute == "selective" else ()),
+            sequence_parallel=self.sequence_parallel,
+            pipeline_schedule=self.pipeline_schedule,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedStrategy:
+    """A strategy before its layers are cut: what its stages do, and where they are."""
+
+    pipeline: Pipeline
+    work: StageWork
+    global_batch_size: int
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro batches of a step."""
+        return self.global_batch_size // (self.work.dp * self.work.micro_batch_size)
+
+
+class PlacementSpace:
+    """All strategies of a request's cluster."""
+
+    def __init__(self, request: TrainingSearchRequest) -> None:
+        """Resolve a request's space.
+
+        Raises:
+            UnknownDeviceError, UnknownTopologyError: no such name.
+            InvalidRequestError: kinds of nodes that cannot be used.
+
+        """
+        self.scenario = request.scenario
+        self.space = request.space
+        self.kinds: tuple[NodeKind, ...] = list_kinds(request.space)
+        self.pipelines, self.num_orders_left = list_pipelines(
+            self.kinds,
+            has_subsets=request.space.has_subsets,
+            max_stages=request.scenario.model.num_layers,
+        )
+
+    @cached_property
+    def num_points(self) -> int:
+        """Points of the space, those included that cannot run."""
+        return sum(1 for _ in self.strategies())
+
+    def strategies(self) -> Iterator[PlacedStrategy]:
+        """Yield every strategy, the batch divided or not."""
+        for pipeline in self.pipelines:
+            if self.space.pp and len(pipeline.stages) not in self.space.pp:
+                continue
+            for work in self._works(pipeline):
+                for size in self.space.global_batch_sizes or (self.scenario.global_batch_size,):
+                    yield PlacedStrategy(pipeline=pipeline, work=work, global_batch_size=size)
+
+    def _works(self, pipeline: Pipeline) -> Iterator[StageWork]:
+        space, scenario = self.space, self.scenario
+        degrees = [
+            (tp, cp)
+            for tp in space.tp or _powers(self._smallest_node(pipeline))
+            for cp in space.cp or (scenario.layout.cp,)
+            if pipeline.stage_size % (tp * cp) == 0
+        ]
+        for (tp, cp), size, zero, recompute, splits, schedule in product(
+            degrees,
+            space.micro_batch_sizes or _MICRO_BATCHES,
+            space.zero_stages or (scenario.zero_stage,),
+            space.recompute or (scenario.recompute,),
+            space.sequence_parallel or (scenario.sequence_parallel,),
+            space.pipeline_schedules or (scenario.pipeline_schedule,),
+        ):
+            yield StageWork(
+                tp=tp,
+                cp=cp,
+                dp=pipeline.stage_size // (tp * cp),
+                micro_batch_size=size,
+                zero_stage=zero,
+                recompute=recompute,
+                sequence_parallel=splits and tp > 1,
+                pipeline_schedule=schedule,
+            )
+
+    def _smallest_node(self, pipeline: Pipeline) -> int:
+        return min(self.kinds[kind].devices_per_node for kind in set(pipeline.stages))
+
+    def scenario_of(
+        self, strategy: PlacedStrategy, stage_layers: Sequence[int]
+    ) -> TrainingScenario:
+        """Return exactly what the event simulator is asked about a strategy."""
+        stages = [self.kinds[kind] for kind in strategy.pipeline.stages]
+        layout = replace(self.scenario.layout, pp=len(stages))
+        return replace(
+            strategy.work.apply(replace(self.scenario, layout=layout)),
+            device=stages[0].device,
+            topology=stages[0].topology,
+            stage_devices=tuple(kind.device for kind in stages),
+            stage_topologies=tuple(kind.topology for kind in stages),
+            stage_layers=tuple(stage_layers),
+            virtual_stages=1,
+            global_batch_size=strategy.global_batch_size,
+        )
+
+    def usd_per_hour(self, pipeline: Pipeline) -> float:
+        """Return what an hour of all the nodes of a pipeline costs; 0 where a kind has no price."""
+        prices = [
+            (self.kinds[kind].usd_per_hour, count * self.kinds[kind].devices_per_node)
+            for kind, count in enumerate(pipeline.nodes)
+            if count
+        ]
+        if any(price == 0 for price, _ in prices):
+            return 0.0
+        return sum(price * count for price, count in prices)
+
+
+def describe_stages(pipeline: Pipeline, kinds: Sequence[NodeKind]) -> str:
+    """Return the devices of the stages in order: `4 x a100_sxm_80,2 x a40`."""
+    return ",".join(f"{count} x {kinds[kind].device}" for kind, count in pipeline.runs)
+
+
+def describe_nodes(pipeline: Pipeline, kinds: Sequence[NodeKind]) -> str:
+    """Return the nodes of a pipeline: `4 a100_sxm_80 + 8 a40`."""
+    counts = zip(pipeline.nodes, kinds, strict=True)
+    return " + ".join(f"{count} {kind.device}" for count, kind in counts if count)
+
+
+def with_alike_layers(model: ModelArchitecture) -> ModelArchitecture:
+    """Return a model whose layers are all as its last ones: none is dense beside experts."""
+    if model.moe is None or not model.moe.num_dense_layers:
+        return model
+    return replace(model, moe=replace(model.moe, num_dense_layers=0))
+
+
+def layer_period(model: ModelArchitecture) -> int:
+    """Return after how many layers a model repeats itself."""
+    return max(1, model.full_attention_period) if model.sliding_window else 1
+
+
+def _powers(most: int) -> list[int]:
+    return [2**power for power in range(most.bit_length())]
+
+
+def fixed_axes(space: TrainingSpace, scenario: TrainingScenario) -> tuple[str, ...]:
+    """Return what a search over a mixed cluster does not vary although a space asks for it."""
+    asked = {
+        "devices": space.devices,
+        "num_devices": space.num_devices,
+        "virtual_stages": tuple(value for value in space.virtual_stages if value != 1),
+        "ep": tuple(value for value in space.ep if value != scenario.layout.ep),
+        "overlaps": space.overlaps,
+        "weight_parallel": tuple(
+            value for value in space.weight_parallel if value != scenario.weight_parallel
+        ),
+    }
+    return tuple(name for name, values in asked.items() if values)

@@ -1,0 +1,1 @@
+"""Search of training strategies: all in closed form, the best event by event."""

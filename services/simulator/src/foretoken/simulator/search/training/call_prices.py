@@ -1,0 +1,147 @@
+"""The calls of many strategies, priced together: each distinct one is asked about once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.graph import OperatorNode
+from foretoken.domain.hardware.device import DeviceSpec, find_device
+from foretoken.domain.hardware.roofline import compute_terms
+from foretoken.domain.operator import find_operator
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.latency_source import LatencySource
+from foretoken.simulator.search.training.shapes import number_rows
+from foretoken.simulator.training.operator_prices import is_for_tensor_cores
+
+# Which bounds of a price the rows of all times take: estimate, low, high.
+NUM_VARIANTS = 3
+_TableKey = tuple[str, DType, Phase, str, tuple[str, ...]]
+
+
+@dataclass(slots=True, eq=False)
+class _Calls:
+    """The calls of one table: by dimension, blocks of values; and where their numbers begin."""
+
+    blocks: list[Sequence[Ints]] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+
+class CallBook:
+    """Hands out a number for every call, and knows what each costs once all were asked for.
+
+    The number 0 is of no call, which costs nothing.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no call."""
+        self._tables: dict[_TableKey, _Calls] = {}
+        self._known: dict[tuple[object, ...], Ints] = {}
+        self._num_calls = 1
+        self.model_version = ""
+        # In µs: (variant, number of a call).
+        self.prices_us: Floats = np.zeros((NUM_VARIANTS, 1))
+
+    def add(self, node: OperatorNode, length: int) -> Ints:
+        """Return the numbers of an operator's calls; its dimensions are integers or columns."""
+        key = (
+            *(node.operator, node.dtype, node.phase, node.variant, node.num_sharing, length),
+            *(
+                (name, getattr(value, "tobytes", value.__int__)())
+                for name, value in node.dims.items()
+            ),
+        )
+        if key not in self._known:
+            self._known[key] = self.add_columns(node, node.dims, length)
+        return self._known[key]
+
+    def add_columns(self, like: OperatorNode, dims: Mapping[str, object], length: int) -> Ints:
+        """Return the numbers of the calls of an operator with these dimensions."""
+        names = tuple(sorted(dims))
+        key = (like.operator, like.dtype, like.phase, like.variant, names)
+        calls = self._tables.setdefault(key, _Calls())
+        columns = [
+            np.broadcast_to(np.asarray(dims[name], dtype=np.int64), length) for name in names
+        ]
+        if "message_bytes" in names and like.num_sharing != 1:
+            # Groups that share a network port each have that share of it, as if each sent all.
+            place = names.index("message_bytes")
+            columns[place] = columns[place] * like.num_sharing
+        numbers = np.arange(self._num_calls, self._num_calls + length)
+        calls.blocks.append(columns)
+        calls.starts.append(self._num_calls)
+        self._num_calls += length
+        return numbers
+
+    def fetch(self, scenario: TrainingScenario, predictor: LatencySource) -> None:
+        """Ask what all calls cost, in one query."""
+        wanted = [_Distinct.of_calls(calls, len(key[4])) for key, calls in self._tables.items()]
+        query = LatencyQuery(
+            device=scenario.device,
+            topology=scenario.topology,
+            framework=scenario.framework,
+            tables=tuple(
+                OperatorTable(
+                    operator=operator,
+                    dtype=dtype,
+                    phase=phase,
+                    variant=variant,
+                    columns=dict(zip(names, distinct.columns, strict=True)),
+                )
+                for (operator, dtype, phase, variant, names), distinct in zip(
+                    self._tables, wanted, strict=True
+                )
+            ),
+        )
+        reply, device = predictor.predict(query), find_device(scenario.device)
+        self.model_version = reply.model_version
+        self.prices_us = np.zeros((NUM_VARIANTS, self._num_calls))
+        for table, distinct, answer in zip(query.tables, wanted, reply.tables, strict=True):
+            latency_us = np.asarray(answer.latency_us, dtype=np.float64)
+            high_us = np.asarray(answer.high_us, dtype=np.float64)
+            sustained_us = _sustained(latency_us, table, device)
+            variants = (
+                sustained_us,
+                np.asarray(answer.low_us, dtype=np.float64),
+                np.where(sustained_us > latency_us, np.maximum(high_us, sustained_us), high_us),
+            )
+            for variant, column in enumerate(variants):
+                self.prices_us[variant, distinct.numbers] = column[distinct.inverse]
+
+
+def _column(value: Any, length: int) -> Ints:
+    return value if np.ndim(value) else np.full(length, value, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Distinct:
+    """The distinct calls of a table, and of every number handed out its place among them."""
+
+    columns: tuple[Ints, ...]
+    numbers: Ints
+    inverse: Ints
+
+    @classmethod
+    def of_calls(cls, calls: _Calls, num_dims: int) -> "_Distinct":
+        columns = [np.concatenate([block[i] for block in calls.blocks]) for i in range(num_dims)]
+        lengths = [len(block[0]) for block in calls.blocks]
+        steps = np.arange(sum(lengths)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        first, inverse = number_rows(columns)
+        return cls(
+            columns=tuple(column[first] for column in columns),
+            numbers=np.repeat(calls.starts, lengths) + steps,
+            inverse=inverse,
+        )
+
+
+def _sustained(latency_us: Floats, table: OperatorTable, device: DeviceSpec) -> Floats:
+    """Return what matrix products cost at the rate that a device keeps up through a step."""
+    spec = find_operator(table.operator)
+    if not (device.sustained_flops_ratio and is_for_tensor_cores(spec)):
+        return latency_us
+    terms = compute_terms(spec, table.columns, table.dtype, table.phase, device)
+    sustained: Floats = np.maximum(latency_us, terms.compute_us / device.sustained_flops_ratio)
+    return sustained

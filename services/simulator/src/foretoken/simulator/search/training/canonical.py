@@ -1,0 +1,93 @@
+"""Strategies that say the same as another of their space, of which the other is kept.
+
+Each rule holds only where the space has that other one, which breaks nothing the first does not.
+Beside them are interleaved chunks on a pipeline of one rank, which the simulator can run and
+trainers do not.
+Source: Megatron-LM, `arguments.py` (an interleaved schedule needs more than one pipeline stage).
+"""
+
+import numpy as np
+
+from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
+from foretoken.simulator.grid import Flags
+from foretoken.simulator.search.training.legality import count_replicas
+from foretoken.simulator.search.training.space import StrategySpace
+from foretoken.simulator.search.training.strategies import Strategies
+
+_PLAIN, _MSP, _FSP, _ISP = (WEIGHT_PARALLELS.index(name) for name in ("", "msp", "fsp", "isp"))
+_DATA, _ALL = OVERLAPS.index("data"), OVERLAPS.index("all")
+
+INTERLEAVED_ALONE = "virtual_stages"
+# By verdict, why a strategy is left out.
+REASONS = {
+    "redundant: sequence_parallel": (
+        "the same without sequence_parallel: it splits tokens over tp, and msp and fsp do it anyway"
+    ),
+    "redundant: weight_parallel": (
+        "the same without weight_parallel: msp, fsp and isp over one rank split nothing"
+    ),
+    "redundant: zero_stage": (
+        "the same with a lower zero_stage: ZeRO splits states over ranks that hold the same, and"
+        " there is one"
+    ),
+    "redundant: overlap": "the same with less overlap: there are no more exchanges to hide",
+    INTERLEAVED_ALONE: (
+        "a pipeline of one rank has nothing to interleave, and trainers refuse it: virtual_stages 1"
+    ),
+}
+
+
+def find_redundant(strategies: Strategies, space: StrategySpace) -> dict[str, Flags]:
+    """Return by verdict which strategies another of the space stands for."""
+    found = (
+        _repeats_token_split(strategies, space),
+        _repeats_plain_layers(strategies, space),
+        _repeats_states(strategies, space),
+        _repeats_overlap(strategies, space),
+        _interleaves_nothing(strategies, space),
+    )
+    return dict(zip(REASONS, found, strict=True))
+
+
+def _repeats_token_split(strategies: Strategies, space: StrategySpace) -> Flags:
+    known = set(space.rows_of("sequence_parallel"))
+    has_other = [
+        (form, degree) for split, form, degree in known if split and (0, form, degree) in known
+    ]
+    repeats: Flags = np.zeros(len(strategies), dtype=np.bool_)
+    is_split_anyway = np.isin(strategies.weight_parallel, (_MSP, _FSP))
+    for form, degree in has_other:
+        repeats |= (strategies.weight_parallel == form) & (strategies.weight_degree == degree)
+    repeats &= (strategies.sequence_parallel == 1) & (is_split_anyway | (strategies.tp == 1))
+    return repeats
+
+
+def _repeats_plain_layers(strategies: Strategies, space: StrategySpace) -> Flags:
+    known = set(space.rows_of("weight_parallel"))
+    is_of_one = np.isin(strategies.weight_parallel, (_MSP, _FSP))
+    is_of_one |= (strategies.weight_parallel == _ISP) & (strategies.weight_degree == 1)
+    has_other = np.array([(split, _PLAIN, 0) in known for split in (0, 1)])
+    repeats: Flags = is_of_one & (strategies.tp == 1) & has_other[strategies.sequence_parallel]
+    return repeats
+
+
+def _repeats_states(strategies: Strategies, space: StrategySpace) -> Flags:
+    least = min(stage for stage, _ in space.rows_of("zero_stage"))
+    is_alone = (count_replicas(strategies) == 1) & (strategies.dp * strategies.cp == 1)
+    repeats: Flags = is_alone & (strategies.zero_stage > least)
+    return repeats
+
+
+def _repeats_overlap(strategies: Strategies, space: StrategySpace) -> Flags:
+    known = [code for (code,) in space.rows_of("overlap")]
+    is_whole = (strategies.tp == 1) & (strategies.cp == 1)
+    repeats: Flags = is_whole & (strategies.dp == 1) & (strategies.overlap > min(known))
+    if _DATA in known and strategies.source.scenario.model.moe is None:
+        repeats |= is_whole & (strategies.overlap == _ALL)
+    return repeats
+
+
+def _interleaves_nothing(strategies: Strategies, space: StrategySpace) -> Flags:
+    has_other = any(chunks == 1 for _, chunks in space.rows_of("virtual_stages"))
+    repeats: Flags = (strategies.pp == 1) & (strategies.virtual_stages > 1) & has_other
+    return repeats

@@ -1,0 +1,157 @@
+"""What the fullest device of every strategy holds, in closed form.
+
+It is what `measure_memory` says of the scenario of each strategy: states by the parameters of a
+rank's chunks, and activations by the moments at which its order of passes holds most.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from foretoken.domain.hardware.device import find_device
+from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.search.training.legality import count_replicas
+from foretoken.simulator.search.training.memory_places import (
+    MicroBatchGroups,
+    group_shapes,
+)
+from foretoken.simulator.search.training.memory_ranks import PipelineCut, cut_pipeline
+from foretoken.simulator.search.training.memory_states import ParameterColumns, Shards
+from foretoken.simulator.search.training.shapes import number_rows
+from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.training.memory.in_flight import FullMoments, find_moments
+from foretoken.simulator.training.memory.state_bytes import StateRules
+from foretoken.simulator.training.schedule import find_schedule
+from foretoken.simulator.training.zero import Sharding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StrategyMemory:
+    """Bytes of the fullest device of every strategy, and what that has left."""
+
+    reserved_bytes: Floats
+    margin_bytes: Floats
+
+    @property
+    def fits(self) -> Flags:
+        """Which strategies have the memory."""
+        return np.asarray(self.margin_bytes >= 0, dtype=np.bool_)
+
+
+def measure_strategies(strategies: Strategies) -> StrategyMemory:
+    """Return what strategies hold that can run.
+
+    Raises:
+        InvalidRequestError: a layout does not fit the model.
+
+    """
+    if not len(strategies):
+        return StrategyMemory(reserved_bytes=np.zeros(0), margin_bytes=np.zeros(0))
+    rows, number = number_rows(_keys(strategies))
+    reserved = _Meter(strategies.take(rows)).measure()[number]
+    devices = [find_device(name).memory_bytes for name in strategies.source.devices]
+    return StrategyMemory(
+        reserved_bytes=reserved,
+        margin_bytes=np.array(devices, dtype=np.float64)[strategies.device] - reserved,
+    )
+
+
+def _keys(strategies: Strategies) -> list[Ints]:
+    """Return what memory depends on: devices and what hides behind what are not in it."""
+    return [
+        *(strategies.pipeline_schedule, strategies.pp, strategies.virtual_stages),
+        *(strategies.num_micro_batches, strategies.tp, strategies.cp, strategies.ep),
+        strategies.sequence_parallel * (strategies.tp > 1),
+        *(strategies.weight_parallel, strategies.weight_degree, strategies.micro_batch_size),
+        *(strategies.recompute, strategies.dp, strategies.zero_stage, strategies.shard_degree),
+    ]
+
+
+class _Meter:
+    """Measures strategies, all of one pipeline at a time."""
+
+    def __init__(self, strategies: Strategies) -> None:
+        scenario = strategies.source.scenario
+        self._strategies = strategies
+        self._rules = StateRules.of_scenario(scenario)
+        self._shapes = group_shapes(strategies)
+        self._groups = MicroBatchGroups(strategies, self._shapes)
+        self._parameters = ParameterColumns(strategies, self._shapes, self._rules)
+        self._shards = Shards.of_strategies(strategies)
+        self._zero_stage = np.where(count_replicas(strategies) > 1, strategies.zero_stage, 0)
+
+    def measure(self) -> Floats:
+        """Return what the fullest rank of each strategy takes from its device."""
+        trainer = self._rules.trainer
+        allocated = np.zeros(len(self._strategies))
+        for rows, moments in self._pipelines():
+            cut = cut_pipeline(moments, self._shapes.kinds)
+            peaks, of_row = self._find_peaks(rows, cut)
+            stages, of_stage = np.unique(self._zero_stage[rows], return_inverse=True)
+            for index, stage in enumerate(stages.tolist()):
+                chosen = np.flatnonzero(of_stage == index)
+                passing = peaks[of_row[chosen]]
+                allocated[rows[chosen]] = self._fullest(rows[chosen], stage, cut, passing)
+        return allocated * trainer.reserved_ratio + trainer.context_bytes
+
+    def _pipelines(self) -> Iterator[tuple[Ints, tuple[FullMoments, ...]]]:
+        """Yield strategies whose ranks hold as many micro batches, with the ranks' moments."""
+        strategies = self._strategies
+        found: dict[int, tuple[tuple[FullMoments, ...], list[Ints]]] = {}
+        names = strategies.source.pipeline_schedules
+        first, number = number_rows(
+            [
+                *(strategies.pipeline_schedule, strategies.pp, strategies.virtual_stages),
+                strategies.num_micro_batches,
+            ]
+        )
+        order = np.argsort(number, kind="stable")
+        bounds = np.searchsorted(number[order], np.arange(len(first) + 1))
+        for index, row in enumerate(first.tolist()):
+            moments = find_moments(
+                find_schedule(names[int(strategies.pipeline_schedule[row])]),
+                *(int(strategies.pp[row]), int(strategies.num_micro_batches[row])),
+                int(strategies.virtual_stages[row]),
+            )
+            rows = order[bounds[index] : bounds[index + 1]]
+            found.setdefault(id(moments), (moments, []))[1].append(rows)
+        for moments, parts in found.values():
+            yield np.concatenate(parts), moments
+
+    def _find_peaks(self, rows: Ints, cut: PipelineCut) -> tuple[Floats, Ints]:
+        """Return the most that passes hold, [groups, kinds of ranks], and the group of each row."""
+        groups, of_row = np.unique(self._groups.of_strategy[rows], return_inverse=True)
+        needs = self._groups.cut(cut.layers, is_shared=cut.is_shared)
+        columns = [
+            getattr(needs, name)[groups] for name in ("saved", "weight_half", "forward", "backward")
+        ]
+        needed = np.stack(columns, axis=1)
+        peaks = [
+            np.tensordot(needed[:, :, rank.of_counts], rank.counts, ([1, 2], [1, 2])).max(axis=1)
+            for rank in cut.ranks
+        ]
+        return np.stack(peaks, axis=1), of_row
+
+    def _fullest(self, rows: Ints, stage: int, cut: PipelineCut, passing: Floats) -> Floats:
+        """Return what tensors occupy on the fullest rank, at its fullest moment."""
+        numbers = self._parameters.of_strategy[rows]
+        shards = self._shards
+        first, number = number_rows(
+            [numbers, shards.dense[rows], shards.expert[rows], shards.parts[rows]]
+        )
+        chosen = rows[first]
+        is_piped = bool(self._strategies.pp[chosen[0]] > 1)
+        states = self._parameters.count_states(
+            cut, numbers[first], shards.take(chosen), self._rules_of(stage, is_piped=is_piped)
+        )
+        update = np.broadcast_to(states.update, states.kept.shape)
+        gathered = np.broadcast_to(states.gathered, states.kept.shape)
+        moments = np.maximum(passing + gathered[number], update[number])
+        fullest: Floats = (states.kept[number] + moments).max(axis=1)
+        return fullest
+
+    def _rules_of(self, stage: int, *, is_piped: bool) -> StateRules:
+        sharding = Sharding.of_stage(stage)
+        is_once = sharding.parameters and self._rules.trainer.trains_master_weights
+        return replace(self._rules, sharding=sharding, is_once=is_once and is_piped)

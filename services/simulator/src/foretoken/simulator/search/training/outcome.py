@@ -1,0 +1,199 @@
+"""The report of a search: counts with reasons, ranks, fronts, and what simulations make of them."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from foretoken.domain import schema
+from foretoken.domain.training_search import (
+    TRAINING_OBJECTIVES,
+    RuledOut,
+    StrategyColumns,
+    StrategyFinalist,
+    TrainingSearchReport,
+)
+from foretoken.simulator.grid import Ints
+from foretoken.simulator.search.training.answers import Answers
+from foretoken.simulator.search.training.canonical import REASONS
+from foretoken.simulator.search.training.closed_form import ClosedForm
+from foretoken.simulator.search.training.legality import explain
+from foretoken.simulator.search.training.ranking import objective_values
+from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.search.training.survey import Survey, find_fronts
+from foretoken.simulator.search.training.table import build_table
+from foretoken.simulator.training.memory_plan import plan_memory
+
+MEMORY = "memory"
+_SIMULATED_MEMORY = "memory, simulated"
+
+
+def describe(survey: Survey) -> str:
+    """Return how many points were counted, in words."""
+    return f"{survey.num_points:,} points: {survey.num_legal:,} can run, {survey.num_fitting:,} fit"
+
+
+def make_report(form: ClosedForm) -> TrainingSearchReport:
+    """Return what the closed form says: counts, ranks, fronts."""
+    request, survey = form.request, form.survey
+    report = TrainingSearchReport(
+        num_points=survey.num_points,
+        num_legal=survey.num_legal,
+        num_fitting=survey.num_fitting,
+        num_shapes=form.num_shapes,
+        ruled_out=tuple(
+            RuledOut(
+                verdict=verdict,
+                num_strategies=count,
+                example=example.name(0),
+                reason=_explain(verdict, example),
+            )
+            for verdict, (count, example) in survey.verdicts.items()
+        ),
+        cells=survey.cells,
+        model_version=form.model_version,
+        request_json=json.dumps(schema.encode(request)),
+    )
+    if form.ranked is None or form.ranking is None:
+        return replace(report, notes=_notes(form, 0))
+    names = form.ranked.strategies
+    candidates = _list_candidates(form, form.ranked)
+    return replace(
+        report,
+        best=_find_best(form, form.ranked, ()),
+        ties=tuple(names.names(np.arange(1, len(form.ranking.ties)))),
+        candidates=candidates,
+        notes=_notes(form, len(candidates.name)),
+    )
+
+
+def with_finalists(
+    report: TrainingSearchReport, form: ClosedForm, finalists: Sequence[StrategyFinalist]
+) -> TrainingSearchReport:
+    """Return a report with what was simulated.
+
+    What the simulation finds too large is out; the first of the others is the best.
+    """
+    if form.ranked is None:
+        return report
+    failed = {item.candidate: item for item in finalists if item.rank == 0}
+    if failed:
+        first = min(failed)
+        out = RuledOut(
+            verdict=_SIMULATED_MEMORY,
+            num_strategies=len(failed),
+            example=failed[first].name,
+            reason=failed[first].report.feasibility.reason,
+        )
+        report = replace(
+            report,
+            num_fitting=report.num_fitting - len(failed),
+            ruled_out=(*report.ruled_out, out),
+            candidates=_rule_out(report.candidates, failed),
+        )
+    best = _find_best(form, form.ranked, failed)
+    names = [best.get(form.request.objective, ""), *_tie_names(form, failed)]
+    winner = next((item.name for item in finalists if item.rank == 1), "")
+    if winner:
+        best[form.request.objective] = winner
+    return replace(
+        report,
+        best=best,
+        ties=tuple(name for name in dict.fromkeys(names) if name not in ("", winner))
+        if len(names) > 1
+        else (),
+        finalists=tuple(finalists),
+        num_simulated=len(finalists),
+    )
+
+
+def _tie_names(form: ClosedForm, failed: Collection[int]) -> list[str]:
+    if form.ranked is None or form.ranking is None:
+        return []
+    rows = [row for row in range(len(form.ranking.ties)) if row not in failed]
+    return form.ranked.strategies.names(np.array(rows, dtype=np.int64)) if rows else []
+
+
+def _find_best(form: ClosedForm, ranked: Answers, failed: Collection[int]) -> dict[str, str]:
+    """Return the name of the first by each objective; by cost where all is priced."""
+    found = {}
+    for objective in TRAINING_OBJECTIVES:
+        if objective == "cost" and not form.prices.all():
+            continue
+        values = objective_values(ranked, objective, form.prices)[0]
+        order = np.lexsort((ranked.step_us, values))
+        if objective == form.request.objective:
+            order = np.arange(len(ranked))
+        row = next((row for row in order.tolist() if row not in failed), None)
+        if row is not None:
+            found[objective] = ranked.strategies.name(row)
+    return found
+
+
+def _list_candidates(form: ClosedForm, ranked: Answers) -> StrategyColumns:
+    """Return the first of the ranking, then what is best by another objective or on a front."""
+    num_first = min(form.num_listed, len(ranked))
+    is_extra = np.zeros(len(ranked), dtype=np.bool_)
+    for front in find_fronts(ranked, form.prices):
+        is_extra |= front
+    for objective in TRAINING_OBJECTIVES:
+        values = objective_values(ranked, objective, form.prices)[0]
+        is_extra[np.lexsort((ranked.step_us, values))[0]] = True
+    is_extra[:num_first] = False
+    rows = np.concatenate((np.arange(num_first), np.flatnonzero(is_extra)))
+    chosen = ranked.take(rows)
+    return build_table(chosen, _ranks(form, ranked, rows, num_first), form.prices)
+
+
+def _ranks(form: ClosedForm, ranked: Answers, rows: Ints, num_first: int) -> Ints:
+    """Return the places of rows among all that fit: of the first in turn, then by value.
+
+    Those that tie with the best come before all others, whatever their value.
+    """
+    num_ties = 0 if form.ranking is None else len(form.ranking.ties)
+    rank = rows + 1
+    values = objective_values(ranked, form.request.objective, form.prices)[0]
+    others = values[rows[num_first:]]
+    ties = np.sort(values[:num_ties])
+    num_worse_ties = num_ties - np.searchsorted(ties, others)
+    rank[num_first:] = 1 + form.survey.count_better(others) + num_worse_ties
+    rank[rows < num_ties] = 1
+    return rank
+
+
+def _rule_out(candidates: StrategyColumns, failed: Collection[int]) -> StrategyColumns:
+    """Return the columns with no rank for some rows; those after them move up."""
+    rank = np.array(candidates.rank)
+    is_out = np.zeros(len(rank), dtype=np.bool_)
+    is_out[list(failed)] = True
+    moved = np.where(rank > 1, rank - np.cumsum(is_out), rank)
+    return replace(candidates, rank=np.where(is_out, 0, moved))
+
+
+def _explain(verdict: str, example: Strategies) -> str:
+    """Return in full why a strategy is out."""
+    if verdict == MEMORY:
+        return plan_memory(example.scenario(0)).feasibility.reason
+    return REASONS.get(verdict) or explain(example, 0)
+
+
+def _notes(form: ClosedForm, num_listed: int) -> tuple[str, ...]:
+    """Return what a reader must know of the answer."""
+    request, survey = form.request, form.survey
+    scenario = request.scenario
+    notes = []
+    if num_listed < survey.num_fitting:
+        notes.append(
+            f"of {survey.num_fitting:,} strategies that fit {num_listed:,} are listed:"
+            " the best, and those on a front"
+        )
+    if not form.prices.all():
+        notes.append("without a price per device and hour there are no costs: set usd_per_hour")
+    if scenario.straggler_ratio or scenario.network_spread_ratio:
+        notes.append("the closed form is of the typical step: stragglers are simulated alone")
+    if survey.num_points and not survey.num_legal:
+        notes.append("no strategy of the space can run: see why, and widen it")
+    elif survey.num_legal and not survey.num_fitting:
+        notes.append("no strategy fits the memory: try more devices, tp, pp, ZeRO or recomputation")
+    return tuple(notes)

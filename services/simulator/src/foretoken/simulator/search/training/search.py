@@ -1,0 +1,140 @@
+"""Search the strategies of a space for the best: count, answer, rank, simulate."""
+
+import time
+from dataclasses import replace
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
+from foretoken.simulator.latency_source import LatencySource
+from foretoken.simulator.search.context import SearchContext
+from foretoken.simulator.search.internevo.points import list_points
+from foretoken.simulator.search.placement.search import count_placements, search_placements
+from foretoken.simulator.search.training.answers import Answers
+from foretoken.simulator.search.training.closed_form import (
+    ClosedForm,
+    Setting,
+    answer_in_closed_form,
+)
+from foretoken.simulator.search.training.contest import Contest
+from foretoken.simulator.search.training.finalists import StrategyRuns
+from foretoken.simulator.search.training.outcome import describe, make_report, with_finalists
+from foretoken.simulator.search.training.sensitivity import find_sensitivity, list_changes
+from foretoken.simulator.search.training.space import check_space, resolve_space
+from foretoken.simulator.search.training.survey import Survey
+
+# How far a search is once all is counted, asked again with changes, and simulated.
+_COUNTED, _SENSITIVE, _SIMULATED = 0.4, 0.6, 0.95
+
+
+def count_points(request: TrainingSearchRequest) -> int:
+    """Return how many points a search would look at.
+
+    Raises:
+        UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
+        InvalidRequestError: the space cannot vary the scenario.
+
+    """
+    if request.space.node_groups:
+        return count_placements(request)
+    check_space(request)
+    space = resolve_space(request)
+    if request.space.enumeration == "grid":
+        return space.num_points
+    return len(list_points(space.source, request.space))
+
+
+def search_training(
+    request: TrainingSearchRequest, predictor: LatencySource, context: SearchContext
+) -> TrainingSearchReport:
+    """Return the ranked strategies of a space, the best of them simulated event by event.
+
+    Raises:
+        CancelledJobError: the job was cancelled.
+        InvalidRequestError: the request cannot be answered; the message says what to change.
+        UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
+
+    """
+    if request.space.node_groups:
+        return search_placements(request, predictor, context)
+    started_s, started_cpu_s = time.perf_counter(), time.process_time()
+    search = _Search(request, predictor, context)
+    report = search.run()
+    return replace(
+        report,
+        cpu_s=time.process_time() - started_cpu_s,
+        wall_s=time.perf_counter() - started_s,
+        num_workers=context.num_workers,
+    )
+
+
+class _Search:
+    """One search, whose parts tell how far it is."""
+
+    def __init__(
+        self, request: TrainingSearchRequest, predictor: LatencySource, context: SearchContext
+    ) -> None:
+        self._request, self._predictor, self._context = request, predictor, context
+        self._num_points = count_points(request)
+
+    def run(self) -> TrainingSearchReport:
+        request = self._request
+        _check_prices(request)
+        self._context.update(0.01, f"{self._num_points:,} points: ask the predictor")
+        started_s = time.process_time()
+        form = answer_in_closed_form(request, Setting(predictor=self._predictor), self._tell)
+        report = replace(make_report(form), closed_form_s=time.process_time() - started_s)
+        if form.ranked is None:
+            return report
+        if request.has_sensitivity:
+            report = self._with_sensitivities(form, report)
+        if request.num_finalists:
+            report = self._with_finalists(form, form.ranked, report)
+        return report
+
+    def _tell(self, survey: Survey) -> None:
+        ratio = survey.num_points / max(1, self._num_points)
+        self._context.update(_COUNTED * ratio, describe(survey))
+
+    def _with_sensitivities(
+        self, form: ClosedForm, report: TrainingSearchReport
+    ) -> TrainingSearchReport:
+        changes = list_changes(self._request, self._predictor)
+        found = []
+        for number, change in enumerate(changes):
+            ratio = _COUNTED + (_SENSITIVE - _COUNTED) * number / len(changes)
+
+            def tell(survey: Survey, ratio: float = ratio, words: str = change.words) -> None:
+                self._context.update(ratio, f"{words}: {describe(survey)}")
+
+            found.append(find_sensitivity(form, change, tell))
+        return replace(report, sensitivities=tuple(found))
+
+    def _with_finalists(
+        self, form: ClosedForm, ranked: Answers, report: TrainingSearchReport
+    ) -> TrainingSearchReport:
+        """Return the report with the first strategies simulated, each published when it is done."""
+        request, context = self._request, self._context
+        contest = Contest(request, ranked, request.space.usd_per_hour)
+        runs = StrategyRuns(self._predictor)
+        while rows := contest.next_rows():
+            scenarios = [ranked.strategies.scenario(row) for row in rows]
+            for place, simulated in runs.run(scenarios, context):
+                contest.tell(rows[place], simulated)
+                num_done = contest.num_simulated
+                ratio = min(1.0, num_done / request.num_finalists)
+                context.update(
+                    _SENSITIVE + (_SIMULATED - _SENSITIVE) * ratio,
+                    f"{describe(form.survey)}; simulated {num_done} of {request.num_finalists}",
+                )
+                context.publish(contest.finalist(rows[place]))
+        return with_finalists(report, form, contest.finalists())
+
+
+def _check_prices(request: TrainingSearchRequest) -> None:
+    devices = request.space.devices or (request.scenario.device,)
+    prices = request.space.usd_per_hour
+    unpriced = [device for device in dict.fromkeys(devices) if not prices.get(device)]
+    if request.objective == "cost" and unpriced:
+        raise InvalidRequestError.of_field(
+            "space.usd_per_hour", f"to rank by cost, price {', '.join(unpriced)}"
+        )

@@ -1,0 +1,339 @@
+"""Put the times of chunks together to steps, in columns, as `composition` does for one step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.domain.trainer import TrainerProfile
+from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.search.training.chunk_columns import (
+    COMPUTE,
+    EXPOSED,
+    HIDDEN,
+    LEFT,
+    SUMS,
+    TOTAL,
+)
+from foretoken.simulator.search.training.chunk_kinds import ChunkCut
+from foretoken.simulator.search.training.state_columns import Calls, ChunkStates
+from foretoken.simulator.search.training.transfer_columns import Transfers
+from foretoken.simulator.training.closed_form import PipelineShape, estimate_rank_ends_us
+from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules
+
+_NEVER = -np.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ChunkPassColumns:
+    """The passes of a kind of chunk, each (field, variant, strategy).
+
+    `input` and `weight` are none where backward passes are whole, as is `both` where no slot holds
+    it.
+    """
+
+    forward: Floats
+    both: Floats | None
+    input: Floats | None
+    weight: Floats | None
+
+    @property
+    def backward_us(self) -> Floats:
+        """Both halves."""
+        if self.input is None or self.weight is None:
+            whole: Floats = self.last[TOTAL]
+            return whole
+        halves: Floats = self.input[TOTAL] + self.weight[TOTAL]
+        return halves
+
+    @property
+    def last(self) -> Floats:
+        """The pass that ends with the gradients of weights."""
+        found = self.both if self.weight is None else self.weight
+        if found is None:
+            raise ValueError("a chunk has no backward pass")
+        return found
+
+    @property
+    def back(self) -> list[Floats]:
+        """The passes that are run backward."""
+        return [self.last] if self.input is None else [self.input, self.last]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RankStates:
+    """What a rank runs once it has reduced its gradients, one entry per key."""
+
+    checks: tuple[Calls, ...]
+    updates: tuple[Calls, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepInputs:
+    """What steps of strategies are made of, that cut the model alike and have one schedule.
+
+    `passes` and `states` are by kind of chunk, `rank_states` by the kinds of chunks of a rank.
+    `key` finds the states of a strategy, `hides` tells whether gradients are reduced beside the
+    last backward pass, and `gathers_early` whether parameters are beside the next step's.
+    """
+
+    schedule: str
+    cut: ChunkCut
+    num_micro_batches: Ints
+    passes: Sequence[ChunkPassColumns]
+    states: Sequence[ChunkStates]
+    rank_states: Mapping[tuple[int, ...], RankStates]
+    agreement: Ints
+    key: Ints
+    hides: Flags
+    gathers_early: Flags
+    transfers: Transfers
+    prices_us: Floats
+    trainer: TrainerProfile
+    step_gap_us: float
+    updates_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepColumns:
+    """Steps in µs, (variant, strategy), and what of them is what in the first variant."""
+
+    step_us: Floats
+    busy_ratio: Floats
+    exposed_us: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Early:
+    """The buckets of a chunk, in columns of strategies: what they take, and how many they are."""
+
+    buckets: list[tuple[Floats, Ints]]
+    num_buckets: Ints
+    carried_us: Floats
+    slowdown_us: Floats
+
+
+def compose_steps(inputs: StepInputs) -> StepColumns:
+    """Return the steps of strategies."""
+    return _Steps(inputs).compose()
+
+
+class _Steps:
+    def __init__(self, inputs: StepInputs) -> None:
+        self._in = inputs
+        self._slowdown = inputs.trainer.overlap_slowdown_ratio
+        self._early = [self._find_early(kind) for kind in range(len(inputs.passes))]
+        self._num_ranks = len(inputs.cut.ranks)
+        # A rank whose chunks another holds too runs half of the micro batches of each.
+        self._runs = inputs.num_micro_batches / (2 if inputs.cut.is_mirrored else 1)
+
+    def compose(self) -> StepColumns:
+        """Run the pipeline, reduce gradients, then update all ranks together."""
+        inputs = self._in
+        chunks = [self._chunk_times(chunk) for chunk in range(len(inputs.cut.kind_of_chunk))]
+        shape = PipelineShape(
+            chunk_times=chunks,
+            num_ranks=self._num_ranks,
+            num_micro_batches=inputs.num_micro_batches,
+            rules=LinkRules(
+                transfers=inputs.trainer.transfers, has_duplex_links=inputs.trainer.has_duplex_links
+            ),
+        )
+        ends = estimate_rank_ends_us(inputs.schedule, shape)
+        none = np.zeros_like(chunks[0].forward_us)
+        start_us, after_us, busy_us = none, none, none[0]
+        critical_us, exposed_us = np.full_like(none[0], _NEVER), none[0]
+        for kinds, ranks in inputs.cut.rank_kinds.items():
+            end_us = np.max([ends[rank] + none for rank in ranks], axis=0)
+            reduced_us, waited_us = self._reduce(kinds, end_us)
+            start_us = np.maximum(start_us, reduced_us)
+            update_us, gather_us = self._update(kinds)
+            after_us = np.maximum(after_us, update_us + gather_us)
+            own_us, own_exposed_us = self._account(kinds, ranks[0], end_us[0])
+            kernels_us = self._kernels_us(kinds)[0]
+            own_us = own_us + (reduced_us - end_us + update_us + gather_us)[0]
+            own_exposed_us = own_exposed_us + (waited_us + gather_us)[0] - kernels_us
+            busy_us = busy_us + len(ranks) * (own_us + inputs.step_gap_us)
+            is_critical = own_us > critical_us
+            critical_us = np.where(is_critical, own_us, critical_us)
+            exposed_us = np.where(is_critical, own_exposed_us, exposed_us)
+        step_us = start_us + after_us + inputs.step_gap_us
+        return StepColumns(
+            step_us=step_us,
+            busy_ratio=busy_us / (self._num_ranks * step_us[0]),
+            exposed_us=np.maximum(0.0, exposed_us),
+        )
+
+    def _times_us(self, calls: Sequence[Calls]) -> list[Floats]:
+        """Return what calls take, of each strategy: (variant, strategy)."""
+        key = self._in.key
+        return [item.total_us(self._in.prices_us)[:, key] for item in calls]
+
+    def _find_early(self, kind: int) -> _Early:
+        inputs = self._in
+        passes, states, key = inputs.passes[kind], inputs.states[kind], inputs.key
+        none = np.zeros_like(passes.forward[TOTAL])
+        buckets = [
+            (inputs.prices_us[:, item.numbers][:, key], item.counts[key] * inputs.hides)
+            for item in states.buckets
+            if np.any(item.counts)
+        ]
+        num_buckets = sum((count for _, count in buckets), np.zeros(len(key), dtype=np.int64))
+        carried_us = sum((time * count for time, count in buckets), none)
+        share = 1 - 1 / np.maximum(1, num_buckets)
+        beside_us = passes.last[TOTAL] * share * self._slowdown
+        slowdown_us = np.minimum(carried_us, beside_us) * (1 - 1 / self._slowdown)
+        return _Early(buckets, num_buckets, carried_us, slowdown_us)
+
+    def _chunk_times(self, chunk: int) -> ChunkTimes:
+        inputs = self._in
+        kind = inputs.cut.kind_of_chunk[chunk]
+        passes, backward_us = inputs.passes[kind], inputs.passes[kind].backward_us
+        none = np.zeros_like(backward_us)
+        weight_us = none if passes.weight is None else passes.weight[TOTAL]
+        is_sent = inputs.cut.kinds[kind].receives_gradient
+        is_received = inputs.cut.kinds[kind].receives_input
+        transfers, prices_us = inputs.transfers, inputs.prices_us
+        return ChunkTimes(
+            forward_us=passes.forward[TOTAL],
+            backward_input_us=backward_us - weight_us,
+            backward_weight_us=weight_us,
+            first_backward_us=backward_us - passes.last[SUMS],
+            last_backward_us=backward_us + self._early[kind].slowdown_us,
+            send_forward_us=transfers.forward_us(chunk, prices_us) if is_sent else none,
+            send_backward_us=transfers.backward_us(chunk - 1, prices_us) if is_received else none,
+            overlapped_us=self._pair(chunk),
+        )
+
+    def _pair(self, chunk: int) -> dict[tuple[str, int], Floats]:
+        """Return a chunk's forward pass beside a backward pass of its mirror image."""
+        inputs = self._in
+        if not inputs.cut.is_mirrored:
+            return {}
+        mirrored = len(inputs.cut.kind_of_chunk) - 1 - chunk
+        ahead = inputs.passes[inputs.cut.kind_of_chunk[chunk]].forward
+        back = inputs.passes[inputs.cut.kind_of_chunk[mirrored]].both
+        if back is None:
+            return {}
+        compute_us = ahead[COMPUTE] + back[COMPUTE]
+        communication_us = ahead[EXPOSED] + ahead[HIDDEN] + back[EXPOSED] + back[HIDDEN]
+        hidden_us = np.minimum(communication_us, compute_us * self._slowdown)
+        slowed_us = compute_us + hidden_us * (1 - 1 / self._slowdown)
+        return {("backward", mirrored): np.maximum(slowed_us, communication_us)}
+
+    def _reduce(self, kinds: Sequence[int], end_us: Floats) -> tuple[Floats, Floats]:
+        """Return when a rank has reduced all gradients, and what of that it waits after its end.
+
+        Its chunks are in the order of the model, so the last backward pass is of the first one;
+        before it come those of the first chunk for the micro batches of a round, and so on.
+        """
+        inputs = self._in
+        free_us = np.full_like(end_us, _NEVER)
+        late_us = np.full_like(end_us, _NEVER)
+        carried_us = self._carried_us(kinds)
+        after_us = np.zeros_like(end_us)
+        spans: list[tuple[int, Floats]] = []
+        round_size = np.minimum(inputs.num_micro_batches, self._num_ranks)
+        for kind in kinds:
+            passes = inputs.passes[kind]
+            last_us = passes.last[TOTAL] + self._early[kind].slowdown_us
+            last_us = last_us - passes.last[SUMS] * (inputs.num_micro_batches == 1)
+            spans.insert(0, (kind, end_us - after_us - last_us))
+            after_us = after_us + round_size * passes.backward_us
+            if inputs.cut.is_mirrored or passes.weight is not None:
+                after_us = np.zeros_like(end_us)
+        for kind, start_us in spans:
+            free_us, late_us = self._reduce_chunk(kind, start_us, carried_us, (free_us, late_us))
+        computed_us = np.maximum(end_us, np.maximum(free_us, late_us))
+        exposed_us = self._exposed_us(kinds)
+        return computed_us + exposed_us, computed_us - end_us + exposed_us
+
+    def _reduce_chunk(
+        self, kind: int, start_us: Floats, carried_us: Floats, streams: tuple[Floats, Floats]
+    ) -> tuple[Floats, Floats]:
+        """Reduce the buckets of a chunk beside its last backward pass; see `update`."""
+        free_us, late_us = streams
+        early, last = self._early[kind], self._in.passes[kind].last
+        last_us = last[TOTAL] + early.slowdown_us
+        left_us = np.maximum(start_us + last_us + last[LEFT], carried_us)
+        late_us = np.where(last[LEFT] > 0, np.maximum(late_us, left_us), late_us)
+        share_us = last_us / np.maximum(1, early.num_buckets)
+        done = np.zeros_like(early.num_buckets)
+        for time_us, count in early.buckets:
+            first_us = start_us + share_us * (done + 1)
+            done = done + count
+            begun_us = np.maximum(free_us, first_us)
+            end_us = np.maximum(begun_us + count * time_us, start_us + share_us * done + time_us)
+            end_us = np.where(
+                done == early.num_buckets, np.maximum(end_us, late_us + time_us), end_us
+            )
+            free_us = np.where(count > 0, end_us, free_us)
+        is_both = (early.num_buckets > 0) & (late_us > _NEVER)
+        all_us = start_us + last[HIDDEN] + early.carried_us
+        return np.where(is_both, np.maximum(free_us, all_us), free_us), late_us
+
+    def _carried_us(self, kinds: Sequence[int]) -> Floats:
+        """Return all that a rank's communication carries beside its passes."""
+        parts = [
+            item[HIDDEN] * self._runs
+            for kind in kinds
+            for item in (self._in.passes[kind].forward, *self._in.passes[kind].back)
+        ]
+        total: Floats = np.sum(parts, axis=0)
+        return total
+
+    def _exposed_us(self, kinds: Sequence[int]) -> Floats:
+        """Return what is reduced once all is computed."""
+        inputs = self._in
+        total_us: Floats = np.zeros_like(inputs.passes[kinds[0]].forward[TOTAL])
+        for kind in kinds:
+            for time_us in self._times_us(inputs.states[kind].reduction):
+                total_us = total_us + time_us
+            for time_us in self._times_us(inputs.states[kind].buckets):
+                total_us = total_us + time_us * ~inputs.hides
+        return total_us
+
+    def _kernels_us(self, kinds: Sequence[int]) -> Floats:
+        """Return what of the reduction is computation."""
+        none = np.zeros_like(self._in.passes[kinds[0]].forward[TOTAL])
+        times_us = [
+            time_us for kind in kinds for time_us in self._times_us(self._in.states[kind].kernels)
+        ]
+        total_us: Floats = np.sum([none, *times_us], axis=0)
+        return total_us
+
+    def _update(self, kinds: tuple[int, ...]) -> tuple[Floats, Floats]:
+        """Return checks and update of a rank, and what gathering parameters adds to the step."""
+        inputs, states = self._in, self._in.rank_states[kinds]
+        none = np.zeros_like(inputs.passes[kinds[0]].forward[TOTAL])
+        check_us = sum(self._times_us(states.checks), none)
+        check_us = check_us + inputs.prices_us[:, inputs.agreement].sum(axis=1)
+        update_us = sum(self._times_us(states.updates), none)
+        gathers = [calls for kind in kinds for calls in inputs.states[kind].gather]
+        gather_us = sum(self._times_us(gathers), none)
+        beside_us = sum((inputs.passes[kind].forward[TOTAL] for kind in kinds), none)
+        hidden_us = np.minimum(gather_us, beside_us * self._slowdown)
+        waited_us = gather_us - hidden_us + hidden_us * (1 - 1 / self._slowdown)
+        gather_us = np.where(inputs.gathers_early, waited_us, gather_us)
+        ratio = inputs.updates_ratio
+        return check_us + update_us * ratio, gather_us * ratio
+
+    def _account(self, kinds: Sequence[int], rank: int, end_us: Floats) -> tuple[Floats, Floats]:
+        """Return how long a rank computes or communicates in its passes, and what of it exposed."""
+        inputs = self._in
+        busy_us, exposed_us = np.zeros_like(end_us), np.zeros_like(end_us)
+        for kind in kinds:
+            passes = inputs.passes[kind]
+            for item in (passes.forward, *passes.back):
+                busy_us = busy_us + self._runs * item[TOTAL, 0]
+                exposed_us = exposed_us + self._runs * item[EXPOSED, 0]
+            busy_us = busy_us - passes.last[SUMS, 0] + self._early[kind].slowdown_us[0]
+        sent_us = np.zeros_like(end_us)
+        for chunk in inputs.cut.ranks[rank]:
+            held = inputs.cut.kinds[inputs.cut.kind_of_chunk[chunk]]
+            for at, is_there in ((chunk, held.receives_gradient), (chunk - 1, held.receives_input)):
+                if is_there:
+                    sent_us = sent_us + inputs.transfers.forward_us(at, inputs.prices_us)[0]
+                    sent_us = sent_us + inputs.transfers.backward_us(at, inputs.prices_us)[0]
+        sent_us = np.minimum(sent_us * self._runs, np.maximum(0.0, end_us - busy_us))
+        return busy_us + sent_us, exposed_us + sent_us

@@ -1,0 +1,185 @@
+"""Strategies as columns: one entry each, and the scenario that any of them stands for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
+from foretoken.simulator.grid import Ints
+
+RECOMPUTE_MODES = ("none", "selective", "full")
+_NONE, _SELECTIVE, _FULL = range(len(RECOMPUTE_MODES))
+_ISP = WEIGHT_PARALLELS.index("isp")
+# What each of `OVERLAPS` hides: nothing, what data-parallel ranks exchange, all collectives.
+_DATA_RULES = ("overlaps_gradient_reduction", "overlaps_parameter_gather")
+_OTHER_RULES = (
+    "overlaps_tensor_collectives",
+    "overlaps_tensor_gradients",
+    "overlaps_expert_exchange",
+    "overlaps_context_exchange",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrategySource:
+    """What all strategies of a space have: the scenario they vary, and the names of codes.
+
+    `varied` are the axes of which the space has several values; names tell of some only then.
+    """
+
+    scenario: TrainingScenario
+    devices: tuple[str, ...]
+    pipeline_schedules: tuple[str, ...]
+    varied: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Strategies:
+    """One int64 entry per strategy in each column.
+
+    Texts are codes: `device` and `pipeline_schedule` into the names of `source`, `overlap` into
+    `OVERLAPS`, `recompute` into `RECOMPUTE_MODES`, `weight_parallel` into `WEIGHT_PARALLELS`.
+    `sequence_parallel` is 0 or 1. `weight_degree` is 0 except for `isp`, where it is never 0;
+    `shard_degree` is 0 for all ranks that hold the same, and without ZeRO.
+    `cp` times `tp` times `pp` need not divide `num_devices`; `dp` is what they leave, rounded down.
+    """
+
+    source: StrategySource
+    device: Ints
+    num_devices: Ints
+    global_batch_size: Ints
+    tp: Ints
+    pp: Ints
+    virtual_stages: Ints
+    cp: Ints
+    ep: Ints
+    micro_batch_size: Ints
+    sequence_parallel: Ints
+    zero_stage: Ints
+    shard_degree: Ints
+    overlap: Ints
+    recompute: Ints
+    weight_parallel: Ints
+    weight_degree: Ints
+    pipeline_schedule: Ints
+
+    def __len__(self) -> int:
+        """Return the number of strategies."""
+        return len(self.tp)
+
+    @property
+    def dp(self) -> Ints:
+        """Replicas: what tp, pp and cp leave of the devices."""
+        replicas: Ints = self.num_devices // (self.tp * self.pp * self.cp)
+        return replicas
+
+    @property
+    def num_micro_batches(self) -> Ints:
+        """Micro batches of each replica in a step, rounded down; 0 without a replica."""
+        step_samples: Ints = np.maximum(1, self.dp * self.micro_batch_size)
+        return self.global_batch_size // step_samples
+
+    def take(self, rows: np.ndarray) -> "Strategies":
+        """Return some strategies, in that order, by their rows or a mask."""
+        columns = {name: getattr(self, name)[rows] for name in AXES}
+        return Strategies(source=self.source, **columns)
+
+    def scenario(self, row: int) -> TrainingScenario:
+        """Return what one strategy asks the simulator; its dp must be at least 1.
+
+        What the space does not vary is the source's. Settings that go with a mode are kept with it
+        alone: the modules of `selective`, the split inputs of `full`.
+
+        Raises:
+            InvalidRequestError: the degrees are more than the devices.
+
+        """
+        base = self.source.scenario
+        own = {name: int(getattr(self, name)[row]) for name in AXES}
+        recompute = own["recompute"]
+        device = self.source.devices[own["device"]]
+        return replace(
+            base,
+            name=self.name(row),
+            device=device,
+            topology=base.topology if device == base.device else "",
+            layout=ParallelLayout(
+                tp=own["tp"], pp=own["pp"], dp=int(self.dp[row]), cp=own["cp"], ep=own["ep"]
+            ),
+            micro_batch_size=own["micro_batch_size"],
+            global_batch_size=own["global_batch_size"],
+            trainer=trainer_with(base.trainer, OVERLAPS[own["overlap"]]),
+            pipeline_schedule=self.source.pipeline_schedules[own["pipeline_schedule"]],
+            virtual_stages=own["virtual_stages"],
+            recompute=RECOMPUTE_MODES[recompute],
+            recompute_layers=base.recompute_layers if recompute != _NONE else 0,
+            recompute_modules=base.recompute_modules if recompute == _SELECTIVE else (),
+            partitions_activations=base.partitions_activations and recompute == _FULL,
+            zero_stage=own["zero_stage"],
+            shard_degree=own["shard_degree"],
+            sequence_parallel=bool(own["sequence_parallel"]),
+            weight_parallel=WEIGHT_PARALLELS[own["weight_parallel"]],
+            weight_degree=own["weight_degree"],
+        )
+
+    def name(self, row: int) -> str:
+        """Return what tells a strategy from all others of its space."""
+        return self.names(np.array([row]))[0]
+
+    def names(self, rows: np.ndarray) -> list[str]:
+        """Return the names of some strategies."""
+        chosen = self.take(rows)
+        columns = (getattr(chosen, name).tolist() for name in AXES)
+        return [
+            _describe(dict(zip(AXES, values, strict=True)), dp, self.source)
+            for dp, *values in zip(chosen.dp.tolist(), *columns, strict=True)
+        ]
+
+
+AXES = tuple(item.name for item in fields(Strategies) if item.name != "source")
+
+
+def join_strategies(parts: Sequence[Strategies]) -> Strategies:
+    """Return all strategies together; they have one source, and there is at least one part."""
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in AXES}
+    return Strategies(source=parts[0].source, **columns)
+
+
+def trainer_with(trainer: TrainerSpec, overlap: str) -> TrainerSpec:
+    """Return a framework that hides what one of `OVERLAPS` says, and nothing else."""
+    is_hidden = {
+        **dict.fromkeys(_DATA_RULES, overlap != "none"),
+        **dict.fromkeys(_OTHER_RULES, overlap == "all"),
+    }
+    rules = {name: "true" if hidden else "false" for name, hidden in is_hidden.items()}
+    return replace(trainer, rules={**trainer.rules, **rules})
+
+
+def _describe(values: dict[str, int], dp: int, source: StrategySource) -> str:
+    """Return the degrees, and of all else what is not the plain case or is varied."""
+    wp, recompute = values["weight_parallel"], values["recompute"]
+    degree = values["weight_degree"] if wp == _ISP else ""
+    shards = f"/{values['shard_degree']}" if values["shard_degree"] else ""
+    schedule = source.pipeline_schedules[values["pipeline_schedule"]]
+    parts = (
+        (source.devices[values["device"]], "device" in source.varied),
+        (f"{values['num_devices']} devices", "num_devices" in source.varied),
+        (f"tp{values['tp']} pp{values['pp']}", True),
+        (f"vpp{values['virtual_stages']}", values["virtual_stages"] > 1),
+        (f"dp{dp}", True),
+        (f"cp{values['cp']}", values["cp"] > 1),
+        (f"ep{values['ep']}", values["ep"] > 1),
+        (f"mbs{values['micro_batch_size']}", True),
+        (f"gbs{values['global_batch_size']}", "global_batch_size" in source.varied),
+        ("sp", values["sequence_parallel"]),
+        (f"zero{values['zero_stage']}{shards}", values["zero_stage"]),
+        (f"{WEIGHT_PARALLELS[wp]}{degree}", wp),
+        (f"recompute-{RECOMPUTE_MODES[recompute]}", recompute != _NONE),
+        (f"overlap-{OVERLAPS[values['overlap']]}", values["overlap"]),
+        (schedule, "pipeline_schedule" in source.varied),
+    )
+    return " ".join(text for text, is_told in parts if is_told)

@@ -1,0 +1,128 @@
+"""Every point of a space counted, and what is kept of them: the best, in a bounded place.
+
+Pieces come one after the other, so a space may be larger than memory: of each only what may be
+asked for at the end stays.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.domain.training_search import TRAINING_OBJECTIVES, SpaceCell
+from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.search.pareto import pareto_front
+from foretoken.simulator.search.training.answers import Answers, join_answers
+from foretoken.simulator.search.training.cells import CellCounts
+from foretoken.simulator.search.training.ranking import objective_values
+from foretoken.simulator.search.training.strategies import Strategies
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SurveyRules:
+    """What the points are compared by, and how many of the best are kept."""
+
+    objective: str
+    prices: Floats
+    num_kept: int
+
+
+class Survey:
+    """The counts of a space, and the best of its strategies that fit."""
+
+    def __init__(self, rules: SurveyRules) -> None:
+        self._rules = rules
+        self._kept: Answers | None = None
+        self._cells = CellCounts()
+        self._counts: dict[str, int] = {}
+        self._examples: dict[str, Strategies] = {}
+        self._fastest_out_us = np.inf
+        self._values: list[Floats] = []
+        self.num_points = 0
+        self.num_legal = 0
+        self.num_fitting = 0
+
+    @property
+    def kept(self) -> Answers | None:
+        """The best of those that fit, in no order; None before the first."""
+        return self._kept
+
+    @property
+    def cells(self) -> tuple[SpaceCell, ...]:
+        """The best by pairs of axes."""
+        return self._cells.list_cells()
+
+    @property
+    def verdicts(self) -> dict[str, tuple[int, Strategies]]:
+        """How many are out by each verdict, and one of them; of `memory` the fastest."""
+        return {
+            name: (count, self._examples[name])
+            for name, count in sorted(self._counts.items(), key=lambda item: -item[1])
+        }
+
+    def count_better(self, values: Floats) -> Ints:
+        """Return how many that fit are before each value of the objective, what is small first."""
+        every = np.sort(np.concatenate([np.zeros(0), *self._values]))
+        return np.searchsorted(every, values).astype(np.int64)
+
+    def rule_out(self, verdict: str, strategies: Strategies, rows: Flags) -> None:
+        """Count the rows of a mask under a verdict."""
+        count = int(rows.sum())
+        if count:
+            self._counts[verdict] = self._counts.get(verdict, 0) + count
+            self._examples.setdefault(verdict, strategies.take(np.flatnonzero(rows)[:1]))
+
+    def add(self, answers: Answers) -> None:
+        """Count strategies that can run, and keep the best that fit."""
+        self.num_legal += len(answers)
+        fits = answers.fits
+        self.num_fitting += int(fits.sum())
+        self._cells.add(answers)
+        if not fits.all():
+            self._add_too_large(answers.take(~fits))
+        if fits.any():
+            fitting = answers.take(fits)
+            values = objective_values(fitting, self._rules.objective, self._rules.prices)
+            self._values.append(values[0])
+            parts = [fitting] if self._kept is None else [self._kept, fitting]
+            self._kept = self._cut(join_answers(parts))
+
+    def _add_too_large(self, answers: Answers) -> None:
+        self.rule_out("memory", answers.strategies, ~answers.fits)
+        fastest = int(np.argmin(answers.step_us / answers.tokens))
+        speed_us = float((answers.step_us / answers.tokens)[fastest])
+        if speed_us < self._fastest_out_us:
+            self._fastest_out_us = speed_us
+            self._examples["memory"] = answers.strategies.take(np.array([fastest]))
+
+    def _cut(self, answers: Answers) -> Answers:
+        """Return the best by the objective, of each shape, by each other objective, and fronts."""
+        rules = self._rules
+        if len(answers) <= rules.num_kept:
+            return answers
+        values = {
+            name: objective_values(answers, name, rules.prices)[0] for name in TRAINING_OBJECTIVES
+        }
+        order = np.lexsort((answers.step_us, values[rules.objective]))
+        _, firsts = np.unique(answers.shape[order], return_index=True)
+        is_kept = np.zeros(len(answers), dtype=np.bool_)
+        is_kept[order[: rules.num_kept]] = True
+        is_kept[order[firsts]] = True
+        for value in values.values():
+            is_kept[np.lexsort((answers.step_us, value))[0]] = True
+        for front in find_fronts(answers, rules.prices):
+            is_kept |= front
+        return answers.take(is_kept)
+
+
+def find_fronts(answers: Answers, prices: Floats) -> tuple[Flags, Flags]:
+    """Return which are on the fronts of cost against throughput, and throughput against memory.
+
+    Throughput is the cluster's where money is compared, a device's where memory is. Without prices
+    the first front has nobody.
+    """
+    everyone = np.ones(len(answers), dtype=np.bool_)
+    cost = answers.usd_per_billion_tokens(prices)
+    return (
+        pareto_front(answers.tokens_per_s, cost, cost > 0),
+        pareto_front(answers.tokens_per_s_per_gpu, -answers.margin_bytes, everyone),
+    )

@@ -1,0 +1,133 @@
+"""What a stage sends to the next one, in columns."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.domain.communication import PlacedGroup
+from foretoken.domain.graph import OperatorNode, RankContext, Section
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.sequence_parallel import splits_tokens
+from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.search.training.call_prices import CallBook
+from foretoken.simulator.search.training.chunk_kinds import ChunkCut
+from foretoken.simulator.search.training.shapes import Shape
+
+_MASK = "stage_send_mask"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfers:
+    """The calls of a transfer inside of a node and across nodes, one entry per strategy.
+
+    `masks` go along forward; `is_across` tells of each chunk's output, (chunk, strategy).
+    """
+
+    sends: tuple[Ints, Ints]
+    masks: tuple[Ints, Ints]
+    is_across: Flags
+
+    def forward_us(self, chunk: int, prices_us: Floats) -> Floats:
+        """Return what a chunk's output takes: (variant, strategy)."""
+        masks: Floats = self._pick(self.masks, chunk, prices_us)
+        return self.backward_us(chunk, prices_us) + masks
+
+    def backward_us(self, chunk: int, prices_us: Floats) -> Floats:
+        """Return what the gradient of a chunk's output takes: (variant, strategy)."""
+        return self._pick(self.sends, chunk, prices_us)
+
+    def take(self, rows: slice) -> "Transfers":
+        """Return the transfers of some strategies."""
+        return Transfers(
+            (self.sends[0][rows], self.sends[1][rows]),
+            (self.masks[0][rows], self.masks[1][rows]),
+            self.is_across[:, rows],
+        )
+
+    def _pick(self, calls: tuple[Ints, Ints], chunk: int, prices_us: Floats) -> Floats:
+        found: Floats = prices_us[:, np.where(self.is_across[chunk], calls[1], calls[0])]
+        return found
+
+
+class TransferWriter:
+    """Writes the transfers of shapes to the book."""
+
+    def __init__(self, shapes: tuple[Shape, ...], book: CallBook) -> None:
+        """Keep the shapes, and what was written."""
+        self._shapes = shapes
+        self._book = book
+        self._known: dict[tuple[int, int], Ints] = {}
+
+    def write(
+        self, shape: Ints, micro_batch: Ints, stride: Ints, cut: ChunkCut, rank: RankContext
+    ) -> Transfers:
+        """Return the transfers of strategies whose stages are `stride` ranks apart."""
+        num_chunks, length = len(cut.kind_of_chunk), len(shape)
+        calls = np.zeros((4, length), dtype=np.int64)
+        is_across = np.zeros((num_chunks, length), dtype=bool)
+        for step in np.unique(stride):
+            rows = np.flatnonzero(stride == step)
+            is_across[:, rows] = _across(cut, at_stride(rank, int(step)))[:, None]
+            for number in np.unique(shape[rows]):
+                some = rows[shape[rows] == number]
+                calls[:, some] = self._calls(int(number), int(step))[:, micro_batch[some]]
+        return Transfers((calls[0], calls[1]), (calls[2], calls[3]), is_across)
+
+    def _calls(self, number: int, stride: int) -> Ints:
+        """Return the calls of a shape: a send within a node, one across, masks likewise."""
+        key = number, stride
+        if key not in self._known:
+            shape = self._shapes[number]
+            length = len(shape.micro_batch_sizes)
+            rank = at_stride(shape.rank, stride)
+            inside = PlacedGroup(axis="pp", degree=2, dims={"devices_per_node": 2, "num_nodes": 1})
+            groups = (inside, PlacedGroup.of_nodes("pp", rank))
+            sends = [self._book.add(_send(shape, group), length) for group in groups]
+            masks = [np.zeros(length, dtype=np.int64)] * 2
+            if shape.trainer.sends_attention_mask:
+                masks = [self._book.add(_mask(shape, group), length) for group in groups]
+            self._known[key] = np.stack([*sends, *masks])
+        return self._known[key]
+
+
+def at_stride(rank: RankContext, stride: int) -> RankContext:
+    """Return a rank whose stages are so many ranks apart."""
+    return dataclasses.replace(rank, layout=ParallelLayout(tp=stride))
+
+
+def _across(cut: ChunkCut, rank: RankContext) -> Flags:
+    """Tell of every chunk whether what it sends goes to another node."""
+    last = len(cut.ranks) - 1
+
+    def is_across(first: int, second: int) -> bool:
+        return PlacedGroup.of_stages(first, second, rank).dims["num_nodes"] > 1
+
+    return np.array(
+        [
+            is_across(source, target)
+            or (cut.is_mirrored and is_across(last - source, last - target))
+            for source, target in zip(cut.sources, cut.targets, strict=True)
+        ]
+    )
+
+
+def _near(shape: Shape) -> OperatorNode:
+    norm = next(node for node in shape.forward if node.role == "input_norm")
+    return dataclasses.replace(
+        norm, section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
+    )
+
+
+def _send(shape: Shape, group: PlacedGroup) -> OperatorNode:
+    near, rank = _near(shape), shape.rank
+    message_bytes = near.dtype.bytes_of(near.dims["num_tokens"] * rank.model.hidden)
+    if shape.trainer.scatters_stage_transfers and not splits_tokens(rank, shape.scenario):
+        message_bytes = message_bytes // rank.layout.tp
+    return group.collective(near, "stage_send", "send_recv", message_bytes)
+
+
+def _mask(shape: Shape, group: PlacedGroup) -> OperatorNode:
+    near = _near(shape)
+    mask_bytes = near.dtype.bytes_of(shape.scenario.sequence_length**2)
+    return group.collective(near, _MASK, "send_recv", mask_bytes)

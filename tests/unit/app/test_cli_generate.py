@@ -1,0 +1,118 @@
+"""`foretoken generate training`, and `--generate` of a search for a way to train."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from foretoken.app.cli.main import app
+from foretoken.app.cli.training_launch import GenerateOptions, launch_best
+from foretoken.app.scenario_file import read_training_scenario
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.training_search import StrategyFinalist, TrainingSearchReport
+
+_EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "training.yaml"
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Return a command's status and what it said, over a home of its own."""
+
+    def invoke(*words: object) -> tuple[int, str]:
+        arguments = ["--home", str(tmp_path / "home"), *(str(word) for word in words)]
+        result = CliRunner().invoke(app, arguments)
+        return result.exit_code, " ".join(result.output.split())
+
+    return invoke
+
+
+def test_a_scenario_becomes_files_of_a_framework(tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "run"
+    words = ("--out", folder, "--framework", "megatron-core", "--set", "micro_batch_size=2")
+    status, told = run("generate", "training", _EXAMPLE, *words)
+    assert 0 == status, told
+    names = {"train.sh", "job.yaml", "kustomization.yaml", "scenario.yaml", "README.md"}
+    assert names == {path.name for path in folder.iterdir()}
+    assert "--micro-batch-size 2" in (folder / "train.sh").read_text(encoding="utf-8")
+    assert "train.sh, job.yaml" in told
+
+
+def test_what_cannot_be_written_is_told(tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "run"
+    status, told = run(
+        *("generate", "training", _EXAMPLE, "--out", folder, "--framework", "torchtitan")
+    )
+    assert 1 == status
+    assert "sequence_parallel: torchtitan" in told
+    status, told = run("generate", "training", _EXAMPLE, "--framework", "nemo")
+    assert 2 == status
+    assert "deepspeed, megatron-core," in told
+    assert not folder.exists()
+
+
+def _finalist(rank: int, scenario: TrainingScenario) -> StrategyFinalist:
+    return StrategyFinalist(
+        candidate=rank,
+        name=scenario.name,
+        rank=rank,
+        scenario_json=json.dumps(schema.encode(scenario)),
+    )
+
+
+def _scenario(name: str) -> TrainingScenario:
+    return replace(read_training_scenario(_EXAMPLE, {}), name=name)
+
+
+def test_the_best_finalist_that_fits_and_can_be_written_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 does not fit; the first asks for what Megatron-Core lacks; the second is written."""
+    lacking = replace(_scenario("first"), pipeline_schedule="gpipe")
+    second = replace(_scenario("second"), layout=ParallelLayout(tp=4, dp=2))
+    third = _scenario("third")
+    finalists = (
+        _finalist(3, third),
+        _finalist(0, _scenario("full")),
+        _finalist(2, second),
+        _finalist(1, lacking),
+    )
+    options = GenerateOptions(generate=tmp_path / "run", framework="megatron-core")
+    launch_best(TrainingSearchReport(finalists=finalists), options)
+    assert second == read_training_scenario(tmp_path / "run" / "scenario.yaml", {})
+    told = " ".join(capsys.readouterr().err.split())
+    assert "first cannot be written: pipeline_schedule" in told
+    assert "second written to" in told
+
+
+def test_nothing_to_write_is_an_error_and_nothing_asked_is_none(tmp_path: Path) -> None:
+    options = GenerateOptions(generate=tmp_path / "run", framework="megatron-core")
+    unfit = TrainingSearchReport(finalists=(_finalist(0, _scenario("full")),))
+    lacking = replace(_scenario("first"), pipeline_schedule="gpipe")
+    refused = TrainingSearchReport(finalists=(_finalist(1, lacking),))
+    for report, problem in (
+        (TrainingSearchReport(), "nothing was simulated"),
+        (unfit, "no finalist fits"),
+        (refused, "pipeline_schedule"),
+    ):
+        with pytest.raises(InvalidRequestError, match=problem):
+            launch_best(report, options)
+    launch_best(unfit, GenerateOptions())
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_options_without_each_other_are_refused_before_a_search(tmp_path: Path) -> None:
+    GenerateOptions(generate=tmp_path).check(has_finalists=True)
+    GenerateOptions().check(has_finalists=False)
+    with pytest.raises(typer.BadParameter, match="--finalists"):
+        GenerateOptions(generate=tmp_path).check(has_finalists=False)
+    with pytest.raises(typer.BadParameter, match="--generate DIR"):
+        GenerateOptions(framework="deepspeed").check(has_finalists=True)

@@ -1,0 +1,146 @@
+"""Pages of comparisons: self-contained, well-formed, with the pictures of their kind."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from compare_examples import keep, serving_of, training_of
+from page_structure import parse_page
+from search_reports import build_capacity, build_search
+from training_search_reports import build_training_search
+
+from foretoken.domain.result import AnyReport
+from foretoken.simulator.report.compare_runs import name_runs
+from foretoken.simulator.report.compare_serving import resample
+from foretoken.simulator.report.page import compare_sections, render_page
+from foretoken.simulator.report.scatter_plot import Scatter, draw_scatter
+
+_HOSTILE = ' <b>&"$x$'
+# Pictures of each kind by their titles, and of what their sections are called.
+_EXPECTED = {
+    "training": (
+        *("Step time with its interval", "Critical stage, one step", "Peak memory of one device"),
+        *("Communication of the critical stage", "What the critical stage does"),
+    ),
+    "serving": (
+        *("Time to first token", "Inter-token latency", "End-to-end latency"),
+        *("output tokens/s", "All steps of all engines", "Over time"),
+    ),
+    "capacity": ("Highest rate that meets the targets", "TTFT P99", "Load and latency"),
+    "search": (
+        *("Throughput of a GPU against speed for a user", "Cost against latency"),
+        *("Best candidates", "Ranks of the best that all searches rank"),
+    ),
+    "training-search": (
+        *("Throughput against free memory", "Throughput of the cluster against cost"),
+        *("Best candidates", "What changed rank"),
+    ),
+}
+
+
+def _page(reports: Sequence[AnyReport], title: str = "") -> str:
+    kept = [keep(report, f"job-{place}", title) for place, report in enumerate(reports)]
+    return render_page("comparison", compare_sections(name_runs(kept)))
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    faster = replace(
+        build_capacity(), capacity_rps=20.0, high_rps=22.0, scenario_json='{"seed": 8}'
+    )
+    return {
+        "training": _page([training_of(pp=1, name=_HOSTILE), training_of(pp=2, name=_HOSTILE)]),
+        "serving": _page([serving_of(1.0, rate=1, name="a"), serving_of(2.0, rate=_HOSTILE)]),
+        "capacity": _page([build_capacity(), faster]),
+        "search": _page([build_search(), build_search()], _HOSTILE),
+        "training-search": _page([build_training_search(_HOSTILE), build_training_search()]),
+    }
+
+
+@pytest.mark.parametrize("kind", list(_EXPECTED))
+def test_a_page_fetches_nothing_and_is_well_formed(pages: dict[str, str], kind: str) -> None:
+    """No address but those of namespaces, tags that close, ids that are there once."""
+    page = pages[kind]
+    assert not re.findall(r'(?:src|href)="(?!#)', page)
+    assert "<script" not in page
+    structure = parse_page(page)
+    assert ([], []) == (structure.mismatches, structure.open_tags)
+    assert len(structure.ids) == len(set(structure.ids))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _EXPECTED if kind != "training-search"])
+def test_a_page_has_the_pictures_of_its_kind(pages: dict[str, str], kind: str) -> None:
+    text = " ".join(parse_page(pages[kind]).text.split())
+    assert [] == [title for title in _EXPECTED[kind] if title not in text]
+
+
+def test_the_page_of_training_searches_has_fronts_and_ranks() -> None:
+    """Of searches with common candidates; ranks of others cannot be compared."""
+    text = parse_page(_page([build_training_search(), build_training_search()])).text
+    assert [] == [title for title in _EXPECTED["training-search"] if title not in text]
+    apart = parse_page(_page([build_training_search(), build_training_search(" b")])).text
+    assert "What changed rank" not in apart
+
+
+def test_runs_differences_and_ratios_are_told(pages: dict[str, str]) -> None:
+    text = parse_page(pages["capacity"]).text
+    expected = ("A: seed 7", "B: seed 8", "headline of job-1", "B / A", "2x, better")
+    assert [] == [words for words in expected if words not in text]
+
+
+def test_runs_that_cannot_be_are_still_set_side_by_side() -> None:
+    """Without pictures of times; the reason stands out."""
+    empty = replace(training_of(pp=4), step_time_ms=0.0, memory=())
+    text = parse_page(_page([empty, empty])).text
+    assert "What differs" in text
+    assert "Critical stage" not in text
+
+
+def test_all_critical_stages_have_one_scale_of_time() -> None:
+    """The last tick of both pictures is that of the longer step."""
+    longer, shorter = training_of(pp=1), training_of(pp=2)
+    half = replace(
+        shorter.spans,
+        start_ms=np.asarray(shorter.spans.start_ms) / 2,
+        end_ms=np.asarray(shorter.spans.end_ms) / 2,
+    )
+    page = _page([longer, replace(shorter, spans=half)])
+    pictures = re.findall(r">(A|B): pp \d</text>(.*?)</svg>", page, flags=re.DOTALL)
+    ticks = {
+        letter: re.findall(r'text-anchor="middle">([\d.,]+)</text>', svg)
+        for letter, svg in pictures
+    }
+    assert list(ticks) == ["A", "B"]
+    numbers = {letter: [t for t in found if "." not in t] for letter, found in ticks.items()}
+    assert set(numbers["A"]) >= {"0"}
+    assert numbers["A"][:6] == numbers["B"][:6]
+
+
+def test_series_are_drawn_in_common_intervals() -> None:
+    """Counts are added, what stands is averaged, and there is nothing after a run's end."""
+    run = serving_of(1.0)
+    edges = np.array([0.0, 2.0, 4.0, 6.0])
+    completed = resample(run, "num_completions", edges)
+    running = resample(run, "running_mean", edges)
+    np.testing.assert_array_equal(completed, [3.0, 2.0, np.nan])
+    np.testing.assert_array_equal(running, [1.5, 1.0, np.nan])
+
+
+def test_lines_of_a_scatter_have_their_colours() -> None:
+    """One polyline for each, its points in the order of x."""
+    svg = draw_scatter(
+        "s",
+        Scatter(
+            title="t",
+            x_label="x",
+            y_label="y",
+            marks=[],
+            lines=[("#0072b2", [(1.0, 0.5), (0.5, 1.0)]), ("#e69f00", [(0.2, 0.2)])],
+        ),
+    )
+    lines = re.findall(r'<polyline points="([^"]*)" fill="none" stroke="(#\w+)"', svg)
+    assert [color for _, color in lines] == ["#0072b2", "#e69f00"]
+    first = [float(point.partition(",")[0]) for point in lines[0][0].split()]
+    assert first == sorted(first)

@@ -1,0 +1,405 @@
+"""Pages of training searches: self-contained, well-formed, every strategy counted."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+from page_structure import parse_page
+from training_search_reports import build_placed_search, build_training_search
+
+from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_search import (
+    StrategyColumns,
+    StrategyFinalist,
+    TrainingSearchReport,
+)
+from foretoken.simulator.report.heat_map import HeatMap, draw_heat_map, shade
+from foretoken.simulator.report.page import render_page, training_search_sections
+from foretoken.simulator.report.scatter_plot import Mark, Scatter, draw_scatter
+from foretoken.simulator.report.stage_plot import Stage
+from foretoken.simulator.report.training_search_fronts import fronts_section
+from foretoken.simulator.report.training_search_placements import placed_stages
+from foretoken.simulator.report.training_search_rows import (
+    WholeRun,
+    best_by_objective,
+    best_of_layouts,
+    closed_form_error,
+    describe_choices,
+    describe_devices,
+    describe_search,
+    describe_step,
+    describe_verdict,
+    find_best,
+    make_whole_run,
+    other_ties,
+    ranked_rows,
+    split_step,
+    strategies_per_s,
+    throughput_bounds,
+)
+
+_HOSTILE = ' <b>&"$x$'
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _page(report: TrainingSearchReport) -> str:
+    return render_page("llama", training_search_sections(report))
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return {
+        "search": _page(build_training_search()),
+        "hostile": _page(build_training_search(_HOSTILE)),
+        "placed": _page(build_placed_search()),
+    }
+
+
+@pytest.mark.parametrize("name", ["search", "hostile", "placed"])
+def test_a_page_fetches_nothing_and_is_well_formed(pages: dict[str, str], name: str) -> None:
+    page = pages[name]
+    without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
+    assert "http" not in without_namespaces
+    for fetching in ("<script", "<link", "<img", "src=", "@import", "url('"):
+        assert fetching not in page
+    structure = parse_page(page)
+    assert ([], []) == (structure.open_tags, structure.mismatches)
+    assert len(set(structure.ids)) == len(structure.ids)
+    for figure in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        ET.fromstring(figure)  # noqa: S314  our own output
+        assert "currentColor" in figure
+
+
+def test_a_page_answers_first_and_keeps_the_request_last(pages: dict[str, str]) -> None:
+    titles = re.findall(r"<h2>(.*?)</h2>", pages["search"])
+    expected = [
+        "The best strategy",
+        "Every strategy, counted",
+        "Ranking",
+        "The best by each measure",
+        "Ties",
+        "Throughput, memory and cost",
+        "Where the best are",
+        "Simulated event by event",
+        "What if",
+        "Remarks",
+        "Request",
+        "Scenarios of the finalists",
+    ]
+    assert expected == titles
+    placed = re.findall(r"<h2>(.*?)</h2>", pages["placed"])
+    assert [*expected[:4], "Placements", *expected[4:]] == placed
+
+
+def test_every_count_tie_finalist_and_reason_is_there(pages: dict[str, str]) -> None:
+    report = build_training_search()
+    text = " ".join(parse_page(pages["search"]).text.split())
+    for words in (
+        "Of 1,000 strategies 66 can run, 51 have the memory and 3 were simulated event by event",
+        f"It ties, within the error of the estimates, with {report.ties[1]}.",
+        "1,000 (100.0%)",
+        "66 (6.6%)",
+        "tp 64 does not divide the 32 heads",
+        "stage 0 needs 94.1 GiB of 80 GiB",
+        "stage 0 needs 81.0 GiB of 80 GiB",
+        "another layout",
+        "no measurements of this interconnect",
+    ):
+        assert words in text
+    for finalist in report.finalists:
+        assert finalist.name in text
+
+
+def test_names_are_text_and_nothing_else(pages: dict[str, str]) -> None:
+    """A name with tags, ampersands or dollars reads as it stands, in tables and pictures."""
+    page = pages["hostile"]
+    assert "<b>" not in page
+    best = build_training_search(_HOSTILE).best["throughput_per_gpu"]
+    # In the overview, a table, the ties and the finalists' bars at least.
+    assert parse_page(page).text.count(best) >= 4
+
+
+def test_each_listed_strategy_is_a_mark_of_both_fronts(pages: dict[str, str]) -> None:
+    report = build_training_search()
+    for slug in ("training-memory", "training-cost"):
+        (figure,) = re.findall(rf'<svg[^>]*id="{slug}".*?</svg>', pages["search"], flags=re.DOTALL)
+        labels = [
+            element.get("aria-label", "")
+            for element in ET.fromstring(figure).iter(f"{_SVG}g")  # noqa: S314  our own output
+            if element.get("class") == "mark"
+        ]
+        names = {label.partition(". ")[2] for label in labels}
+        assert names == set(report.candidates.name)
+
+
+def test_what_is_not_priced_has_no_cost() -> None:
+    report = build_training_search()
+    free = (0.0,) * len(report.candidates.name)
+    candidates = replace(report.candidates, usd_per_step=free, usd_per_billion_tokens=free)
+    page = _page(replace(report, candidates=candidates))
+    assert 'id="training-cost"' not in page
+    text = parse_page(page[: page.index("<h2>Request</h2>")]).text
+    assert "USD" not in text
+    assert "least cost" not in text
+
+
+def test_nothing_fits_is_said_and_the_reasons_stay() -> None:
+    report = replace(
+        build_training_search(),
+        num_fitting=0,
+        candidates=StrategyColumns(),
+        finalists=(),
+        sensitivities=(),
+        cells=(),
+        best={},
+        ties=(),
+        notes=(),
+    )
+    sections = training_search_sections(report)
+    assert "No strategy of this space can run and has the memory" in sections[0].warning
+    titles = [section.title for section in sections]
+    assert titles == ["The best strategy", "Every strategy, counted", "Request"]
+
+
+def test_a_search_of_nothing_is_a_page() -> None:
+    titles = [section.title for section in training_search_sections(TrainingSearchReport())]
+    assert titles == ["The best strategy", "Every strategy, counted", "Request"]
+
+
+def test_the_same_report_gives_the_same_page(pages: dict[str, str]) -> None:
+    assert pages["search"] == _page(build_training_search())
+
+
+def test_parts_of_a_step_add_up_to_it() -> None:
+    report = TrainingReport(
+        step_time_ms=100.0,
+        step_time_ms_by_group={"gemm": 50.0, "optimizer": 8.0, "bubble": 12.0, "collective": 30.0},
+        exposed_ms_by_axis={"tp": 20.0, "dp": 10.0},
+    )
+    parts = {
+        "computation": 50.0,
+        "exposed communication": 30.0,
+        "bubble": 12.0,
+        "optimizer": 8.0,
+    }
+    assert parts == split_step(report)
+
+
+def test_bounds_of_throughput_come_from_those_of_the_step() -> None:
+    """Twice as long a step is half the throughput."""
+    row = {
+        "tokens_per_s_per_gpu": 1000.0,
+        "step_time_ms": 50.0,
+        "step_time_low_ms": 25.0,
+        "step_time_high_ms": 100.0,
+    }
+    assert throughput_bounds(row) == (500.0, 2000.0)
+    assert throughput_bounds(row | {"step_time_low_ms": 0.0}) == (1000.0, 1000.0)
+
+
+def test_the_closed_form_is_held_to_the_simulation() -> None:
+    report = TrainingReport(step_time_ms=200.0)
+    finalist = StrategyFinalist(candidate=0, name="a", closed_form_ms=190.0, report=report)
+    assert closed_form_error(finalist) == pytest.approx(-0.05)
+    assert closed_form_error(replace(finalist, report=TrainingReport())) == 0.0
+
+
+def test_a_row_that_is_the_best_by_several_measures_is_there_once() -> None:
+    columns = StrategyColumns(name=("a", "b"), rank=(1, 2), usd_per_step=(0.0, 1.0))
+    rows = ranked_rows(columns)
+    best = {"throughput_per_gpu": "a", "step_time": "a", "cost": "b", "memory_headroom": "lost"}
+    found = best_by_objective(TrainingSearchReport(best=best), rows)
+    assert [("tokens/s per GPU, shortest step", "a"), ("least cost per token", "b")] == [
+        (measures, row["name"]) for measures, row in found
+    ]
+
+
+def test_what_has_no_rank_is_left_out_and_the_others_are_in_order() -> None:
+    columns = StrategyColumns(name=("a", "b", "c", "d"), rank=(0, 1, 1, 3))
+    found = ranked_rows(replace(columns, name=("a", "b", "c", "d"), rank=(0, 3, 1, 1)))
+    assert [("c", 1), ("d", 1), ("b", 3)] == [(row["name"], row["rank"]) for row in found]
+    assert ["b", "c", "d"] == [row["name"] for row in ranked_rows(columns)]
+
+
+def test_the_best_is_what_the_simulation_says() -> None:
+    """It may be another of the ties than that which the closed form has first."""
+    request = '{"objective": "step_time"}'
+    rows = ranked_rows(StrategyColumns(name=("a", "b", "c"), rank=(1, 1, 3)))
+    report = TrainingSearchReport(best={"step_time": "b"}, ties=("a",), request_json=request)
+    best = find_best(report, rows)
+    assert (best["name"], other_ties(report, best)) == ("b", ["a"])
+    assert find_best(TrainingSearchReport(), rows)["name"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("memory", "out of memory"),
+        ("redundant: zero_stage", "the same as another: zero stage"),
+        ("heads", "heads not divided"),
+        ("a_new_rule", "a new rule"),
+    ],
+)
+def test_verdicts_are_told_in_words(verdict: str, words: str) -> None:
+    assert words == describe_verdict(verdict)
+
+
+def test_of_each_layout_the_best_is_kept() -> None:
+    """Whatever the micro batch and the recomputation; another degree is another layout."""
+    columns = StrategyColumns(
+        name=("a", "b", "c", "d"),
+        rank=(1, 2, 3, 4),
+        tp=(2, 2, 4, 2),
+        micro_batch_size=(1, 2, 1, 1),
+        recompute=("none", "full", "none", "none"),
+        placement=("", "", "", "a30,a30"),
+    )
+    assert ["a", "c", "d"] == [row["name"] for row in best_of_layouts(ranked_rows(columns))]
+
+
+def test_choices_are_told_where_there_are_any() -> None:
+    (row,) = ranked_rows(
+        StrategyColumns(
+            name=("a",),
+            rank=(1,),
+            pp=(4,),
+            virtual_stages=(2,),
+            micro_batch_size=(2,),
+            num_micro_batches=(1,),
+            sequence_parallel=(True,),
+            zero_stage=(3,),
+            shard_degree=(8,),
+            overlap=("data",),
+            recompute=("full",),
+            weight_parallel=("isp",),
+            weight_degree=(4,),
+            pipeline_schedule=("interleaved",),
+        )
+    )
+    expected = (
+        "1 micro batch of 2, 2 chunks a rank, interleaved, sequence parallel, ZeRO 3 over 8 ranks,"
+        " overlap data, recompute full, isp over 4 ranks"
+    )
+    assert expected == describe_choices(row)
+
+
+def test_a_whole_run_is_of_whole_steps() -> None:
+    row = {"global_batch_size": 10, "step_time_ms": 86_400.0, "usd_per_step": 0.5}
+    assert WholeRun(num_steps=3, days=0.003, usd=1.5) == make_whole_run(row, 2001.0, 100)
+    page = render_page("run", training_search_sections(build_training_search(), 2.0e9))
+    text = parse_page(page).text
+    # 2e9 / (64 * 4096) and one begun.
+    assert "7,630" in text
+    assert "USD in all" in text
+
+
+def test_colours_tell_clusters_apart_while_they_are_few() -> None:
+    """More clusters than colours are told apart by device, more devices not at all."""
+
+    def legend(num_clusters: int, num_devices: int) -> list[str]:
+        names = [f"s{place}" for place in range(num_clusters)]
+        columns = StrategyColumns(
+            name=names,
+            rank=range(1, num_clusters + 1),
+            device=[f"d{place % num_devices}" for place in range(num_clusters)],
+            num_devices=[8 * (place + 1) for place in range(num_clusters)],
+        )
+        (picture,) = fronts_section(ranked_rows(columns), num_clusters).pictures
+        return re.findall(r'<circle[^>]*r="5"[^>]*/>\n<text[^>]*>([^<]*)</text>', picture.svg)
+
+    assert legend(2, 1) == ["8 d0", "16 d0"]
+    assert legend(9, 3) == ["d0", "d1", "d2"]
+    assert legend(9, 9) == ["strategies"]
+
+
+def test_long_steps_are_told_in_seconds() -> None:
+    assert ("9,999 ms", "12 s") == (describe_step(9999.0), describe_step(12_000.0))
+
+
+def test_devices_of_a_placement_are_counted_in_nodes() -> None:
+    columns = StrategyColumns(
+        name=("a", "b"),
+        rank=(1, 2),
+        device=("a30", "2 a30 + 1 a100"),
+        num_devices=(1024, 24),
+        placement=("", "2 x a30,1 x a100"),
+    )
+    expected = ["1,024 a30", "24 devices in nodes: 2 a30 + 1 a100"]
+    assert expected == [describe_devices(row) for row in ranked_rows(columns)]
+
+
+def test_strategies_are_counted_by_the_second_of_the_closed_form() -> None:
+    assert strategies_per_s(TrainingSearchReport(num_points=3000, closed_form_s=1.5)) == 2000.0
+    assert strategies_per_s(TrainingSearchReport(num_points=3000)) == 0.0
+
+
+def test_a_search_is_named_by_model_and_cluster() -> None:
+    assert describe_search(build_training_search()) == "llama-2-7b on 16 a100_sxm_80"
+    placed = describe_search(build_placed_search())
+    assert placed == "llama-2-7b on 2 x 4 a100_sxm_80 + 1 x 8 h100_sxm"
+
+
+@pytest.mark.parametrize(
+    ("placement", "layers", "stages"),
+    [
+        ("2 x a,b", "8,9,15", [("a", 8), ("a", 9), ("b", 15)]),
+        # Two chunks a rank go round the ranks.
+        ("a,b", "4,5,6,7", [("a", 10), ("b", 12)]),
+        ("a,b", "", [("a", 1), ("b", 1)]),
+    ],
+)
+def test_placed_stages_are_as_wide_as_their_layers(
+    placement: str, layers: str, stages: list[tuple[str, int]]
+) -> None:
+    found: list[Stage] = placed_stages({"placement": placement, "stage_layers": layers})
+    assert stages == [(stage.kind, stage.width) for stage in found]
+
+
+def test_boxes_have_values_and_the_largest_is_framed() -> None:
+    """A pair with neither value nor details has no box; one with details alone is grey."""
+    plot = HeatMap(
+        title="t",
+        row_label="tp",
+        column_label="pp",
+        unit="tokens/s",
+        rows=("1", "2"),
+        columns=("1", "2"),
+        values={("1", "1"): 10.0, ("2", "1"): 30.0},
+        details={("1", "1"): "by a", ("2", "1"): "by b", ("2", "2"): "0 of 3 fit"},
+    )
+    figure = ET.fromstring(draw_heat_map("map", plot))  # noqa: S314  our own output
+    boxes = {
+        "".join(group.find(f"{_SVG}title").itertext()): group.find(f"{_SVG}rect")  # type: ignore[union-attr]
+        for group in figure.iter(f"{_SVG}g")
+    }
+    expected = ["tp 1, pp 1: by a", "tp 2, pp 1: by b", "tp 2, pp 2: 0 of 3 fit"]
+    assert expected == list(boxes)
+    framed = [name for name, box in boxes.items() if box is not None and box.get("stroke")]
+    assert framed == ["tp 2, pp 1: by b"]
+    colors = [box.get("fill") for box in boxes.values() if box is not None]
+    assert colors[:2] == [shade(0.0), shade(1.0)]
+
+
+def test_an_axis_that_comes_near_begins_below_its_points() -> None:
+    """It spans a tenth of the highest value at least, and never goes below zero."""
+
+    def ticks(values: Sequence[float]) -> list[str]:
+        marks = [Mark(x=1.0, y=y, details=["p"], color="#000000") for y in values]
+        plot = Scatter(title="t", x_label="x", y_label="y", marks=marks, is_near=True)
+        return re.findall(r'text-anchor="end">([^<]*)</text>', draw_scatter("s", plot))
+
+    assert ["3,200", "3,400", "3,600", "3,800", "4,000"] == ticks([3100.0, 3800.0])[-5:]
+    assert ticks([1000.0, 1000.0])[0] == "900"
+    assert ticks([0.0, 10.0])[0] == "0"
+
+
+def test_shades_go_from_dark_to_light() -> None:
+    def luma(color: str) -> float:
+        red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    shades = [luma(shade(place / 20)) for place in range(21)]
+    assert shades == sorted(shades)
+    assert (shade(-1.0), shade(2.0)) == (shade(0.0), shade(1.0))

@@ -1,0 +1,190 @@
+"""Steps of many strategies by formula against the event simulator, strategy by strategy."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_fakes import RooflinePredictor, build_scenario
+
+from foretoken.domain.estimate import DType
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.simulator.search.training.legality import LEGAL, judge_legality
+from foretoken.simulator.search.training.space import resolve_space
+from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
+from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.training.step import simulate_training
+
+_EXACT = ("gpipe", "one_f_one_b")
+# Dense, tied, parallel branches, experts, latent attention after dense layers; with few layers.
+_MODELS = (
+    replace(find_model("llama-2-7b"), num_layers=6),
+    replace(find_model("llama-3.2-1b"), num_layers=5),
+    replace(find_model("phi-2"), num_layers=4),
+    replace(find_model("mixtral-8x7b"), num_layers=4),
+    replace(find_model("deepseek-v3"), num_layers=6),
+)
+_TRAINERS = (
+    *("plain", "megatron-core", "torchtitan", "internevo", "transformers"),
+    *("megatron-deepspeed", "gpt-neox", "deepspeed-zero3-2021", "megatron-lm-2021"),
+)
+
+
+def _legal(scenario: TrainingScenario, space: TrainingSpace) -> Strategies:
+    resolved = resolve_space(TrainingSearchRequest(scenario=scenario, space=space))
+    points = resolved.piece(0, resolved.num_points)
+    return points.take(np.flatnonzero(judge_legality(points) == LEGAL))
+
+
+def _base(**changes: object) -> TrainingScenario:
+    fields: dict[str, object] = {
+        "layout": ParallelLayout(dp=16),
+        "sequence_length": 1024,
+        "global_batch_size": 32,
+        **changes,
+    }
+    return build_scenario(**fields)
+
+
+def _steps_ms(strategies: Strategies, rows: np.ndarray) -> list[list[float]]:
+    """Return what the event simulator says: estimate, low and high."""
+    reports = [
+        simulate_training(strategies.scenario(int(row)), RooflinePredictor(), None) for row in rows
+    ]
+    return [
+        [report.step_time_ms, report.step_time_low_ms, report.step_time_high_ms]
+        for report in reports
+    ]
+
+
+def _found_ms(times: StepTimes, rows: np.ndarray) -> np.ndarray:
+    columns = (times.step_us, times.low_us, times.high_us)
+    return np.stack([column[rows] for column in columns], axis=1) / 1e3
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.sampled_from(_MODELS),
+    st.sampled_from(_TRAINERS),
+    st.fixed_dictionaries(
+        {
+            "context_parallel": st.sampled_from(["ring", "all_to_all"]),
+            "dtype": st.sampled_from([DType.BF16, DType.FP16]),
+            "partitions_activations": st.booleans(),
+            "shard_degree": st.sampled_from([0, 0, 2]),
+        }
+    ),
+    st.integers(0, 2**32 - 1),
+)
+def test_formulas_are_near_below_the_simulators_step(
+    model: ModelArchitecture, trainer: str, changes: dict[str, object], seed: int
+) -> None:
+    """GPipe and 1F1B, whatever varies: never above, and one query prices all strategies."""
+    base = _base(model=model, trainer=TrainerSpec(profile=trainer), **changes)
+    strategies = _legal(base, TrainingSpace(pipeline_schedules=_EXACT))
+    rows = np.random.default_rng(seed).choice(len(strategies), 3)
+    predictor, chosen = RooflinePredictor(), strategies.take(rows)
+    everything = np.arange(len(chosen))
+    found = _found_ms(StepTimer(base, predictor).time(chosen), everything)
+    expected = np.array(_steps_ms(chosen, everything))
+    assert 1 == len(predictor.queries)
+    assert np.all(found <= expected * (1 + 1e-4))
+    np.testing.assert_allclose(found, expected, rtol=0.04)
+
+
+@pytest.mark.parametrize("schedule", _EXACT)
+@pytest.mark.parametrize("trainer", ["plain", "megatron-core", "torchtitan"])
+def test_even_stages_take_what_the_simulator_says(schedule: str, trainer: str) -> None:
+    base = _base(
+        model=replace(find_model("llama-2-7b"), num_layers=8), trainer=TrainerSpec(profile=trainer)
+    )
+    strategies = _legal(base, TrainingSpace(pipeline_schedules=(schedule,), pp=(1, 2, 4)))
+    chosen = strategies.take(np.random.default_rng(2).choice(len(strategies), 8, replace=False))
+    everything = np.arange(len(chosen))
+    found = _found_ms(StepTimer(base, RooflinePredictor()).time(chosen), everything)
+    np.testing.assert_allclose(found, _steps_ms(chosen, everything), rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "tolerance"),
+    [
+        ("interleaved", 0.08),
+        ("zero_bubble_h1", 0.06),
+        ("zero_bubble_v", 0.25),
+        ("dualpipe", 0.15),
+    ],
+)
+def test_other_schedules_are_near_the_simulator(schedule: str, tolerance: float) -> None:
+    base = _base(model=replace(find_model("llama-2-7b"), num_layers=8))
+    strategies = _legal(
+        base, TrainingSpace(pipeline_schedules=(schedule,), pp=(2, 4), recompute=("none", "full"))
+    )
+    rows = np.random.default_rng(1).choice(len(strategies), 8, replace=False)
+    chosen = strategies.take(rows)
+    found = StepTimer(base, RooflinePredictor()).time(chosen)
+    everything = np.arange(len(chosen))
+    expected = _steps_ms(chosen, everything)
+    np.testing.assert_allclose(_found_ms(found, everything), expected, rtol=tolerance)
+
+
+def test_a_strategy_takes_the_same_alone_and_among_others() -> None:
+    base = _base()
+    strategies = _legal(
+        base,
+        TrainingSpace(tp=(1, 2), pp=(1, 4), cp=(1,), micro_batch_sizes=(1, 2), recompute=("none",)),
+    )
+    timer = StepTimer(base, RooflinePredictor())
+    together = timer.time(strategies)
+    rows = np.random.default_rng(0).choice(len(strategies), 5, replace=False)
+    alone = [timer.time(strategies.take(np.array([row]))) for row in rows]
+    assert together.step_us[rows] == pytest.approx([times.step_us[0] for times in alone])
+    assert together.shape[rows].tolist() == [int(times.shape[0]) for times in alone]
+
+
+def test_ratios_are_those_of_the_simulator_without_a_pipeline() -> None:
+    base = _base()
+    strategies = _legal(base, TrainingSpace(pp=(1,), tp=(2,), cp=(1,), recompute=("none",)))
+    strategies = strategies.take(np.arange(0, len(strategies), 29))
+    times = StepTimer(base, RooflinePredictor()).time(strategies)
+    rows = range(len(strategies))
+    reports = [
+        simulate_training(strategies.scenario(row), RooflinePredictor(), None) for row in rows
+    ]
+    found = np.stack([times.bubble_ratio, times.exposed_ratio, times.mfu_ratio], axis=1)[rows]
+    expected = [
+        [report.bubble_ratio, report.exposed_communication_ratio, report.mfu_ratio]
+        for report in reports
+    ]
+    assert np.array(expected) == pytest.approx(found, abs=2e-3)
+
+
+def test_a_calibration_scales_steps_and_adds_gaps() -> None:
+    plain = _base()
+    calibrated = replace(
+        plain,
+        calibration=TrainingCalibration(
+            step_factor=1.25, forward_gap_us=3.0, backward_gap_us=5.0, step_gap_us=700.0
+        ),
+    )
+    space = TrainingSpace(tp=(2,), pp=(2,), cp=(1,), virtual_stages=(1,), micro_batch_sizes=(1,))
+    strategies = _legal(calibrated, space)
+    strategies = strategies.take(np.arange(0, len(strategies), 40))
+    rows = np.arange(len(strategies))
+    found = _found_ms(StepTimer(calibrated, RooflinePredictor()).time(strategies), rows)
+    np.testing.assert_allclose(found, _steps_ms(strategies, rows), rtol=1e-6)
+
+
+def test_some_layers_of_a_chunk_are_recomputed() -> None:
+    base = _base(recompute="full", recompute_layers=1)
+    space = TrainingSpace(tp=(1,), pp=(4,), cp=(1,), virtual_stages=(1,), recompute=("full",))
+    strategies = _legal(base, space)
+    strategies = strategies.take(np.arange(0, len(strategies), 25))
+    rows = np.arange(len(strategies))
+    found = _found_ms(StepTimer(base, RooflinePredictor()).time(strategies), rows)
+    np.testing.assert_allclose(found, _steps_ms(strategies, rows), rtol=1e-6)

@@ -1,0 +1,102 @@
+"""Memory of many strategies at once: kinds of ranks, shards, and one strategy by hand."""
+
+import numpy as np
+import pytest
+from training_memory_graphs import memory_scenario
+
+from foretoken.domain.hardware.device import find_device
+from foretoken.simulator.search.training.memory_columns import measure_strategies
+from foretoken.simulator.search.training.memory_ranks import cut_pipeline
+from foretoken.simulator.search.training.memory_states import Shards
+from foretoken.simulator.search.training.strategies import AXES, Strategies, StrategySource
+from foretoken.simulator.training.memory.in_flight import find_moments
+from foretoken.simulator.training.memory_plan import measure_stages
+from foretoken.simulator.training.schedule import find_schedule
+
+_DEVICES = ("h200_sxm", "a30")
+
+
+def _strategies(model: str = "llama-3-8b", **columns: object) -> Strategies:
+    """Return strategies on eight devices; columns not given are 1, or 0 where that is nothing."""
+    given = {name: np.atleast_1d(np.asarray(column)) for name, column in columns.items()}
+    count = max((len(column) for column in given.values()), default=1)
+    nothing = {"device", "sequence_parallel", "zero_stage", "shard_degree", "overlap", "recompute"}
+    nothing |= {"weight_parallel", "weight_degree", "pipeline_schedule"}
+    defaults = {"num_devices": 8, "global_batch_size": 16}
+    filled = {name: defaults.get(name, int(name not in nothing)) for name in AXES}
+    source = StrategySource(
+        scenario=memory_scenario(model, dp=8),
+        devices=_DEVICES,
+        pipeline_schedules=("one_f_one_b", "interleaved"),
+    )
+    full = {
+        name: np.broadcast_to(given.get(name, np.array([value])), count).astype(np.int64)
+        for name, value in filled.items()
+    }
+    return Strategies(source=source, **full)
+
+
+def test_states_of_a_rank_by_hand() -> None:
+    """ZeRO splits first what the optimizer keeps, then gradients, then weights."""
+    strategies = _strategies(zero_stage=[0, 1, 2, 3], recompute=2)
+    reserved = measure_strategies(strategies).reserved_bytes
+    trainer = strategies.source.scenario.trainer.resolve()
+    followed = [
+        max(stage.reserved_bytes for stage in measure_stages(strategies.scenario(row)))
+        for row in range(4)
+    ]
+    num_params = 8_030_261_248
+    saved = (reserved[0] - reserved[1]) / trainer.reserved_ratio
+    assert saved == pytest.approx(12 * num_params * 7 / 8, rel=1e-9)
+    assert reserved == pytest.approx(followed, rel=1e-12)
+    assert (np.diff(reserved) < 0).all()
+
+
+def test_margins_are_of_the_strategys_own_device() -> None:
+    found = measure_strategies(_strategies(device=[0, 1], zero_stage=0))
+    sizes = [find_device(name).memory_bytes for name in _DEVICES]
+    assert found.margin_bytes + found.reserved_bytes == pytest.approx(sizes, rel=1e-12)
+    assert found.fits.tolist() == [False, False]
+    assert measure_strategies(_strategies(pp=8)).fits.tolist() == [True]
+
+
+def test_alike_strategies_have_alike_memory() -> None:
+    """What hides behind what changes no byte."""
+    reserved = measure_strategies(_strategies(overlap=[0, 1, 2], tp=2)).reserved_bytes
+    assert len(set(reserved.tolist())) == 1
+
+
+def test_ranks_of_a_kind_are_one_with_the_most_micro_batches() -> None:
+    """Of eight ranks the second has most in flight between the first and the last: seven."""
+    moments = find_moments(find_schedule("one_f_one_b"), 8, 64, 1)
+    cut = cut_pipeline(moments, (0,) * 32)
+    assert cut.layers == (4,) * 8
+    assert [rank.chunks for rank in cut.ranks] == [(0,), (1,), (7,)]
+    assert [int(rank.counts[:, 0].max()) for rank in cut.ranks] == [8, 7, 1]
+    assert not cut.is_shared
+
+
+def test_chunks_that_need_the_same_count_together() -> None:
+    """The middle ranks of an interleaved pipeline hold chunks that are all alike."""
+    moments = find_moments(find_schedule("interleaved"), 4, 32, 2)
+    cut = cut_pipeline(moments, (0,) * 16)
+    (middle,) = (rank for rank in cut.ranks if rank.chunks == (1, 5))
+    assert middle.of_counts == (1,)
+    # Ahead are 2 * (4 - 1 - 1) + 4 passes; one more runs.
+    assert int(middle.counts[:, 0].max()) == 2 * 2 + 4 + 1
+
+
+def test_a_folded_pipeline_has_head_and_embedding_on_one_rank() -> None:
+    moments = find_moments(find_schedule("zero_bubble_v"), 4, 32, 1)
+    assert cut_pipeline(moments, (0,) * 16).is_shared
+
+
+def test_states_are_split_over_the_ranks_that_hold_the_same() -> None:
+    """Of eight ranks with tp 2 four hold the same; and the same experts, whole over ep 2."""
+    strategies = _strategies(
+        "qwen3-30b-a3b", tp=2, ep=2, zero_stage=[0, 1, 1], shard_degree=[0, 0, 2]
+    )
+    shards = Shards.of_strategies(strategies)
+    assert shards.dense.tolist() == [1, 4, 2]
+    assert shards.expert.tolist() == [1, 4, 2]
+    assert shards.parts.tolist() == [1, 1, 1]

@@ -1,0 +1,256 @@
+"""A search over training strategies: every point counted, the best found, the first simulated."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from training_fakes import DEVICE, TOPOLOGY, RooflinePredictor
+
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.training_search import (
+    TRAINING_OBJECTIVES,
+    TrainingSearchReport,
+    TrainingSearchRequest,
+    TrainingSpace,
+)
+from foretoken.simulator.search.context import InlineContext
+from foretoken.simulator.search.training.closed_form import Setting, answer_in_closed_form
+from foretoken.simulator.search.training.legality import LEGAL, judge_legality
+from foretoken.simulator.search.training.search import count_points, search_training
+from foretoken.simulator.search.training.space import resolve_space
+from foretoken.simulator.training.step import simulate_training
+
+_SCENARIO = TrainingScenario(
+    model=find_model("tiny-llama"),
+    device=DEVICE,
+    topology=TOPOLOGY,
+    layout=ParallelLayout(dp=8),
+    sequence_length=512,
+    global_batch_size=32,
+)
+_SPACE = TrainingSpace(
+    tp=(1, 2),
+    pp=(1, 2, 3),
+    cp=(1,),
+    micro_batch_sizes=(2, 4),
+    recompute=("none", "full"),
+    weight_parallel=("",),
+    zero_stages=(0, 1),
+    overlaps=("none", "data"),
+    usd_per_hour={DEVICE: 2.0},
+)
+_REQUEST = TrainingSearchRequest(scenario=_SCENARIO, space=_SPACE, num_finalists=3)
+
+
+def _search(request: TrainingSearchRequest) -> TrainingSearchReport:
+    return search_training(request, RooflinePredictor(), InlineContext())
+
+
+@pytest.fixture(scope="module")
+def report() -> TrainingSearchReport:
+    return _search(_REQUEST)
+
+
+def _with_space(**changes: object) -> TrainingSearchRequest:
+    return replace(_REQUEST, space=replace(_SPACE, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "num_devices", "least"),
+    [("llama-2-7b", 128, 142_536), ("llama-2-70b", 1024, 126_384)],
+)
+def test_the_space_of_a_large_cluster_is_large(model: str, num_devices: int, least: int) -> None:
+    """4,194,304 tokens a step: no fewer points than others count in theirs."""
+    scenario = replace(
+        _SCENARIO,
+        model=find_model(model),
+        layout=ParallelLayout(dp=num_devices),
+        sequence_length=4096,
+        global_batch_size=1024,
+    )
+    assert least <= count_points(TrainingSearchRequest(scenario=scenario))
+
+
+def test_every_point_is_counted_once(report: TrainingSearchReport) -> None:
+    ruled_out = Counter({item.verdict: item.num_strategies for item in report.ruled_out})
+    assert report.num_points == count_points(_REQUEST)
+    assert report.num_points == report.num_fitting + sum(ruled_out.values())
+    assert report.num_legal == report.num_fitting + ruled_out["memory"]
+    # One in three values of pp does not divide eight devices, of 2 x 3 x 3 x 2 x 2 x 2 x 2 x 2.
+    assert report.num_points == 3 * ruled_out["devices"]
+    assert all(item.example and item.reason for item in report.ruled_out)
+
+
+def test_the_cells_of_each_pair_of_axes_count_all_that_can_run(
+    report: TrainingSearchReport,
+) -> None:
+    totals: Counter[tuple[str, str]] = Counter()
+    for cell in report.cells:
+        totals[cell.row_axis, cell.column_axis] += cell.num_legal
+    assert dict.fromkeys(totals, report.num_legal) == totals
+    best = max(report.cells, key=lambda cell: cell.tokens_per_s_per_gpu)
+    assert np.max(report.candidates.tokens_per_s_per_gpu) == best.tokens_per_s_per_gpu
+
+
+def test_the_best_is_the_best_of_all_simulations() -> None:
+    """All of them are simulated, in a space that is small."""
+    request = _with_space(tp=(1,), pp=(1, 2), micro_batch_sizes=(2,), zero_stages=(1,))
+    space = resolve_space(request)
+    points = space.piece(0, space.num_points)
+    points = points.take(judge_legality(points) == LEGAL)
+    reports = [
+        simulate_training(points.scenario(row), RooflinePredictor(), None)
+        for row in range(len(points))
+        if points.pp[row] > 1 or points.virtual_stages[row] == 1
+    ]
+    fastest = max(item.tokens_per_s_per_gpu for item in reports if item.feasibility.is_feasible)
+    assert fastest == _search(request).finalists[0].report.tokens_per_s_per_gpu
+
+
+def test_the_first_of_the_table_are_simulated(report: TrainingSearchReport) -> None:
+    """The places of finalists are by their simulations."""
+    assert 3 == report.num_simulated
+    assert {0, 1, 2} == {item.candidate for item in report.finalists}
+    assert [1, 2, 3] == [item.rank for item in report.finalists]
+    speeds = [item.report.tokens_per_s_per_gpu for item in report.finalists]
+    assert sorted(speeds, reverse=True) == speeds
+    for item in report.finalists:
+        assert report.candidates.name[item.candidate] == item.name
+        assert report.candidates.step_time_ms[item.candidate] == item.closed_form_ms
+        assert item.closed_form_ms == pytest.approx(item.report.step_time_ms, rel=0.02)
+
+
+def test_those_that_tie_with_the_first_come_first(report: TrainingSearchReport) -> None:
+    """The predictor here is sure to 0.8 and 1.5 of its estimates: whoever is as good may win."""
+    columns = report.candidates
+    rank, step = np.asarray(columns.rank), np.asarray(columns.step_time_ms)
+    num_ties = int((rank == 1).sum())
+    assert len(report.ties) == num_ties - 1 > 0
+    assert (np.diff(rank) >= 0).all()
+    assert (np.asarray(columns.step_time_low_ms)[:num_ties] <= step[0]).all()
+    assert (np.diff(step[num_ties:]) >= 0).all()
+    assert set(report.ties) < set(columns.name)
+
+
+def test_every_objective_has_a_best_among_the_listed() -> None:
+    """Also where one strategy is to be listed."""
+    few = _search(replace(_REQUEST, max_candidates=1, num_finalists=0))
+    all_of_them = _search(replace(_REQUEST, num_finalists=0))
+    assert set(TRAINING_OBJECTIVES) == set(few.best)
+    assert few.best == all_of_them.best
+    assert set(few.best.values()) <= set(few.candidates.name)
+    assert len(few.candidates.name) < len(all_of_them.candidates.name)
+    places = dict(zip(all_of_them.candidates.name, all_of_them.candidates.rank, strict=True))
+    for name, rank in zip(few.candidates.name, few.candidates.rank, strict=True):
+        # Ties have the first place, which is theirs wherever they are listed.
+        assert rank == places[name] or 1 in (rank, places[name])
+
+
+def test_a_space_in_pieces_is_the_space() -> None:
+    """However small the pieces are: the same counts, and steps as good in the same order."""
+    request = replace(_REQUEST, max_candidates=20)
+    forms = [
+        answer_in_closed_form(
+            request, Setting(predictor=RooflinePredictor(), piece=piece), lambda _: None
+        )
+        for piece in (7, 100_000)
+    ]
+    small, whole = forms
+    for name in ("num_points", "num_legal", "num_fitting"):
+        assert getattr(small.survey, name) == getattr(whole.survey, name)
+    for cell, other in zip(small.survey.cells, whole.survey.cells, strict=True):
+        speed = pytest.approx(other.tokens_per_s_per_gpu)
+        assert cell == replace(other, tokens_per_s_per_gpu=cell.tokens_per_s_per_gpu)
+        assert cell.tokens_per_s_per_gpu == speed
+    assert small.ranked is not None
+    assert whole.ranked is not None
+    np.testing.assert_allclose(small.ranked.step_us[:20], whole.ranked.step_us[:20])
+
+
+def test_names_tell_strategies_apart(report: TrainingSearchReport) -> None:
+    assert len(report.candidates.name) == len(set(report.candidates.name))
+
+
+def test_a_better_answer_needs_no_worse_hardware(report: TrainingSearchReport) -> None:
+    """Faster links and more memory take nothing away; a smaller batch can."""
+    found = _search(replace(_REQUEST, has_sensitivity=True, num_finalists=0)).sensitivities
+    links, memory, batch = found
+    assert links.throughput_ratio >= 1
+    assert memory.throughput_ratio == pytest.approx(1)
+    assert memory.num_fitting >= report.num_fitting
+    assert 0 < batch.throughput_ratio <= 1
+
+
+def test_money_needs_prices() -> None:
+    unpriced = _with_space(usd_per_hour={})
+    assert "cost" not in _search(replace(unpriced, num_finalists=0)).best
+    with pytest.raises(InvalidRequestError, match="price a100_sxm_80"):
+        _search(replace(unpriced, objective="cost"))
+
+
+def test_costs_are_of_all_devices_and_the_step(report: TrainingSearchReport) -> None:
+    """Eight devices at $2 an hour."""
+    columns = report.candidates
+    expected = 16.0 / 3600 / 1000 * columns.step_time_ms[0]
+    assert expected == pytest.approx(columns.usd_per_step[0])
+    tokens = 32 * 512
+    assert expected / tokens * 1e9 == pytest.approx(columns.usd_per_billion_tokens[0])
+    assert columns.tokens_per_s[0] == pytest.approx(tokens / columns.step_time_ms[0] * 1000)
+
+
+def test_a_cheaper_device_wins_by_cost() -> None:
+    request = replace(
+        _with_space(
+            devices=(DEVICE, "v100_pcie_16"), usd_per_hour={DEVICE: 4.0, "v100_pcie_16": 0.01}
+        ),
+        objective="cost",
+        num_finalists=1,
+    )
+    report = _search(request)
+    assert report.best["cost"].startswith("v100_pcie_16 ")
+    assert report.best["throughput_per_gpu"].startswith(f"{DEVICE} ")
+    assert any(report.candidates.is_pareto_cost)
+
+
+def test_a_space_that_fits_nowhere_is_an_answer() -> None:
+    """With the fastest that has too little memory, and what it needs."""
+    scenario = replace(_SCENARIO, model=find_model("llama-2-70b"), sequence_length=4096)
+    report = _search(
+        TrainingSearchRequest(scenario=scenario, space=replace(_SPACE, tp=(1,), pp=(1,)))
+    )
+    assert (0, {}) == (report.num_fitting, report.best)
+    memory = next(item for item in report.ruled_out if item.verdict == "memory")
+    assert report.num_legal == memory.num_strategies > 0
+    assert "GiB per device" in memory.reason
+    assert any("more devices" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"stage_layers": (8,)}, InvalidRequestError, "stage_layers"),
+        ({"sequence_length": 0}, InvalidRequestError, "sequence_length"),
+        ({"moe_imbalance_ratio": 2.0}, InvalidRequestError, "no experts"),
+        ({"trainer": TrainerSpec(profile="megatrn")}, UnknownPluginError, "megatr"),
+    ],
+)
+def test_a_scenario_that_no_strategy_mends_is_refused(
+    changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    scenario = replace(_SCENARIO, **changes)  # type: ignore[arg-type]
+    with pytest.raises(error, match=message):
+        count_points(replace(_REQUEST, scenario=scenario))
+
+
+def test_what_internevo_tries_is_counted_too() -> None:
+    report = _search(
+        replace(_with_space(enumeration="internevo"), num_finalists=0, max_candidates=5)
+    )
+    ruled_out = sum(item.num_strategies for item in report.ruled_out)
+    assert report.num_points == report.num_fitting + ruled_out > 0
+    assert not [item for item in report.ruled_out if item.verdict.startswith("redundant")]
