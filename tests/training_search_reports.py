@@ -66,8 +66,7 @@ def build_training_search(name_suffix: str = "") -> TrainingSearchReport:
         key=lambda point: -point["tokens_per_s_per_gpu"],
     )
     for place, point in enumerate(fitting):
-        # The second is within the error of the first.
-        point["rank"] = 1 if place < 2 else place + 1
+        point["rank"] = place + 1
     _mark_fronts(fitting)
     return TrainingSearchReport(
         num_points=1000,
@@ -77,6 +76,7 @@ def build_training_search(name_suffix: str = "") -> TrainingSearchReport:
         num_shapes=24,
         ruled_out=_ruled_out(points, f"tp64{name_suffix}"),
         best=_best(fitting),
+        # The second is within the error of the first.
         ties=tuple(point["name"] for point in fitting[:2]),
         finalists=tuple(_finalist(place, point) for place, point in enumerate(fitting[:3])),
         sensitivities=_sensitivities(fitting[0]),

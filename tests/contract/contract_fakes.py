@@ -95,9 +95,12 @@ class FakeSimulator(FakeJobs):
 
     def read_training_table(self, job_id: str, table: str) -> ArrowStream:
         report = self.get_training_report(job_id)
-        if table == "spans":
-            return ipc.record_to_table(report.spans)
-        return ipc.record_to_table(report.memory_timeline)
+        columns = {
+            "spans": report.spans,
+            "memory": report.memory_timeline,
+            "traffic": report.traffic,
+        }
+        return ipc.record_to_table(columns[table])
 
 
 class FakeProfiler(FakeJobs):

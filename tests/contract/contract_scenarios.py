@@ -12,6 +12,7 @@ from foretoken.domain.training_report import (
     MemoryColumns,
     SpanColumns,
     StageMemory,
+    TrafficColumns,
     TrainingReport,
 )
 from foretoken.domain.workload import Request, WorkloadSpec
@@ -76,4 +77,7 @@ TRAINING_REPORT = TrainingReport(
         end_ms=(1.0, 1.5),
     ),
     memory_timeline=MemoryColumns(stage=(0, 0), time_ms=(0.0, 1.0), bytes=(2.0**30, 2.0**31)),
+    traffic=TrafficColumns(
+        axis=("tp", "dp"), source=(0, 1), target=(1, 0), num_devices=(1, 1), bytes=(2.0**20, 8.0)
+    ),
 )

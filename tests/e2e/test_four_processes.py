@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.app.compose import Composition
-from foretoken.app.demo import _SERVING, _TRAINING
+from foretoken.app.demo import _serving, _training
 from foretoken.app.processes import ServiceProcesses
 from foretoken.domain.estimate import DType, Provenance
 from foretoken.domain.profiling import ProfileRequest
@@ -47,14 +47,14 @@ def test_profile_train_predict_simulate(services: Composition) -> None:
     assert estimate.low_us <= estimate.latency_us <= estimate.high_us
     assert estimate.model_version == trained.model_version
 
-    workload = replace(_SERVING.workload, num_requests=20, rate_rps=5.0)
-    serving = foretoken.simulate_serving(replace(_SERVING, workload=workload))
+    workload = replace(_serving().workload, num_requests=20, rate_rps=5.0)
+    serving = foretoken.simulate_serving(replace(_serving(), workload=workload))
     assert serving.num_completed == 20
     assert serving.model_version == trained.model_version
     # Only two operators were profiled: the rest must say that it is analytical.
     assert serving.step_time_ratio_by_provenance["analytical"] > 0
 
-    step = foretoken.simulate_training(_TRAINING)
+    step = foretoken.simulate_training(_training())
     assert step.feasibility.is_feasible
     assert step.step_time_low_ms <= step.step_time_ms <= step.step_time_high_ms
     # The simulator keeps its results in the catalog, which is a third process.

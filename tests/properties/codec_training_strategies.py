@@ -38,6 +38,7 @@ TRAINING_MIRRORS: Mapping[type, Any] = {
 _POSITIVE = st.integers(1, 2**63 - 1)
 _NOT_NEGATIVE = st.integers(0, 2**63 - 1)
 _POSITIVE_FLOATS = st.floats(min_value=1e-9, allow_nan=False)
+_POSITIVE_FINITE = st.floats(min_value=1e-9, allow_infinity=False)
 _NOT_NEGATIVE_FLOATS = st.floats(min_value=0.0, allow_nan=False)
 _SCENARIO = scenario.TrainingScenario(
     model=find_model("tiny-llama"), device="cpu", stage_devices=("cpu",), stage_topologies=("",)
@@ -103,8 +104,8 @@ TRAINING_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (price.PriceList, "prices"): st.just((price.DevicePrice(device="cpu", usd_per_hour=0.5),)),
     (training_run.PriceRules, "pue"): st.floats(min_value=1.0, allow_nan=False),
     (training_run.TrainingRunRequest, "scenario"): st.just(_SCENARIO),
-    (training_run.TrainingRunRequest, "num_tokens"): _POSITIVE_FLOATS,
+    (training_run.TrainingRunRequest, "num_tokens"): _POSITIVE_FINITE,
     (training_run.TrainingRunRequest, "dataset"): st.just(""),
-    (training_run.TrainingRunRequest, "num_epochs"): _POSITIVE_FLOATS,
+    (training_run.TrainingRunRequest, "num_epochs"): _POSITIVE_FINITE,
     (training_run.TrainingRunRequest, "target_days"): _NOT_NEGATIVE_FLOATS,
 }

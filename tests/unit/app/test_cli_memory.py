@@ -15,7 +15,8 @@ Run = Callable[..., Result]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     def invoke(*words: object) -> Result:
-        return CliRunner().invoke(app, ["--home", str(tmp_path / "home"), *map(str, words)])
+        home = str(tmp_path / "home")
+        return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["--home", home, *map(str, words)])
 
     return invoke
 

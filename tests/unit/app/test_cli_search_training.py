@@ -163,7 +163,7 @@ def test_options_win_over_the_files(
 
 def test_the_example_of_a_space_can_be_asked(run: Run, simulator: _Simulator) -> None:
     examples = Path(__file__).resolve().parents[3] / "docs" / "examples"
-    words = (examples / "training.yaml", "--space", examples / "training-space.yaml")
+    words = (examples / "training.yaml", "--space", examples / "space-training.yaml")
     found = run("search", "training", *words)
     assert found.exit_code == 0, found.output
     (request,) = simulator.asked
@@ -324,7 +324,7 @@ def _lines(report: TrainingSearchReport, num_shown: int = 10, num_tokens: float 
 def test_a_report_is_printed_with_ranks_ties_answers_and_counts() -> None:
     lines = _lines(build_training_search(), num_shown=3)
     (heading,) = (place for place, line in enumerate(lines) if line.startswith("┃ rank"))
-    # The second of rank 1 differs from the first in its micro batch alone.
+    # The second differs from the first in its micro batch alone.
     assert lines[heading + 2 : heading + 5] == [
         "=1 tp4 pp1 dp4 mbs4 3,071.9 2,560 to 3,413 5,334 ms 38.4% 0.0% 9 226.1",
         "3 tp2 pp1 dp8 mbs1 2,945.4 2,455 to 3,273 5,563 ms 36.8% 0.0% 1 235.8",

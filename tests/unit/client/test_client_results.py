@@ -2,9 +2,13 @@
 
 import dataclasses
 import hashlib
+import io
 import json
+import zipfile
 from typing import cast
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from artifact_shelf import ArtifactShelf
 
@@ -21,8 +25,8 @@ from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.result import RESULT_ARTIFACT, KeptResult
-from foretoken.domain.training_report import SpanColumns, TrainingReport
-from foretoken.wire.result_file import pack_report
+from foretoken.domain.training_report import SpanColumns, TrafficColumns, TrainingReport
+from foretoken.wire.result_file import pack_report, unpack_report
 
 _REPORT = TrainingReport(
     step_time_ms=12.5,
@@ -117,9 +121,42 @@ def test_other_files_are_refused(content: bytes) -> None:
         open_result(content)
 
 
+def test_a_result_of_an_earlier_version_is_read() -> None:
+    """Without a table and a column that came later, which are empty."""
+    table = io.BytesIO()
+    pq.write_table(pa.table({"stage": [0], "start_ms": [1.5]}), table)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("report.json", '{"step_time_ms": 12.5, "gone": 1}')
+        archive.writestr("spans.parquet", table.getvalue())
+    report = unpack_report(file.getvalue(), TrainingReport)
+    expected = TrainingReport(
+        step_time_ms=12.5, spans=SpanColumns(stage=(0,), start_ms=(1.5,)), traffic=TrafficColumns()
+    )
+    assert report == expected
+
+
 def test_a_kind_of_a_later_version_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="a kind that this version does not read"):
         read_result(_catalog("x-1", kind="inference-2"), "latest")
+
+
+@pytest.mark.parametrize("text", ["{}", '{"job_id": "x-1", "kind": "training", "later": 1}'])
+def test_a_result_of_another_version_hides_no_others(text: str) -> None:
+    """What it does not say is empty, what only it says is left out."""
+    catalog = _catalog(*_IDS)
+    other = Artifact(
+        kind=RESULT_ARTIFACT,
+        name="x-1",
+        content_hash="0",
+        num_bytes=0,
+        created_at="2026-02-01T00:00:00+00:00",
+        metadata_json=text,
+    )
+    catalog.store_artifact(other, ())
+    first, *others = list_results(catalog)
+    assert (first.job_id, first.title, first.created_at) == ("x-1", "", other.created_at)
+    assert len(others) == len(_IDS)
 
 
 def test_a_deleted_result_is_gone() -> None:

@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 from compare_examples import keep, serving_of, training_of
 from page_structure import parse_page
-from search_reports import build_capacity, build_search
+from search_reports import build_capacity, build_no_capacity, build_search
 from training_search_reports import build_training_search
 
+from foretoken.domain.report import ServingReport
 from foretoken.domain.result import AnyReport
+from foretoken.domain.search import CandidateColumns
+from foretoken.domain.training_search import StrategyColumns
+from foretoken.page.figure import GREEN, GREY, VERMILION
 from foretoken.simulator.report.compare_runs import name_runs
 from foretoken.simulator.report.compare_serving import resample
 from foretoken.simulator.report.page import compare_sections, render_page
+from foretoken.simulator.report.rank_plot import draw_ranks
 from foretoken.simulator.report.scatter_plot import Scatter, draw_scatter
 
 _HOSTILE = ' <b>&"$x$'
@@ -31,11 +36,11 @@ _EXPECTED = {
     "capacity": ("Highest rate that meets the targets", "TTFT P99", "Load and latency"),
     "search": (
         *("Throughput of a GPU against speed for a user", "Cost against latency"),
-        *("Best candidates", "Ranks of the best that all searches rank"),
+        *("Best candidates", "Ranks of the best that all searches rank", "Steps of all engines"),
     ),
     "training-search": (
         *("Throughput against free memory", "Throughput of the cluster against cost"),
-        *("Best candidates", "What changed rank"),
+        *("Best candidates", "What changed rank", "Critical stage, one step"),
     ),
 }
 
@@ -98,6 +103,36 @@ def test_runs_that_cannot_be_are_still_set_side_by_side() -> None:
     assert "Critical stage" not in text
 
 
+def test_capacities_that_are_none_are_set_beside_others() -> None:
+    """The reason is told, and the one that is has its picture."""
+    none = build_no_capacity()
+    structure = parse_page(_page([build_capacity(), none]))
+    assert none.feasibility.reason in structure.text
+    assert "Highest rate that meets the targets" in structure.text
+    assert "Highest rate that meets the targets" not in parse_page(_page([none, none])).text
+
+
+def test_searches_that_found_nothing_have_no_fronts() -> None:
+    serving = replace(build_search(), candidates=CandidateColumns(), best="")
+    training = replace(build_training_search(), candidates=StrategyColumns())
+    for report in (serving, training):
+        text = parse_page(_page([report, report])).text
+        assert "Best candidates" in text
+        assert "against speed" not in text
+        assert "against free memory" not in text
+
+
+def test_searches_that_simulated_nothing_have_no_such_section() -> None:
+    report = replace(build_training_search(), finalists=())
+    assert "The best, simulated" not in parse_page(_page([report, report])).text
+
+
+def test_a_deployment_that_served_nothing_is_set_beside_others() -> None:
+    """Its figures are dashes, and the pictures are of the other."""
+    page = _page([serving_of(1.0, rate=1), ServingReport(num_requests=3)])
+    assert "Time to first token" in parse_page(page).text
+
+
 def test_all_critical_stages_have_one_scale_of_time() -> None:
     """The last tick of both pictures is that of the longer step."""
     longer, shorter = training_of(pp=1), training_of(pp=2)
@@ -126,6 +161,14 @@ def test_series_are_drawn_in_common_intervals() -> None:
     running = resample(run, "running_mean", edges)
     np.testing.assert_array_equal(completed, [3.0, 2.0, np.nan])
     np.testing.assert_array_equal(running, [1.5, 1.0, np.nan])
+
+
+def test_lines_of_ranks_tell_who_passed_whom() -> None:
+    """By places among those drawn: all ranks of the second list are larger."""
+    svg = draw_ranks("r", "t", ("A", "B"), {"x": (1, 9), "y": (2, 5), "z": (3, 30)})
+    lines = re.findall(r"stroke: (#\w+); stroke-width: 1.6", svg)
+    assert lines == [VERMILION, GREEN, GREY]
+    assert [name for name in ("x  1", "5  y", "30  z") if name not in svg] == []
 
 
 def test_lines_of_a_scatter_have_their_colours() -> None:

@@ -28,6 +28,7 @@ from foretoken.simulator.report.training_search_rows import (
     closed_form_error,
     describe_choices,
     describe_devices,
+    describe_place,
     describe_search,
     describe_step,
     describe_verdict,
@@ -35,6 +36,7 @@ from foretoken.simulator.report.training_search_rows import (
     make_whole_run,
     other_ties,
     ranked_rows,
+    report_rows,
     split_step,
     strategies_per_s,
     throughput_bounds,
@@ -225,9 +227,15 @@ def test_what_has_no_rank_is_left_out_and_the_others_are_in_order() -> None:
 
 def test_the_best_is_what_the_simulation_says() -> None:
     """It may be another of the ties than that which the closed form has first."""
-    request = '{"objective": "step_time"}'
-    rows = ranked_rows(StrategyColumns(name=("a", "b", "c"), rank=(1, 1, 3)))
-    report = TrainingSearchReport(best={"step_time": "b"}, ties=("a",), request_json=request)
+    columns = StrategyColumns(name=("a", "b", "c"), rank=(1, 2, 3))
+    report = TrainingSearchReport(
+        best={"step_time": "b"},
+        ties=("a",),
+        candidates=columns,
+        request_json='{"objective": "step_time"}',
+    )
+    rows = report_rows(report)
+    assert ["=1", "=2", "3"] == [describe_place(row) for row in rows]
     best = find_best(report, rows)
     assert (best["name"], other_ties(report, best)) == ("b", ["a"])
     assert find_best(TrainingSearchReport(), rows)["name"] == "a"
@@ -306,7 +314,8 @@ def test_colours_tell_clusters_apart_while_they_are_few() -> None:
             device=[f"d{place % num_devices}" for place in range(num_clusters)],
             num_devices=[8 * (place + 1) for place in range(num_clusters)],
         )
-        (picture,) = fronts_section(ranked_rows(columns), num_clusters).pictures
+        rows = report_rows(TrainingSearchReport(candidates=columns))
+        (picture,) = fronts_section(rows, num_clusters).pictures
         return re.findall(r'<circle[^>]*r="5"[^>]*/>\n<text[^>]*>([^<]*)</text>', picture.svg)
 
     assert legend(2, 1) == ["8 d0", "16 d0"]

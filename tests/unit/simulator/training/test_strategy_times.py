@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.estimate import DType, LatencyColumns, OperatorTable
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.scenario import TrainingScenario
@@ -19,6 +19,11 @@ from foretoken.simulator.search.training.legality import LEGAL, judge_legality
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
 from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.training.schedule import (
+    PipelineSchedule,
+    all_schedules,
+    find_schedule,
+)
 from foretoken.simulator.training.step import simulate_training
 
 _EXACT = ("gpipe", "one_f_one_b")
@@ -188,3 +193,41 @@ def test_some_layers_of_a_chunk_are_recomputed() -> None:
     rows = np.arange(len(strategies))
     found = _found_ms(StepTimer(base, RooflinePredictor()).time(strategies), rows)
     np.testing.assert_allclose(found, _steps_ms(strategies, rows), rtol=1e-6)
+
+
+def test_a_schedule_without_a_formula_is_bounded_by_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exact without a pipeline, and with one as long as its busiest rank works at least."""
+    orders = find_schedule("gpipe").orders
+    monkeypatch.setitem(all_schedules(), "own", PipelineSchedule(name="own", orders=orders))
+    base = _base(model=replace(find_model("llama-2-7b"), num_layers=4))
+    space = TrainingSpace(pipeline_schedules=("own",), pp=(1, 2), micro_batch_sizes=(1, 2))
+    strategies = _legal(base, space)
+    chosen = strategies.take(np.random.default_rng(3).choice(len(strategies), 12, replace=False))
+    everything = np.arange(len(chosen))
+    found = _found_ms(StepTimer(base, RooflinePredictor()).time(chosen), everything)
+    expected = np.array(_steps_ms(chosen, everything))
+    alone = chosen.pp == 1
+    assert {1, 2} == set(chosen.pp.tolist())
+    assert len(set(chosen.num_micro_batches.tolist())) > 1
+    np.testing.assert_allclose(found[alone], expected[alone], rtol=1e-4)
+    assert np.all(found <= expected * (1 + 1e-4))
+    assert np.all(found[~alone] >= expected[~alone] / 2)
+
+
+def test_variants_of_prices_are_timed_as_other_predictors_would_be() -> None:
+    """Prices twice as long make passes without host gaps, and so steps, twice as long."""
+    base = _base(model=replace(find_model("llama-2-7b"), num_layers=4))
+    strategies = _legal(base, TrainingSpace(pp=(1, 2)))
+    chosen = strategies.take(np.random.default_rng(4).choice(len(strategies), 20, replace=False))
+
+    def variants(
+        _table: OperatorTable, _answer: LatencyColumns, sustained_us: np.ndarray
+    ) -> list[np.ndarray]:
+        return [sustained_us, 2 * sustained_us]
+
+    timer = StepTimer(base, RooflinePredictor(), variants)
+    once, twice = timer.time_variants(chosen)
+    np.testing.assert_allclose(once, timer.time(chosen).step_us, rtol=1e-12)
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-12)

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Overlap, Section
-from foretoken.simulator.training.layer_program import PassNodes, StreamRules
-from foretoken.simulator.training.pass_timing import PassTime, time_pass
+from foretoken.simulator.training.layer_program import PassNodes, StreamRules, cut_program
+from foretoken.simulator.training.pass_timing import (
+    PassParts,
+    PassTime,
+    StackedParts,
+    time_pass,
+    time_stacked,
+)
 
 _NO_DIMS = {"m": 1, "n": 1, "k": 1}
 
@@ -231,3 +237,53 @@ def test_hiding_communication_never_costs_time(case: tuple[int, list[OperatorNod
     exposed = [dataclasses.replace(node, overlap=Overlap.EXPOSED) for node in nodes]
     shown = _time(exposed, range(num_layers))
     assert _time(nodes, range(num_layers)).total_us[0] <= shown.total_us[0] + 1e-6
+
+
+@settings(max_examples=150)
+@given(
+    _layer_nodes(1),
+    st.lists(st.tuples(st.integers(1, 20), st.floats(0.1, 3.0)), min_size=1, max_size=4),
+    st.floats(0, 5),
+    st.floats(1, 2),
+)
+def test_columns_with_other_numbers_of_layers_are_timed_together(
+    nodes: list[OperatorNode],
+    columns: list[tuple[int, float]],
+    gap_us: float,
+    slowdown_ratio: float,
+) -> None:
+    """As each alone: communication takes another time in each column, so streams fall behind."""
+    scales = np.array([[scale] for _, scale in columns])
+    rules = StreamRules(gap_us=np.full_like(scales, gap_us), slowdown_ratio=slowdown_ratio)
+
+    def duration(node: OperatorNode) -> np.ndarray:
+        return node.dims["time_us"] * (scales if node.operator == "all_reduce" else np.ones((1, 1)))
+
+    program = cut_program(tuple(nodes), duration, rules)
+    stacked = StackedParts(
+        PassParts(head=(), runs=((program, 1),), tail=()),
+        counts=tuple(count for count, _ in columns),
+        heads=tuple(range(len(columns))),
+    )
+    (together,) = time_stacked([stacked], rules)
+    for index, (count, scale) in enumerate(columns):
+        alone = _time(
+            [
+                dataclasses.replace(
+                    node,
+                    repeat=count,
+                    dims={**node.dims, "time_us": node.dims["time_us"] * scale}
+                    if node.operator == "all_reduce"
+                    else node.dims,
+                )
+                for node in nodes
+            ],
+            range(count),
+            gap_us,
+            slowdown_ratio,
+        )
+        for name in ("total_us", "compute_us", "slowdown_us", "hidden_us", "left_us"):
+            assert (
+                pytest.approx(getattr(alone, name)[0], abs=1e-6)
+                == getattr(together, name)[index, 0]
+            )

@@ -12,16 +12,18 @@ from foretoken.domain.dataset import find_dataset
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.price import DevicePrice, PriceList
+from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_run import (
     FailureRules,
     PriceRules,
+    RunSize,
     SiteRules,
     TrainingRunReport,
     TrainingRunRequest,
 )
 from foretoken.simulator.training.run.checkpoint import count_checkpoint_bytes
 from foretoken.simulator.training.run.plan import plan_training_run
-from foretoken.simulator.training.run.size import list_degrees
+from foretoken.simulator.training.run.size import SizeSearch, list_degrees
 from foretoken.simulator.training.step import simulate_training
 
 # 2 x 2 x 4 devices, 64 samples of 4,096 tokens a step.
@@ -181,6 +183,29 @@ def test_a_target_is_met_by_the_fewest_devices_that_can() -> None:
         assert report.target_devices == min(enough, default=0)
         for size in report.sizes:
             assert size.is_enough == (0 < size.days <= target)
+
+
+@pytest.mark.parametrize("fewest_fitting", [1, 4, 16, 32])
+def test_a_target_is_met_between_sizes_that_do_not_fit_and_those_that_never_end(
+    fewest_fitting: int,
+) -> None:
+    """Too few devices have no memory, too many fail too often; between them a few are enough."""
+
+    def measure(scenario: TrainingScenario) -> RunSize:
+        dp = scenario.layout.dp
+        fits, ends = dp >= fewest_fitting, dp < 64
+        days = 100 / dp + dp if fits and ends else 0.0
+        return RunSize(
+            num_devices=4 * dp,
+            dp=dp,
+            step_time_ms=float(fits),
+            goodput_ratio=0.0,
+            days=days,
+            usd=0.0,
+            is_enough=0 < days <= 40,
+        )
+
+    assert SizeSearch(_SCENARIO, measure).find_fewest() == 4 * max(4, fewest_fitting)
 
 
 def test_a_target_that_cannot_be_met_says_what_comes_nearest() -> None:

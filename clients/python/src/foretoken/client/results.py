@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 from foretoken.domain import schema
+from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.result import REPORT_CLASSES, RESULT_ARTIFACT, AnyReport, KeptResult
@@ -18,10 +19,7 @@ _MAX_NAMED = 4
 
 def list_results(catalog: CatalogPort) -> tuple[KeptResult, ...]:
     """Return what is known of the kept results, newest first."""
-    return tuple(
-        schema.decode(KeptResult, json.loads(artifact.metadata_json), artifact.name)
-        for artifact in catalog.list_artifacts(RESULT_ARTIFACT)
-    )
+    return tuple(_describe(artifact) for artifact in catalog.list_artifacts(RESULT_ARTIFACT))
 
 
 def find_result(catalog: CatalogPort, name: str) -> KeptResult:
@@ -91,6 +89,19 @@ def delete_result(catalog: CatalogPort, name: str) -> KeptResult:
     result = find_result(catalog, name)
     catalog.delete_artifact(RESULT_ARTIFACT, result.job_id)
     return result
+
+
+def _describe(artifact: Artifact) -> KeptResult:
+    """Return what an artifact says of itself; what another version has besides is left out."""
+    content = {
+        "job_id": artifact.name,
+        "kind": "",
+        "title": "",
+        "created_at": artifact.created_at,
+        **json.loads(artifact.metadata_json),
+    }
+    known = {name: content[name] for name in schema.field_types(KeptResult) if name in content}
+    return schema.decode(KeptResult, known, artifact.name)
 
 
 def _begins(job_id: str, name: str) -> bool:

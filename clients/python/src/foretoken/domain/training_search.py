@@ -150,7 +150,7 @@ class TrainingSearchRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StrategyColumns(Columns):
-    """One entry per strategy that fits, best first: `rank` counts from 1, equal ranks are ties.
+    """One entry per strategy that fits, best first by the estimates: `rank` counts from 1.
 
     Each `_low` and `_high` is the bound of the predictor's interval. `reserved_bytes` is of the
     fullest device, `margin_bytes` what that has left. `placement` names the devices of every stage
@@ -266,9 +266,9 @@ class TrainingSearchReport:
     Of `num_points`, `num_legal` can run, all of which were answered in closed form, and
     `num_fitting` have the memory; `ruled_out` counts the others by reason. `num_shapes` are the
     groups of strategies whose layers run the same operators. `best` names the first of each of
-    `TRAINING_OBJECTIVES`, `ties` those within the error of the request's. `cells` say of all
-    strategies how good they are by tp and pp, and by micro batch size and recomputation.
-    `candidates` travel apart, as a table.
+    `TRAINING_OBJECTIVES`, `ties` those that are behind the request's by less than the error of the
+    difference. `cells` say of all strategies how good they are by tp and pp, and by micro batch
+    size and recomputation. `candidates` travel apart, as a table.
     """
 
     num_points: int = 0

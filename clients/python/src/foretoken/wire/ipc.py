@@ -134,10 +134,11 @@ def record_to_table(record: Record) -> pa.Table:
     )
 
 
-def table_to_record(table: pa.Table, cls: type[R]) -> R:
+def table_to_record(table: pa.Table, cls: type[R], *, may_lack: bool = False) -> R:
     """Return columns that belong together from their table; it may have more columns.
 
-    Columns become arrays; numbers without a copy where the table is in one piece.
+    Columns become arrays; numbers without a copy where the table is in one piece. With `may_lack`
+    those that the table has not are empty: it may be of an earlier version.
 
     Raises:
         InvalidRequestError: a column is missing.
@@ -145,9 +146,10 @@ def table_to_record(table: pa.Table, cls: type[R]) -> R:
     """
     names = _names_of(cls)
     missing = [name for name in names if name not in table.schema.names]
-    if missing:
+    if missing and not may_lack:
         raise InvalidRequestError(f"{cls.__name__}: missing columns {missing}")
-    return cls(**{name: _from_arrow(name, table.column(name)) for name in names})
+    present = [name for name in names if name not in missing]
+    return cls(**{name: _from_arrow(name, table.column(name)) for name in present})
 
 
 # Columns of text, and of numbers that stand for names; whole numbers begin with `num_` or are

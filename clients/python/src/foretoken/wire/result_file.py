@@ -48,7 +48,7 @@ def pack_report(report: AnyReport) -> bytes:
 
 
 def unpack_report(content: bytes, cls: type[AnyReport]) -> AnyReport:
-    """Return the report of a file.
+    """Return the report of a file; what an earlier version had not is empty.
 
     Raises:
         InvalidRequestError: the file is not of a report of that class.
@@ -62,12 +62,16 @@ def unpack_report(content: bytes, cls: type[AnyReport]) -> AnyReport:
             tables = {
                 name: pq.read_table(io.BytesIO(archive.read(f"{name}.parquet")))
                 for name in _columns_of(cls)
+                if f"{name}.parquet" in archive.namelist()
             }
     except (zipfile.BadZipFile, KeyError, json_format.ParseError, pa.ArrowInvalid) as err:
         raise InvalidRequestError(f"not a result of Foretoken: {err}") from err
     owner: type = cls
     hints = field_types(owner)
-    columns = {name: ipc.table_to_record(table, hints[name]) for name, table in tables.items()}
+    columns = {
+        name: ipc.table_to_record(table, hints[name], may_lack=True)
+        for name, table in tables.items()
+    }
     return replace(codec.decode(message, cls), **columns)
 
 

@@ -1,19 +1,25 @@
 """Scenario files: YAML that names a model, a device and a workload, made into a scenario."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from foretoken.app.module_times_file import load_training_files
 from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.load import load_model
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.search import ServingSearchRequest
+from foretoken.domain.training_search import TrainingSearchRequest
 from foretoken.simulator.serving.trace_file import load_trace
 
 T = TypeVar("T", ServingScenario, TrainingScenario)
+S = TypeVar("S", ServingSearchRequest, TrainingSearchRequest)
+# What makes a scenario of a file's content, of changes to it, and of its path.
+BuildScenario = Callable[[dict[str, Any], Mapping[str, Any], Path], object]
 
 
 def read_serving_scenario(path: Path, overrides: Mapping[str, Any]) -> ServingScenario:
@@ -63,6 +69,35 @@ def build_training_scenario(
     `path` need not exist: it names the scenario, and paths are relative to its folder.
     """
     return _build(TrainingScenario, content, overrides, path)
+
+
+def read_search_request(path: Path, cls: type[S], build: BuildScenario) -> S:
+    """Return the whole search in a file, whose scenario may name files relative to it.
+
+    Raises:
+        InvalidRequestError: no scenario, an unknown key or a wrong value, with its place.
+
+    """
+    content = read_yaml(path, "search")
+    scenario = content.get("scenario")
+    if not isinstance(scenario, dict):
+        raise InvalidRequestError.of_field("--request", f"{path} has no section `scenario`")
+    return schema.decode(cls, {**content, "scenario": schema.encode(build(scenario, {}, path))})
+
+
+def read_searched_scenario(path: Path | None) -> dict[str, Any]:
+    """Return the content of the file that a search starts from, empty without one.
+
+    Raises:
+        InvalidRequestError: it cannot be read, or is a whole search.
+
+    """
+    content = read_yaml(path, "scenario") if path is not None else {}
+    if "scenario" in content:
+        raise InvalidRequestError.of_field(
+            "scenario", f"{path} is a whole request: give it as --request {path}"
+        )
+    return content
 
 
 def _build(cls: type[T], content: dict[str, Any], overrides: Mapping[str, Any], path: Path) -> T:

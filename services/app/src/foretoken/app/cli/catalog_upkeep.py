@@ -15,7 +15,7 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_path, write_table
+from foretoken.app.cli.table_file import check_table_option, write_table
 from foretoken.app.compose import restore_catalog
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.measurement import (
@@ -51,7 +51,7 @@ def sql(
     """
     state = state_of(context)
     text = typer.get_text_stream("stdin").read() if query == "-" else query
-    target = None if save is None else check_table_path(save)
+    target = check_table_option(save)
     # One more than is shown tells whether there are more.
     limit = 0 if target else max_rows + 1
     with open_composition(state) as services:

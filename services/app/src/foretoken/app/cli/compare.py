@@ -36,7 +36,7 @@ def compare(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN RUN...",
+            metavar="RUN",
             help="Job id, its beginning or that of its last part; `latest`, `latest~1`, ...; or the"
             " path of a file of `foretoken results export`.",
         ),

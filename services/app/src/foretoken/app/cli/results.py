@@ -154,7 +154,7 @@ def export(
 @app.command()
 def delete(
     context: typer.Context,
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help=_RUN_HELP)],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help=_RUN_HELP)],
 ) -> None:
     """Delete results from the catalog.
 

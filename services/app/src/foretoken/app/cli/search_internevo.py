@@ -20,18 +20,19 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_path, write_table
+from foretoken.app.cli.table_file import check_table_option, write_table
 from foretoken.client.facade import Foretoken
 from foretoken.domain import schema
 from foretoken.domain.models.load import load_model
 from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.simulator.report.number_text import format_number
-from foretoken.simulator.report.search_candidates import Row, describe_rank
+from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
+    describe_place,
     describe_search,
     describe_verdict,
-    ranked_rows,
+    report_rows,
 )
 from foretoken.simulator.search.internevo.request import (
     SEQUENCE_LENGTH,
@@ -41,10 +42,6 @@ from foretoken.simulator.search.internevo.request import (
 from foretoken.wire.ipc import record_to_table
 
 _TERMS = tuple(item.name for item in fields(InternEvoTerms))
-
-
-def _check_table(path: Path | None) -> Path | None:
-    return None if path is None else check_table_path(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +96,7 @@ class AnswerOptions:
         Path | None,
         typer.Option(
             help="Write the listed strategies here, best first, as .csv, .jsonl or .parquet.",
-            callback=_check_table,
+            callback=check_table_option,
         ),
     ] = None
 
@@ -130,7 +127,7 @@ def internevo(context: typer.Context, question: InternEvoOptions, answer: Answer
         with show_progress("search") as update:
             report = foretoken.search_training(request, on_progress=update)
         title = describe_search(report)
-        rows = ranked_rows(report.candidates)
+        rows = report_rows(report)
         said = [{**_terms(row), **_figures(row)} for row in rows[: answer.top]]
         state.print_object(
             {"counts": _counts(report), "best": said},
@@ -187,7 +184,7 @@ def _answer(title: str, report: TrainingSearchReport, rows: Sequence[Row], top: 
         # The first of each algorithm, for the best of all may tie.
         firsts = {str(row["weight_parallel"]): row for row in reversed(rows)}
         best = list(firsts.values())
-        parts += [_ranking(title, rows[:top], rows), _ranking("best of each", best, rows)]
+        parts += [_ranking(title, rows[:top]), _ranking("best of each", best)]
     else:
         parts.append(f"{title}: no strategy can run and has the memory")
     if report.ruled_out:
@@ -205,10 +202,10 @@ def _answer(title: str, report: TrainingSearchReport, rows: Sequence[Row], top: 
     return stack(*parts, "", counts, *(f"- {text}" for text in report.notes), effort)
 
 
-def _ranking(title: str, rows: Sequence[Row], among: Sequence[Row]) -> Table:
+def _ranking(title: str, rows: Sequence[Row]) -> Table:
     columns = ("rank", *_TERMS, *_figures(rows[0]))
     ranked = [
-        (describe_rank(row, among), *_words(_terms(row).values()), *_figures(row).values())
+        (describe_place(row), *_words(_terms(row).values()), *_figures(row).values())
         for row in rows
     ]
     return build_table(title, columns, ranked)

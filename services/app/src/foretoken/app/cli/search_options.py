@@ -10,10 +10,12 @@ import typer
 from foretoken.app.cli.call_words import parse_values
 from foretoken.app.cli.latency_limit import LIMIT_HELP, parse_limits, parse_time_ms
 from foretoken.app.cli.state import parse_assignments, scenario_changes
-from foretoken.app.scenario_file import build_serving_scenario
-from foretoken.domain import schema
+from foretoken.app.scenario_file import (
+    build_serving_scenario,
+    read_search_request,
+    read_searched_scenario,
+)
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.plugins import read_yaml
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import (
     OBJECTIVES,
@@ -251,7 +253,7 @@ def build_request(
 
     """
     if question.request is not None:
-        return _read_request(question.request)
+        return read_search_request(question.request, ServingSearchRequest, build_serving_scenario)
     resolved = _resolve(scenario, question, space)
     return ServingSearchRequest(
         scenario=resolved,
@@ -264,24 +266,11 @@ def build_request(
     )
 
 
-def _read_request(path: Path) -> ServingSearchRequest:
-    content = read_yaml(path, "search")
-    scenario = content.get("scenario")
-    if not isinstance(scenario, dict):
-        raise InvalidRequestError.of_field("--request", f"{path} has no section `scenario`")
-    built = build_serving_scenario(scenario, {}, path)
-    return schema.decode(ServingSearchRequest, {**content, "scenario": schema.encode(built)})
-
-
 def _resolve(
     scenario: Path | None, question: QuestionOptions, space: SpaceOptions
 ) -> ServingScenario:
     """Return the scenario: the file's, changed by options, or one of options alone."""
-    content = read_yaml(scenario, "scenario") if scenario is not None else {}
-    if "scenario" in content:
-        raise InvalidRequestError.of_field(
-            "scenario", f"{scenario} is a whole request: give it as --request {scenario}"
-        )
+    content = read_searched_scenario(scenario)
     overrides = _overrides(question, space)
     known = {*content, *overrides}
     for key, option in (("model", "--model"), ("device", "--device")):

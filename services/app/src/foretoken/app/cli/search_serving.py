@@ -25,7 +25,7 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_path, write_table
+from foretoken.app.cli.table_file import check_table_option, write_table
 from foretoken.client.facade import wait_for_job
 from foretoken.domain.job import Job
 from foretoken.domain.ports import SimulatorPort
@@ -35,10 +35,6 @@ from foretoken.simulator.launch.write import LaunchOptions, find_server
 from foretoken.wire.ipc import record_to_table
 
 _RESULTS = "Where results go"
-
-
-def _check_table(path: Path | None) -> Path | None:
-    return None if path is None else check_table_path(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +61,7 @@ class ResultOptions:
         Path | None,
         typer.Option(
             help="Write every distinct point here, ruled out or not, as .parquet or .csv.",
-            callback=_check_table,
+            callback=check_table_option,
             rich_help_panel=_RESULTS,
         ),
     ] = None

@@ -25,7 +25,7 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_path, write_table
+from foretoken.app.cli.table_file import check_table_option, write_table
 from foretoken.app.cli.training_launch import GenerateOptions, launch_best
 from foretoken.client.facade import wait_for_job
 from foretoken.domain.errors import ForetokenError
@@ -40,10 +40,6 @@ from foretoken.wire.ipc import record_to_table
 _RESULTS = "Results"
 # A stream of finalists ends with its job; what is late is in the report all the same.
 _LAST_FINALIST_S = 5.0
-
-
-def _check_table(path: Path | None) -> Path | None:
-    return None if path is None else check_table_path(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +68,7 @@ class ResultOptions:
         Path | None,
         typer.Option(
             help="Write the listed strategies here, best first, as .csv, .jsonl or .parquet.",
-            callback=_check_table,
+            callback=check_table_option,
             rich_help_panel=_RESULTS,
         ),
     ] = None
@@ -106,7 +102,7 @@ def training(  # noqa: PLR0913, PLR0917 - groups of options
 
     Every split over tensor, pipeline, data, context and expert parallelism, every micro batch,
     ZeRO stage, overlap and recomputation is checked, answered in closed form and ranked; the best
-    are simulated event by event. Equal ranks are ties: the estimates' error cannot tell them apart.
+    are simulated event by event. An equals sign marks what ties with the best within the error.
     What cannot run or has not the memory is counted by its reason.
 
     - 128 GPUs for Llama 2 7B with 4 Mi tokens a step: `foretoken search training --model

@@ -12,7 +12,11 @@ from foretoken.app.cli.call_words import parse_values
 from foretoken.app.cli.search_options import check_prices, parse_prices, split_list
 from foretoken.app.cli.state import note, parse_assignments, scenario_changes
 from foretoken.app.cli.training_axes import AXES, SEARCHED_AXES, parse_axes
-from foretoken.app.scenario_file import build_training_scenario
+from foretoken.app.scenario_file import (
+    build_training_scenario,
+    read_search_request,
+    read_searched_scenario,
+)
 from foretoken.domain import schema
 from foretoken.domain.dataset import find_dataset
 from foretoken.domain.errors import InvalidRequestError
@@ -269,7 +273,7 @@ def build_training_request(
 
     """
     if question.request is not None:
-        return _read_request(question.request)
+        return read_search_request(question.request, TrainingSearchRequest, build_training_scenario)
     asked = _build_space(cluster, space)
     resolved = _resolve(scenario, question, asked)
     asked = replace(asked, usd_per_hour=_listed_prices(cluster, asked, resolved.device))
@@ -287,24 +291,11 @@ def build_training_request(
     )
 
 
-def _read_request(path: Path) -> TrainingSearchRequest:
-    content = read_yaml(path, "search")
-    scenario = content.get("scenario")
-    if not isinstance(scenario, dict):
-        raise InvalidRequestError.of_field("--request", f"{path} has no section `scenario`")
-    built = build_training_scenario(scenario, {}, path)
-    return schema.decode(TrainingSearchRequest, {**content, "scenario": schema.encode(built)})
-
-
 def _resolve(
     scenario: Path | None, question: QuestionOptions, space: TrainingSpace
 ) -> TrainingScenario:
     """Return the scenario: the file's, changed by options, or one of options alone."""
-    content = read_yaml(scenario, "scenario") if scenario is not None else {}
-    if "scenario" in content:
-        raise InvalidRequestError.of_field(
-            "scenario", f"{scenario} is a whole request: give it as --request {scenario}"
-        )
+    content = read_searched_scenario(scenario)
     if not space.node_groups:
         _check_changes(question.change or [])
     overrides = _overrides(question, space)

@@ -12,20 +12,21 @@ from foretoken.domain.training_search import (
     TrainingSearchReport,
 )
 from foretoken.simulator.report.number_text import format_number
-from foretoken.simulator.report.search_candidates import Row, describe_rank
+from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
     best_by_objective,
     best_of_layouts,
     closed_form_error,
     describe_bounds,
+    describe_place,
     describe_step,
     describe_verdict,
     find_best,
     free_gib,
     make_whole_run,
     other_ties,
-    ranked_rows,
     read_sequence_length,
+    report_rows,
     reserved_gib,
     strategies_per_s,
 )
@@ -46,7 +47,7 @@ def report_table(
 
     With `num_tokens` it says what a run to so many takes.
     """
-    rows = ranked_rows(report.candidates)
+    rows = report_rows(report)
     parts: list[Table | str] = []
     if rows:
         parts += [_ranking(title, rows, num_shown), _best(report, rows, num_tokens)]
@@ -84,7 +85,7 @@ def _ranking(title: str, rows: Sequence[Row], num_shown: int) -> Table:
 def _columns(rows: Sequence[Row]) -> dict[str, _Column]:
     """Return the columns; the price and the layers of stages only where there are any."""
     columns: dict[str, _Column] = {
-        "rank": lambda row: describe_rank(row, rows),
+        "rank": describe_place,
         "strategy": lambda row: row["name"],
         **_figures(rows),
     }

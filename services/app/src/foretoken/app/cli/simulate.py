@@ -16,6 +16,7 @@ from foretoken.app.cli.state import (
     check_output_path,
     describe_feasibility,
     note,
+    note_jobs,
     open_composition,
     scenario_changes,
     show_progress,
@@ -92,15 +93,20 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
             reports if len(reports) > 1 else reports[0],
             lambda: serving_table(resolved.name, reports),
         )
+        note_jobs([report.job_id for report in reports])
         _write_tables(foretoken, reports[-1], tables)
         if trace is not None:
             _write_serving_trace(foretoken, reports[-1], trace)
         if html is not None:
-            from foretoken.simulator.report.page import render_page, serving_sections
+            _write_page(html, resolved, reports)
 
-            title = f"{resolved.model.name} on {resolved.device}"
-            html.write_text(render_page(title, serving_sections(reports)), encoding="utf-8")
-            note(f"page written to {html}")
+
+def _write_page(path: Path, scenario: ServingScenario, reports: Sequence[ServingReport]) -> None:
+    from foretoken.simulator.report.page import render_page, serving_sections
+
+    title = f"{scenario.model.name} on {scenario.device}"
+    path.write_text(render_page(title, serving_sections(reports)), encoding="utf-8")
+    note(f"page written to {path}")
 
 
 def _loads(

@@ -15,6 +15,7 @@ from foretoken.app.cli.state import (
     describe_feasibility,
     format_cell,
     note,
+    note_jobs,
     open_composition,
     scenario_changes,
     show_progress,
@@ -88,6 +89,7 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
         with show_progress("simulate") as update:
             report = foretoken.simulate_training(resolved, on_progress=update)
         state.print_object(report, lambda: training_table(resolved.name, report))
+        note_jobs((report.job_id,))
         _write_tables(foretoken, report, tables)
         if html is not None:
             _write_page(html, resolved, report)

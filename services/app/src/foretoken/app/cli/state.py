@@ -33,8 +33,6 @@ _PIPED_WIDTH = 160
 _NAME_WIDTH = 20
 # Where there is no terminal for a bar, a line says this often how far a job is.
 _LINE_S = 10.0
-_has_width = sys.stdout.isatty() or "COLUMNS" in process_environment()
-_results = Console(width=None if _has_width else _PIPED_WIDTH)
 _notes = Console(stderr=True)
 
 
@@ -59,7 +57,8 @@ class CliState:
         if self.is_json:
             sys.stdout.write(json.dumps(schema.encode(value), indent=2) + "\n")
         else:
-            _results.print(table())
+            has_width = sys.stdout.isatty() or "COLUMNS" in process_environment()
+            Console(width=None if has_width else _PIPED_WIDTH).print(table())
 
     def print_rows(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
@@ -102,6 +101,11 @@ def format_ratio(ratio: float, num_observed: int) -> str:
 def note(message: str) -> None:
     """Tell the user something that is not the result."""
     _notes.print(message, highlight=False, soft_wrap=True)
+
+
+def note_jobs(job_ids: Sequence[str]) -> None:
+    """Tell which jobs made the results, by which they are found again."""
+    note(f"result of {', '.join(job_ids)}; `foretoken compare` sets results side by side")
 
 
 def state_of(context: typer.Context) -> CliState:

@@ -45,6 +45,11 @@ def check_table_path(path: Path) -> Path:
     return path
 
 
+def check_table_option(path: Path | None) -> Path | None:
+    """Check the path of an option that may be left out; see `check_table_path`."""
+    return None if path is None else check_table_path(path)
+
+
 def table_paths(words: Sequence[str], tables: Sequence[str]) -> dict[str, Path]:
     """Return `steps=FILE` words as paths by table.
 

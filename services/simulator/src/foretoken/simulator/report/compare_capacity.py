@@ -24,15 +24,14 @@ def capacity_pictures(reports: Reports) -> list[Section]:
             color=colors[label],
         )
         for label, report in reports.items()
+        if report.capacity_rps > 0
     ]
-    pictures = [
-        Picture(
-            svg=draw_intervals(
-                "compare-capacities", "Highest rate that meets the targets", "requests/s", intervals
-            ),
-            caption="The bar is the interval: the workload's chance and the estimates' error.",
-        )
-    ]
+    pictures = []
+    if intervals:
+        title = "Highest rate that meets the targets"
+        svg = draw_intervals("compare-capacities", title, "requests/s", intervals)
+        caption = "The bar is the interval: the workload's chance and the estimates' error."
+        pictures.append(Picture(svg=svg, caption=caption))
     panels = _panels(reports, colors)
     if panels:
         pictures.append(
@@ -45,7 +44,7 @@ def capacity_pictures(reports: Reports) -> list[Section]:
                 ),
             )
         )
-    return [Section(title="Load and latency", pictures=pictures)]
+    return [Section(title="Load and latency", pictures=pictures)] if pictures else []
 
 
 def _panels(reports: Reports, colors: Mapping[str, str]) -> list[CurvePanel]:

@@ -7,6 +7,7 @@ from foretoken.domain.search import ServingSearchReport
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.page.figure import SERIES
 from foretoken.page.section import DataTable, Picture, Section
+from foretoken.simulator.report.compare_finalists import simulated_pictures
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.rank_plot import draw_ranks
 from foretoken.simulator.report.scatter_plot import Mark, Scatter, draw_scatter
@@ -114,6 +115,7 @@ def search_pictures(reports: Reports) -> list[Section]:
         ),
         _best(rows, ranked, throughput),
         *_changes(ranked),
+        *simulated_pictures(reports),
     ]
 
 
@@ -242,6 +244,7 @@ def _changes(ranked: Mapping[str, Sequence[Row]]) -> list[Section]:
     num_all = len(set.intersection(*(set(of_one) for of_one in ranks)))
     caption = (
         f"{num_all:,} candidates are ranked by all; drawn are those among the {_NUM_BEST} best of"
-        " one. Ties have equal ranks."
+        " one, one below the other. Green ones climb past others, vermilion ones fall. Ties have"
+        " equal ranks."
     )
     return [Section(title="What changed rank", pictures=[Picture(svg=svg, caption=caption)])]

@@ -28,7 +28,7 @@ def draw_ranks(
     """Draw a line per name from list to list, best on top, with its rank at both ends.
 
     `ranks` has one rank per list. Names stand one below the other in every list; lines that climb
-    from the first list to the last are green, those that fall vermilion.
+    past others from the first list to the last are green, those that fall vermilion.
     """
     orders = [_places(ranks, column) for column in range(len(lists))]
     last = len(lists) - 1
@@ -38,7 +38,7 @@ def draw_ranks(
         axes = figure.subplots()
         for name, of_lists in ranks.items():
             places = [order[name] for order in orders]
-            gain = of_lists[0] - of_lists[-1]
+            gain = places[0] - places[-1]
             color = GREEN if gain > 0 else VERMILION if gain < 0 else GREY
             axes.plot(range(len(lists)), places, "o-", color=color, linewidth=1.6)
             for x, side, offset in ((0, "right", -8), (last, "left", 8)):

@@ -3,9 +3,8 @@
 Every function takes plain numbers with their labels and units; none knows what they mean.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from matplotlib import rc_context
@@ -24,7 +23,6 @@ from foretoken.page.figure import (
     plain_text,
 )
 from foretoken.simulator.report.number_text import format_number
-from foretoken.simulator.report.palette import text_color_on
 
 _LOG_RATIO = 40.0
 _PANELS_PER_ROW = 2
@@ -35,15 +33,6 @@ _LEGEND_LETTERS = 7
 # A smaller share would be written as none at all.
 _LEAST_SHARE = 0.0005
 _DASHES = (0, (4, 3))
-# Units of the crossing table, which a page scales to its width.
-_WIDTH = 1000.0
-_LEFT = 118.0
-_TOP = 52.0
-_ROW = 30.0
-_GAP = 3.0
-_MAX_COLUMN = 130.0
-_LEGEND_ROW = 24.0
-_LETTER = 6.6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,92 +211,3 @@ def _name_rows(axes: Any, names: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.grid(visible=True, axis="x")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Crossing:
-    """Counts by name where a row and a column meet."""
-
-    title: str
-    row_label: str
-    column_label: str
-    rows: Sequence[str]
-    columns: Sequence[str]
-    counts: Mapping[tuple[str, str], Mapping[str, int]]
-    colors: Mapping[str, str]
-
-
-def draw_crossing(slug: str, crossing: Crossing) -> str:
-    """Draw a table of boxes, each divided by what it counts, with the largest count in it."""
-    width = min((_WIDTH - _LEFT - 10) / max(len(crossing.columns), 1), _MAX_COLUMN)
-    bottom = _TOP + _ROW * len(crossing.rows)
-    names = {name: None for counts in crossing.counts.values() for name in counts}
-    shown = [name for name in crossing.colors if name in names]
-    parts = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} '
-            f'{bottom + _LEGEND_ROW + 14:g}" role="img" id="{slug}"'
-            ' font-family="DejaVu Sans, sans-serif" font-size="11" fill="currentColor">'
-        ),
-        (
-            f'<text x="{_LEFT:g}" y="14" font-size="12.5" font-weight="bold">'
-            f"{escape(crossing.title)}</text>"
-        ),
-        (
-            f'<text x="{_LEFT - 9:g}" y="43" text-anchor="end" opacity="0.75">'
-            f"{escape(crossing.row_label)}</text>"
-        ),
-        f'<text x="{_LEFT:g}" y="30" opacity="0.75">{escape(crossing.column_label)}</text>',
-        *_headers(crossing, width),
-        *_boxes(crossing, width),
-        *_crossing_legend(shown, crossing.colors, bottom + _LEGEND_ROW),
-        "</svg>",
-    ]
-    return "\n".join(parts)
-
-
-def _headers(crossing: Crossing, width: float) -> Iterator[str]:
-    for place, name in enumerate(crossing.columns):
-        x = _LEFT + (place + 0.5) * width
-        yield f'<text x="{x:.1f}" y="46" text-anchor="middle">{escape(name)}</text>'
-    for place, name in enumerate(crossing.rows):
-        y = _TOP + (place + 0.5) * _ROW + 4
-        yield f'<text x="{_LEFT - 9:g}" y="{y:.1f}" text-anchor="end">{escape(name)}</text>'
-
-
-def _boxes(crossing: Crossing, width: float) -> Iterator[str]:
-    for row, row_name in enumerate(crossing.rows):
-        for column, column_name in enumerate(crossing.columns):
-            counts = crossing.counts.get((row_name, column_name), {})
-            total = sum(counts.values())
-            left, top = _LEFT + column * width, _TOP + row * _ROW
-            if not total:
-                continue
-            words = ", ".join(f"{count} {name}" for name, count in counts.items())
-            place = f"{crossing.row_label} {row_name}, {crossing.column_label} {column_name}"
-            yield f"<g><title>{escape(f'{place}: {words}')}</title>"
-            for name, color in crossing.colors.items():
-                part = (width - _GAP) * counts.get(name, 0) / total
-                if part <= 0:
-                    continue
-                yield (
-                    f'<rect x="{left:.1f}" y="{top:.1f}" width="{part:.1f}"'
-                    f' height="{_ROW - _GAP:g}" fill="{color}"/>'
-                )
-                text = f"{counts[name]:,}"
-                if part > _LETTER * len(text) + 4:
-                    yield (
-                        f'<text x="{left + part / 2:.1f}" y="{top + _ROW / 2 + 2.5:.1f}"'
-                        f' text-anchor="middle" pointer-events="none"'
-                        f' fill="{text_color_on(color)}">{text}</text>'
-                    )
-                left += part
-            yield "</g>"
-
-
-def _crossing_legend(names: Sequence[str], colors: Mapping[str, str], y: float) -> Iterator[str]:
-    x = _LEFT
-    for name in names:
-        yield f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="14" height="10" fill="{colors[name]}"/>'
-        yield f'<text x="{x + 19:.1f}" y="{y:.1f}">{escape(name)}</text>'
-        x += 19 + _LETTER * len(name) + 20

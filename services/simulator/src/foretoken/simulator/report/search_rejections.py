@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from foretoken.page.figure import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from foretoken.page.section import DataTable, Picture, Section
+from foretoken.simulator.report.crossing_plot import Crossing, draw_crossing
 from foretoken.simulator.report.search_candidates import Row, describe_verdict
-from foretoken.simulator.report.search_plots import Crossing, draw_counts, draw_crossing
+from foretoken.simulator.report.search_plots import draw_counts
 
 _OF_VERDICT = {
     "ok": GREEN,

@@ -11,7 +11,7 @@ from foretoken.domain.report import (
     PoolReport,
     ServingReport,
 )
-from foretoken.domain.units import MS_PER_S
+from foretoken.domain.units import MS_PER_S, S_PER_HOUR
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES, SKY, VERMILION
 from foretoken.page.section import DataTable, Picture, Section
 from foretoken.simulator.report.number_text import format_number
@@ -26,7 +26,6 @@ from foretoken.simulator.report.serving_plots import CumulativePanel, draw_cumul
 
 _OF_STATE = dict(zip(REPLICA_STATES, (SKY, GREEN, VERMILION), strict=True))
 _GIGA = 1e9
-_S_PER_HOUR = 3600.0
 
 
 def cluster_sections(report: ServingReport, load: str) -> list[Section]:
@@ -63,7 +62,7 @@ _POOL_ROWS: Sequence[tuple[str, Callable[[PoolReport], str], bool]] = (
     ("replicas started", lambda pool: f"{pool.num_scale_ups:,}", True),
     ("replicas given up", lambda pool: f"{pool.num_scale_downs:,}", True),
     ("adapters loaded", lambda pool: f"{pool.num_adapter_loads:,}", True),
-    ("device hours", lambda pool: format_number(pool.device_s / _S_PER_HOUR), False),
+    ("device hours", lambda pool: format_number(pool.device_s / S_PER_HOUR), False),
     ("cost (USD)", lambda pool: format_number(pool.cost_usd), True),
 )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from foretoken.domain import schema
 from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
-from foretoken.domain.units import MS_PER_S
+from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR
 from foretoken.page.figure import BLUE, GREY, ORANGE, PURPLE, VERMILION
 from foretoken.page.section import DataTable, Fact, Picture, Section
 from foretoken.simulator.report.number_text import format_number
@@ -19,7 +19,6 @@ from foretoken.simulator.training.run.failures import FailureModel
 from foretoken.simulator.training.run.plan import model_failures
 
 _S_PER_MINUTE = 60.0
-_S_PER_DAY = 86400.0
 _GIGA = 1e9
 _KWH_PER_MWH = 1e3
 # Intervals from a thirtieth of the chosen one to thirty times as long.
@@ -187,7 +186,7 @@ def _checkpoints(report: TrainingRunReport, request: TrainingRunRequest) -> Sect
         mark=(chosen_s / _S_PER_MINUTE, f"{format_number(chosen_s / _S_PER_MINUTE)} min"),
         starts_at_zero=False,
     )
-    between_h = 1 / model.rate_per_s / 3600
+    between_h = 1 / model.rate_per_s / S_PER_HOUR
     picture = Picture(
         svg=draw_charts("run-interval", [chart]),
         caption=(
@@ -208,8 +207,8 @@ def _checkpoints(report: TrainingRunReport, request: TrainingRunRequest) -> Sect
 
 def _goodput(model: FailureModel, report: TrainingRunReport, interval_s: float) -> float:
     """Return the share of new steps with another interval."""
-    ideal_s = report.ideal_days * _S_PER_DAY
-    work_s = ideal_s + report.sites_ratio * report.days * _S_PER_DAY
+    ideal_s = report.ideal_days * S_PER_DAY
+    work_s = ideal_s + report.sites_ratio * report.days * S_PER_DAY
     if not model.can_end(min(interval_s, work_s)):
         return 0.0
     return ideal_s / model.expect_run(work_s, interval_s).total_s

@@ -1,6 +1,5 @@
 """The pictures of a training search's strategies: throughput against memory and against cost."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from foretoken.page.figure import SERIES
@@ -13,6 +12,7 @@ from foretoken.simulator.report.training_search_rows import (
     describe_bounds,
     describe_choices,
     describe_devices,
+    describe_place,
     describe_step,
     free_gib,
     throughput_bounds,
@@ -111,11 +111,10 @@ def _marks(
     y_range: Callable[[Row], tuple[float, float]] | None = None,
 ) -> list[Mark]:
     strong = {row["name"] for row in best_of_layouts(rows)[:_MAX_STRONG]}
-    num_of_rank = Counter(row["rank"] for row in rows)
     group_of, colors = _grouping(rows), _colors(rows)
     marks = []
     for row in drawn:
-        rank = f"{'=' * (num_of_rank[row['rank']] > 1)}{row['rank']}"
+        rank = describe_place(row)
         is_strong = row["name"] in strong
         marks.append(
             Mark(

@@ -69,6 +69,18 @@ def ranked_rows(columns: StrategyColumns) -> list[Row]:
     return sorted(rows, key=lambda row: row["rank"])
 
 
+def report_rows(report: TrainingSearchReport) -> list[Row]:
+    """Return the ranked rows of a report; `is_tie` says which tie with the best, it included."""
+    rows = ranked_rows(report.candidates)
+    tied = {find_best(report, rows)["name"], *report.ties} if rows and report.ties else set()
+    return [{**row, "is_tie": row["name"] in tied} for row in rows]
+
+
+def describe_place(row: Row) -> str:
+    """Return the rank of a row of `report_rows`; with an equals sign where it ties."""
+    return f"={row['rank']}" if row["is_tie"] else str(row["rank"])
+
+
 def find_best(report: TrainingSearchReport, rows: Sequence[Row]) -> Row:
     """Return the row that is the best by what the request ranks by, else the first."""
     objective = read_request(report).get("objective", "")

@@ -7,7 +7,7 @@ from foretoken.page.figure import BLUE, GREEN
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.interval_plot import Interval, draw_intervals
 from foretoken.simulator.report.number_text import format_number
-from foretoken.simulator.report.search_candidates import Row, describe_rank
+from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.search_listing import request_sections
 from foretoken.simulator.report.search_plots import draw_changes
 from foretoken.simulator.report.training_search_counts import counts_section
@@ -22,14 +22,15 @@ from foretoken.simulator.report.training_search_rows import (
     describe_choices,
     describe_devices,
     describe_objective,
+    describe_place,
     describe_step,
     find_best,
     free_gib,
     make_whole_run,
     other_ties,
-    ranked_rows,
     read_request,
     read_sequence_length,
+    report_rows,
     strategies_per_s,
     throughput_bounds,
 )
@@ -47,7 +48,7 @@ def training_search_sections(
 
     With `num_tokens` it says what a run to so many takes.
     """
-    rows = ranked_rows(report.candidates)
+    rows = report_rows(report)
     sections = [_overview(report, rows), counts_section(report)]
     if rows:
         sections += [_ranking(rows, report), _best(report, rows, num_tokens)]
@@ -143,9 +144,10 @@ def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
         title="Ranking",
         intro=(
             f"{report.num_fitting:,} strategies can run and have the memory;{listed} this is"
-            " the best of each layout. Equal ranks are ties: their intervals cannot tell them"
-            " apart. Those whose layers run the same operators share the errors of these, so only"
-            " the best of them ties."
+            " the best of each layout, in the order of the estimates. An equals sign marks ties:"
+            " such a strategy is behind by less than the error of the difference. Those whose"
+            " layers run the same operators share the errors of these, so only the best of them"
+            " ties."
         ),
         table=DataTable(
             headers=list(columns), rows=[[cell(row) for cell in columns.values()] for row in shown]
@@ -157,7 +159,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
     """Return the columns; the device, its number and the price only where they tell rows apart."""
     columns: dict[str, Callable[[Row], str]] = {
         "strategy": lambda row: str(row["name"]),
-        "rank": lambda row: describe_rank(row, rows),
+        "rank": describe_place,
     }
     if len({(row["device"], row["num_devices"]) for row in rows}) > 1:
         # Names of placements say the devices.
@@ -238,8 +240,9 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
     cut = f" Drawn are {len(shown)} of them." if len(shown) < len(names) else ""
     return Section(
         title="Ties",
-        intro=f"{len(names):,} strategies cannot be told apart: they differ by less than the"
-        f" error of the estimates.{cut} Measure two of them before you believe an order.",
+        intro=f"{len(names):,} strategies cannot be told apart: they differ from the first"
+        f" by less than the error of the difference.{cut} Measure two of them before you believe an"
+        " order.",
         pictures=[
             Picture(
                 svg=draw_intervals(
@@ -248,9 +251,9 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
                     "tokens/s per GPU",
                     intervals,
                 ),
-                caption="With every operator at its lower, and at its upper, 90 % bound. Errors are"
-                " common to strategies that run the same operators, so bars that overlap may still"
-                " be in a sure order. Green: ties; blue: the next layouts behind them.",
+                caption="With every operator at its lower, and at its upper, 90 % bound. Much of"
+                " an error is common to all strategies and does not change their order, so bars"
+                " that overlap may be in a sure order. Green: ties; blue: the first others.",
             )
         ],
     )

@@ -15,6 +15,7 @@ backward passes take less or more where a chain runs through them: near the simu
 side.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -81,10 +82,28 @@ def bound_work_us(schedule: PipelineSchedule, shape: PipelineShape) -> Time:
 
 
 def _works_us(schedule: PipelineSchedule, shape: PipelineShape) -> list[Time]:
+    """Return the work of each rank, of columns with each number of micro batches apart."""
+    counts = np.asarray(shape.num_micro_batches)
+    distinct = np.unique(counts)
+    works = _works_alike_us(schedule, shape, int(distinct[0]))
+    for count in distinct[1:]:
+        own = _works_alike_us(schedule, shape, int(count))
+        works = [np.where(counts == count, now, then) for now, then in zip(own, works, strict=True)]
+    return works
+
+
+def _works_alike_us(
+    schedule: PipelineSchedule, shape: PipelineShape, num_micro_batches: int
+) -> list[Time]:
     chunks = shape.chunk_times
     virtual_stages = len(chunks) // shape.num_ranks
-    orders = schedule.orders(shape.num_ranks, shape.num_micro_batches, virtual_stages)
-    return [_sum([_slot_us(slot, chunks) for slot in order]) for order in orders]
+    orders = schedule.orders(shape.num_ranks, num_micro_batches, virtual_stages)
+    works = []
+    for order in orders:
+        # What a slot takes does not depend on which micro batch it is of.
+        slots = Counter(tuple(Pass(item.kind, 0, item.chunk) for item in slot) for slot in order)
+        works.append(_sum([count * _slot_us(slot, chunks) for slot, count in slots.items()]))
+    return works
 
 
 def _saved_us(chunks: Sequence[ChunkTimes]) -> Time:

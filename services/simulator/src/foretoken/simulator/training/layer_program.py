@@ -101,8 +101,14 @@ def alike_layers(work: PassNodes) -> list[tuple[Nodes, int]]:
     ]
 
 
-def cut_program(nodes: Nodes, duration: Duration, rules: StreamRules) -> Program:
-    """Return the program of one layer, or of what is outside of layers with all its repetitions."""
+def cut_program(
+    nodes: Nodes, duration: Duration, rules: StreamRules, presence: Duration | None = None
+) -> Program:
+    """Return the program of one layer, or of what is outside of layers with all its repetitions.
+
+    Where columns do not all have an operator, `presence` tells whether they do (1 or 0), and its
+    duration is 0 where they do not.
+    """
     computed = {node.role for node in nodes if not _is_collective(node)}
     beside: dict[str, list[tuple[CommunicationKey, Column]]] = {}
     for node in nodes:
@@ -116,23 +122,35 @@ def cut_program(nodes: Nodes, duration: Duration, rules: StreamRules) -> Program
         if not _is_collective(node) and node.role not in beside:
             pending = pending + _time(node, duration)
             continue
-        program.append(Compute(pending))
-        pending = none
+        if pending is not none:
+            program.append(Compute(pending))
+            pending = none
         if _is_collective(node):
             program.append(_communicate(node, index, duration))
         else:
             program.append(Compute(_time(node, duration), tuple(beside.pop(node.role))))
-    program.append(Compute(pending + _host_time(nodes, [*program, Compute(pending)], rules)))
+    num_launches = _num_launches(nodes, presence) if rules.launch_us else 0
+    host_us = _host_time(num_launches, [*program, Compute(pending)], rules)
+    program.append(Compute(pending + host_us))
     return tuple(program)
 
 
+def _num_launches(nodes: Nodes, presence: Duration | None) -> Column | int:
+    """Return how many kernels the host launches."""
+    counts = [1 if node.section is Section.LAYER else node.repeat for node in nodes]
+    if presence is None:
+        return sum(counts)
+    return sum(
+        (count * presence(node) for count, node in zip(counts, nodes, strict=True)), np.zeros(1)
+    )
+
+
 def _host_time(
-    nodes: Nodes, program: Sequence[Compute | Communicate], rules: StreamRules
+    num_launches: Column | int, program: Sequence[Compute | Communicate], rules: StreamRules
 ) -> Column:
     """Return what the host adds to a layer: its gap, and launches that kernels do not cover."""
     if not rules.launch_us:
         return rules.gap_us
-    num_launches = sum(1 if node.section is Section.LAYER else node.repeat for node in nodes)
     uncovered_us = 0.0 * rules.gap_us + num_launches * rules.launch_us
     for step in program:
         if isinstance(step, Compute) or step.overlap is Overlap.EXPOSED:

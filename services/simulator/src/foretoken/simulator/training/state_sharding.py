@@ -96,6 +96,13 @@ def exchange_states(forward: Nodes, rank: RankContext, scenario: TrainingScenari
     return writer.write()
 
 
+def exchange_in_layers(
+    forward: Nodes, rank: RankContext, scenario: TrainingScenario
+) -> StateExchange:
+    """Return of `exchange_states` what is exchanged for every micro batch."""
+    return _Writer(forward, rank, scenario, scenario.trainer.resolve()).write_layers()
+
+
 def parameter_groups(
     forward: Nodes, rank: RankContext, scenario: TrainingScenario
 ) -> tuple[ParameterGroup, ...]:
@@ -169,6 +176,24 @@ class _Writer:
         self._is_once = zero.exchanges_once(scenario)
 
     def write(self) -> StateExchange:
+        in_layers = self.write_layers()
+        groups = in_layers.groups
+        gathers_updated = self._sharding.optimizer and not in_layers.forward
+        return dataclasses.replace(
+            in_layers,
+            reduction=(
+                *self._kernels(groups),
+                *(node for group in groups for node in self._reduction(group)),
+                *self._norm_reduction(),
+                *self._embedding_reduction(),
+            ),
+            gather=tuple(
+                node for group in groups if gathers_updated for node in self._gather(group)
+            ),
+            num_updated=sum(ceil_divide(group.num_params, group.num_shards) for group in groups),
+        )
+
+    def write_layers(self) -> StateExchange:
         groups = parameter_groups(self._forward, self._rank, self._scenario)
         gathers: Nodes = ()
         scatters: Nodes = ()
@@ -176,7 +201,6 @@ class _Writer:
             gathers = tuple(node for group in groups for node in self._layer_gathers(group))
         if self._sharding.gradients and not self._is_once:
             scatters = tuple(node for group in groups for node in self._layer_scatters(group))
-        gathers_updated = self._sharding.optimizer and not gathers
         is_again = self._trainer.gathers_again and self._scenario.recompute == "full"
         again = tuple(
             dataclasses.replace(node, role=f"{node.role}_again") for node in gathers if is_again
@@ -190,16 +214,6 @@ class _Writer:
             # Gradients are scattered like that too.
             backward_host_us=list_us * (2 + is_again),
             backward_reduction=scatters,
-            reduction=(
-                *self._kernels(groups),
-                *(node for group in groups for node in self._reduction(group)),
-                *self._norm_reduction(),
-                *self._embedding_reduction(),
-            ),
-            gather=tuple(
-                node for group in groups if gathers_updated for node in self._gather(group)
-            ),
-            num_updated=sum(ceil_divide(group.num_params, group.num_shards) for group in groups),
         )
 
     def _list_us(self, group: ParameterGroup) -> float:

@@ -138,6 +138,11 @@ class Chain:
         )
 
     @cached_property
+    def room_bytes(self) -> Numbers:
+        """Bytes that stages have, with room for rounded sums: (stages)."""
+        return np.asarray(self.bytes_there * _ROUNDING)
+
+    @cached_property
     def cost_sums(self) -> Numbers:
         """Costs of the nodes before each: (kinds, nodes + 1)."""
         return _sums(self.costs)
@@ -164,7 +169,7 @@ class Chain:
         starts = np.concatenate([np.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1)
         stages = np.arange(self.num_stages)
         needed = self.byte_sums[stages, ends] - self.byte_sums[stages, starts]
-        found: NDArray[np.bool_] = np.all(needed <= self.bytes_there * _ROUNDING, axis=-1)
+        found: NDArray[np.bool_] = np.all(needed <= self.room_bytes, axis=-1)
         return found
 
 

@@ -19,7 +19,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_search import TrainingSearchReport
-from foretoken.domain.units import GIB
+from foretoken.domain.units import GIB, MS_PER_S, S_PER_HOUR
 
 COLUMNS = (
     "index",
@@ -107,7 +107,8 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     table = report.candidates
     for index in range(len(table.name)):
-        batch, step_s = int(table.global_batch_size[index]), float(table.step_time_ms[index]) / 1e3
+        batch = int(table.global_batch_size[index])
+        step_s = float(table.step_time_ms[index]) / MS_PER_S
         steps = ceil(num_tokens / (batch * scenario.sequence_length)) or 1
         nodes = _count_nodes(str(table.device[index]), int(table.num_devices[index]), scenario)
         layers = [int(count) for count in str(table.stage_layers[index]).split(",") if count]
@@ -130,7 +131,7 @@ def _rows(
             "oom_gpumem(GB)": float(table.reserved_bytes[index]) / GIB,
             "iterations": steps,
             "total_time(s)": steps * step_s,
-            "total_time(h)": steps * step_s / 3600,
+            "total_time(h)": steps * step_s / S_PER_HOUR,
             "cost($)": steps * usd,
         }
 

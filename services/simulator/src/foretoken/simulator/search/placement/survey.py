@@ -276,7 +276,7 @@ def name_strategy(strategy: PlacedStrategy, space: PlacementSpace) -> str:
     parts = [
         f"tp{work.tp} pp{len(strategy.pipeline.stages)} dp{work.dp}",
         f"cp{work.cp}" if work.cp > 1 else "",
-        f"mb{work.micro_batch_size}",
+        f"mbs{work.micro_batch_size}",
         "sp" if work.sequence_parallel else "",
         f"zero{work.zero_stage}" if len(asked.zero_stages) > 1 else "",
         f"recompute {work.recompute}" if len(asked.recompute) > 1 else "",

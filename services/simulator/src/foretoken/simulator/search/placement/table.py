@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.training_search import SpaceCell, StrategyColumns
-from foretoken.domain.units import US_PER_S
+from foretoken.domain.units import S_PER_HOUR, US_PER_MS, US_PER_S
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.pareto import pareto_front
 from foretoken.simulator.search.placement.strategy import describe_nodes, describe_stages
@@ -22,7 +22,6 @@ from foretoken.simulator.search.placement.survey import (
 from foretoken.simulator.search.training.ranking import Ranking, rank_values
 from foretoken.simulator.training.efficiency import count_step_flops
 
-_SECONDS_PER_HOUR = 3600.0
 _BILLION = 1e9
 _CELL_AXES = (("tp", "pp"), ("micro_batch_size", "recompute"))
 
@@ -63,7 +62,7 @@ class PlacementFigures:
     @cached_property
     def usd_per_step(self) -> Floats:
         """What a step costs."""
-        return self.usd_per_hour * self.step_s / _SECONDS_PER_HOUR
+        return self.usd_per_hour * self.step_s / S_PER_HOUR
 
     @cached_property
     def usd_per_billion_tokens(self) -> Floats:
@@ -142,7 +141,7 @@ def build_table(figures: PlacementFigures, rows: Ints, ranks: Ints) -> StrategyC
     on_cost = pareto_front(figures.tokens_per_s, figures.usd_per_billion_tokens, is_priced)
     per_gpu = figures.tokens_per_s / figures.num_devices
     on_memory = pareto_front(per_gpu, -figures.margin_bytes, everywhere)
-    step_ms = answers.step_us[rows] / 1e3
+    step_ms = answers.step_us[rows] / US_PER_MS
     return StrategyColumns(
         name=_texts([name_strategy(item.strategy, space) for item in strategies]),
         device=_texts([describe_nodes(pipeline, space.kinds) for pipeline in pipelines]),

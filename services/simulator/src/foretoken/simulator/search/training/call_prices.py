@@ -1,12 +1,12 @@
 """The calls of many strategies, priced together: each distinct one is asked about once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Phase
 from foretoken.domain.graph import OperatorNode
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.hardware.roofline import compute_terms
@@ -17,8 +17,9 @@ from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.shapes import number_rows
 from foretoken.simulator.training.operator_prices import is_for_tensor_cores
 
-# Which bounds of a price the rows of all times take: estimate, low, high.
-NUM_VARIANTS = 3
+# Gives the prices in µs that times are wanted for, each one of a table's calls: told are the table,
+# the predictor's answer, and its estimate at the rate that a device sustains.
+Variants = Callable[[OperatorTable, LatencyColumns, Floats], Sequence[Floats]]
 _TableKey = tuple[str, DType, Phase, str, tuple[str, ...]]
 
 
@@ -36,14 +37,15 @@ class CallBook:
     The number 0 is of no call, which costs nothing.
     """
 
-    def __init__(self) -> None:
-        """Begin with no call."""
+    def __init__(self, variants: Variants | None = None) -> None:
+        """Begin with no call; `variants` are the estimate and its bounds where none are given."""
+        self._variants = variants or estimate_and_bounds
         self._tables: dict[_TableKey, _Calls] = {}
         self._known: dict[tuple[object, ...], Ints] = {}
         self._num_calls = 1
         self.model_version = ""
         # In µs: (variant, number of a call).
-        self.prices_us: Floats = np.zeros((NUM_VARIANTS, 1))
+        self.prices_us: Floats = np.zeros((0, 1))
 
     def add(self, node: OperatorNode, length: int) -> Ints:
         """Return the numbers of an operator's calls; its dimensions are integers or columns."""
@@ -98,18 +100,35 @@ class CallBook:
         )
         reply, device = predictor.predict(query), find_device(scenario.device)
         self.model_version = reply.model_version
-        self.prices_us = np.zeros((NUM_VARIANTS, self._num_calls))
+        prices_us: list[Floats] = []
         for table, distinct, answer in zip(query.tables, wanted, reply.tables, strict=True):
             latency_us = np.asarray(answer.latency_us, dtype=np.float64)
-            high_us = np.asarray(answer.high_us, dtype=np.float64)
             sustained_us = _sustained(latency_us, table, device)
-            variants = (
-                sustained_us,
-                np.asarray(answer.low_us, dtype=np.float64),
-                np.where(sustained_us > latency_us, np.maximum(high_us, sustained_us), high_us),
-            )
-            for variant, column in enumerate(variants):
-                self.prices_us[variant, distinct.numbers] = column[distinct.inverse]
+            columns = self._variants(table, answer, sustained_us)
+            prices_us = prices_us or [np.zeros(self._num_calls) for _ in columns]
+            for prices, column in zip(prices_us, columns, strict=True):
+                prices[distinct.numbers] = column[distinct.inverse]
+        self.prices_us = np.stack(prices_us)
+
+    @property
+    def num_variants(self) -> int:
+        """How many prices there are of each call, once they were fetched."""
+        return len(self.prices_us)
+
+
+def estimate_and_bounds(
+    table: OperatorTable,  # noqa: ARG001 - variants may differ by operator, these do not
+    answer: LatencyColumns,
+    sustained_us: Floats,
+) -> tuple[Floats, Floats, Floats]:
+    """Return the estimate, and the low and the high bound of the predictor's interval."""
+    high_us = np.asarray(answer.high_us, dtype=np.float64)
+    is_slower = sustained_us > np.asarray(answer.latency_us, dtype=np.float64)
+    return (
+        sustained_us,
+        np.asarray(answer.low_us, dtype=np.float64),
+        np.where(is_slower, np.maximum(high_us, sustained_us), high_us),
+    )
 
 
 def _column(value: Any, length: int) -> Ints:

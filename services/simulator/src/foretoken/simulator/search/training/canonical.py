@@ -24,7 +24,8 @@ REASONS = {
         "the same without sequence_parallel: it splits tokens over tp, and msp and fsp do it anyway"
     ),
     "redundant: weight_parallel": (
-        "the same without weight_parallel: msp, fsp and isp over one rank split nothing"
+        "the same without weight_parallel: msp, fsp and isp over one rank split nothing, and fsp is"
+        " sequence_parallel with the gradients' collectives hidden, which overlap all hides anyway"
     ),
     "redundant: zero_stage": (
         "the same with a lower zero_stage: ZeRO splits states over ranks that hold the same, and"
@@ -68,6 +69,9 @@ def _repeats_plain_layers(strategies: Strategies, space: StrategySpace) -> Flags
     is_of_one |= (strategies.weight_parallel == _ISP) & (strategies.weight_degree == 1)
     has_other = np.array([(split, _PLAIN, 0) in known for split in (0, 1)])
     repeats: Flags = is_of_one & (strategies.tp == 1) & has_other[strategies.sequence_parallel]
+    if has_other[1]:
+        is_hidden = (strategies.weight_parallel == _FSP) & (strategies.overlap == _ALL)
+        repeats |= is_hidden & (strategies.tp > 1)
     return repeats
 
 

@@ -11,14 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import OperatorNode, Section
+from foretoken.domain.graph import OperatorNode, Overlap, Section
 from foretoken.domain.lowering import Nodes
-from foretoken.domain.placement import axis_group
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.simulator.grid import Floats, Ints
-from foretoken.simulator.search.training.call_prices import NUM_VARIANTS, CallBook
+from foretoken.simulator.search.training.call_prices import CallBook
+from foretoken.simulator.search.training.chunk_calls import (
+    boundary_gather,
+    exchange_signature,
+    exchanged_nodes,
+    number_values,
+    shape_signature,
+    write_calls,
+)
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind
 from foretoken.simulator.search.training.program_outline import (
     join_passes,
@@ -34,7 +39,13 @@ from foretoken.simulator.training.layer_program import (
     cut_program,
     split_layers,
 )
-from foretoken.simulator.training.pass_timing import PassParts, PassTime, time_all_parts
+from foretoken.simulator.training.pass_timing import (
+    PassParts,
+    PassTime,
+    StackedParts,
+    time_all_parts,
+    time_stacked,
+)
 from foretoken.simulator.training.recompute import LAYER_INPUT, RecomputePlan, plan_recompute
 from foretoken.simulator.training.stage_operators import ChunkOperators
 from foretoken.simulator.training.state_sharding import StateExchange
@@ -44,6 +55,8 @@ TOTAL, EXPOSED, HIDDEN, LEFT, COMPUTE, SUMS = range(6)
 NUM_FIELDS = 6
 # The exchange of strategies that exchange nothing in layers.
 NO_EXCHANGE = StateExchange(groups=())
+# Which of the kinds of chunks are run together, for each pass that is run.
+_Places = tuple[tuple[int, ...], ...]
 _NO_PLAN = RecomputePlan()
 _FIRST_SUM = "gradient_accumulation"
 
@@ -81,16 +94,6 @@ class PassColumns:
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Written:
-    """The calls of a shape, one row per operator and one column per micro batch size."""
-
-    forward: Ints
-    backward: Ints
-    input_gather: Ints
-    boundary_gather: Ints
-
-
 class PassTimer:
     """Times the passes of shapes: first their calls are written to the book, then it is priced."""
 
@@ -112,13 +115,15 @@ class PassTimer:
         self._exchanges = exchanges
         self._book = book
         self._written = [
-            _write(shape, book, gathers_inputs=scenario.partitions_activations) for shape in shapes
+            write_calls(shape, book, gathers_inputs=scenario.partitions_activations)
+            for shape in shapes
         ]
-        self._signatures = _number([_shape_signature(shape) for shape in shapes])
+        self._signatures = number_values([shape_signature(shape) for shape in shapes])
         self._exchange_numbers = [
-            [int(book.add(node, 1)[0]) for node in _exchanged(exchange)] for exchange in exchanges
+            [int(book.add(node, 1)[0]) for node in exchanged_nodes(exchange)]
+            for exchange in exchanges
         ]
-        self._exchange_signatures = _number([_exchange_signature(item) for item in exchanges])
+        self._exchange_signatures = number_values([exchange_signature(item) for item in exchanges])
 
     def time(
         self,
@@ -132,41 +137,51 @@ class PassTimer:
         shape, micro_batch, recompute, exchange = (column[first] for column in columns)
         signatures = self._signatures[shape], recompute, self._exchange_signatures[exchange]
         family_first, family = number_rows(list(signatures))
+        num_variants = self._book.num_variants
         kinds = {kind.pass_key: kind for cut in kinds_of_cut for kind in cut}
-        times = {key: np.zeros((NUM_FIELDS, NUM_VARIANTS, len(first))) for key in kinds}
+        stacked = np.zeros((NUM_FIELDS, num_variants, len(kinds), len(first)))
+        sums_us = np.zeros((num_variants, len(kinds), len(first)))
         has_sums = self.trainer.gradient_dtype is None and name in ("both", "weight")
         slowdown = self.trainer.overlap_slowdown_ratio
-        alike: dict[Hashable, list[tuple[Ints, list[PassParts]]]] = {}
+        alike: dict[tuple[_Places, Hashable], list[tuple[Ints, list[PassParts]]]] = {}
         order = np.argsort(family, kind="stable")
         bounds = np.searchsorted(family[order], np.arange(len(family_first) + 1))
-        for number, start in enumerate(family_first):
-            members = order[bounds[number] : bounds[number + 1]]
+        for index, row in enumerate(family_first):
+            members = order[bounds[index] : bounds[index + 1]]
             member = _Family(
                 timer=self,
-                mode=int(recompute[start]),
+                mode=int(recompute[row]),
                 shape=shape[members],
                 micro_batch=micro_batch[members],
                 exchange=exchange[members],
             )
-            parts = shorten_passes(member.cut(name, list(kinds.values())), slowdown)
-            for key, kind in kinds.items() if has_sums else ():
-                times[key][SUMS][:, members] = member.sums_us(kind)
-            alike.setdefault(outline_passes(parts), []).append((members, parts))
-        for families in alike.values():
+            places, parts = member.cut(name, list(kinds.values()))
+            parts = shorten_passes(parts, slowdown)
+            for at, kind in enumerate(kinds.values()) if has_sums else ():
+                sums_us[:, at, members] = member.sums_us(kind)
+            alike.setdefault((places, outline_passes(parts)), []).append((members, parts))
+        all_kinds = list(kinds.values())
+        # Groups are numbered anew, so that what is run together stands together.
+        number, start = np.zeros(len(first), dtype=np.int64), 0
+        for (places, _), families in alike.items():
             members = np.concatenate([members for members, _ in families])
-            rules = StreamRules(
-                gap_us=np.zeros((NUM_VARIANTS, len(members))),
-                slowdown_ratio=slowdown,
-            )
-            found = time_all_parts(join_passes([parts for _, parts in families]), rules)
-            for key, time in zip(kinds, found, strict=True):
-                times[key][:SUMS, :, members] = _fields(time)
-        return PassColumns(times=times, group=group)
+            stop = start + len(members)
+            number[members] = np.arange(start, stop)
+            passes = join_passes([parts for _, parts in families])
+            chosen = [[all_kinds[at] for at in place] for place in places]
+            found = _run(passes, chosen, slowdown)
+            for place, fields in zip(places, found, strict=True):
+                stacked[:SUMS, :, list(place), start:stop] = fields
+            start = stop
+        if has_sums:
+            stacked[SUMS][:, :, number] = sums_us
+        times = {key: stacked[:, :, at] for at, key in enumerate(kinds)}
+        return PassColumns(times=times, group=number[group])
 
     def operators_of(self, shape: int, exchange: int, mode: int) -> ChunkOperators:
         """Return what a rank with the whole model runs, and gathers from other stages."""
         lowered, states = self._shapes[shape], self._exchanges[exchange]
-        gather = _boundary_gather(lowered)
+        gather = boundary_gather(lowered)
         gathers = () if gather is None else (gather,)
         return ChunkOperators(
             rank=lowered.rank,
@@ -229,7 +244,7 @@ class PassTimer:
 
     def gap_us(self, name: str, exchange: Ints) -> Floats:
         """Return what the host leaves in each layer of a pass of members: (variant, member)."""
-        gap_us = np.zeros((NUM_VARIANTS, len(exchange)))
+        gap_us = np.zeros((self._book.num_variants, len(exchange)))
         if name == "weight":
             return gap_us
         direction = "forward" if name == "forward" else "backward"
@@ -268,19 +283,27 @@ class _Family:
         self._keep(self._operators.forward, self._calls.forward)
         self._keep(self._operators.backward, self._calls.backward)
         self._keep(self._operators.receives_input, self._calls.boundary_gather)
-        self._keep(_exchanged(self._operators.states), self._calls.exchange)
+        self._keep(exchanged_nodes(self._operators.states), self._calls.exchange)
         self._keep_plan(self._operators.plan)
         self._programs: dict[tuple[int, ...], Program] = {}
 
-    def cut(self, name: str, kinds: Sequence[ChunkKind]) -> list[PassParts]:
-        """Return the programs of a pass for each kind of chunk."""
+    def cut(self, name: str, kinds: Sequence[ChunkKind]) -> tuple[_Places, list[PassParts]]:
+        """Return the programs of a pass, and which kinds of chunks each is of.
+
+        Where all layers are alike one is of many kinds, with columns (variant, kind, member).
+        """
         rules = StreamRules(
             gap_us=self._timer.gap_us(name, self._exchange),
             launch_us=self._timer.trainer.launch_us,
         )
         outside = rules.outside_of_layers
-        counts_layers = name != "forward" and self._timer.counts_layers(self._mode)
+        is_forward = name == "forward"
+        counts_layers = not is_forward and self._timer.counts_layers(self._mode)
         whole = _split(self._operators, name)
+        if whole.is_uniform and not counts_layers:
+            places = whole.places(kinds, is_forward=is_forward)
+            chosen = [[kinds[at] for at in place] for place in places]
+            return places, self._cut_stacked(whole, chosen, rules, is_forward=is_forward)
         found = []
         for kind in kinds:
             parts = whole
@@ -288,8 +311,7 @@ class _Family:
                 plan = self._timer.plan(self._first, self._mode, kind)
                 self._keep_plan(plan)
                 parts = _split(dataclasses.replace(self._operators, plan=plan), name)
-            runs = parts.runs_of(kind, is_forward=name == "forward")
-            is_forward = name == "forward"
+            runs = parts.runs_of(kind, is_forward=is_forward)
             found.append(
                 PassParts(
                     head=self._program(parts.outside(kind, "head", is_forward=is_forward), outside),
@@ -297,11 +319,53 @@ class _Family:
                     tail=self._program(parts.outside(kind, "tail", is_forward=is_forward), outside),
                 )
             )
-        return found
+        return tuple((at,) for at in range(len(kinds))), found
+
+    def _cut_stacked(
+        self,
+        whole: "_Split",
+        chosen: Sequence[Sequence[ChunkKind]],
+        rules: StreamRules,
+        *,
+        is_forward: bool,
+    ) -> list[PassParts]:
+        """Return the programs of a pass for kinds that are run together: the layers are the same.
+
+        What one of these kinds does not have before or after its layers takes no time there.
+        """
+        rules = dataclasses.replace(rules, gap_us=rules.gap_us[:, None])
+        program = cut_program(whole.layers, lambda node: self._times[id(node)][:, None], rules)
+        return [
+            PassParts(
+                head=self._cut_outside(
+                    whole.head, _heads_of(kinds)[0], rules, is_forward=is_forward
+                ),
+                runs=((program, 1),),
+                tail=self._cut_outside(whole.tail, kinds, rules, is_forward=is_forward),
+            )
+            for kinds in chosen
+        ]
+
+    def _cut_outside(
+        self, nodes: Nodes, kinds: Sequence[ChunkKind], rules: StreamRules, *, is_forward: bool
+    ) -> Program:
+        rules = dataclasses.replace(rules, gap_us=0 * rules.gap_us + np.zeros((len(kinds), 1)))
+        presence = {
+            id(node): np.array([float(_has(kind, node, is_forward=is_forward)) for kind in kinds])[
+                :, None
+            ]
+            for node in nodes
+        }
+        return cut_program(
+            tuple(node for node in nodes if presence[id(node)].any()),
+            lambda node: self._times[id(node)][:, None] * presence[id(node)],
+            rules,
+            lambda node: presence[id(node)],
+        )
 
     def sums_us(self, kind: ChunkKind) -> Floats:
         """Return what the first backward pass does without: additions to earlier gradients."""
-        total_us = np.zeros((NUM_VARIANTS, len(self._exchange)))
+        total_us = np.zeros((len(self._calls.forward), len(self._exchange)))
         for node in self._operators.backward:
             if node.operator == _FIRST_SUM:
                 total_us += self._times[id(node)] * kind.count(node)
@@ -340,12 +404,20 @@ class _Split:
     def outside(self, kind: ChunkKind, place: str, *, is_forward: bool) -> Nodes:
         """Return what a chunk runs before (`head`) or after its layers (`tail`)."""
         nodes = self.head if place == "head" else self.tail
-        receives = kind.receives_input if is_forward else kind.receives_gradient
-        return tuple(
-            node
-            for node in nodes
-            if (receives if node.section is Section.BOUNDARY else kind.has(node))
-        )
+        return tuple(node for node in nodes if _has(kind, node, is_forward=is_forward))
+
+    def places(self, kinds: Sequence[ChunkKind], *, is_forward: bool) -> _Places:
+        """Return which kinds can be run together.
+
+        What is gathered early in a chunk depends on what else is, so that these run the same.
+        """
+        if not any(node.overlap is Overlap.PREFETCH for node in (*self.head, *self.tail)):
+            return (tuple(range(len(kinds))),)
+        found: dict[tuple[bool, ...], list[int]] = {}
+        for at, kind in enumerate(kinds):
+            has = (_has(kind, node, is_forward=is_forward) for node in (*self.head, *self.tail))
+            found.setdefault(tuple(has), []).append(at)
+        return tuple(map(tuple, found.values()))
 
     def runs_of(self, kind: ChunkKind, *, is_forward: bool) -> list[tuple[Nodes, int]]:
         """Return the runs of alike layers of a chunk."""
@@ -363,6 +435,47 @@ def _split(operators: ChunkOperators, name: str) -> _Split:
     return _Split(head, layers, tail, all(node.repeat == count for node in layers))
 
 
+def _heads_of(kinds: Sequence[ChunkKind]) -> tuple[list[ChunkKind], tuple[int, ...]]:
+    """Return kinds that differ in what they run before or after layers, and the place of each."""
+    known: dict[tuple[bool, ...], int] = {}
+    first: list[ChunkKind] = []
+    places = []
+    for kind in kinds:
+        flags = kind.has_embedding, kind.has_head, kind.receives_input, kind.receives_gradient
+        place = known.setdefault(flags, len(first))
+        if place == len(first):
+            first.append(kind)
+        places.append(place)
+    return first, tuple(places)
+
+
+def _has(kind: ChunkKind, node: OperatorNode, *, is_forward: bool) -> bool:
+    """Tell whether a pass of a kind runs an operator outside of layers."""
+    if node.section is Section.BOUNDARY:
+        return kind.receives_input if is_forward else kind.receives_gradient
+    return kind.has(node)
+
+
+def _run(
+    passes: Sequence[PassParts], kinds: Sequence[Sequence[ChunkKind]], slowdown: float
+) -> list[Floats]:
+    """Return the times of passes, each (field, variant, kind, member).
+
+    `kinds` are those that each pass is of.
+    """
+    shape = passes[0].tail[0].time_us.shape
+    if len(shape) == len(("variant", "member")):
+        rules = StreamRules(gap_us=np.zeros(shape), slowdown_ratio=slowdown)
+        return [_fields(time)[:, :, None] for time in time_all_parts(passes, rules)]
+    ((program, _),) = passes[0].runs
+    rules = StreamRules(gap_us=np.zeros_like(program[-1].time_us), slowdown_ratio=slowdown)
+    stacked = [
+        StackedParts(parts, tuple(len(kind.layers) for kind in own), _heads_of(own)[1])
+        for parts, own in zip(passes, kinds, strict=True)
+    ]
+    return [_fields(time) for time in time_stacked(stacked, rules)]
+
+
 def _fields(time: PassTime) -> Floats:
     exposed = sum(time.exposed_us.values(), np.zeros_like(time.total_us))
     return np.stack([time.total_us, exposed, time.hidden_us, time.left_us, time.compute_us])
@@ -377,87 +490,3 @@ def _places(nodes: Sequence[OperatorNode], among: Sequence[OperatorNode]) -> lis
         places.append(at)
         at += 1
     return places
-
-
-def _write(shape: Shape, book: CallBook, *, gathers_inputs: bool) -> _Written:
-    length = len(shape.micro_batch_sizes)
-    boundary = _boundary_gather(shape)
-    return _Written(
-        forward=_stack(shape.forward, book, length),
-        backward=_stack(shape.backward, book, length),
-        input_gather=_stack(_input_gather(shape) if gathers_inputs else (), book, length),
-        boundary_gather=_stack(() if boundary is None else (boundary,), book, length),
-    )
-
-
-def _stack(nodes: Nodes, book: CallBook, length: int) -> Ints:
-    numbers = [book.add(node, length) for node in nodes]
-    return np.array(numbers, dtype=np.int64).reshape(len(numbers), length)
-
-
-def _stream(shape: Shape) -> OperatorNode:
-    """Return the operator that has what layers hand on: the norm at their beginning."""
-    return next(node for node in shape.forward if node.role == "input_norm")
-
-
-def _input_gather(shape: Shape) -> Nodes:
-    """Return how the saved input of a layer is gathered again, where it is split over tp."""
-    stream = _stream(shape)
-    num_bytes = stream.written_dtype.bytes_of(stream.dims["num_tokens"] * stream.dims["hidden"])
-    if shape.rank.layout.tp == 1 or splits_tokens(shape.rank, shape.scenario):
-        return ()
-    group = PlacedGroup.of_rank(axis_group(shape.rank.layout, "tp"), shape.rank)
-    return (group.collective(stream, f"{LAYER_INPUT}_all_gather", "all_gather", num_bytes),)
-
-
-def _boundary_gather(shape: Shape) -> OperatorNode | None:
-    """Return how what arrives in parts from another stage is gathered over tp."""
-    is_scattered = shape.trainer.scatters_stage_transfers and shape.rank.layout.tp > 1
-    if not is_scattered or splits_tokens(shape.rank, shape.scenario):
-        return None
-    near = dataclasses.replace(
-        _stream(shape), section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
-    )
-    group = PlacedGroup.of_rank(axis_group(shape.rank.layout, "tp"), shape.rank)
-    message_bytes = near.dtype.bytes_of(near.dims["num_tokens"] * shape.rank.model.hidden)
-    return group.collective(near, "stage_receive_all_gather", "all_gather", message_bytes)
-
-
-def _exchanged(exchange: StateExchange) -> Nodes:
-    """Return the operators of an exchange in layers, each once."""
-    found = {
-        id(node): node
-        for node in (*exchange.forward, *exchange.backward_gather, *exchange.backward_reduction)
-    }
-    return tuple(found.values())
-
-
-def _signature(nodes: Nodes) -> tuple[object, ...]:
-    """Return what a pass is made of, whatever its operators take."""
-    return tuple(
-        (
-            *(node.role, node.operator, node.group, node.axis, node.section, node.share),
-            *(node.overlap, node.overlaps_with),
-            *(node.repeat, node.first_layer, node.layer_stride),
-        )
-        for node in nodes
-    )
-
-
-def _shape_signature(shape: Shape) -> tuple[object, ...]:
-    gathers = len(_input_gather(shape)), _boundary_gather(shape) is not None
-    return (*_signature((*shape.forward, *shape.backward)), gathers)
-
-
-def _exchange_signature(exchange: StateExchange) -> tuple[object, ...]:
-    return (
-        _signature(exchange.forward),
-        _signature(exchange.backward_gather),
-        _signature(exchange.backward_reduction),
-    )
-
-
-def _number(values: Sequence[tuple[object, ...]]) -> Ints:
-    """Return numbers that are equal where values are."""
-    known: dict[tuple[object, ...], int] = {}
-    return np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int64)

@@ -17,14 +17,17 @@ from foretoken.simulator.search.training.memory_columns import (
     StrategyMemory,
     measure_strategies,
 )
-from foretoken.simulator.search.training.ranking import Ranking, rank_answers
+from foretoken.simulator.search.training.ranking import objective_values, rank_answers
 from foretoken.simulator.search.training.space import PIECE, StrategySpace, resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
 from foretoken.simulator.search.training.strategies import Strategies, join_strategies
 from foretoken.simulator.search.training.survey import Survey, SurveyRules
+from foretoken.simulator.search.training.ties import find_ties
 
 # Strategies kept beyond those listed: finalists that turn out not to fit are replaced.
 _SPARE = 4
+# Strategies that may tie with the best and are timed for it, at the most.
+_MAX_TIMED = 128
 # Hears of every piece that was looked at.
 Tell = Callable[[Survey], None]
 
@@ -33,15 +36,15 @@ Tell = Callable[[Survey], None]
 class ClosedForm:
     """Every point of a space counted, and the best of those that fit, ranked.
 
-    `ranked` are the best in their order, with `ranking` of `survey.kept`; the first `num_listed` of
-    them, at the most, are to be listed.
+    `ranked` are the best in their order, of which the first `num_listed` at the most are to be
+    listed; `ties` are the rows of those that the error of the estimates cannot tell from the first.
     """
 
     request: TrainingSearchRequest
     survey: Survey
     prices: Floats
     ranked: Answers | None
-    ranking: Ranking | None
+    ties: Ints
     num_listed: int
     num_shapes: int
     model_version: str
@@ -51,12 +54,14 @@ class ClosedForm:
 class Setting:
     """What the strategies of a space are answered with.
 
-    `memory_ratio` is the memory of devices over what they have.
+    `memory_ratio` is the memory of devices over what they have. Who does not want ties is answered
+    sooner.
     """
 
     predictor: LatencySource
     memory_ratio: float = 1.0
     piece: int = PIECE
+    has_ties: bool = True
 
 
 def answer_in_closed_form(
@@ -80,18 +85,36 @@ def answer_in_closed_form(
         num_shapes, model_version = times.num_shapes, times.model_version
         survey.add(_join(legal, times, memory, setting.memory_ratio))
         tell(survey)
-    kept = survey.kept
-    ranking = None if kept is None else rank_answers(kept, request.objective, prices)
+    ranked, ties = _rank(survey, rules, setting)
     return ClosedForm(
         request=request,
         survey=survey,
         prices=prices,
-        ranked=None if kept is None or ranking is None else kept.take(ranking.order),
-        ranking=ranking,
+        ranked=ranked,
+        ties=ties,
         num_listed=num_kept,
         num_shapes=num_shapes,
         model_version=model_version,
     )
+
+
+def _rank(survey: Survey, rules: SurveyRules, setting: Setting) -> tuple[Answers | None, Ints]:
+    """Return the best in their order, and the rows that tie with the first."""
+    kept, nobody = survey.kept, np.zeros(0, dtype=np.int64)
+    if kept is None:
+        return None, nobody
+    ranking = rank_answers(kept, rules.objective, rules.prices)
+    ranked = kept.take(ranking.order)
+    row_of = np.argsort(ranking.order)
+    rows = row_of[ranking.ties]
+    if not setting.has_ties or len(rows) == 1:
+        return ranked, nobody
+    if rules.objective != "memory_headroom":
+        values = objective_values(ranked, rules.objective, rules.prices)[0]
+        timed, others = rows[:_MAX_TIMED], rows[_MAX_TIMED:]
+        is_tie = find_ties(ranked.take(timed), values[timed], setting.predictor)
+        rows = np.concatenate((timed[is_tie], others))
+    return ranked, rows[1:]
 
 
 def _legal_pieces(

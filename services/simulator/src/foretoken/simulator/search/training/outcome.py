@@ -55,14 +55,14 @@ def make_report(form: ClosedForm) -> TrainingSearchReport:
         model_version=form.model_version,
         request_json=json.dumps(schema.encode(request)),
     )
-    if form.ranked is None or form.ranking is None:
+    if form.ranked is None:
         return replace(report, notes=_notes(form, 0))
     names = form.ranked.strategies
     candidates = _list_candidates(form, form.ranked)
     return replace(
         report,
         best=_find_best(form, form.ranked, ()),
-        ties=tuple(names.names(np.arange(1, len(form.ranking.ties)))),
+        ties=tuple(names.names(form.ties)),
         candidates=candidates,
         notes=_notes(form, len(candidates.name)),
     )
@@ -109,9 +109,9 @@ def with_finalists(
 
 
 def _tie_names(form: ClosedForm, failed: Collection[int]) -> list[str]:
-    if form.ranked is None or form.ranking is None:
+    if form.ranked is None or not len(form.ties):
         return []
-    rows = [row for row in range(len(form.ranking.ties)) if row not in failed]
+    rows = [row for row in (0, *form.ties.tolist()) if row not in failed]
     return form.ranked.strategies.names(np.array(rows, dtype=np.int64)) if rows else []
 
 
@@ -132,7 +132,7 @@ def _find_best(form: ClosedForm, ranked: Answers, failed: Collection[int]) -> di
 
 
 def _list_candidates(form: ClosedForm, ranked: Answers) -> StrategyColumns:
-    """Return the first of the ranking, then what is best by another objective or on a front."""
+    """Return the first of the ranking, then what ties, is best otherwise, or on a front."""
     num_first = min(form.num_listed, len(ranked))
     is_extra = np.zeros(len(ranked), dtype=np.bool_)
     for front in find_fronts(ranked, form.prices):
@@ -140,6 +140,7 @@ def _list_candidates(form: ClosedForm, ranked: Answers) -> StrategyColumns:
     for objective in TRAINING_OBJECTIVES:
         values = objective_values(ranked, objective, form.prices)[0]
         is_extra[np.lexsort((ranked.step_us, values))[0]] = True
+    is_extra[form.ties] = True
     is_extra[:num_first] = False
     rows = np.concatenate((np.arange(num_first), np.flatnonzero(is_extra)))
     chosen = ranked.take(rows)
@@ -147,18 +148,10 @@ def _list_candidates(form: ClosedForm, ranked: Answers) -> StrategyColumns:
 
 
 def _ranks(form: ClosedForm, ranked: Answers, rows: Ints, num_first: int) -> Ints:
-    """Return the places of rows among all that fit: of the first in turn, then by value.
-
-    Those that tie with the best come before all others, whatever their value.
-    """
-    num_ties = 0 if form.ranking is None else len(form.ranking.ties)
+    """Return the places of rows among all that fit: of the first in turn, then by value."""
     rank = rows + 1
     values = objective_values(ranked, form.request.objective, form.prices)[0]
-    others = values[rows[num_first:]]
-    ties = np.sort(values[:num_ties])
-    num_worse_ties = num_ties - np.searchsorted(ties, others)
-    rank[num_first:] = 1 + form.survey.count_better(others) + num_worse_ties
-    rank[rows < num_ties] = 1
+    rank[num_first:] = 1 + form.survey.count_better(values[rows[num_first:]])
     return rank
 
 
@@ -167,7 +160,7 @@ def _rule_out(candidates: StrategyColumns, failed: Collection[int]) -> StrategyC
     rank = np.array(candidates.rank)
     is_out = np.zeros(len(rank), dtype=np.bool_)
     is_out[list(failed)] = True
-    moved = np.where(rank > 1, rank - np.cumsum(is_out), rank)
+    moved = np.maximum(1, rank - np.cumsum(is_out))
     return replace(candidates, rank=np.where(is_out, 0, moved))
 
 
@@ -186,12 +179,15 @@ def _notes(form: ClosedForm, num_listed: int) -> tuple[str, ...]:
     if num_listed < survey.num_fitting:
         notes.append(
             f"of {survey.num_fitting:,} strategies that fit {num_listed:,} are listed:"
-            " the best, and those on a front"
+            " the best, what ties with the first, and those on a front"
         )
     if not form.prices.all():
         notes.append("without a price per device and hour there are no costs: set usd_per_hour")
-    if scenario.straggler_ratio or scenario.network_spread_ratio:
-        notes.append("the closed form is of the typical step: stragglers are simulated alone")
+    if scenario.straggler_ratio or scenario.network_spread_ratio or scenario.overflow_ratio:
+        notes.append(
+            "the closed form is of the typical step: stragglers, a busy network and skipped updates"
+            " are simulated alone"
+        )
     if survey.num_points and not survey.num_legal:
         notes.append("no strategy of the space can run: see why, and widen it")
     elif survey.num_legal and not survey.num_fitting:

@@ -1,8 +1,8 @@
 """Programs of passes made shorter and joined, so that very many run through the streams at once.
 
 Only how long passes take is asked, not which collective is waited for: those of one stream are
-alike, and what follows each other on the same stream is one step where nothing runs beside it, or
-where what runs beside it slows nothing down.
+alike, and those that are waited for one after the other are one step. Where nothing runs beside
+computation, or what does slows nothing down, all of that is one step too.
 """
 
 import dataclasses
@@ -97,7 +97,7 @@ def _shorten(program: Program, slots: dict[Hashable, int], *, joins: bool) -> Pr
         is_plain = isinstance(step, Compute) and not step.beside
         if joins and is_plain:
             computed = step.time_us if computed is None else computed + step.time_us
-        elif joins and isinstance(step, Communicate) and step.overlap is Overlap.EXPOSED:
+        elif isinstance(step, Communicate) and step.overlap is Overlap.EXPOSED:
             waited = step.time_us if waited is None else waited + step.time_us
         else:
             steps += _plain_steps(computed, waited)
@@ -150,12 +150,12 @@ class _Joiner:
 
 
 def _join_steps(steps: Sequence[Any]) -> Compute | Communicate:
-    time_us = np.concatenate([step.time_us for step in steps], axis=1)
+    time_us = np.concatenate([step.time_us for step in steps], axis=-1)
     first = steps[0]
     if isinstance(first, Communicate):
         return dataclasses.replace(first, time_us=time_us)
     beside = tuple(
-        (key, np.concatenate([step.beside[number][1] for step in steps], axis=1))
+        (key, np.concatenate([step.beside[number][1] for step in steps], axis=-1))
         for number, (key, _) in enumerate(first.beside)
     )
     return Compute(time_us, beside)

@@ -1,12 +1,11 @@
-"""The order of strategies, and which of them the predictor's error cannot tell apart.
+"""The order of strategies, and which of them the intervals alone cannot tell from the first.
 
 Two strategies whose layers run the same operators (a shape: tp, cp, ep, micro batch and how weights
 and tokens are split are alike) share the errors of those operators, so how they differ in pipeline,
-states, overlap and recomputation is told by the estimates. Two shapes have operators of other
-sizes, whose errors are their own: the best of each ties with the winner where the estimate of
-each is within the interval of the other. That takes errors of shapes as independent, though a
-model that errs on one size errs alike on its neighbours, so it rather shows a tie too many than one
-too few. Memory has no interval: strategies of different shapes tie where they are equal.
+states, overlap and recomputation is told by the estimates. Of each other shape the best may tie
+with the winner where the estimate of each is within the interval of the other; the error of their
+difference says whether it does. Memory has no interval: strategies of different shapes tie where
+they are equal.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,10 @@ from foretoken.simulator.search.training.answers import Answers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
-    """`order` of all rows, best first; `rank` of each in that order; `ties` share the first one."""
+    """`order` of all rows by the estimates, best first; `rank` of each in that order, from 1.
+
+    `ties` are the rows that may tie, in that order: the first is the winner.
+    """
 
     order: Ints
     rank: Ints
@@ -29,22 +31,18 @@ class Ranking:
 def rank_values(values: Floats, groups: Ints, tie_breaks: Floats) -> Ranking:
     """Return the order by [estimate, low, high] of what is to be small, [3, row].
 
-    What is equal goes by `tie_breaks`, the smaller first. The best row of each group ties with the
-    winner where the estimate of each is within the bounds of the other; these come first.
+    What is equal goes by `tie_breaks`, the smaller first. The best row of each group may tie with
+    the winner where the estimate of each is within the bounds of the other.
     """
     estimate, low, high = values
     order: Ints = np.lexsort((tie_breaks, estimate)).astype(np.int64)
+    rank: Ints = np.arange(1, len(order) + 1, dtype=np.int64)
     if len(order) == 0:
-        return Ranking(order=order, rank=order, ties=order)
+        return Ranking(order=order, rank=rank, ties=order)
     _, firsts = np.unique(groups[order], return_index=True)
     best = order[np.sort(firsts)]
     winner = order[0]
     ties = best[(low[best] <= estimate[winner]) & (estimate[best] <= high[winner])]
-    is_tie = np.zeros(len(order), dtype=np.bool_)
-    is_tie[ties] = True
-    order = np.concatenate((ties, order[~is_tie[order]]))
-    rank = np.arange(1, len(order) + 1)
-    rank[: len(ties)] = 1
     return Ranking(order=order, rank=rank, ties=ties)
 
 

@@ -61,7 +61,7 @@ def search_training(
     report = search.run()
     return replace(
         report,
-        cpu_s=time.process_time() - started_cpu_s,
+        cpu_s=time.process_time() - started_cpu_s + context.worker_cpu_s,
         wall_s=time.perf_counter() - started_s,
         num_workers=context.num_workers,
     )

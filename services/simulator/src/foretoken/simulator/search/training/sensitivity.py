@@ -31,7 +31,7 @@ def list_changes(request: TrainingSearchRequest, predictor: LatencySource) -> tu
     """Return the questions of a sensitivity: faster links, more memory, a smaller batch."""
     # Only the first is told of.
     one = replace(request, max_candidates=1, num_finalists=0)
-    as_it_is = Setting(predictor=predictor)
+    as_it_is = Setting(predictor=predictor, has_ties=False)
     faster = FasterPredictor(predictor, "links")
     return (
         Change(

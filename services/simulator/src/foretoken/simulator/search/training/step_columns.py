@@ -17,11 +17,13 @@ from foretoken.simulator.search.training.chunk_columns import (
 )
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.state_columns import Calls, ChunkStates
-from foretoken.simulator.search.training.transfer_columns import Transfers
+from foretoken.simulator.search.training.transfer_columns import TransferTimes
 from foretoken.simulator.training.closed_form import PipelineShape, estimate_rank_ends_us
 from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules
 
 _NEVER = -np.inf
+# The parts of `RankEnds`.
+_REDUCTION, _BUCKETS, _KERNELS, _CHECKS, _UPDATE, _GATHER = range(6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,11 +70,39 @@ class RankStates:
     updates: tuple[Calls, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RankEnds:
+    """What ends the steps of ranks in µs, (part, variant, key), in the order of its fields.
+
+    What is reduced once all is computed, of that the buckets that may be hidden, and the kernels;
+    checks, update and the gathering of parameters.
+    """
+
+    parts_us: Floats
+
+    @classmethod
+    def of_calls(
+        cls, states: Sequence[ChunkStates], rank: RankStates, prices_us: Floats
+    ) -> "RankEnds":
+        """Add up the calls of a rank whose chunks have these states."""
+        parts = [
+            [calls for chunk in states for calls in chunk.reduction],
+            [calls for chunk in states for calls in chunk.buckets],
+            [calls for chunk in states for calls in chunk.kernels],
+            rank.checks,
+            rank.updates,
+            [calls for chunk in states for calls in chunk.gather],
+        ]
+        none = np.zeros((len(prices_us), len(states[0].num_updated)))
+        totals = [sum((calls.total_us(prices_us) for calls in part), none) for part in parts]
+        return cls(np.stack(totals))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepInputs:
     """What steps of strategies are made of, that cut the model alike and have one schedule.
 
-    `passes` and `states` are by kind of chunk, `rank_states` by the kinds of chunks of a rank.
+    `passes` and `states` are by kind of chunk, `rank_ends` by the kinds of chunks of a rank.
     `key` finds the states of a strategy, `hides` tells whether gradients are reduced beside the
     last backward pass, and `gathers_early` whether parameters are beside the next step's.
     """
@@ -82,12 +112,12 @@ class StepInputs:
     num_micro_batches: Ints
     passes: Sequence[ChunkPassColumns]
     states: Sequence[ChunkStates]
-    rank_states: Mapping[tuple[int, ...], RankStates]
+    rank_ends: Mapping[tuple[int, ...], RankEnds]
     agreement: Ints
     key: Ints
     hides: Flags
     gathers_early: Flags
-    transfers: Transfers
+    transfers: TransferTimes
     prices_us: Floats
     trainer: TrainerProfile
     step_gap_us: float
@@ -124,6 +154,7 @@ class _Steps:
         self._slowdown = inputs.trainer.overlap_slowdown_ratio
         self._early = [self._find_early(kind) for kind in range(len(inputs.passes))]
         self._num_ranks = len(inputs.cut.ranks)
+        self._agreement_us = inputs.prices_us[:, inputs.agreement].sum(axis=1)
         # A rank whose chunks another holds too runs half of the micro batches of each.
         self._runs = inputs.num_micro_batches / (2 if inputs.cut.is_mirrored else 1)
 
@@ -145,14 +176,14 @@ class _Steps:
         critical_us, exposed_us = np.full_like(none[0], _NEVER), none[0]
         for kinds, ranks in inputs.cut.rank_kinds.items():
             end_us = np.max([ends[rank] + none for rank in ranks], axis=0)
-            reduced_us, waited_us = self._reduce(kinds, end_us)
+            ends_us = np.take(inputs.rank_ends[kinds].parts_us, inputs.key, axis=2)
+            reduced_us, waited_us = self._reduce(kinds, end_us, ends_us)
             start_us = np.maximum(start_us, reduced_us)
-            update_us, gather_us = self._update(kinds)
+            update_us, gather_us = self._update(kinds, ends_us)
             after_us = np.maximum(after_us, update_us + gather_us)
             own_us, own_exposed_us = self._account(kinds, ranks[0], end_us[0])
-            kernels_us = self._kernels_us(kinds)[0]
             own_us = own_us + (reduced_us - end_us + update_us + gather_us)[0]
-            own_exposed_us = own_exposed_us + (waited_us + gather_us)[0] - kernels_us
+            own_exposed_us = own_exposed_us + (waited_us + gather_us - ends_us[_KERNELS])[0]
             busy_us = busy_us + len(ranks) * (own_us + inputs.step_gap_us)
             is_critical = own_us > critical_us
             critical_us = np.where(is_critical, own_us, critical_us)
@@ -163,11 +194,6 @@ class _Steps:
             busy_ratio=busy_us / (self._num_ranks * step_us[0]),
             exposed_us=np.maximum(0.0, exposed_us),
         )
-
-    def _times_us(self, calls: Sequence[Calls]) -> list[Floats]:
-        """Return what calls take, of each strategy: (variant, strategy)."""
-        key = self._in.key
-        return [item.total_us(self._in.prices_us)[:, key] for item in calls]
 
     def _find_early(self, kind: int) -> _Early:
         inputs = self._in
@@ -193,15 +219,15 @@ class _Steps:
         weight_us = none if passes.weight is None else passes.weight[TOTAL]
         is_sent = inputs.cut.kinds[kind].receives_gradient
         is_received = inputs.cut.kinds[kind].receives_input
-        transfers, prices_us = inputs.transfers, inputs.prices_us
+        transfers = inputs.transfers
         return ChunkTimes(
             forward_us=passes.forward[TOTAL],
             backward_input_us=backward_us - weight_us,
             backward_weight_us=weight_us,
             first_backward_us=backward_us - passes.last[SUMS],
             last_backward_us=backward_us + self._early[kind].slowdown_us,
-            send_forward_us=transfers.forward_us(chunk, prices_us) if is_sent else none,
-            send_backward_us=transfers.backward_us(chunk - 1, prices_us) if is_received else none,
+            send_forward_us=transfers.forward_us(chunk) if is_sent else none,
+            send_backward_us=transfers.backward_us(chunk - 1) if is_received else none,
             overlapped_us=self._pair(chunk),
         )
 
@@ -221,7 +247,9 @@ class _Steps:
         slowed_us = compute_us + hidden_us * (1 - 1 / self._slowdown)
         return {("backward", mirrored): np.maximum(slowed_us, communication_us)}
 
-    def _reduce(self, kinds: Sequence[int], end_us: Floats) -> tuple[Floats, Floats]:
+    def _reduce(
+        self, kinds: Sequence[int], end_us: Floats, ends_us: Floats
+    ) -> tuple[Floats, Floats]:
         """Return when a rank has reduced all gradients, and what of that it waits after its end.
 
         Its chunks are in the order of the model, so the last backward pass is of the first one;
@@ -245,7 +273,7 @@ class _Steps:
         for kind, start_us in spans:
             free_us, late_us = self._reduce_chunk(kind, start_us, carried_us, (free_us, late_us))
         computed_us = np.maximum(end_us, np.maximum(free_us, late_us))
-        exposed_us = self._exposed_us(kinds)
+        exposed_us = ends_us[_REDUCTION] + ends_us[_BUCKETS] * ~inputs.hides
         return computed_us + exposed_us, computed_us - end_us + exposed_us
 
     def _reduce_chunk(
@@ -279,39 +307,14 @@ class _Steps:
             for kind in kinds
             for item in (self._in.passes[kind].forward, *self._in.passes[kind].back)
         ]
-        total: Floats = np.sum(parts, axis=0)
-        return total
+        return _total(parts)
 
-    def _exposed_us(self, kinds: Sequence[int]) -> Floats:
-        """Return what is reduced once all is computed."""
-        inputs = self._in
-        total_us: Floats = np.zeros_like(inputs.passes[kinds[0]].forward[TOTAL])
-        for kind in kinds:
-            for time_us in self._times_us(inputs.states[kind].reduction):
-                total_us = total_us + time_us
-            for time_us in self._times_us(inputs.states[kind].buckets):
-                total_us = total_us + time_us * ~inputs.hides
-        return total_us
-
-    def _kernels_us(self, kinds: Sequence[int]) -> Floats:
-        """Return what of the reduction is computation."""
-        none = np.zeros_like(self._in.passes[kinds[0]].forward[TOTAL])
-        times_us = [
-            time_us for kind in kinds for time_us in self._times_us(self._in.states[kind].kernels)
-        ]
-        total_us: Floats = np.sum([none, *times_us], axis=0)
-        return total_us
-
-    def _update(self, kinds: tuple[int, ...]) -> tuple[Floats, Floats]:
+    def _update(self, kinds: tuple[int, ...], ends_us: Floats) -> tuple[Floats, Floats]:
         """Return checks and update of a rank, and what gathering parameters adds to the step."""
-        inputs, states = self._in, self._in.rank_states[kinds]
-        none = np.zeros_like(inputs.passes[kinds[0]].forward[TOTAL])
-        check_us = sum(self._times_us(states.checks), none)
-        check_us = check_us + inputs.prices_us[:, inputs.agreement].sum(axis=1)
-        update_us = sum(self._times_us(states.updates), none)
-        gathers = [calls for kind in kinds for calls in inputs.states[kind].gather]
-        gather_us = sum(self._times_us(gathers), none)
-        beside_us = sum((inputs.passes[kind].forward[TOTAL] for kind in kinds), none)
+        inputs = self._in
+        check_us, update_us, gather_us = ends_us[_CHECKS], ends_us[_UPDATE], ends_us[_GATHER]
+        check_us = check_us + self._agreement_us
+        beside_us = _total([inputs.passes[kind].forward[TOTAL] for kind in kinds])
         hidden_us = np.minimum(gather_us, beside_us * self._slowdown)
         waited_us = gather_us - hidden_us + hidden_us * (1 - 1 / self._slowdown)
         gather_us = np.where(inputs.gathers_early, waited_us, gather_us)
@@ -333,7 +336,14 @@ class _Steps:
             held = inputs.cut.kinds[inputs.cut.kind_of_chunk[chunk]]
             for at, is_there in ((chunk, held.receives_gradient), (chunk - 1, held.receives_input)):
                 if is_there:
-                    sent_us = sent_us + inputs.transfers.forward_us(at, inputs.prices_us)[0]
-                    sent_us = sent_us + inputs.transfers.backward_us(at, inputs.prices_us)[0]
+                    sent_us = sent_us + inputs.transfers.forward_us(at)[0]
+                    sent_us = sent_us + inputs.transfers.backward_us(at)[0]
         sent_us = np.minimum(sent_us * self._runs, np.maximum(0.0, end_us - busy_us))
         return busy_us + sent_us, exposed_us + sent_us
+
+
+def _total(parts: Sequence[Floats]) -> Floats:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

@@ -6,7 +6,7 @@ exact, and near it elsewhere; steps are typical ones, without stragglers and a b
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from foretoken.domain.training_truth import TrainingCalibration
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.training.call_prices import CallBook
+from foretoken.simulator.search.training.call_prices import CallBook, Variants
 from foretoken.simulator.search.training.chunk_columns import (
     NO_EXCHANGE,
     PassColumns,
@@ -37,6 +37,7 @@ from foretoken.simulator.search.training.state_columns import (
 )
 from foretoken.simulator.search.training.step_columns import (
     ChunkPassColumns,
+    RankEnds,
     RankStates,
     StepColumns,
     StepInputs,
@@ -52,12 +53,12 @@ from foretoken.simulator.training import zero
 from foretoken.simulator.training.efficiency import count_step_flops, peak_flops_per_s
 from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.stage_operators import list_agreements
-from foretoken.simulator.training.state_sharding import StateExchange, exchange_states
+from foretoken.simulator.training.state_sharding import StateExchange, exchange_in_layers
 
 _ISP = WEIGHT_PARALLELS.index("isp")
 _FULL = RECOMPUTE_MODES.index("full")
 # Strategies that are put together at once: columns of that length stay in the cache.
-_SLICE = 2048
+_SLICE = 4096
 _FORMS = {"zero_bubble_v": "folded", "dualpipe": "mirrored"}
 
 
@@ -83,8 +84,17 @@ class StepTimes:
 class StepTimer:
     """Times strategies of one space, piece by piece."""
 
-    def __init__(self, scenario: TrainingScenario, predictor: LatencySource) -> None:
-        """Keep what strategies vary, and who prices operators."""
+    def __init__(
+        self,
+        scenario: TrainingScenario,
+        predictor: LatencySource,
+        variants: Variants | None = None,
+    ) -> None:
+        """Keep what strategies vary, and who prices operators.
+
+        `variants` are what `time_variants` takes the prices of; else it is estimates and bounds.
+        """
+        self._variants = variants
         self._scenario = scenario
         self._predictor = predictor
         self._shapes: dict[tuple[object, ...], int] = {}
@@ -101,7 +111,7 @@ class StepTimer:
         mfu, shape, version = np.zeros(length), np.zeros(length, dtype=np.int64), ""
         for device in np.unique(strategies.device):
             rows = np.flatnonzero(strategies.device == device)
-            piece = _Piece(strategies.take(rows), self._scenario, self._predictor)
+            piece = _Piece(strategies.take(rows), self._scenario, CallBook(), self._predictor)
             found, version = piece.time(), piece.model_version
             steps_us[:, rows] = found.step_us
             ratios[0, rows] = np.clip(1 - found.busy_ratio, 0.0, 1.0)
@@ -119,6 +129,23 @@ class StepTimer:
             num_shapes=len(self._shapes),
             model_version=version,
         )
+
+    def time_variants(self, strategies: Strategies) -> Floats:
+        """Return the µs of steps of strategies that can run: (variant of the prices, strategy).
+
+        Raises:
+            InvalidRequestError: a layout does not fit the model.
+
+        """
+        found: list[Floats] = []
+        order: list[Ints] = []
+        for device in np.unique(strategies.device):
+            rows = np.flatnonzero(strategies.device == device)
+            book = CallBook(self._variants)
+            piece = _Piece(strategies.take(rows), self._scenario, book, self._predictor)
+            found.append(piece.time().step_us)
+            order.append(rows)
+        return np.concatenate(found, axis=1)[:, np.argsort(np.concatenate(order))]
 
     def _number_shapes(self, groups: ShapeGroups) -> Ints:
         numbers = [self._shapes.setdefault(shape.key, len(self._shapes)) for shape in groups.shapes]
@@ -145,7 +172,11 @@ class _Piece:
     """Some strategies on one kind of device."""
 
     def __init__(
-        self, strategies: Strategies, scenario: TrainingScenario, predictor: LatencySource
+        self,
+        strategies: Strategies,
+        scenario: TrainingScenario,
+        book: CallBook,
+        predictor: LatencySource,
     ) -> None:
         self._all = strategies
         self._base = self._scenario_of(0)
@@ -155,7 +186,7 @@ class _Piece:
         self._calibration = scenario.calibration or TrainingCalibration()
         self._modes = [_mode(scenario, name) for name in RECOMPUTE_MODES]
         self.groups = group_shapes(strategies)
-        self._book = CallBook()
+        self._book = book
         self._weights, self._weight_of_shape = self._find_weights()
         names = strategies.source.pipeline_schedules
         self._schedules = [find_schedule(name) for name in names]
@@ -190,11 +221,18 @@ class _Piece:
         self._book.fetch(self._base, self._predictor)
         passes = self._time_passes(timer, groups, exchanges, of_row)
         length = len(self._all)
-        step_us, busy, exposed_us = np.zeros((3, length)), np.zeros(length), np.zeros(length)
+        step_us = np.zeros((self._book.num_variants, length))
+        busy, exposed_us = np.zeros(length), np.zeros(length)
         for group in groups:
+            ends = {
+                kinds: RankEnds.of_calls(
+                    [group.states[kind] for kind in kinds], states, self._book.prices_us
+                )
+                for kinds, states in group.rank_states.items()
+            }
             for start in range(0, len(group.rows), _SLICE):
                 some = slice(start, start + _SLICE)
-                found = compose_steps(self._inputs(group, some, passes))
+                found = compose_steps(self._inputs(group, some, passes, ends))
                 rows = group.rows[some]
                 step_us[:, rows] = found.step_us * self._calibration.step_factor
                 busy[rows] = found.busy_ratio
@@ -265,7 +303,7 @@ class _Piece:
             layout = dataclasses.replace(scenario.layout, pp=1)
             scenario = dataclasses.replace(scenario, layout=layout, virtual_stages=1)
             rank = self.groups.shapes[shape[at]].rank
-            exchanges.append(exchange_states(forward, rank, scenario))
+            exchanges.append(exchange_in_layers(forward, rank, scenario))
         of_row[some] = number + 1
         return exchanges, of_row
 
@@ -403,7 +441,13 @@ class _Piece:
         found = {name: timer.time(name, keys, kinds) for name in names}
         return {**found, "forward": timer.time("forward", forward, kinds)}
 
-    def _inputs(self, group: _Group, some: slice, passes: dict[str, PassColumns]) -> StepInputs:
+    def _inputs(
+        self,
+        group: _Group,
+        some: slice,
+        passes: Mapping[str, PassColumns],
+        rank_ends: Mapping[tuple[int, ...], RankEnds],
+    ) -> StepInputs:
         rows = group.rows[some]
         is_split = find_schedule(group.schedule).splits_backward
         trainer, calibration = self._trainers[0], self._calibration
@@ -421,12 +465,12 @@ class _Piece:
                 for kind in group.cut.kinds
             ],
             states=group.states,
-            rank_states=group.rank_states,
+            rank_ends=rank_ends,
             agreement=group.agreement[:, some],
             key=group.key[some],
             hides=self._hides[rows],
             gathers_early=self._gathers_early[rows],
-            transfers=group.transfers.take(some),
+            transfers=group.transfers.of(some, self._book.prices_us),
             prices_us=self._book.prices_us,
             trainer=trainer,
             step_gap_us=trainer.step_gap_us + calibration.step_gap_us,

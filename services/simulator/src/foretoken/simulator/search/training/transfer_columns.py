@@ -1,6 +1,7 @@
 """What a stage sends to the next one, in columns."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,26 +29,42 @@ class Transfers:
     masks: tuple[Ints, Ints]
     is_across: Flags
 
-    def forward_us(self, chunk: int, prices_us: Floats) -> Floats:
+    def of(self, rows: slice, prices_us: Floats) -> "TransferTimes":
+        """Return what the transfers of some strategies take."""
+        backward = [prices_us[:, calls[rows]] for calls in self.sends]
+        forward = [
+            back + prices_us[:, calls[rows]] if calls.any() else back
+            for back, calls in zip(backward, self.masks, strict=True)
+        ]
+        return TransferTimes(forward=forward, backward=backward, is_across=self.is_across[:, rows])
+
+
+class TransferTimes:
+    """What transfers take within a node and across nodes, (variant, strategy)."""
+
+    def __init__(
+        self, forward: Sequence[Floats], backward: Sequence[Floats], is_across: Flags
+    ) -> None:
+        """Keep the times, and of each chunk's output whether it goes across: (chunk, strategy)."""
+        self._times = {"forward": forward, "backward": backward}
+        self._is_across = is_across
+        self._known: dict[tuple[str, bytes], Floats] = {}
+
+    def forward_us(self, chunk: int) -> Floats:
         """Return what a chunk's output takes: (variant, strategy)."""
-        masks: Floats = self._pick(self.masks, chunk, prices_us)
-        return self.backward_us(chunk, prices_us) + masks
+        return self._pick("forward", chunk)
 
-    def backward_us(self, chunk: int, prices_us: Floats) -> Floats:
+    def backward_us(self, chunk: int) -> Floats:
         """Return what the gradient of a chunk's output takes: (variant, strategy)."""
-        return self._pick(self.sends, chunk, prices_us)
+        return self._pick("backward", chunk)
 
-    def take(self, rows: slice) -> "Transfers":
-        """Return the transfers of some strategies."""
-        return Transfers(
-            (self.sends[0][rows], self.sends[1][rows]),
-            (self.masks[0][rows], self.masks[1][rows]),
-            self.is_across[:, rows],
-        )
-
-    def _pick(self, calls: tuple[Ints, Ints], chunk: int, prices_us: Floats) -> Floats:
-        found: Floats = prices_us[:, np.where(self.is_across[chunk], calls[1], calls[0])]
-        return found
+    def _pick(self, way: str, chunk: int) -> Floats:
+        is_across = self._is_across[chunk]
+        key = way, is_across.tobytes()
+        if key not in self._known:
+            inside, across = self._times[way]
+            self._known[key] = np.where(is_across, across, inside)
+        return self._known[key]
 
 
 class TransferWriter:

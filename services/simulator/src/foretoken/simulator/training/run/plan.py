@@ -12,7 +12,7 @@ from foretoken.domain.report import Feasibility, Percentiles
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_run import RunSize, TrainingRunReport, TrainingRunRequest
-from foretoken.domain.units import MS_PER_S, ceil_divide
+from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR, ceil_divide
 from foretoken.simulator.training.run.checkpoint import count_checkpoint_bytes, write_s
 from foretoken.simulator.training.run.cost import DeviceCost, find_cost
 from foretoken.simulator.training.run.draws import draw_runs
@@ -22,8 +22,6 @@ from foretoken.simulator.training.run.sites import site_wait_s
 from foretoken.simulator.training.run.size import SizeSearch
 from foretoken.simulator.training.step import simulate_training
 
-_S_PER_HOUR = 3600.0
-_S_PER_DAY = 86400.0
 _HOURS_PER_DAY = 24.0
 
 
@@ -80,7 +78,7 @@ def model_failures(scenario: TrainingScenario, request: TrainingRunRequest) -> F
     """Return how a run of the scenario fails on the sites that a request has."""
     rules = request.failures
     num_devices = scenario.layout.num_devices * request.sites.num_sites
-    mtbf_s = rules.device_mtbf_hours * _S_PER_HOUR
+    mtbf_s = rules.device_mtbf_hours * S_PER_HOUR
     writing_s = write_s(scenario, rules)
     is_beside = rules.is_checkpoint_asynchronous
     return FailureModel(
@@ -134,10 +132,10 @@ class _Run:
 
     def spread_days(self, step_time_ms: float) -> Percentiles:
         expected = self.expect(step_time_ms)
-        drawn = draw_runs(self.failures, expected.work_s, expected.interval_s) / _S_PER_DAY
+        drawn = draw_runs(self.failures, expected.work_s, expected.interval_s) / S_PER_DAY
         p50, p90, p95, p99 = np.percentile(drawn, (50, 90, 95, 99))
         return Percentiles(
-            mean=expected.total_s / _S_PER_DAY,
+            mean=expected.total_s / S_PER_DAY,
             p50=float(p50),
             p90=float(p90),
             p95=float(p95),
@@ -155,7 +153,7 @@ def _with_time(report: TrainingRunReport, run: _Run, step: TrainingReport) -> Tr
     )
     return replace(
         report,
-        ideal_days=ideal_s / _S_PER_DAY,
+        ideal_days=ideal_s / S_PER_DAY,
         days=_days(expected),
         days_low=low,
         days_high=high,
@@ -224,7 +222,7 @@ def _measure_size(run: _Run, step: TrainingReport, cost: DeviceCost) -> RunSize:
 
 
 def _days(expected: ExpectedRun) -> float:
-    return expected.total_s / _S_PER_DAY
+    return expected.total_s / S_PER_DAY
 
 
 def _never_ends(run: _Run) -> Feasibility:

@@ -41,9 +41,10 @@ class SizeSearch:
     def find_fewest(self) -> int:
         """Return the devices of the smallest size that is enough, 0 where none is.
 
-        More replicas shorten a run until its batch is spread thin or failures outweigh them, so
-        the sizes that are enough are next to each other: the quickest run is looked for where the
-        largest is not enough, then the smallest that is enough below it.
+        What does not fit may fit on more devices, whose shards are smaller. More replicas then
+        shorten a run until its batch is spread thin or failures outweigh them, so the sizes that
+        are enough are next to each other: the quickest run is looked for where the largest is not
+        enough, then the smallest that is enough below it.
         """
         degrees = self._degrees
         self._at(self._scenario.layout.dp)
@@ -66,7 +67,7 @@ class SizeSearch:
         low, high = 0, len(self._degrees) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._days(middle) > self._days(middle + 1):
+            if not self._fits(middle) or self._days(middle) > self._days(middle + 1):
                 low = middle + 1
             else:
                 high = middle
@@ -76,9 +77,13 @@ class SizeSearch:
         size = self._at(self._degrees[index])
         return size is not None and size.is_enough
 
+    def _fits(self, index: int) -> bool:
+        """Return whether a step can be made, whether or not a run of them ever ends."""
+        size = self._at(self._degrees[index])
+        return size is not None and size.step_time_ms > 0
+
     def _days(self, index: int) -> float:
         size = self._at(self._degrees[index])
-        # What does not fit may fit on more devices, whose shards are smaller.
         return size.days if size is not None and size.days else float("inf")
 
     def _at(self, dp: int) -> RunSize | None:

@@ -85,7 +85,7 @@ class _Tables:
         if chain.has_memory:
             needed = _spans(chain.byte_sums[stage], costs.shape[1])
             costs = costs if is_changed else costs.copy()
-            costs[needed > chain.bytes_there[stage] * (1 + 1e-12)] = np.inf
+            costs[needed > chain.room_bytes[stage]] = np.inf
         if is_changed:
             costs[costs > self._limit] = np.inf
         return costs

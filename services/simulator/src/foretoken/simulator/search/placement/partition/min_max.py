@@ -54,7 +54,7 @@ class _Filler:
         self._num_nodes = chain.num_nodes
         self._transfers: list[list[float]] = chain.transfers.T.tolist()
         self._bytes: list[list[float]] = chain.byte_sums.tolist() if chain.has_memory else []
-        self._there: list[float] = (chain.bytes_there * (1 + 1e-12)).tolist()
+        self._there: list[float] = chain.room_bytes.tolist()
 
     def fill(self, length: float) -> list[int] | None:
         """Return where stages end that are no longer; none where nodes are left or too large."""

@@ -1,0 +1,115 @@
+"""The calls of shapes in the book, and what tells shapes apart that run other operators."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.domain.communication import PlacedGroup
+from foretoken.domain.graph import OperatorNode, Section
+from foretoken.domain.lowering import Nodes
+from foretoken.domain.placement import axis_group
+from foretoken.domain.sequence_parallel import splits_tokens
+from foretoken.simulator.grid import Ints
+from foretoken.simulator.search.training.call_prices import CallBook
+from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.training.recompute import LAYER_INPUT
+from foretoken.simulator.training.state_sharding import StateExchange
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenCalls:
+    """The calls of a shape, one row per operator and one column per micro batch size."""
+
+    forward: Ints
+    backward: Ints
+    input_gather: Ints
+    boundary_gather: Ints
+
+
+def write_calls(shape: Shape, book: CallBook, *, gathers_inputs: bool) -> WrittenCalls:
+    """Write what a shape runs to the book."""
+    length = len(shape.micro_batch_sizes)
+    boundary = boundary_gather(shape)
+    return WrittenCalls(
+        forward=_stack(shape.forward, book, length),
+        backward=_stack(shape.backward, book, length),
+        input_gather=_stack(_input_gather(shape) if gathers_inputs else (), book, length),
+        boundary_gather=_stack(() if boundary is None else (boundary,), book, length),
+    )
+
+
+def _stack(nodes: Nodes, book: CallBook, length: int) -> Ints:
+    numbers = [book.add(node, length) for node in nodes]
+    return np.array(numbers, dtype=np.int64).reshape(len(numbers), length)
+
+
+def _stream(shape: Shape) -> OperatorNode:
+    """Return the operator that has what layers hand on: the norm at their beginning."""
+    return next(node for node in shape.forward if node.role == "input_norm")
+
+
+def _input_gather(shape: Shape) -> Nodes:
+    """Return how the saved input of a layer is gathered again, where it is split over tp."""
+    stream = _stream(shape)
+    num_bytes = stream.written_dtype.bytes_of(stream.dims["num_tokens"] * stream.dims["hidden"])
+    if shape.rank.layout.tp == 1 or splits_tokens(shape.rank, shape.scenario):
+        return ()
+    group = PlacedGroup.of_rank(axis_group(shape.rank.layout, "tp"), shape.rank)
+    return (group.collective(stream, f"{LAYER_INPUT}_all_gather", "all_gather", num_bytes),)
+
+
+def boundary_gather(shape: Shape) -> OperatorNode | None:
+    """Return how what arrives in parts from another stage is gathered over tp."""
+    is_scattered = shape.trainer.scatters_stage_transfers and shape.rank.layout.tp > 1
+    if not is_scattered or splits_tokens(shape.rank, shape.scenario):
+        return None
+    near = dataclasses.replace(
+        _stream(shape), section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
+    )
+    group = PlacedGroup.of_rank(axis_group(shape.rank.layout, "tp"), shape.rank)
+    message_bytes = near.dtype.bytes_of(near.dims["num_tokens"] * shape.rank.model.hidden)
+    return group.collective(near, "stage_receive_all_gather", "all_gather", message_bytes)
+
+
+def exchanged_nodes(exchange: StateExchange) -> Nodes:
+    """Return the operators of an exchange in layers, each once."""
+    found = {
+        id(node): node
+        for node in (*exchange.forward, *exchange.backward_gather, *exchange.backward_reduction)
+    }
+    return tuple(found.values())
+
+
+def _signature(nodes: Nodes) -> tuple[object, ...]:
+    """Return what a pass is made of, whatever its operators take."""
+    return tuple(
+        (
+            *(node.role, node.operator, node.group, node.axis, node.section, node.share),
+            *(node.overlap, node.overlaps_with),
+            *(node.repeat, node.first_layer, node.layer_stride),
+        )
+        for node in nodes
+    )
+
+
+def shape_signature(shape: Shape) -> tuple[object, ...]:
+    """Return what the passes of a shape are made of, whatever its operators take."""
+    gathers = len(_input_gather(shape)), boundary_gather(shape) is not None
+    return (*_signature((*shape.forward, *shape.backward)), gathers)
+
+
+def exchange_signature(exchange: StateExchange) -> tuple[object, ...]:
+    """Return what an exchange in layers is made of, whatever its operators take."""
+    return (
+        _signature(exchange.forward),
+        _signature(exchange.backward_gather),
+        _signature(exchange.backward_reduction),
+    )
+
+
+def number_values(values: Sequence[tuple[object, ...]]) -> Ints:
+    """Return numbers that are equal where values are."""
+    known: dict[tuple[object, ...], int] = {}
+    return np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int64)

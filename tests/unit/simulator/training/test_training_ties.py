@@ -1,0 +1,207 @@
+"""Ties of strategies: decided by the error of their difference, not by both intervals."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from training_fakes import RooflinePredictor, build_scenario
+
+from foretoken.domain.estimate import DType, LatencyQuery, LatencyReply, OperatorTable
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.ports import ModelVersion
+from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.simulator.search.training.answers import Answers
+from foretoken.simulator.search.training.closed_form import Setting, answer_in_closed_form
+from foretoken.simulator.search.training.error_families import ERROR_FAMILIES, families_of
+from foretoken.simulator.search.training.space import resolve_space
+from foretoken.simulator.search.training.step_time import StepTimer
+from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.search.training.ties import find_ties, time_families
+
+_PRODUCTS = ERROR_FAMILIES.index("matrix products")
+_IN_NODE = ERROR_FAMILIES.index("collectives in a node")
+
+
+class _Doubtful:
+    """The roofline, unsure of some families alone, by a ratio each; `at_bound` they take that."""
+
+    def __init__(self, error_ratios: Mapping[int, float], *, at_bound: bool = False) -> None:
+        self._ratios, self._at_bound = error_ratios, at_bound
+        self._roofline = RooflinePredictor()
+        self.num_queries = 0
+
+    def list_models(self) -> tuple[ModelVersion, ...]:
+        return ()
+
+    def predict(self, query: LatencyQuery) -> LatencyReply:
+        self.num_queries += 1
+        reply: LatencyReply = self._roofline.predict(query)
+        tables = []
+        for table, answer in zip(query.tables, reply.tables, strict=True):
+            estimate = np.asarray(answer.latency_us)
+            ratios = np.array([self._ratios.get(int(row), 0.0) for row in families_of(table)])
+            high = estimate * (1 + ratios)
+            first = high if self._at_bound else estimate
+            tables.append(
+                replace(answer, latency_us=first, low_us=estimate * (1 - ratios), high_us=high)
+            )
+        return replace(reply, tables=tuple(tables))
+
+
+def _request(device: str = "a100_sxm_80") -> TrainingSearchRequest:
+    """Two strategies that compute the same: the sums of tp are hidden behind it, or are not."""
+    return TrainingSearchRequest(
+        scenario=build_scenario(
+            ParallelLayout(dp=8),
+            model=find_model("tiny-llama"),
+            device=device,
+            sequence_length=512,
+            global_batch_size=32,
+        ),
+        space=TrainingSpace(
+            tp=(2,),
+            pp=(1,),
+            cp=(1,),
+            virtual_stages=(1,),
+            micro_batch_sizes=(4,),
+            recompute=("none",),
+            weight_parallel=("",),
+            sequence_parallel=(False,),
+            zero_stages=(0,),
+            overlaps=("none", "all"),
+        ),
+        num_finalists=0,
+    )
+
+
+def _strategies(request: TrainingSearchRequest) -> Strategies:
+    space = resolve_space(request)
+    return space.piece(0, space.num_points)
+
+
+def _two() -> Strategies:
+    """Return ZeRO 2 and 3, which exchanges parameters once more: nothing hides it."""
+    request = _request()
+    space = replace(request.space, tp=(1,), zero_stages=(2, 3), overlaps=("none",))
+    return _strategies(replace(request, space=space))
+
+
+def _ties_of_two(error_ratios: Mapping[int, float]) -> list[bool]:
+    """Return who ties of two that compute the same."""
+    strategies, predictor = _two(), _Doubtful(error_ratios)
+    times = StepTimer(strategies.source.scenario, predictor).time(strategies)
+    first, second = times.step_us
+    assert first < second
+    nothing = np.zeros(len(strategies))
+    answers = Answers(
+        strategies=strategies,
+        step_us=times.step_us,
+        low_us=times.low_us,
+        high_us=times.high_us,
+        bubble_ratio=nothing,
+        exposed_ratio=nothing,
+        mfu_ratio=nothing,
+        shape=times.shape,
+        reserved_bytes=nothing,
+        margin_bytes=nothing,
+    )
+    # The scale of values is of no matter.
+    found: list[bool] = find_ties(answers, 7 * times.step_us, predictor).tolist()
+    return found
+
+
+def test_an_error_of_what_both_run_alike_ties_nobody() -> None:
+    """Products may take twice as long: both steps with them, and the order stays."""
+    found = answer_in_closed_form(
+        _request(), Setting(predictor=_Doubtful({_PRODUCTS: 1.0})), lambda _: None
+    )
+    assert found.ranked is not None
+    winner, other = found.ranked.step_us
+    # The interval of the winner holds the other: that alone would be a tie.
+    assert winner < other < found.ranked.high_us[0]
+    assert [] == found.ties.tolist()
+
+
+def test_a_search_finds_what_an_error_of_the_difference_ties() -> None:
+    """Here it is of the sums of tp, which the winner hides."""
+    found = [
+        answer_in_closed_form(
+            _request(), Setting(predictor=_Doubtful({_IN_NODE: ratio})), lambda _: None
+        )
+        for ratio in (0.0, 0.5)
+    ]
+    assert [[], [1]] == [form.ties.tolist() for form in found]
+
+
+@pytest.mark.parametrize("products", [0.0, 0.5])
+def test_a_difference_in_collectives_alone_ties_by_their_error_alone(products: float) -> None:
+    """However unsure the products are, which both run.
+
+    Collectives of a and b µs with an error of r: messages of other sizes share half of it, so the
+    difference b - a errs by r sqrt(a^2 + b^2 - a b).
+    """
+    strategies = _two()
+    estimate, doubled = (
+        StepTimer(strategies.source.scenario, _Doubtful({_IN_NODE: 1.0}, at_bound=at_bound))
+        .time(strategies)
+        .step_us
+        for at_bound in (False, True)
+    )
+    a, b = doubled - estimate
+    assert estimate[1] - estimate[0] == pytest.approx(b - a)
+    enough = (b - a) / np.sqrt(a**2 + b**2 - a * b)
+    for ratio, is_tie in ((0.0, False), (0.99 * enough, False), (1.01 * enough, True)):
+        assert [True, is_tie] == _ties_of_two({_IN_NODE: ratio, _PRODUCTS: products})
+
+
+@pytest.mark.parametrize("device", ["a100_sxm_80", "b200"])
+def test_families_timed_at_once_are_each_as_if_alone(device: str) -> None:
+    """Also where products are held to the rate that lasts, which bounds are not by themselves."""
+    request = _request(device)
+    strategies, scenario = _strategies(request), resolve_space(request).source.scenario
+    predictor = _Doubtful(dict.fromkeys(range(len(ERROR_FAMILIES)), 0.5))
+    found = time_families(strategies, predictor)
+    alone = [
+        StepTimer(scenario, _Doubtful({family: 0.5}, at_bound=True)).time(strategies).step_us
+        for family in range(len(ERROR_FAMILIES))
+    ]
+    np.testing.assert_allclose(found, alone)
+    assert 1 == predictor.num_queries
+
+
+def test_who_wants_no_ties_asks_once() -> None:
+    counts = []
+    for has_ties in (False, True):
+        predictor = _Doubtful({_IN_NODE: 3.0})
+        setting = Setting(predictor=predictor, has_ties=has_ties)
+        answer_in_closed_form(_request(), setting, lambda _: None)
+        counts.append(predictor.num_queries)
+    assert [1, 2] == counts
+
+
+@pytest.mark.parametrize(
+    ("operator", "columns", "family"),
+    [
+        ("gemm", {"m": [1], "n": [1], "k": [1]}, "matrix products"),
+        ("rms_norm", {"num_tokens": [1], "hidden_size": [1]}, "memory-bound operators"),
+        ("attention_prefill", {"batch_size": [1]}, "attention"),
+        ("grouped_gemm", {"m": [1]}, "matrix products"),
+        ("all_reduce", {"num_nodes": [1]}, "collectives in a node"),
+        ("all_reduce", {"num_nodes": [2]}, "collectives between nodes"),
+        ("send_recv", {"num_nodes": [2]}, "point to point"),
+    ],
+)
+def test_operators_belong_to_families(
+    operator: str, columns: Mapping[str, list[int]], family: str
+) -> None:
+    table = OperatorTable(operator=operator, dtype=DType.BF16, columns=columns)
+    assert [family] == [ERROR_FAMILIES[place] for place in families_of(table)]
+
+
+def test_one_table_has_collectives_of_both_families() -> None:
+    table = OperatorTable(
+        operator="all_gather", dtype=DType.BF16, columns={"num_nodes": np.array([1, 4])}
+    )
+    assert [_IN_NODE, _IN_NODE + 1] == families_of(table).tolist()
