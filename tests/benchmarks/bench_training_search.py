@@ -41,6 +41,7 @@ from foretoken.domain.training_search import (
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.internevo.request import build_request
 from foretoken.simulator.search.placement.chain import Chain, find_method
+from foretoken.simulator.search.training.canonical import find_redundant
 from foretoken.simulator.search.training.legality import judge_legality
 from foretoken.simulator.search.training.search import search_training
 from foretoken.simulator.search.training.space import resolve_space
@@ -155,8 +156,11 @@ def _compare_with_events(predictor: PredictorPort, num_drawn: int) -> None:
     random = np.random.default_rng(0)
     for model, num_devices in _SPACES.items():
         request = _request(model, num_devices)
-        (points, *_) = resolve_space(request).pieces()
+        space = resolve_space(request)
+        points = space.piece(0, space.num_points)
         legal = points.take(np.flatnonzero(judge_legality(points) == 0))
+        is_left_out = np.any(list(find_redundant(legal, space).values()), axis=0)
+        legal = legal.take(np.flatnonzero(~is_left_out))
         rows = np.sort(random.choice(len(legal), min(num_drawn, len(legal)), replace=False))
         drawn = legal.take(rows)
         closed_ms = StepTimer(request.scenario, predictor).time(drawn).step_us / 1e3

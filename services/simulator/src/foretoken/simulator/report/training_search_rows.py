@@ -38,6 +38,7 @@ _VERDICT_NAMES = {
     "batch": "batch not divided",
     "layers": "more stages than layers",
     "virtual_stages": "nothing to interleave",
+    "virtual_stages: unequal chunks": "interleaved chunks are unequal",
     "heads": "heads not divided",
     "mlp_width": "MLP width not divided",
     "sequence": "sequence not divided",

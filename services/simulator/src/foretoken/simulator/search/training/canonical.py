@@ -1,9 +1,10 @@
 """Strategies that say the same as another of their space, of which the other is kept.
 
 Each rule holds only where the space has that other one, which breaks nothing the first does not.
-Beside them are interleaved chunks on a pipeline of one rank, which the simulator can run and
-trainers do not.
-Source: Megatron-LM, `arguments.py` (an interleaved schedule needs more than one pipeline stage).
+Beside them are interleaved chunks on a pipeline of one rank, and of unequal numbers of layers,
+which the simulator can run and Megatron-LM does not.
+Source: Megatron-LM, `arguments.py` (an interleaved schedule needs more than one pipeline stage, and
+layers that the stages and their chunks divide).
 """
 
 import numpy as np
@@ -13,11 +14,13 @@ from foretoken.simulator.grid import Flags
 from foretoken.simulator.search.training.legality import count_replicas
 from foretoken.simulator.search.training.space import StrategySpace
 from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.training.schedule import find_schedule
 
 _PLAIN, _MSP, _FSP, _ISP = (WEIGHT_PARALLELS.index(name) for name in ("", "msp", "fsp", "isp"))
 _DATA, _ALL = OVERLAPS.index("data"), OVERLAPS.index("all")
 
 INTERLEAVED_ALONE = "virtual_stages"
+INTERLEAVED_UNEVENLY = "virtual_stages: unequal chunks"
 # By verdict, why a strategy is left out.
 REASONS = {
     "redundant: sequence_parallel": (
@@ -35,6 +38,10 @@ REASONS = {
     INTERLEAVED_ALONE: (
         "a pipeline of one rank has nothing to interleave, and trainers refuse it: virtual_stages 1"
     ),
+    INTERLEAVED_UNEVENLY: (
+        "interleaved chunks have unequal numbers of layers, and Megatron-LM refuses them: leave"
+        " virtual_stages 1 out of the space to try them all the same"
+    ),
 }
 
 
@@ -46,6 +53,7 @@ def find_redundant(strategies: Strategies, space: StrategySpace) -> dict[str, Fl
         _repeats_states(strategies, space),
         _repeats_overlap(strategies, space),
         _interleaves_nothing(strategies, space),
+        _interleaves_unevenly(strategies, space),
     )
     return dict(zip(REASONS, found, strict=True))
 
@@ -92,6 +100,20 @@ def _repeats_overlap(strategies: Strategies, space: StrategySpace) -> Flags:
 
 
 def _interleaves_nothing(strategies: Strategies, space: StrategySpace) -> Flags:
-    has_other = any(chunks == 1 for _, chunks in space.rows_of("virtual_stages"))
-    repeats: Flags = (strategies.pp == 1) & (strategies.virtual_stages > 1) & has_other
+    repeats: Flags = (strategies.pp == 1) & (strategies.virtual_stages > 1) & _has_whole(space)
     return repeats
+
+
+def _interleaves_unevenly(strategies: Strategies, space: StrategySpace) -> Flags:
+    names = strategies.source.pipeline_schedules
+    is_free = np.array([find_schedule(name).virtual_stages == 0 for name in names])
+    num_chunks = strategies.pp * strategies.virtual_stages
+    is_uneven = strategies.source.scenario.model.num_layers % num_chunks != 0
+    is_interleaved = is_free[strategies.pipeline_schedule] & (strategies.virtual_stages > 1)
+    repeats: Flags = is_interleaved & is_uneven & (strategies.pp > 1) & _has_whole(space)
+    return repeats
+
+
+def _has_whole(space: StrategySpace) -> bool:
+    """Tell whether the space has ranks with one chunk of layers."""
+    return any(chunks == 1 for _, chunks in space.rows_of("virtual_stages"))
