@@ -20,6 +20,7 @@ from foretoken.app.cli.state import (
     scenario_changes,
     state_of,
 )
+from foretoken.app.config import EMBEDDED
 from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.plugins import read_yaml
@@ -102,7 +103,13 @@ def memory(
     state = state_of(context)
     with open_composition(state) as services:
         resolved = _read(scenario, strategy)
-        report = services.foretoken("simulator").plan_training_memory(resolved)
+        if state.config.endpoints.simulator == EMBEDDED:
+            # Without a simulator, and what that has to load: it is arithmetic.
+            from foretoken.simulator.training.memory_plan import plan_memory
+
+            report = plan_memory(resolved)
+        else:
+            report = services.foretoken("simulator").plan_training_memory(resolved)
         state.print_object(report, lambda: memory_table(_title(resolved), report))
         if page is not None:
             _write_page(page, _title(resolved), report)
