@@ -19,6 +19,7 @@ from foretoken.domain.training_search import (
     TrainingSpace,
 )
 from foretoken.simulator.search.context import InlineContext
+from foretoken.simulator.search.training.canonical import find_redundant
 from foretoken.simulator.search.training.closed_form import Setting, answer_in_closed_form
 from foretoken.simulator.search.training.legality import LEGAL, judge_legality
 from foretoken.simulator.search.training.search import count_points, search_training
@@ -95,6 +96,39 @@ def test_the_cells_of_each_pair_of_axes_count_all_that_can_run(
     assert dict.fromkeys(totals, report.num_legal) == totals
     best = max(report.cells, key=lambda cell: cell.tokens_per_s_per_gpu)
     assert np.max(report.candidates.tokens_per_s_per_gpu) == best.tokens_per_s_per_gpu
+
+
+@pytest.mark.parametrize(("asked", "left_out"), [((1, 2, 4), {(2, 4), (4, 2)}), ((2, 4), set())])
+def test_chunks_of_unequal_layers_are_left_out_unless_asked_for(
+    asked: tuple[int, ...], left_out: set[tuple[int, int]]
+) -> None:
+    """Of 12 layers 8 chunks are unequal, of two stages or four; 16 are more than there are."""
+    model = replace(_SCENARIO.model, num_layers=12)
+    request = replace(
+        _REQUEST,
+        scenario=replace(_SCENARIO, model=model),
+        space=TrainingSpace(
+            num_devices=(12,),
+            tp=(1,),
+            pp=(2, 3, 4),
+            cp=(1,),
+            virtual_stages=asked,
+            global_batch_sizes=(144,),
+            micro_batch_sizes=(1,),
+            sequence_parallel=(False,),
+            zero_stages=(0,),
+            overlaps=("none",),
+            recompute=("none",),
+            weight_parallel=("",),
+        ),
+        num_finalists=0,
+    )
+    space = resolve_space(request)
+    points = space.piece(0, space.num_points)
+    legal = points.take(np.flatnonzero(judge_legality(points) == LEGAL))
+    found = find_redundant(legal, space)["virtual_stages: unequal chunks"]
+    rows = np.flatnonzero(found)
+    assert left_out == {(int(legal.pp[row]), int(legal.virtual_stages[row])) for row in rows}
 
 
 def test_the_best_is_the_best_of_all_simulations() -> None:
