@@ -291,7 +291,3 @@ class TrainingSearchReport:
     notes: tuple[str, ...] = ()
     request_json: str = ""
     job_id: str = ""
-
-
-# Tables that can be read beside a report, and exported.
-TRAINING_SEARCH_TABLES = ("candidates",)

@@ -317,7 +317,7 @@ class SimulatorService(RunsJobs):
             InvalidRequestError: no such table.
 
         """
-        return self._searches.read_training_table(job_id, table)
+        return self._searches.read_table(job_id, table)
 
     def _keep_result(self, job: Job) -> None:
         if self._results is None:

@@ -21,6 +21,7 @@ from foretoken.app.cli.search_text import report_table
 from foretoken.app.cli.state import (
     check_output_path,
     note,
+    note_search,
     open_composition,
     show_progress,
     state_of,
@@ -137,8 +138,7 @@ def serving(  # noqa: PLR0913, PLR0917 - groups of options
         else:
             request = build_request(scenario, question, space, targets, effort)
             job = simulator.create_serving_search(request)
-            goes_on = " goes on where it was left" if job.progress_ratio > 0 else ""
-            note(f"search {job.job_id}{goes_on}; Ctrl-C cancels it")
+            note_search(job)
         report = _watch(simulator, job)
         title = _title(report)
         state.print_object(

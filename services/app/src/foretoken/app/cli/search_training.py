@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Annotated
@@ -21,6 +21,7 @@ from foretoken.app.cli.search_training_text import describe_finalist, report_tab
 from foretoken.app.cli.state import (
     check_output_path,
     note,
+    note_search,
     open_composition,
     show_progress,
     state_of,
@@ -31,7 +32,6 @@ from foretoken.client.facade import wait_for_job
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.job import Job
 from foretoken.domain.ports import SimulatorPort
-from foretoken.domain.training_report import MemoryColumns, SpanColumns
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.simulator.report.training_search_rows import describe_search
 from foretoken.simulator.search.placement.export import check_fasop_path, write_fasop
@@ -134,12 +134,11 @@ def training(  # noqa: PLR0913, PLR0917 - groups of options
         else:
             request = build_training_request(scenario, question, cluster, space, effort)
             job = simulator.create_training_search(request)
-            goes_on = " goes on where it was left" if job.progress_ratio > 0 else ""
-            note(f"search {job.job_id}{goes_on}; Ctrl-C cancels it")
+            note_search(job)
         report = _watch(simulator, job)
         title = describe_search(report)
         state.print_object(
-            _without_columns(report),
+            report,
             lambda: report_table(title, report, results.top, num_tokens),
         )
         _write(report, title, results, num_tokens)
@@ -184,15 +183,3 @@ def _write(
         page = render_page(title, training_search_sections(report, num_tokens))
         results.page.write_text(page, encoding="utf-8")
         note(f"page written to {results.page}")
-
-
-def _without_columns(report: TrainingSearchReport) -> TrainingSearchReport:
-    """Return a report without the spans and the memory over time of its finalists."""
-    finalists = tuple(
-        replace(
-            finalist,
-            report=replace(finalist.report, spans=SpanColumns(), memory_timeline=MemoryColumns()),
-        )
-        for finalist in report.finalists
-    )
-    return replace(report, finalists=finalists)

@@ -103,6 +103,12 @@ def note(message: str) -> None:
     _notes.print(message, highlight=False, soft_wrap=True)
 
 
+def note_search(job: Job) -> None:
+    """Tell which job a search is, by which it is watched again, and whether it was begun before."""
+    goes_on = " goes on where it was left" if job.progress_ratio > 0 else ""
+    note(f"search {job.job_id}{goes_on}; Ctrl-C cancels it")
+
+
 def note_jobs(job_ids: Sequence[str]) -> None:
     """Tell which jobs made the results, by which they are found again."""
     note(f"result of {', '.join(job_ids)}; `foretoken compare` sets results side by side")

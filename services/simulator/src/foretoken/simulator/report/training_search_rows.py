@@ -13,7 +13,7 @@ from foretoken.domain.training_search import (
     StrategyFinalist,
     TrainingSearchReport,
 )
-from foretoken.domain.units import GIB, MS_PER_S
+from foretoken.domain.units import GIB, MS_PER_S, S_PER_DAY
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import Row, first_of_each, list_rows
 
@@ -50,7 +50,6 @@ _VERDICT_NAMES = {
 }
 # Steps longer than this are told in seconds.
 _MS_IN_SECONDS = 10_000.0
-_S_PER_DAY = 86_400.0
 
 # Where the time of a step goes, in the order of `split_step`.
 STEP_PARTS = ("computation", "exposed communication", "bubble", "optimizer")
@@ -127,7 +126,7 @@ def make_whole_run(row: Row, num_tokens: float, sequence_length: int) -> WholeRu
     num_steps = ceil(num_tokens / (row["global_batch_size"] * sequence_length))
     return WholeRun(
         num_steps=num_steps,
-        days=num_steps * row["step_time_ms"] / MS_PER_S / _S_PER_DAY,
+        days=num_steps * row["step_time_ms"] / MS_PER_S / S_PER_DAY,
         usd=num_steps * row["usd_per_step"],
     )
 

@@ -24,7 +24,6 @@ from foretoken.domain.search import (
     ServingSearchRequest,
 )
 from foretoken.domain.training_search import (
-    TRAINING_SEARCH_TABLES,
     StrategyColumns,
     StrategyFinalist,
     TrainingSearchReport,
@@ -176,17 +175,8 @@ class SearchJobs:
     def training_report(self, job_id: str) -> TrainingSearchReport:
         """Return the result of a finished training search, with its candidates."""
         report = self._jobs.result(job_id, TrainingSearchReport)
-        candidates = self.read_training_table(job_id, "candidates").read_all()
+        candidates = self.read_table(job_id, "candidates").read_all()
         return replace(report, candidates=ipc.table_to_record(candidates, StrategyColumns))
-
-    def read_training_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
-        """Return a table of a finished training search.
-
-        Raises:
-            InvalidRequestError: no such table.
-
-        """
-        return open_table(self._jobs, job_id, table, TRAINING_SEARCH_TABLES)
 
     def watch_training(self, job_id: str, first: int) -> Iterator[StrategyFinalist]:
         """Yield finalists from the `first` on, as they are found, until the search ends."""
@@ -194,7 +184,7 @@ class SearchJobs:
             yield schema.decode(StrategyFinalist, plain)
 
     def read_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
-        """Return a table of a finished serving search.
+        """Return a table of a finished serving or training search.
 
         Raises:
             InvalidRequestError: no such table.

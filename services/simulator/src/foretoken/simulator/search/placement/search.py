@@ -31,7 +31,11 @@ from foretoken.simulator.search.placement.survey import (
     survey_placements,
 )
 from foretoken.simulator.search.placement.table import PlacementFigures, build_table, list_cells
-from foretoken.simulator.search.training.finalists import StrategyRuns, encode_scenario
+from foretoken.simulator.search.training.finalists import (
+    StrategyRuns,
+    encode_scenario,
+    weigh_simulated,
+)
 
 
 def count_placements(request: TrainingSearchRequest) -> int:
@@ -213,13 +217,11 @@ def _placing(
     """Return what finalists are sorted by: those that fit first, the best of them first."""
     report: TrainingReport = finalist.report
     strategy = answers.strategies[order[finalist.candidate]].strategy
-    step_ms = report.step_time_ms
-    per_sample = step_ms / strategy.global_batch_size
-    margin = min((stage.margin_bytes for stage in report.memory), default=0.0)
-    value = {
-        "step_time": step_ms,
-        "throughput_per_gpu": per_sample * strategy.pipeline.num_devices,
-        "cost": per_sample * answers.space.usd_per_hour(strategy.pipeline),
-        "memory_headroom": -margin,
-    }[objective]
+    value = weigh_simulated(
+        report,
+        objective,
+        strategy.pipeline.num_devices,
+        strategy.global_batch_size,
+        answers.space.usd_per_hour(strategy.pipeline),
+    )
     return not report.feasibility.is_feasible, value

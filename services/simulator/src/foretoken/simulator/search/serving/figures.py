@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.search import ServingSearchRequest
+from foretoken.domain.units import S_PER_HOUR
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.points import Points
 
-_S_PER_HOUR = 3600.0
 _MILLION = 1e6
 
 
@@ -41,7 +41,7 @@ def find_figures(
     safe = np.where(tps > 0, tps, 1.0)
     return Figures(
         tps_per_gpu=tps / np.maximum(points.num_devices, 1),
-        usd_per_million=np.where(tps > 0, hour / _S_PER_HOUR / safe * _MILLION, 0.0),
+        usd_per_million=np.where(tps > 0, hour / S_PER_HOUR / safe * _MILLION, 0.0),
         usd_per_hour=hour,
     )
 

@@ -6,11 +6,10 @@ from typing import Self
 
 import numpy as np
 
-from foretoken.domain.units import US_PER_S
+from foretoken.domain.units import S_PER_HOUR, US_PER_S
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.strategies import Strategies, join_strategies
 
-_SECONDS_PER_HOUR = 3600.0
 _BILLION = 1e9
 
 
@@ -68,7 +67,7 @@ class Answers:
     def usd_per_step(self, prices: Floats) -> Floats:
         """Return the money of a step, by the hourly price of each device of the space."""
         strategies = self.strategies
-        usd_per_s = prices[strategies.device] * strategies.num_devices / _SECONDS_PER_HOUR
+        usd_per_s = prices[strategies.device] * strategies.num_devices / S_PER_HOUR
         return usd_per_s * self.step_us / US_PER_S
 
     def usd_per_billion_tokens(self, prices: Floats) -> Floats:

@@ -6,7 +6,7 @@ from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_search import StrategyFinalist, TrainingSearchRequest
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.search.training.answers import Answers
-from foretoken.simulator.search.training.finalists import encode_scenario
+from foretoken.simulator.search.training.finalists import encode_scenario, weigh_simulated
 
 # Simulations for each finalist that is wanted, at the most.
 _MAX_TRIES = 4
@@ -69,12 +69,13 @@ class Contest:
 
     def _value(self, row: int, report: TrainingReport) -> float:
         """Return what is to be small."""
-        if self._objective == "memory_headroom":
-            return -min(stage.margin_bytes for stage in report.memory)
-        if self._objective == "step_time":
-            return report.step_time_ms
-        if self._objective == "cost":
-            strategies = self._ranked.strategies
-            device = strategies.source.devices[int(strategies.device[row])]
-            return self._usd_per_hour.get(device, 0.0) / report.tokens_per_s_per_gpu
-        return -report.tokens_per_s_per_gpu
+        strategies = self._ranked.strategies
+        device = strategies.source.devices[int(strategies.device[row])]
+        num_devices = int(strategies.num_devices[row])
+        return weigh_simulated(
+            report,
+            self._objective,
+            num_devices,
+            int(strategies.global_batch_size[row]),
+            self._usd_per_hour.get(device, 0.0) * num_devices,
+        )

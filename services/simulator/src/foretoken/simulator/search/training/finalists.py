@@ -68,6 +68,21 @@ def simulate_strategy(task: StrategyTask, _: None) -> StrategyOutcome:
     )
 
 
+def weigh_simulated(
+    report: TrainingReport, objective: str, num_devices: float, num_samples: float, usd: float
+) -> float:
+    """Return what is to be small of a simulated strategy, by one of `TRAINING_OBJECTIVES`.
+
+    A step has `num_samples`, and an hour of all devices costs `usd`.
+    """
+    if objective == "memory_headroom":
+        return -min((stage.margin_bytes for stage in report.memory), default=0.0)
+    if objective == "step_time":
+        return report.step_time_ms
+    factor = usd if objective == "cost" else num_devices
+    return report.step_time_ms / num_samples * factor
+
+
 class KnownAnswers:
     """A predictor that knows the answers to some questions, and no other."""
 
