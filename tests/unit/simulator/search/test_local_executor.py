@@ -83,7 +83,7 @@ def test_a_worker_killed_from_outside_is_replaced(executor: LocalExecutor, tmp_p
     found: dict[int, int] = {}
     consumer = threading.Thread(target=lambda: found.update(results))
     consumer.start()
-    while len(executor.worker_pids) < 2:
+    while len(list(tmp_path.glob("go.waits-*"))) < 2:
         time.sleep(0.01)
     victim = executor.worker_pids[0]
     os.kill(victim, signal.SIGKILL)
