@@ -175,6 +175,7 @@ bench-training: setup ## training simulations beside measured steps and other si
 .PHONY: bench-training-search
 bench-training-search: setup ## training strategies per second, partition times, rankings beside measured steps (minutes)
 	@$(BIN)/python tests/benchmarks/bench_training_search.py
+	@$(BIN)/python tests/benchmarks/bench_error_correlation.py
 
 .PHONY: bench-search
 bench-search: setup ## searches: best deployments, capacity, scaling, beside measured rows and other tools (minutes)

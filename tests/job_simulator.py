@@ -26,6 +26,7 @@ from foretoken.domain.training_search import (
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.watch import Watch
 
 
 class JobSimulator:
@@ -80,7 +81,7 @@ class JobSimulator:
     def read_serving_search_table(self, job_id: str, table: str) -> ArrowStream:
         raise AssertionError(job_id, table)
 
-    def watch_serving_search(self, job_id: str, first: int = 0) -> Iterator[Finalist]:
+    def watch_serving_search(self, job_id: str, first: int = 0) -> Watch[Finalist]:
         raise AssertionError(job_id, first)
 
     def plan_training_memory(self, scenario: TrainingScenario) -> TrainingMemoryReport:
@@ -98,5 +99,5 @@ class JobSimulator:
     def read_training_search_table(self, job_id: str, table: str) -> ArrowStream:
         raise AssertionError(job_id, table)
 
-    def watch_training_search(self, job_id: str, first: int = 0) -> Iterator[StrategyFinalist]:
+    def watch_training_search(self, job_id: str, first: int = 0) -> Watch[StrategyFinalist]:
         raise AssertionError(job_id, first)

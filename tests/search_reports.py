@@ -274,7 +274,7 @@ def _probe(rate_rps: float, *, capacity: float) -> CapacityProbe:
 
 
 def _sensitivities(best: dict[str, Any]) -> tuple[Sensitivity, ...]:
-    figures = {"links twice as fast": 1.04, "memory twice as fast": 1.6, "prompts half": 1.35}
+    figures = {"links 2x": 1.04, "memory bandwidth +50 %": 1.3, "prompts half": 1.35}
     today = best["output_throughput_tps_per_gpu"]
     changes = [
         Sensitivity(

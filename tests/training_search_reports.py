@@ -18,6 +18,7 @@ from foretoken.domain.training_search import (
     StrategyColumns,
     StrategyFinalist,
     StrategySensitivity,
+    TieCall,
     TrainingSearchReport,
     TrainingSearchRequest,
     TrainingSpace,
@@ -78,6 +79,15 @@ def build_training_search(name_suffix: str = "") -> TrainingSearchReport:
         best=_best(fitting),
         # The second is within the error of the first.
         ties=tuple(point["name"] for point in fitting[:2]),
+        tie_calls=(
+            TieCall(
+                operator="all_reduce",
+                words="message_bytes=1048576 devices_per_node=4 num_nodes=1",
+                device="a100_sxm_80",
+                topology="a100_dgx",
+                difference_ratio=0.0234,
+            ),
+        ),
         finalists=tuple(_finalist(place, point) for place, point in enumerate(fitting[:3])),
         sensitivities=_sensitivities(fitting[0]),
         cells=(*_cells(points, "tp", "pp"), *_cells(points, "micro_batch_size", "recompute")),
@@ -287,7 +297,7 @@ def _scenario(point: Point) -> TrainingScenario:
 
 
 def _sensitivities(best: Point) -> tuple[StrategySensitivity, ...]:
-    figures = {"links 2x": 1.06, "HBM +50 %": 1.0, "batch halved": 0.93}
+    figures = {"links 2x": 1.06, "memory capacity +50 %": 1.0, "half the batch": 0.93}
     return tuple(
         StrategySensitivity(
             change=change,
@@ -295,6 +305,7 @@ def _sensitivities(best: Point) -> tuple[StrategySensitivity, ...]:
             step_time_ms=best["step_time_ms"] / ratio,
             tokens_per_s_per_gpu=best["tokens_per_s_per_gpu"] * ratio,
             throughput_ratio=ratio,
+            same_throughput_ratio=ratio if ratio != 0.93 else 0.91,
             num_fitting=40,
             is_same_best=ratio != 0.93,
         )

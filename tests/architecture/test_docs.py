@@ -26,7 +26,7 @@ from foretoken.app.compose import PROFILER_PLACES
 from foretoken.app.config import AppConfig, load_config
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.catalog.config import CatalogConfig
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain import schema
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.sourced import strip_sources

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_modules import IMPORT_COMMANDS
 from imported_packages import third_party_packages
 
 # Distributions whose import name differs.
@@ -40,6 +41,7 @@ def test_a_service_starts_with_its_own_extra_alone(
             f"foretoken.{service}.service",
             f"foretoken.{service}.servicer",
         ],
+        IMPORT_COMMANDS,
     )
 
 
@@ -84,13 +86,14 @@ def _distribution(requirement: str) -> str:
     return re.split(r"[^a-z0-9-]", requirement.lower().replace("_", "-"))[0]
 
 
-def _import_without(absent: list[str], modules: list[str]) -> None:
+def _import_without(absent: list[str], modules: list[str], further: str = "") -> None:
     program = "\n".join(
         [
             "import importlib, sys",
             # None makes Python say that there is no such module.
             f"sys.modules.update(dict.fromkeys({absent!r}))",
             *(f"importlib.import_module({module!r})" for module in modules),
+            further,
         ]
     )
     loaded = subprocess.run(

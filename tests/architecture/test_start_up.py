@@ -1,7 +1,13 @@
 """What every command waits for: the program starts without the packages that few commands need."""
 
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from command_modules import IMPORT_COMMANDS
 
 # Each takes a tenth of a second or more to import.
 _HEAVY = (
@@ -12,18 +18,75 @@ _HEAVY = (
     "lightgbm",
     "matplotlib",
     "numba",
+    "pandas",
     "prometheus_client",
     "ray",
     "scipy",
     "torch",
     "transformers",
 )
+_GRPC = ("grpc", "google.protobuf")
+_NUMERIC = ("numpy", "pyarrow")
+_MEMORY = "memory --model llama-2-7b --device a100_sxm_80 --layout tp=2,pp=4,dp=2"
+
+# Runs a command as the program does, then tells which of the packages it has imported.
+_PROGRAM = """
+import json, sys
+from foretoken.app.cli.main import main
+status = 0
+try:
+    main()
+except SystemExit as end:
+    status = end.code or 0
+loaded = [name for name in json.loads(sys.stdin.read()) if name in sys.modules]
+print(json.dumps([status, loaded]), file=sys.stderr)
+"""
 
 
 def test_no_command_waits_for_what_only_some_need() -> None:
-    code = (
-        "import sys, foretoken.app.cli.main\n"
-        f"print(*[name for name in {_HEAVY!r} if name in sys.modules])"
-    )
+    code = f"{IMPORT_COMMANDS}\nprint(*[name for name in {_HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert [] == done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "packages"),
+    [
+        ("--version", (*_NUMERIC, *_GRPC, "yaml", "rich", "foretoken.domain")),
+        ("--help", (*_NUMERIC, *_GRPC, "yaml", "foretoken.domain")),
+        ("search --help", (*_NUMERIC, *_GRPC)),
+        ("search training --help", (*_NUMERIC, *_GRPC)),
+        ("simulate training --help", (*_NUMERIC, *_GRPC)),
+        ("predict --help", (*_NUMERIC, *_GRPC)),
+        ("list models", (*_NUMERIC, *_GRPC)),
+        (_MEMORY, ("pyarrow", *_GRPC)),
+    ],
+)
+def test_a_light_command_imports_little(
+    words: str, packages: Sequence[str], tmp_path: Path
+) -> None:
+    """Who asks for help, names or arithmetic does not wait for what moves and learns from data."""
+    command = [sys.executable, "-c", _PROGRAM, "--home", str(tmp_path), *words.split()]
+    done = subprocess.run(
+        command, input=json.dumps((*packages, *_HEAVY)), capture_output=True, text=True, check=True
+    )
+    assert [0, []] == json.loads(done.stderr.splitlines()[-1])
+    assert done.stdout != ""
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_shell_completes_commands_without_importing_them() -> None:
+    """A completion comes between two keys."""
+    environment = {
+        "_FORETOKEN_COMPLETE": "complete_bash",
+        "COMP_WORDS": "foretoken search ",
+        "COMP_CWORD": "2",
+    }
+    code = _PROGRAM.replace("main()", "sys.argv[0] = 'foretoken'; main()", 1)
+    packages = json.dumps(("rich", "yaml", *_NUMERIC, *_GRPC, *_HEAVY))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=packages, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ["serving", "capacity", "training", "internevo"] == done.stdout.split()
+    assert [0, []] == json.loads(done.stderr.splitlines()[-1])

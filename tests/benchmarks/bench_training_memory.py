@@ -36,6 +36,12 @@ _DEFAULT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 _MIB = 2**20
 # Of the tables that do not say: the default of its Llama 3 recipes.
 _TORCHTITAN_LENGTH = 8192
+# What torch.compile does to a layer, in torchtitan's rules.
+_COMPILED_RULES = {
+    "fuses_gate": "true",
+    "fuses_bias_activation": "true",
+    "keeps_unread_outputs": "false",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,14 +137,15 @@ def _gpumodeling(folder: Path) -> Iterator[_Row]:
 def _torchtitan(path: Path) -> Iterator[_Row]:
     """Yield torchtitan's H100 tables; its memory is what the allocator reserved at most.
 
-    Layers are recomputed whole; a pipeline has as many micro batches as ranks.
+    Layers are recomputed whole, or by operator; a pipeline has as many micro batches as ranks.
     Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, and its
-    components/metrics.py. Rows that recompute operator by operator are left out.
+    components/metrics.py.
     """
     for row in _read(path):
         is_table = "torchtitan" in row["source"] and bool(row["peak_alloc_gib"])
-        if not is_table or row["recompute"] != "full":
+        if not is_table:
             continue
+        is_compiled = "eager" not in row["notes"]
         layout = ParallelLayout(**{axis: int(row[axis]) for axis in ("tp", "pp", "dp", "cp")})
         local_batch = int(row["notes"].split("local batch ")[1].split(";")[0])
         is_interleaved = "Interleaved" in row["notes"]
@@ -149,10 +156,10 @@ def _torchtitan(path: Path) -> Iterator[_Row]:
             sequence_length=int(row["seq"] or _TORCHTITAN_LENGTH),
             micro_batch_size=max(1, local_batch // layout.pp),
             global_batch_size=local_batch * layout.dp,
-            trainer=TrainerSpec(profile="torchtitan"),
+            trainer=TrainerSpec(profile="torchtitan", rules=_COMPILED_RULES if is_compiled else {}),
             pipeline_schedule="interleaved" if is_interleaved else "one_f_one_b",
             virtual_stages=2 if is_interleaved else 1,
-            recompute="full",
+            recompute=row["recompute"],
             zero_stage=3,
             sequence_parallel=layout.tp > 1,
         )
@@ -161,7 +168,7 @@ def _torchtitan(path: Path) -> Iterator[_Row]:
             source="torchtitan",
             label=(
                 f"{row['model']} {degrees} {scenario.pipeline_schedule}"
-                f" s {scenario.sequence_length}"
+                f" s {scenario.sequence_length}{'' if is_compiled else ' eager'}"
             ),
             scenario=scenario,
             allocated_gib=0.0,

@@ -40,6 +40,21 @@ def trained_predictor(data: Path, home: Path | None = None) -> Iterator[Predicto
             catalog.close()
 
 
+@contextmanager
+def open_measurements(data: Path, home: Path | None = None) -> Iterator[CatalogService]:
+    """Open a catalog of the shared measurements in `data`, or that of a `home` which exists."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = home or Path(scratch)
+        catalog = CatalogService(CatalogConfig(path=f"{folder}/catalog.duckdb"))
+        catalog.open()
+        try:
+            if home is None:
+                import_training_tables(catalog, data, Path(scratch) / "thinned")
+            yield catalog
+        finally:
+            catalog.close()
+
+
 def _train(predictor: PredictorService) -> None:
     job = predictor.create_training(TrainRequest())
     *_, last = predictor.watch_job(job.job_id)

@@ -176,10 +176,12 @@ def _vtrain(row: Row, _: Mapping[str, Row]) -> Iterator[PublishedStep]:
 def _internlm(row: Row, _: Mapping[str, Row]) -> Iterator[PublishedStep]:
     """Read InternEvo's train_performance.md; optimizer states are shared out over all or some.
 
-    The document is as old as InternLM's first release, and names its kernels.
+    The document is as old as InternLM's first release, and names its kernels. Where layers are not
+    recomputed, their norms are: model/modeling_internlm.py there, dropout_selective_checkpoint,
+    which configs/7B_sft.py leaves on.
     """
     sharding = row["zero_dist_opt"]
-    is_whole = "within" not in sharding
+    is_whole, is_full = "within" not in sharding, row["recompute"] == "full"
     hidden, heads = int(row["hidden"]), int(row["heads"])
     model = ModelArchitecture(
         name=row["model"],
@@ -200,7 +202,8 @@ def _internlm(row: Row, _: Mapping[str, Row]) -> Iterator[PublishedStep]:
         model,
         topology="a100_roce_4x",
         trainer=TrainerSpec(profile="internlm-2023"),
-        recompute=row["recompute"],
+        recompute="full" if is_full else "selective",
+        recompute_modules=() if is_full else ("layernorm",),
         dtype=DType.BF16,
         zero_stage=1,
         shard_degree=0 if is_whole else int(sharding.split()[-1]),

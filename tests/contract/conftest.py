@@ -12,7 +12,7 @@ from loopback import serve
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 
 
 @pytest.fixture(params=["embedded", "grpc"])

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 from artifact_shelf import ArtifactShelf
 
+from foretoken.domain import schema
 from foretoken.domain.errors import UnknownDeviceError
 from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply, Provenance
 from foretoken.domain.job import Job
@@ -35,6 +36,8 @@ from foretoken.domain.profiling import (
 from foretoken.domain.report import PredictorTrainingReport, ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_search import StrategyFinalist
+from foretoken.domain.watch import WakingWatch, Watch
 from foretoken.wire import ipc
 
 Work = Callable[[JobProgress], object]
@@ -101,6 +104,10 @@ class FakeSimulator(FakeJobs):
             "traffic": report.traffic,
         }
         return ipc.record_to_table(columns[table])
+
+    def watch_training_search(self, job_id: str, first: int = 0) -> Watch[StrategyFinalist]:
+        plain = self.runner.follow(job_id, "finalists", first)
+        return WakingWatch((schema.decode(StrategyFinalist, item) for item in plain), plain.close)
 
 
 class FakeProfiler(FakeJobs):

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 
 
 class Reach(Protocol):

@@ -8,7 +8,7 @@ from typing import TypeVar
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.wire.serving import SERVER_OPTIONS
 
 P = TypeVar("P")

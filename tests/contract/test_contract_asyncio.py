@@ -18,7 +18,7 @@ from foretoken.client.aio.catalog import AsyncCatalogClient
 from foretoken.client.aio.predictor import AsyncPredictorClient
 from foretoken.client.aio.profiler import AsyncProfilerClient
 from foretoken.client.aio.simulator import AsyncSimulatorClient
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import (
     CatalogBusyError,
     InvalidRequestError,

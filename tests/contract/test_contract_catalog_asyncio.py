@@ -15,7 +15,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.client.aio.catalog import AsyncCatalogClient
 from foretoken.client.catalog import CatalogClient
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.measurement import (
     CheckRequest,
     MeasurementFilter,

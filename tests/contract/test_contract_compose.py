@@ -105,6 +105,18 @@ def test_a_remote_port_is_a_client_and_opens_no_files(server: RunningServer) -> 
     assert not Path("/nowhere").exists()
 
 
+def test_memory_is_planned_alike_and_opens_nothing(server: RunningServer, tmp_path: Path) -> None:
+    endpoints = EndpointsConfig(simulator=f"127.0.0.1:{server.port}")
+    with Composition(AppConfig(home="/nowhere", endpoints=endpoints)) as composition:
+        remote = composition.plan_training_memory(_TRAINING)
+    with Composition(AppConfig(home=str(tmp_path))) as composition:
+        assert remote == composition.plan_training_memory(_TRAINING)
+        with pytest.raises(UnknownDeviceError):
+            composition.plan_training_memory(replace(_TRAINING, device="a31"))
+    assert len(remote.memory) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_misspelt_key_of_a_service_is_named(tmp_path: Path) -> None:
     config = AppConfig(home=str(tmp_path), catalog={"pth": "x"})
     with (

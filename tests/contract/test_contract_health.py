@@ -10,7 +10,7 @@ import pytest
 from contract_fakes import FakeProfiler
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.profiler import ProfilerClient
 from foretoken.profiler import servicer as profiler_servicer
 

@@ -12,8 +12,10 @@ import pytest
 from contract_fakes import FakeSimulator
 from contract_scenarios import SERVING, SERVING_REPORT
 
+from foretoken.api.simulator.v1.simulator_service_pb2 import WatchTrainingSearchRequest
+from foretoken.api.simulator.v1.simulator_service_pb2_grpc import SimulatorServiceStub
 from foretoken.client.aio.simulator import AsyncSimulatorClient
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.simulator import SimulatorClient
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.job import Job, JobState
@@ -70,10 +72,12 @@ def house(tmp_path: Path) -> Iterator[_House]:
     house.close()
 
 
-def _free_watches(servicer: SimulatorServicer, patience_s: float = 5.0) -> int:
-    """How many more may watch, once the server noticed who left."""
+def _free_watches(
+    servicer: SimulatorServicer, wanted: int = MAX_WATCHES, patience_s: float = 10.0
+) -> int:
+    """How many more may watch, once the server noticed who came and left."""
     deadline = time.monotonic() + patience_s
-    while servicer._watches._value < MAX_WATCHES and time.monotonic() < deadline:
+    while servicer._watches._value != wanted and time.monotonic() < deadline:
         time.sleep(0.01)
     return servicer._watches._value
 
@@ -87,6 +91,23 @@ def test_a_client_that_leaves_frees_the_watch(house: _House) -> None:
             assert next(watch).job_id == job.job_id
             watch.close()  # type: ignore[attr-defined]
         assert _free_watches(house.servicer) == MAX_WATCHES
+
+
+def test_clients_that_leave_a_search_free_its_threads(house: _House) -> None:
+    """Though the search finds nothing more: there are more of them than the server has threads."""
+    with house.connect() as client, grpc.insecure_channel(house.options().address) as channel:
+        job = client.create_serving_simulation(SERVING)
+        stub = SimulatorServiceStub(channel)
+        for _ in range(4 * MAX_WATCHES):
+            calls = [
+                stub.WatchTrainingSearch(WatchTrainingSearchRequest(job_id=job.job_id))
+                for _ in range(MAX_WATCHES)
+            ]
+            assert _free_watches(house.servicer, wanted=0) == 0
+            for call in calls:
+                call.cancel()
+            assert _free_watches(house.servicer) == MAX_WATCHES
+        assert client.get_job(job.job_id).state is JobState.RUNNING
 
 
 def test_a_watch_survives_a_restart(house: _House) -> None:

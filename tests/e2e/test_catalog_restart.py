@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from foretoken.client.catalog import CatalogClient
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, Run, RunKind
 from foretoken.wire.arrow import rows_to_table
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from foretoken.client.catalog import CatalogClient
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurement import MeasurementFilter

@@ -15,6 +15,7 @@ SEARCH_CLASSES = (
     training_search.SpaceCell,
     training_search.StrategyFinalist,
     training_search.StrategySensitivity,
+    training_search.TieCall,
     training_search.TrainingSearchReport,
     training_search.TrainingSearchRequest,
     training_search.TrainingSpace,

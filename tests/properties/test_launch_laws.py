@@ -13,8 +13,9 @@ from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
+from foretoken.simulator.launch.framework import all_frameworks
 from foretoken.simulator.launch.trainer import TrainingLaunch, plan_job, strategy_of
-from foretoken.simulator.launch.write_training import all_frameworks, check_launched
+from foretoken.simulator.launch.write_training import check_launched
 
 T = TypeVar("T")
 
@@ -23,7 +24,9 @@ T = TypeVar("T")
 class _Space:
     """What scenarios are drawn from."""
 
-    models: tuple[str, ...] = ("llama-3.1-8b", "qwen3-8b", "mixtral-8x7b", "deepseek-v3")
+    models: tuple[str, ...] = (
+        *("llama-3.1-8b", "llama-3.1-405b", "qwen3-8b", "mixtral-8x7b", "deepseek-v3"),
+    )
     schedules: tuple[str, ...] = ("one_f_one_b", "interleaved", "gpipe", "zero_bubble_v")
     pipelines: tuple[int, ...] = (1, 2, 4)
     contexts: tuple[int, ...] = (1, 2)
@@ -49,8 +52,8 @@ _SPACES = {
     "torchtitan": _Space(
         models=("llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b"),
         exchanges=("ring",),
-        recompute=("none", "full"),
         recompute_layers=(0,),
+        modules=((), ("every_other_matmul",), ("mlp",)),
         zero_stages=(2, 3),
         has_sequence_parallel=(True,),
         dtypes=(DType.BF16, DType.FP8, DType.FP32),

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.app.config import AppConfig, load_config
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError
 
 

@@ -16,7 +16,7 @@ from foretoken.catalog import servicer
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.client.catalog import CatalogClient
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError, UnauthenticatedError
 from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import rows_to_table

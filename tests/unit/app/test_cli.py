@@ -160,16 +160,3 @@ def test_an_interruption_says_so_and_ends_with_its_status(tmp_path: Path) -> Non
         # What was being written just then may be written again.
         assert set(before) <= {"simulate at 2/s"}
         assert process.wait(timeout=30) == 130
-
-
-def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
-    """Who asks for help should not wait for numeric libraries."""
-    code = (
-        "import sys; import foretoken.app.cli.main;"
-        "print([m for m in ('torch', 'lightgbm', 'duckdb', 'matplotlib', 'ray', 'pandas')"
-        " if m in sys.modules])"
-    )
-    outcome = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert outcome.stdout == "[]\n"

@@ -46,6 +46,11 @@ def test_what_was_not_measured_is_said(run: Run) -> None:
     assert "nothing was measured of gemm on a30" in result.output
 
 
+def test_a_picture_has_the_ending_of_one(run: Run, tmp_path: Path) -> None:
+    result = run("catalog", "plot", "--operator", "gemm", "--picture", tmp_path / "curves.html")
+    assert (2, True) == (result.exit_code, "must end in" in result.output)
+
+
 def test_a_picture_is_of_one_operator(run: Run, tmp_path: Path) -> None:
     result = run(
         *("catalog", "plot", "--operator", "all_reduce", "--operator", "all_gather"),

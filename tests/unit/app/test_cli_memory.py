@@ -75,6 +75,7 @@ def test_a_page_and_a_picture_are_written(run: Run, tmp_path: Path) -> None:
         (("memory", "--device", "a100_sxm_80"), "--model"),
         (("memory", "--model", "tiny-llama"), "--device"),
         ((*_QUESTION, "--layout", "tp=x"), "needs a number"),
+        ((*_QUESTION, "--layout", "pp=2", "--page", "memory.pdf"), "must end in"),
         ((*_QUESTION, "--layout", "xp=2"), "xp"),
         ((*_QUESTION, "--layout", "dp=2", "--global-batch", 3), "global_batch_size"),
     ],

@@ -110,9 +110,38 @@ def test_a_comparison_as_json_has_values_ratios_and_changes(kept_home: Path) -> 
 
 
 def test_different_kinds_are_refused(kept_home: Path) -> None:
+    """The error says where to find those of one kind."""
     result = _run(kept_home, "compare", "latest", "latest~1")
     assert result.exit_code == 1
     assert "results of different kinds" in result.stderr
+    assert "foretoken results list --kind serving" in " ".join(result.stderr.split())
+
+
+def test_whole_runs_are_kept_shown_and_compared(home: Path, tmp_path: Path) -> None:
+    """Under the name that the command tells, with their tables and pages."""
+    scenario, page = tmp_path / "tiny.yaml", tmp_path / "runs.html"
+    scenario.write_text(_SCENARIO, encoding="utf-8")
+    for tokens in ("1e6", "2e6"):
+        planned = _run(home, "simulate", "run", str(scenario), "--tokens", tokens)
+        assert planned.exit_code == 0, planned.stderr
+    newest, older = _list(home, "--kind", "training-run")
+    assert str(newest["job_id"]) in planned.stderr
+    assert str(newest["headline"]).startswith("2e+06 tokens in ")
+    assert "Where the days go" in _run(home, "results", "show", "--page", str(page)).stdout
+    assert "Configuration" in page.read_text(encoding="utf-8")
+    words = ("compare", str(older["job_id"]), str(newest["job_id"]), "--page", str(page))
+    compared = _run(home, *words)
+    assert compared.exit_code == 0, compared.stderr
+    assert re.search(r"tokens\s*│\s*1,000,000\s*│\s*2,000,000", compared.stdout)
+    assert "Expected days with their interval" in page.read_text(encoding="utf-8")
+
+
+def test_memory_plans_are_not_kept(home: Path) -> None:
+    before = _list(home)
+    options = ("--model", "tiny-llama", "--device", "a30")
+    planned = _run(home, "memory", *options)
+    assert planned.exit_code == 0, planned.stderr
+    assert _list(home) == before
 
 
 def test_an_exported_file_is_compared_where_its_result_is_gone(home: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,7 @@ class _Simulator(JobSimulator):
         assert table == "candidates"
         return ipc.record_to_table(self.get_serving_search_report(job_id).candidates)
 
-    def watch_serving_search(self, job_id: str, first: int = 0) -> Iterator[Finalist]:
+    def watch_serving_search(self, job_id: str, first: int = 0) -> Generator[Finalist]:
         yield from self.get_serving_search_report(job_id).finalists[first:]
 
 

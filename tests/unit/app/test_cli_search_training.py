@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,7 +65,7 @@ class _Simulator(JobSimulator):
         assert table == "candidates"
         return ipc.record_to_table(self.get_training_search_report(job_id).candidates)
 
-    def watch_training_search(self, job_id: str, first: int = 0) -> Iterator[StrategyFinalist]:
+    def watch_training_search(self, job_id: str, first: int = 0) -> Generator[StrategyFinalist]:
         assert self.jobs.get(job_id).job_id == job_id
         yield from build_training_search().finalists[first:]
 
@@ -263,7 +263,11 @@ def test_a_search_that_runs_is_watched_again(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "--model: is needed where no scenario names model"),
+        ((), "--model: is needed where no scenario names model, as in --model llama-2-7b"),
+        (
+            (),
+            "; --device: is needed where no scenario names device, as in --device h100_sxm; --gpus",
+        ),
         (("--model", "tiny-llama"), "--device: is needed where no scenario names device"),
         (
             ("--model", "tiny-llama", "--device", "a30", "--gpus", "8"),
@@ -286,12 +290,16 @@ def test_a_search_that_runs_is_watched_again(
         ),
         (("FILE", "--vary", "zerostage=1"), "did you mean zero_stage"),
         (("FILE", "--vary", "tp="), "tp has no values: tp=1,2"),
-        (("FILE", "--vary", "tp=two"), "expected a whole number, got 'two'"),
+        (("FILE", "--vary", "tp=two"), "--vary tp: expected a whole number, got 'two'"),
         (("FILE", "--vary", "sequence_parallel=maybe"), "expected true or false, got 'maybe'"),
         (("FILE", "--vary", "overlap=some"), "must be of none, data, all"),
         (("FILE", "--set", "zero_stage=1"), "is searched; to fix it: --vary zero_stage=1"),
         (("FILE", "--set", "layout.tp=2"), "is searched; to fix it: --vary tp=2"),
         (("FILE", "--nodes", "a30=two"), "expected a30=4x8, nodes times devices of each"),
+        (
+            ("FILE", "--nodes", "a30=1", "--nodes", "a40=1", "--generate", "launch"),
+            "no framework runs a pipeline over a30 and a40",
+        ),
         (("FILE", "--nodes", "a30=2", "--gpus", "8"), "--nodes says already how many there are"),
         (("FILE", "--subsets"), "are of --nodes"),
         (("FILE", "--nodes", "a30=2", "--partition", "luck"), "must be of even, min_max"),
@@ -301,6 +309,11 @@ def test_a_search_that_runs_is_watched_again(
         (("FILE", "--spot"), "is of --price-list"),
         (("FILE", "--price", "a30=cheap"), "expected USD an hour as a30=3.5, got 'cheap'"),
         (("FILE", "--objective", "fame"), "must be one of throughput_per_gpu"),
+        (("FILE", "--objective", "cost"), "say what an hour costs: --price a30=USD"),
+        (
+            ("FILE", "--nodes", "a30=1x2", "--nodes", "a40=1x2", "--objective", "cost"),
+            "--price a30=USD --price a40=USD, or --price-list",
+        ),
         (("--job", "search-none"), "search-none"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -332,11 +345,21 @@ def test_a_report_is_printed_with_ranks_ties_answers_and_counts() -> None:
     ]
     for line in (
         "tp4 pp1 dp4 mbs4 3,011.6 5,440 ms 5,334 ms -1.96% 0.0% 10.0% 71 fits",
-        "batch halved -7.0% 2,856.8 5,735 ms 40 another layout",
+        "links 2x +6.0% the same 3,256.2 5,032 ms 40 the same",
+        "half the batch -7.0% -9.0% 2,856.8 5,735 ms 40 another layout",
         "heads not divided 934 tp64 tp 64 does not divide the 32 heads",
         "out of memory 15 tp1 pp1 dp16 mbs1 stage 0 needs 94.1 GiB of 80 GiB",
         "1,000 strategies: 66 can run, 51 have the memory, 3 simulated",
-        "tp4 pp1 dp4 mbs4 ties, within the error of the estimates, with tp4 pp1 dp4 mbs2",
+        (
+            "1 other strategy ties with tp4 pp1 dp4 mbs4: behind by less than the error of the"
+            " difference, so each may be as good; take one for another reason, or measure"
+        ),
+        "simplest of them: tp4 pp1 dp4 mbs4 itself",
+        "to tell the first two by the estimates apart, measure",
+        (
+            "foretoken plan all_reduce message_bytes=1048576 devices_per_node=4 num_nodes=1"
+            " --device a100_sxm_80 --topology a100_dgx (its error moves 2.34% of the step)"
+        ),
         "- no measurements of this interconnect",
     ):
         assert line in lines

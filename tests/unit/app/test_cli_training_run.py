@@ -44,7 +44,16 @@ def test_a_run_prints_days_money_and_a_target(run: Run, scenario: Path, tmp_path
         *("--set", "layout.dp=4", "--target-days", "1", "--html", page),
     )
     assert result.exit_code == 0, result.output
-    for text in ("days, expected", "cost (USD)", "coreweave", "spot", "steps done again", "1 days"):
+    for text in (
+        "1,000 billion tokens on",
+        "tokens/s per device, in a step",
+        "days, expected",
+        "cost (USD)",
+        "coreweave",
+        "spot",
+        "steps done again",
+        "1 days",
+    ):
         assert text in result.output
     written = page.read_text()
     for text in ("Where the days go", "Checkpoints", "More or fewer devices", "coreweave"):
@@ -79,14 +88,16 @@ def test_a_file_may_be_the_whole_request(run: Run, scenario: Path, tmp_path: Pat
     second = json.loads(run("--output", "json", "simulate", "run", again).stdout)
     assert (first["checkpoint_s"], first["usd_per_hour"]) == (7, 2)
     assert first["target_devices"] > 0
-    assert {**second, "request_json": ""} == {**first, "request_json": ""}
+    own = {"request_json": "", "job_id": ""}
+    assert {**second, **own} == {**first, **own}
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "give either a number of tokens or a dataset"),
-        (("--tokens", "1e9", "--dataset", "pile"), "give either a number of tokens or a dataset"),
+        ((), "by one of them: --tokens 1e12, or --dataset slimpajama"),
+        (("--tokens", "1e9", "--dataset", "pile"), "by one of them: --tokens 1e12"),
+        (("--tokens", "-1"), "--tokens: must be positive"),
         (("--dataset", "piel"), "did you mean pile"),
         (("--tokens", "1e9", "--price-list", "lamda"), "did you mean lambda"),
         (("--tokens", "1e9", "--price-list", "gcp"), "gcp has no price of a100_sxm_80"),

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from foretoken.app.config import LogConfig
 from foretoken.app.log_output import configure_logging
 from foretoken.app.request_metrics import RequestMetrics
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.profiler import ProfilerClient
 from foretoken.domain.errors import UnknownJobError
 from foretoken.domain.job import Job

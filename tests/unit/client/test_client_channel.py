@@ -11,7 +11,8 @@ import pytest
 
 from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
 from foretoken.client import channel
-from foretoken.client.channel import ChannelOptions, Connection, channel_arguments
+from foretoken.client.channel import Connection, channel_arguments
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.profiler import ProfilerClient
 from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
 from foretoken.domain.profiling import ProfileRequest
@@ -131,9 +132,20 @@ def test_only_calls_that_change_nothing_are_retried() -> None:
 @pytest.mark.parametrize("service", channel._SAFE_METHODS)
 def test_methods_that_are_retried_exist(service: str) -> None:
     """A name that is misspelt here would silently not be retried."""
+    expected = set(channel._SAFE_METHODS[service])
+    assert expected == expected & _methods_of(service)
+
+
+@pytest.mark.parametrize("service", channel._SAFE_METHODS)
+def test_every_method_that_only_reads_is_retried(service: str) -> None:
+    reading = ("Get", "List", "Read", "Describe")
+    expected = {name for name in _methods_of(service) if name.startswith(reading)}
+    assert expected <= {*channel._SAFE_METHODS[service], *channel._JOB_METHODS}
+
+
+def _methods_of(service: str) -> set[str]:
     short = service.split(".")[2]
     module = __import__(f"foretoken.api.{short}.v1.{short}_service_pb2", fromlist=["DESCRIPTOR"])
     descriptor = module.DESCRIPTOR.services_by_name[service.rsplit(".", 1)[1]]
     assert descriptor.full_name == service
-    expected = set(channel._SAFE_METHODS[service])
-    assert expected == expected & {method.name for method in descriptor.methods}
+    return {method.name for method in descriptor.methods}

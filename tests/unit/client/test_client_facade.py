@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from foretoken.client.facade import Foretoken, wait_for_job
+from foretoken.client.facade import Foretoken
+from foretoken.client.job_wait import wait_for_job
 from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
 from foretoken.domain.job import Job, JobState
 

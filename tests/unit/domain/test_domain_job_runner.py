@@ -17,7 +17,7 @@ from foretoken.domain.errors import (
     QueueFullError,
     UnknownJobError,
 )
-from foretoken.domain.job import Job, JobState
+from foretoken.domain.job import Job, JobState, error_of_job
 from foretoken.domain.job_runner import JobProgress, JobRunner
 
 _TIMEOUT_S = 10.0
@@ -104,6 +104,12 @@ def test_an_unexpected_exception_fails_the_job_with_its_name(runner: JobRunner) 
     assert job.error_message.startswith("ZeroDivisionError")
     with pytest.raises(ForetokenError, match="ZeroDivisionError"):
         runner.result(job.job_id, _Answer)
+
+
+def test_the_error_of_an_unexpected_exception_is_no_other_kind(runner: JobRunner) -> None:
+    """Least of all one of an unknown name, which a caller would take for its own mistake."""
+    job = _wait(runner, runner.create("train", lambda _: 1 // 0))
+    assert ForetokenError is type(error_of_job(job))
 
 
 def test_a_running_job_stops_at_its_next_progress_when_cancelled(runner: JobRunner) -> None:

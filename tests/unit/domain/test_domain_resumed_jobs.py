@@ -144,6 +144,27 @@ def test_a_list_can_be_followed_from_any_place_while_it_grows(open_runner: OpenR
     assert [] == _numbers(runner, job.job_id, 4)
 
 
+def test_a_follower_that_waits_is_closed_from_another_thread(open_runner: OpenRunner) -> None:
+    """It finds the end, though the job goes on; the others wait on."""
+    work = _Count(2)
+    runner = open_runner(work)
+    job = _create(runner, work)
+    closed, other = runner.follow(job.job_id, "numbers"), runner.follow(job.job_id, "numbers")
+    seen: list[int] = []
+    waiting = threading.Thread(target=lambda: seen.extend(item["number"] for item in closed))
+    waiting.start()
+    assert work.has_stopped.wait(_TIMEOUT_S)
+    closed.close()
+    waiting.join(_TIMEOUT_S)
+    assert not waiting.is_alive()
+    # What was published at the time of closing may have been read or not.
+    assert [0, 1][: len(seen)] == seen
+    assert not runner.get(job.job_id).state.is_final
+    work.may_go_on.set()
+    assert [0, 1, 2, 3] == [item["number"] for item in other]
+    assert [] == list(closed)
+
+
 def test_a_job_of_an_earlier_service_keeps_its_list(open_runner: OpenRunner) -> None:
     work = _Count()
     first = open_runner(work)

@@ -1,10 +1,20 @@
 """Experts reached and the busiest rank's tokens, by routing."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.expert_load import ExpertRouting, expert_load, larger, rounded
+from foretoken.domain.expert_load import (
+    ExpertRouting,
+    count_places,
+    expert_load,
+    larger,
+    rounded,
+)
 
 
 def test_few_tokens_reach_few_experts() -> None:
@@ -51,3 +61,42 @@ def test_an_unknown_routing_is_refused() -> None:
 def test_whole_numbers() -> None:
     assert (3, 2) == (rounded(2.5), rounded(2.49))
     assert (7, 7) == (larger(3, 7), larger(7, 3))
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "top_k", "num_places", "most"),
+    [(8, 3, 4, 0), (8, 3, 2, 0), (9, 4, 3, 0), (6, 2, 6, 0), (8, 3, 4, 2), (12, 4, 4, 3)],
+)
+def test_a_token_goes_to_as_many_places_as_all_choices_do_on_average(
+    num_experts: int, top_k: int, num_places: int, most: int
+) -> None:
+    """By counting the places of every set of experts, of every set of places that are open."""
+    num_local = num_experts // num_places
+    counts = [
+        len({expert // num_local for expert in chosen})
+        for places in combinations(range(num_places), most or num_places)
+        for chosen in combinations(
+            [expert for expert in range(num_experts) if expert // num_local in places], top_k
+        )
+    ]
+    routing = ExpertRouting(top_k=top_k, num_experts=num_experts)
+    assert np.mean(counts) == pytest.approx(count_places(routing, num_places, most))
+
+
+@given(
+    st.integers(0, 5), st.integers(0, 4), st.integers(1, 8), st.integers(1, 64), st.integers(0, 7)
+)
+def test_more_places_are_reached_where_there_are_more_but_never_more_than_experts(
+    octaves: int, more: int, num_local: int, top_k: int, limit: int
+) -> None:
+    """Nor more than there are, or than a token may go to, if those have enough experts."""
+    num_places, num_parts = 2**octaves, 2**more
+    num_experts = num_places * num_parts * num_local
+    top_k = min(top_k, num_experts)
+    routing = ExpertRouting(top_k=top_k, num_experts=num_experts)
+    few, many = count_places(routing, num_places), count_places(routing, num_places * num_parts)
+    assert 1 - 1e-9 <= few <= many * (1 + 1e-9) <= min(top_k, num_places * num_parts) * (1 + 2e-9)
+    limited = count_places(routing, num_places, limit)
+    assert limited <= few * (1 + 1e-9)
+    if limit * num_parts * num_local >= top_k:
+        assert limited <= limit

@@ -1,6 +1,10 @@
 """Experts in training: their backward pass, and where their tokens go."""
 
 import dataclasses
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -22,8 +26,8 @@ _BATCH = BatchShape(
 _PAIR_BYTES = 4096 * 2
 
 
-def _options(**how: object) -> LoweringOptions:
-    profile = TrainerProfile(name="test", overlaps_expert_exchange=True)
+def _options(rules: Mapping[str, Any] = MappingProxyType({}), **how: object) -> LoweringOptions:
+    profile = TrainerProfile(name="test", overlaps_expert_exchange=True, **rules)
     training = TrainingOptions(
         trainer=profile,
         micro_batch_size=1,
@@ -87,6 +91,51 @@ def test_tokens_go_to_the_ranks_of_their_experts_and_back() -> None:
     backward = _backward(_rank(dp=4, ep=4), _options())
     assert expected == backward["moe_dispatch_all_to_all_backward"].dims
     assert "moe_up_proj_dgrad" == backward["moe_combine_all_to_all_backward"].overlaps_with
+
+
+def test_tokens_sent_once_go_to_each_rank_of_a_node_and_to_each_other_node() -> None:
+    """Of 8 experts 2: 2 (1 - C(4, 2) / C(8, 2)) = 11/7 of two nodes, 12/7 of four ranks."""
+    options = _options({"sends_tokens_once": True})
+    for places, group in ((4 * (1 - 15 / 28), (4, 1)), (2 * (1 - 6 / 28), (2, 2))):
+        rank = dataclasses.replace(_rank(dp=4, ep=4), devices_per_node=group[0])
+        nodes = _lower(rank, options)
+        dims = nodes["moe_dispatch_all_to_all"].dims
+        assert group == (dims["devices_per_node"], dims["num_nodes"])
+        num_own = nodes["moe_permute"].dims["num_tokens"]
+        assert round(num_own * places) * _PAIR_BYTES == dims["message_bytes"]
+
+
+def test_tokens_sent_once_are_copied_for_each_expert_where_they_arrive() -> None:
+    """Even where a rank has one expert alone."""
+    every, once = (
+        _lower(_rank(dp=8, ep=8), _options({"sends_tokens_once": is_once}))
+        for is_once in (False, True)
+    )
+    assert {"moe_sort", "moe_unsort"} == once.keys() - every.keys()
+    assert 2 * _TOKENS == once["moe_sort"].dims["num_tokens"]
+
+
+def test_a_token_goes_to_no_more_nodes_than_its_router_lets_it() -> None:
+    """To at most four of eight nodes, 32 experts each: 4 (1 - C(96, 8) / C(128, 8)) = 3.63."""
+    model = dataclasses.replace(find_model("deepseek-v3"), num_layers=5)
+    rank = _rank(model, dp=64, ep=64)
+    limited = _lower(rank, _options({"sends_tokens_once": True, "nodes_per_token": 4}))
+    places = 4 * (1 - math.comb(96, 8) / math.comb(128, 8))
+    expected = round(_TOKENS * places) * 7168 * 2
+    assert expected == limited["moe_dispatch_all_to_all"].dims["message_bytes"]
+    every = _lower(rank, _options({"nodes_per_token": 4}))
+    assert 8 * _TOKENS * 7168 * 2 == every["moe_dispatch_all_to_all"].dims["message_bytes"]
+
+
+def test_what_goes_out_has_the_format_of_dispatch_in_both_passes() -> None:
+    """Tokens forward, and the gradients of what came back; the rest stays in 16 bit."""
+    options = _options({"dispatch_dtype": DType.FP8})
+    rank = _rank(dp=4, ep=4)
+    nodes = _lower(rank, options) | _backward(rank, options)
+    out = ("moe_dispatch_all_to_all", "moe_combine_all_to_all_backward")
+    back = ("moe_combine_all_to_all", "moe_dispatch_all_to_all_backward")
+    assert [2 * _TOKENS * 4096] * 2 == [nodes[role].dims["message_bytes"] for role in out]
+    assert [2 * _TOKENS * 4096 * 2] * 2 == [nodes[role].dims["message_bytes"] for role in back]
 
 
 def test_ranks_that_split_an_expert_gather_its_tokens_and_scatter_the_sums() -> None:

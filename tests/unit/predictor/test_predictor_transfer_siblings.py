@@ -45,7 +45,7 @@ def _estimates(*latency_us: float) -> LatencyColumns:
     ("device", "siblings"),
     [
         ("a100_sxm_40", ("a100_sxm_80",)),
-        ("h100_sxm", ("gh200", "h200_sxm")),
+        ("h100_sxm", ("h800_sxm", "gh200", "h200_sxm")),
         ("b200", ("gb200",)),
         ("a30", ()),
     ],
@@ -123,10 +123,11 @@ def test_more_nodes_never_take_less_time(operator: str) -> None:
 def test_only_links_with_a_document_are_told_from_it() -> None:
     inside, between = _groups(2**20, (8, 1)), _groups(2**20, (8, 2))
     selene, b200 = find_topology("a100_selene"), find_topology("b200_hgx")
-    assert [False] == has_document(inside, selene).tolist()
-    assert [True] == has_document(between, selene).tolist()
-    assert [True] == has_document(inside, b200).tolist()
-    assert [False] == has_document(between, b200).tolist()
+    gather = find_operator("all_gather")
+    assert [False] == has_document(gather, inside, selene).tolist()
+    assert [True] == has_document(gather, between, selene).tolist()
+    assert [True] == has_document(gather, inside, b200).tolist()
+    assert [False] == has_document(gather, between, b200).tolist()
 
 
 def test_rows_are_chosen_one_by_one() -> None:

@@ -20,7 +20,8 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.simulator.launch.documented_option import all_options, find_options, flatten
-from foretoken.simulator.launch.write_training import all_frameworks, write_training_launch
+from foretoken.simulator.launch.framework import all_frameworks
+from foretoken.simulator.launch.write_training import check_framework_has, write_training_launch
 
 _DENSE = TrainingScenario(
     name="llama on 16",
@@ -125,6 +126,7 @@ def test_megatron_is_given_experts_latent_attention_and_uneven_stages(tmp_path: 
             ["--num-virtual-stages-per-pipeline-rank 4"],
         ),
         ({"stage_layers": (20, 12)}, ["--pipeline-model-parallel-layout 'Et*20|t*12L'"]),
+        ({"stage_layers": (0, 32)}, ["--pipeline-model-parallel-layout 'E|t*32L'"]),
         ({"shard_degree": 2}, ["--num-distributed-optimizer-instances 2"]),
         (
             {"layout": ParallelLayout(dp=8, cp=2), "context_parallel": "all_to_all"},
@@ -155,6 +157,33 @@ def test_megatron_is_given_what_a_strategy_says(
     assert [] == [line for line in expected if line in plain]
 
 
+@pytest.mark.parametrize(
+    ("num_layers", "virtual_stages", "ends"),
+    [
+        (30, 4, {"embedding", "loss"}),
+        (31, 4, {"loss"}),
+        (32, 4, set()),
+        (14, 8, {"embedding", "loss"}),
+    ],
+)
+def test_megatron_counts_the_embedding_and_the_head_where_chunks_are_alike_then(
+    tmp_path: Path, num_layers: int, virtual_stages: int, ends: set[str]
+) -> None:
+    """Eight chunks of four layers, or 16 of one, of which the ends have one less."""
+    scenario = replace(
+        _DENSE,
+        model=replace(_DENSE.model, num_layers=num_layers),
+        pipeline_schedule="interleaved",
+        virtual_stages=virtual_stages,
+    )
+    lines = _lines(_write(tmp_path, scenario, "megatron-core")["train.sh"])
+    assert f"--num-virtual-stages-per-pipeline-rank {virtual_stages}" in lines
+    known = ("embedding", "loss")
+    found = {end for end in known if f"--account-for-{end}-in-pipeline-split" in lines}
+    assert ends == found
+    assert not any("pipeline-model-parallel-layout" in line for line in lines)
+
+
 def test_only_fsdp_leaves_connections_alone(tmp_path: Path) -> None:
     """Megatron refuses FSDP with one connection, and tensor parallelism with several."""
     sharded = replace(_DENSE, layout=ParallelLayout(dp=16), zero_stage=2)
@@ -178,6 +207,26 @@ def test_experts_exchange_is_hidden_only_where_megatron_can(tmp_path: Path) -> N
         files = _write(tmp_path / str(index), case)
         assert (is_hidden, is_hidden) == (option in files["train.sh"], setting in files["train.sh"])
         assert is_hidden == (told not in files["README.md"])
+
+
+def test_tokens_are_sent_once_by_deepep_to_as_many_nodes_as_the_router_allows(
+    tmp_path: Path,
+) -> None:
+    """Experts over 16 ranks, two nodes: a group of experts on each."""
+    rules = {"sends_tokens_once": "true", "nodes_per_token": "1", "dispatch_dtype": "fp8"}
+    trainer = TrainerSpec(profile="megatron-core", rules=rules)
+    layout = ParallelLayout(tp=2, pp=4, dp=8, ep=16)
+    files = _write(tmp_path / "once", replace(_EXPERTS, trainer=trainer, layout=layout))
+    expected = [
+        *("--moe-token-dispatcher-type flex", "--moe-enable-deepep"),
+        *("--moe-router-num-groups 2", "--moe-router-group-topk 1"),
+    ]
+    lines = _lines(files["train.sh"])
+    assert [] == [line for line in expected if line not in lines]
+    assert "not in fp8" in files["README.md"]
+    plain = _lines(_write(tmp_path / "every", _EXPERTS)["train.sh"])
+    assert "--moe-token-dispatcher-type alltoall" in plain
+    assert [] == [line for line in expected if line in plain]
 
 
 def test_torchtitan_is_given_a_job(tmp_path: Path) -> None:
@@ -268,6 +317,8 @@ def test_scripts_parse_and_kubernetes_takes_the_job(tmp_path: Path, name: str) -
         kubernetes_validate.validate(manifest, "1.34", strict=True)
     config_map, service, _ = manifests
     assert config_map["data"]["train.sh"] == files["train.sh"]
+    # People read and change the script there: it stands as it is, indented.
+    assert "\n    set -euo pipefail\n" in files["job.yaml"]
     assert set(config_map["data"]) == set(files) & {"train.sh", "train.toml", "deepspeed.json"}
     assert "None" == service["spec"]["clusterIP"]
 
@@ -329,7 +380,12 @@ def test_a_trainer_without_files_needs_a_framework(tmp_path: Path) -> None:
         ("megatron-core", {"model": find_model("phi-2")}, "model.has_parallel_residual", "follow"),
         ("torchtitan", {"zero_stage": 1}, "zero_stage", "2 and 3"),
         ("torchtitan", {"sequence_parallel": False}, "sequence_parallel", "set it true"),
-        ("torchtitan", {"recompute": "selective"}, "recompute", "full and none"),
+        (
+            "torchtitan",
+            {"recompute": "selective", "recompute_modules": ("mlp",)},
+            "recompute_modules",
+            "alone",
+        ),
         ("torchtitan", {"model": find_model("llama-2-7b")}, "model", "llama-3.1-8b"),
         ("torchtitan", {"dtype": DType.FP16}, "dtype", "bf16, fp8 and fp32"),
         ("deepspeed", {"zero_stage": 2}, "zero_stage", "0 and 1"),
@@ -382,3 +438,19 @@ def test_every_list_of_options_says_where_it_is_from() -> None:
 def test_frameworks_share_no_profile() -> None:
     profiles = [profile for trainer in all_frameworks().values() for profile in trainer.profiles]
     assert len(set(profiles)) == len(profiles)
+
+
+def test_a_model_no_strategy_helps_is_refused_before_a_search() -> None:
+    """What a layout would change is not asked of the framework then."""
+    scenario = replace(_SHARDED, model=find_model("llama-2-7b"), zero_stage=1)
+    with pytest.raises(InvalidRequestError, match=r"llama-3\.1-8b") as refused:
+        check_framework_has(scenario, "torchtitan")
+    assert {item.field for item in refused.value.violations} == {"model"}
+    check_framework_has(replace(_SHARDED, zero_stage=1), "torchtitan")
+
+
+def test_torchtitan_is_asked_to_recompute_by_operator(tmp_path: Path) -> None:
+    write_training_launch(replace(_SHARDED, recompute="selective"), tmp_path)
+    tables = tomllib.loads((tmp_path / "train.toml").read_text(encoding="utf-8"))
+    expected = {"mode": "selective", "selective_ac_option": "op"}
+    assert expected == tables["activation_checkpoint"]

@@ -8,6 +8,7 @@ from compare_examples import keep, serving_of, training_of
 from hypothesis import given
 from hypothesis import strategies as st
 from search_reports import build_capacity, build_search
+from training_run_examples import RUN_REPORT
 from training_search_reports import build_training_search
 
 from foretoken.domain.errors import InvalidRequestError
@@ -135,6 +136,62 @@ def test_figures_of_capacities_have_the_run_at_capacity() -> None:
     figures = {figure.label: figure.values for figure in compare_figures([build_capacity()] * 2)}
     assert figures["capacity"] == (10.0, 10.0)
     assert "at capacity: TPOT p50" in figures
+
+
+def test_figures_of_whole_runs() -> None:
+    """Days by what they are spent on: a share of 2 % of 46.5 days, and of twice as many."""
+    slower = replace(RUN_REPORT, days=93.0, num_failures=0)
+    figures = {figure.label: figure for figure in compare_figures([RUN_REPORT, slower])}
+    assert figures["days, expected"].values == (46.5, 93.0)
+    assert figures["days, expected"].describe_ratio(1) == "2x, worse"
+    assert figures["steps done again"].values == pytest.approx((0.93, 1.86))
+    assert figures["days, 90 of 100 runs"].values == (46.9, None)
+    assert figures["cost"].values == (35_712.0, 35_712.0)
+
+
+def test_whole_runs_that_overlap_are_told() -> None:
+    """By the bounds of their days: 40 to 60 and 50 to 70 overlap, 61 to 70 does not."""
+    near = replace(RUN_REPORT, days_low=50.0, days_high=70.0)
+    far = replace(RUN_REPORT, days_low=61.0, days_high=70.0)
+    runs = name_runs([keep(report, f"run-{n}") for n, report in enumerate((RUN_REPORT, near, far))])
+    assert any(
+        text.startswith("The interval of A overlaps with that of B. ")
+        for text in list_remarks(runs)
+    )
+
+
+def test_searches_whose_best_overlap_are_told() -> None:
+    """By tokens/s per device of the best that was simulated."""
+    report = build_training_search()
+    slow = [
+        replace(
+            finalist,
+            report=replace(
+                finalist.report,
+                tokens_per_s_per_gpu=finalist.report.tokens_per_s_per_gpu / 100,
+            ),
+        )
+        for finalist in report.finalists
+    ]
+    far = replace(report, finalists=tuple(slow))
+    runs = name_runs([keep(one, f"s-{n}") for n, one in enumerate((report, report, far))])
+    (overlap,) = [text for text in list_remarks(runs) if text.startswith("The interval of A")]
+    assert overlap.startswith("The interval of A overlaps with that of B. ")
+
+
+def test_steps_of_other_batches_are_not_compared_by_their_time() -> None:
+    """Where the tokens of a step differ, its time does too."""
+    other = [keep(training_of(global_batch_size=n), f"t-{n}") for n in (8, 16)]
+    assert any(
+        "tokens/s, not by the time of a step" in text for text in list_remarks(name_runs(other))
+    )
+    same = [keep(training_of(global_batch_size=8, pp=n), f"t-{n}") for n in (1, 2)]
+    assert not any("time of a step" in text for text in list_remarks(name_runs(same)))
+
+
+def test_how_much_was_simulated_names_no_search() -> None:
+    runs = name_runs([keep(training_of(device=d, num_finalists=n), d) for n, d in enumerate("ab")])
+    assert [run.words for run in runs] == ["device a", "device b"]
 
 
 def test_runs_are_named_by_what_differs() -> None:

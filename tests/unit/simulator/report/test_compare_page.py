@@ -9,6 +9,7 @@ import pytest
 from compare_examples import keep, serving_of, training_of
 from page_structure import parse_page
 from search_reports import build_capacity, build_no_capacity, build_search
+from training_run_examples import RUN_REPORT
 from training_search_reports import build_training_search
 
 from foretoken.domain.report import ServingReport
@@ -28,6 +29,10 @@ _EXPECTED = {
     "training": (
         *("Step time with its interval", "Critical stage, one step", "Peak memory of one device"),
         *("Communication of the critical stage", "What the critical stage does"),
+    ),
+    "training-run": (
+        *("Expected days with their interval", "The expected days", "What is lost"),
+        *("More or fewer devices", "Cost"),
     ),
     "serving": (
         *("Time to first token", "Inter-token latency", "End-to-end latency"),
@@ -57,6 +62,7 @@ def pages() -> dict[str, str]:
     )
     return {
         "training": _page([training_of(pp=1, name=_HOSTILE), training_of(pp=2, name=_HOSTILE)]),
+        "training-run": _page([RUN_REPORT, replace(RUN_REPORT, days=60.0)], _HOSTILE),
         "serving": _page([serving_of(1.0, rate=1, name="a"), serving_of(2.0, rate=_HOSTILE)]),
         "capacity": _page([build_capacity(), faster]),
         "search": _page([build_search(), build_search()], _HOSTILE),

@@ -16,7 +16,6 @@ from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.training_remarks import list_remarks
 from foretoken.simulator.report.training_streams import (
     assign_lanes,
-    hidden_ms,
     measure_streams,
     pick_stages,
     span_arrays,
@@ -182,7 +181,6 @@ def test_the_parts_of_a_stage_fill_the_step() -> None:
         0: {"forward": 4.0, "backward": 1.0, "exposed communication": 2.0, "waiting": 3.0},
         1: {"forward": 4.0, "waiting": 6.0},
     } == measure_streams(spans)
-    assert 1.0 == hidden_ms(spans, 0)
 
 
 @given(

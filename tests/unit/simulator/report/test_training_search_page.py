@@ -13,6 +13,7 @@ from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_search import (
     StrategyColumns,
     StrategyFinalist,
+    StrategySensitivity,
     TrainingSearchReport,
 )
 from foretoken.simulator.report.heat_map import HeatMap, draw_heat_map, shade
@@ -165,6 +166,21 @@ def test_nothing_fits_is_said_and_the_reasons_stay() -> None:
     assert titles == ["The best strategy", "Every strategy, counted", "Request"]
 
 
+def test_a_change_that_has_nothing_to_compare_with_is_listed_and_not_drawn() -> None:
+    """What fits on more memory alone is no loss against the nothing of today."""
+    changed = StrategySensitivity(
+        change="memory capacity +50 %", best="tp1 pp8", throughput_ratio=0.0, num_fitting=1
+    )
+    report = build_training_search()
+    drawn, listed = (
+        next(section for section in training_search_sections(each) if section.title == "What if")
+        for each in (report, replace(report, sensitivities=(changed,)))
+    )
+    assert (1, 0) == (len(drawn.pictures), len(listed.pictures))
+    assert listed.table is not None
+    assert [("memory capacity +50 %", "")] == [tuple(row[:2]) for row in listed.table.rows]
+
+
 def test_a_search_of_nothing_is_a_page() -> None:
     titles = [section.title for section in training_search_sections(TrainingSearchReport())]
     assert titles == ["The best strategy", "Every strategy, counted", "Request"]
@@ -247,6 +263,7 @@ def test_the_best_is_what_the_simulation_says() -> None:
         ("memory", "out of memory"),
         ("redundant: zero_stage", "the same as another: zero stage"),
         ("heads", "heads not divided"),
+        ("global_batch_size", "batch not divided"),
         ("a_new_rule", "a new rule"),
     ],
 )

@@ -11,12 +11,12 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.placement.export import COLUMNS, write_fasop
-from foretoken.simulator.search.placement.search import search_placements
+from foretoken.simulator.search.training.search import search_training
 
 
 @pytest.fixture(scope="module")
 def report() -> TrainingSearchReport:
-    return search_placements(build_request(has_subsets=True), SheetPredictor(), InlineContext())
+    return search_training(build_request(has_subsets=True), SheetPredictor(), InlineContext())
 
 
 def test_columns_are_those_of_fasop(shared_data: Path) -> None:

@@ -31,6 +31,7 @@ from foretoken.domain.search import (
 )
 from foretoken.domain.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.search.context import InlineContext
+from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES
 from foretoken.simulator.search.serving.search import (
     ServingSearch,
     candidate_scenario,
@@ -223,13 +224,16 @@ def test_a_model_too_large_is_ruled_out_by_memory() -> None:
 
 
 def test_faster_hardware_never_lowers_throughput() -> None:
-    """Twice the links, bandwidth or arithmetic help or do nothing; half a prompt helps."""
+    """More links, bandwidth or arithmetic help or do nothing; half a prompt helps."""
     report = _run(_request(has_sensitivity=True))
 
     ratios = {item.change: item.throughput_ratio for item in report.sensitivities}
-    faster = [ratio for change, ratio in ratios.items() if change.endswith("fast")]
-    assert len(faster) == 3
-    assert min(faster) >= 1 - 1e-9
+    for change in HARDWARE_CHANGES:
+        assert ratios[change] >= 1 - 1e-9
+    both = "memory bandwidth and capacity +50 %"
+    assert ratios[both] >= max(
+        ratios["memory bandwidth +50 %"], ratios["memory capacity +50 %"]
+    ) * (1 - 1e-9)
     assert ratios["prompts half as long"] > 1 > ratios["prompts twice as long"]
 
 

@@ -27,7 +27,7 @@ from foretoken.domain.search import (
     ServingSpace,
     ServingTargets,
 )
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.service import SimulatorService
 
@@ -89,6 +89,15 @@ def test_finalists_can_be_watched_from_any_place_and_afterwards(service: Simulat
         list(service.watch_serving_search(job.job_id, -1))
     with pytest.raises(UnknownJobError):
         list(service.watch_serving_search("serving-search-none"))
+
+
+def test_finalists_may_have_longer_requests_than_the_workload(service: SimulatorService) -> None:
+    """They are simulated under more requests, among which longer ones are drawn."""
+    lengths = LengthSpec(kind="lognormal", mean=100, spread=1.5, maximum=1500)
+    workload = WorkloadSpec(num_requests=3, rate_rps=2.0, prefill=lengths, decode=lengths)
+    scenario = replace(_SCENARIO, workload=workload)
+    report = _search(service, replace(_REQUEST, scenario=scenario, num_finalists=1))
+    assert report.num_simulated == len(report.finalists) > 0
 
 
 def test_the_same_search_gives_the_same_report(service: SimulatorService, tmp_path: Path) -> None:

@@ -8,17 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.estimate import DType, LatencyColumns, OperatorTable
+from foretoken.domain.estimate import DType
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.simulator.search.training.call_prices import PricedTable
 from foretoken.simulator.search.training.legality import LEGAL, judge_legality
+from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
 from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.training.memory_plan import measure_stages
 from foretoken.simulator.training.schedule import (
     PipelineSchedule,
     all_schedules,
@@ -116,6 +119,27 @@ def test_even_stages_take_what_the_simulator_says(schedule: str, trainer: str) -
     np.testing.assert_allclose(found, _steps_ms(chosen, everything), rtol=2e-3)
 
 
+@pytest.mark.parametrize("overlaps", ["true", "false"])
+def test_tokens_sent_once_take_what_the_simulator_says(overlaps: str) -> None:
+    """Experts over one node and over two, out in 8 bit to one node alone and back in 16."""
+    rules = {
+        "sends_tokens_once": "true",
+        "nodes_per_token": "1",
+        "dispatch_dtype": "fp8",
+        "overlaps_expert_exchange": overlaps,
+    }
+    base = _base(
+        model=replace(find_model("mixtral-8x7b"), num_layers=8),
+        trainer=TrainerSpec(profile="megatron-core", rules=rules),
+    )
+    space = TrainingSpace(pipeline_schedules=_EXACT, pp=(1, 2), ep=(2, 4, 8))
+    strategies = _legal(base, space)
+    chosen = strategies.take(np.random.default_rng(3).choice(len(strategies), 8, replace=False))
+    everything = np.arange(len(chosen))
+    found = _found_ms(StepTimer(base, RooflinePredictor()).time(chosen), everything)
+    np.testing.assert_allclose(found, _steps_ms(chosen, everything), rtol=2e-3)
+
+
 @pytest.mark.parametrize(
     ("schedule", "tolerance"),
     [
@@ -136,6 +160,28 @@ def test_other_schedules_are_near_the_simulator(schedule: str, tolerance: float)
     everything = np.arange(len(chosen))
     expected = _steps_ms(chosen, everything)
     np.testing.assert_allclose(_found_ms(found, everything), expected, rtol=tolerance)
+
+
+@pytest.mark.parametrize("num_layers", [14, 15])
+def test_chunks_with_the_ends_counted_are_near_the_simulator(num_layers: int) -> None:
+    """Two, four or eight chunks a rank, which is 8 or 16 of all: some have no layer at all."""
+    model = replace(find_model("llama-2-7b"), num_layers=num_layers)
+    base = _base(model=model, trainer=TrainerSpec(profile="megatron-core"))
+    space = TrainingSpace(
+        pipeline_schedules=("interleaved",), pp=(2, 4), cp=(1,), virtual_stages=(2, 4, 8)
+    )
+    strategies = _legal(base, space)
+    num_chunks = strategies.pp * strategies.virtual_stages
+    strategies = strategies.take(np.flatnonzero(np.isin(num_chunks, (8, 16))))
+    chosen = strategies.take(np.random.default_rng(5).choice(len(strategies), 8, replace=False))
+    everything = np.arange(len(chosen))
+    found = _found_ms(StepTimer(base, RooflinePredictor()).time(chosen), everything)
+    np.testing.assert_allclose(found, _steps_ms(chosen, everything), rtol=0.08)
+    reserved = [
+        max(stage.reserved_bytes for stage in measure_stages(chosen.scenario(row)))
+        for row in range(len(chosen))
+    ]
+    np.testing.assert_allclose(measure_strategies(chosen).reserved_bytes, reserved, rtol=1e-12)
 
 
 def test_a_strategy_takes_the_same_alone_and_among_others() -> None:
@@ -222,12 +268,27 @@ def test_variants_of_prices_are_timed_as_other_predictors_would_be() -> None:
     strategies = _legal(base, TrainingSpace(pp=(1, 2)))
     chosen = strategies.take(np.random.default_rng(4).choice(len(strategies), 20, replace=False))
 
-    def variants(
-        _table: OperatorTable, _answer: LatencyColumns, sustained_us: np.ndarray
-    ) -> list[np.ndarray]:
-        return [sustained_us, 2 * sustained_us]
+    def variants(priced: PricedTable) -> list[np.ndarray]:
+        return [priced.sustained_us, 2 * priced.sustained_us]
 
-    timer = StepTimer(base, RooflinePredictor(), variants)
-    once, twice = timer.time_variants(chosen)
-    np.testing.assert_allclose(once, timer.time(chosen).step_us, rtol=1e-12)
+    once, twice = StepTimer(base, RooflinePredictor(), variants).time(chosen).variants_us
+    plain = StepTimer(base, RooflinePredictor()).time(chosen)
+    np.testing.assert_allclose(once, plain.step_us, rtol=1e-12)
     np.testing.assert_allclose(twice, 2 * once, rtol=1e-12)
+
+
+def test_bounds_of_some_are_those_of_all() -> None:
+    """Whoever asks for the estimates first, on two kinds of device, and in any order."""
+    base = _base(model=replace(find_model("llama-2-7b"), num_layers=4))
+    space = TrainingSpace(pp=(1, 2), devices=("a100_sxm_80", "h100_sxm"))
+    strategies = _legal(base, space)
+    rows = np.random.default_rng(5).choice(len(strategies), 20, replace=False)
+    timer = StepTimer(base, RooflinePredictor())
+    whole, priced = timer.time(strategies), timer.price(strategies)
+    estimates = priced.time(has_bounds=False)
+    assert {0, 1} == set(strategies.device[rows].tolist())
+    assert (whole.low_us < whole.step_us).all()
+    assert (whole.step_us < whole.high_us).all()
+    np.testing.assert_array_equal([whole.step_us], estimates.variants_us)
+    np.testing.assert_array_equal(whole.exposed_ratio, estimates.exposed_ratio)
+    np.testing.assert_array_equal([whole.low_us[rows], whole.high_us[rows]], priced.bound(rows))

@@ -56,7 +56,7 @@ def _ranked(form: ClosedForm) -> Answers:
 
 def _contest(form: ClosedForm, objective: str = "throughput_per_gpu") -> Contest:
     request = replace(_REQUEST, objective=objective)
-    return Contest(request, _ranked(form), {DEVICE: 1.0})
+    return Contest(request, _ranked(form), np.ones(1))
 
 
 def test_the_next_takes_the_place_of_one_that_does_not_fit(form: ClosedForm) -> None:

@@ -28,7 +28,7 @@ def test_what_does_not_fit_says_why_and_what_helps_most() -> None:
     scenario = memory_scenario("llama-3.1-8b", dp=8, micro_batch_size=2)
     feasibility, stages = judge_memory(_measure(scenario), scenario, _measure)
     assert not feasibility.is_feasible
-    assert "most of it are optimizer" in feasibility.reason
+    assert "most of it is optimizer" in feasibility.reason
     assert "zero_stage 3 (" in feasibility.reason
     assert "fits" in stages[0].advice
     assert stages[0].margin_bytes < 0

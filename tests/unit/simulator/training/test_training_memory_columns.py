@@ -5,6 +5,7 @@ import pytest
 from training_memory_graphs import memory_scenario
 
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.trainer import TrainerSpec
 from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.search.training.memory_ranks import cut_pipeline
 from foretoken.simulator.search.training.memory_states import Shards
@@ -16,7 +17,7 @@ from foretoken.simulator.training.schedule import find_schedule
 _DEVICES = ("h200_sxm", "a30")
 
 
-def _strategies(model: str = "llama-3-8b", **columns: object) -> Strategies:
+def _strategies(model: str = "llama-3-8b", trainer: str = "plain", **columns: object) -> Strategies:
     """Return strategies on eight devices; columns not given are 1, or 0 where that is nothing."""
     given = {name: np.atleast_1d(np.asarray(column)) for name, column in columns.items()}
     count = max((len(column) for column in given.values()), default=1)
@@ -25,7 +26,7 @@ def _strategies(model: str = "llama-3-8b", **columns: object) -> Strategies:
     defaults = {"num_devices": 8, "global_batch_size": 16}
     filled = {name: defaults.get(name, int(name not in nothing)) for name in AXES}
     source = StrategySource(
-        scenario=memory_scenario(model, dp=8),
+        scenario=memory_scenario(model, dp=8, trainer=TrainerSpec(profile=trainer)),
         devices=_DEVICES,
         pipeline_schedules=("one_f_one_b", "interleaved"),
     )
@@ -100,3 +101,15 @@ def test_states_are_split_over_the_ranks_that_hold_the_same() -> None:
     assert shards.dense.tolist() == [1, 4, 2]
     assert shards.expert.tolist() == [1, 4, 2]
     assert shards.parts.tolist() == [1, 1, 1]
+
+
+def test_recomputation_by_operator_is_that_of_one_scenario() -> None:
+    """What torchtitan keeps is the same in columns and for one strategy at a time."""
+    degrees = {"tp": [1, 2, 1, 4], "pp": [1, 1, 2, 2], "dp": [8, 4, 4, 1]}
+    more = {"sequence_parallel": [0, 1, 0, 1], "micro_batch_size": [1, 2, 2, 4]}
+    strategies = _strategies(trainer="torchtitan", recompute=1, zero_stage=1, **degrees, **more)
+    followed = [
+        max(stage.reserved_bytes for stage in measure_stages(strategies.scenario(row)))
+        for row in range(4)
+    ]
+    assert measure_strategies(strategies).reserved_bytes == pytest.approx(followed, rel=1e-12)

@@ -137,3 +137,58 @@ def test_an_unknown_module_is_refused_with_those_there_are() -> None:
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="selective"):
         chunk_graphs(replace(memory_scenario(), recompute="some"))
+
+
+def _by_operator(rules: dict[str, str] | None = None, **changes: object) -> RecomputePlan:
+    trainer = TrainerSpec(profile="torchtitan", rules=rules or {})
+    return _plan("llama-3-8b", trainer=trainer, recompute="selective", **changes)
+
+
+@pytest.mark.parametrize(("keeps_unread", "width"), [("true", 2), ("false", 1)])
+def test_every_other_product_of_a_layer_is_kept(keeps_unread: str, width: int) -> None:
+    """Llama 3 8B: the layer's input, queries, values, the gate, and attention's output.
+
+    The output of the layer's last product is read by nobody; eager PyTorch keeps it.
+    """
+    plan = _by_operator({"keeps_unread_outputs": keeps_unread})
+    num_tokens, hidden, of_keys, intermediate = 1024, 4096, 1024, 14336
+    of_attention = 2 * hidden + 4 * 32
+    expected = 2 * (hidden * (1 + width) + of_keys + intermediate) + of_attention
+    per_layer = sum(t.num_bytes for t in plan.saved if t.section is Section.LAYER)
+    assert per_layer == num_tokens * expected
+
+
+def test_every_other_product_of_a_layer_runs_again() -> None:
+    """Keys are a sixth of a fused product of 32 + 8 + 8 heads, the up half one of two."""
+    shares = {node.role: node.share for node in _by_operator().recomputed}
+    assert shares == {
+        "input_norm": 1,
+        "attn_qkv_proj": pytest.approx(1 / 6),
+        "attn_rope": 1,
+        "attn_out_proj": 1,
+        "attn_residual": 1,
+        "post_attention_norm": 1,
+        "mlp_up_proj": 0.5,
+        "mlp_activation": 1,
+        "mlp_product": 1,
+    }
+
+
+def test_gathers_run_again_and_reduce_scatters_are_kept() -> None:
+    plan = _by_operator(tp=2, sequence_parallel=True)
+    collectives = {n.role for n in plan.recomputed if find_operator(n.operator).is_collective}
+    assert collectives == {"attn_qkv_proj_input_all_gather", "mlp_up_proj_input_all_gather"}
+    kept = {tensor.producer: tensor.num_bytes for tensor in plan.saved}
+    assert kept["attn_out_proj_reduce_scatter"] == 2 * 1024 * 4096 / 2
+
+
+def test_whole_layers_end_where_nothing_more_is_needed() -> None:
+    """The input of the last product is all that its backward pass needs."""
+    early = {"ends_recompute_early": "true"}
+    plan = _plan(recompute="full", trainer=TrainerSpec(rules=early))
+    assert _roles(_plan(recompute="full")) - _roles(plan) == {"mlp_down_proj", "mlp_residual"}
+
+
+def test_operators_are_chosen_alone_or_by_module() -> None:
+    with pytest.raises(InvalidRequestError, match="name it alone"):
+        _by_operator(recompute_modules=("every_other_matmul", "mlp"))

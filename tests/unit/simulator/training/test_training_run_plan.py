@@ -250,6 +250,17 @@ def test_a_layout_that_cannot_be_is_a_result() -> None:
     assert (report.days, report.step_time_ms) == (0, 0)
 
 
+def test_what_does_not_fit_has_no_days_and_says_so() -> None:
+    """Its step is told, as of devices with more memory; what would be paid for it is not."""
+    scenario = replace(_SCENARIO, layout=ParallelLayout(dp=4), recompute="none", zero_stage=0)
+    report = _plan(replace(_RUN, scenario=scenario, prices=PriceRules(price_list="lambda")))
+    assert not report.feasibility.is_feasible
+    assert "GiB" in report.feasibility.reason
+    assert report.step_time_ms > 0
+    nothing = (report.days, report.device_hours, report.usd, report.usd_per_step, report.energy_kwh)
+    assert nothing == (0, 0, 0, 0, 0)
+
+
 def test_a_report_has_the_request_that_made_it() -> None:
     request = replace(_RUN, failures=_FAILS, prices=PriceRules(price_list="lambda"))
     report = _plan(request)

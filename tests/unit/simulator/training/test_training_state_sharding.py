@@ -198,8 +198,15 @@ def test_sharding_that_cannot_be_says_why(changes: dict[str, int], expected: lis
 
 
 def test_owners_broadcast_their_parameters_one_after_the_other() -> None:
-    rules = {"broadcasts_parameters": "true"}
-    for dp, num_owners in ((8, 8), (512, _NUM_TENSORS)):
+    """Every tensor has one owner at most; where the gate is a kernel, its weight is a tensor."""
+    whole_gate = {"broadcasts_parameters": "true"}
+    split_gate = {**whole_gate, "fuses_gate": "false"}
+    cases = (
+        (8, whole_gate, 8),
+        (512, whole_gate, _NUM_TENSORS),
+        (512, split_gate, _NUM_TENSORS + _LLAMA.num_layers),
+    )
+    for dp, rules, num_owners in cases:
         changes = {"layout": ParallelLayout(dp=dp), "zero_stage": 1, "global_batch_size": dp}
         at_once, one_by_one = (
             _exchange(_scenario(chosen, **changes)).gather for chosen in ({}, rules)

@@ -179,7 +179,8 @@ def test_recomputation_is_in_hardware_utilization_alone() -> None:
 
 def test_what_nobody_measured_is_noted() -> None:
     report = _simulate(build_scenario(ParallelLayout(tp=2)))
-    (note,) = report.notes
+    of_trainer, note = report.notes
+    assert "`foretoken list trainers`" in of_trainer
     assert "gemm" in note
 
 

@@ -57,7 +57,10 @@ def _requests(draw: st.DrawFn) -> TrainingSearchRequest:
         shard_degree=draw(st.sampled_from((0, 2))),
         recompute_layers=draw(st.sampled_from((0, 2))),
         expert_tp=draw(st.sampled_from((0, 2))) if model.moe else 0,
-        trainer=TrainerSpec(rules=draw(st.sampled_from(({}, {"attention": "unfused"})))),
+        trainer=TrainerSpec(
+            profile=draw(st.sampled_from(("plain", "torchtitan"))),
+            rules=draw(st.sampled_from(({}, {"attention": "unfused"}))),
+        ),
     )
     space = TrainingSpace(
         num_devices=draw(_some((1, 12, 24, 48))),

@@ -7,14 +7,24 @@ import numpy as np
 import pytest
 from training_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.estimate import DType, LatencyQuery, LatencyReply, OperatorTable
+from foretoken.domain.estimate import (
+    DType,
+    LatencyQuery,
+    LatencyReply,
+    OperatorTable,
+    Provenance,
+)
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import ModelVersion
 from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import Setting, answer_in_closed_form
-from foretoken.simulator.search.training.error_families import ERROR_FAMILIES, families_of
+from foretoken.simulator.search.training.error_families import (
+    CORRELATIONS,
+    ERROR_FAMILIES,
+    families_of,
+)
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer
 from foretoken.simulator.search.training.strategies import Strategies
@@ -27,8 +37,15 @@ _IN_NODE = ERROR_FAMILIES.index("collectives in a node")
 class _Doubtful:
     """The roofline, unsure of some families alone, by a ratio each; `at_bound` they take that."""
 
-    def __init__(self, error_ratios: Mapping[int, float], *, at_bound: bool = False) -> None:
+    def __init__(
+        self,
+        error_ratios: Mapping[int, float],
+        provenance: Provenance = Provenance.INTERPOLATED,
+        *,
+        at_bound: bool = False,
+    ) -> None:
         self._ratios, self._at_bound = error_ratios, at_bound
+        self._provenance = provenance
         self._roofline = RooflinePredictor()
         self.num_queries = 0
 
@@ -45,7 +62,13 @@ class _Doubtful:
             high = estimate * (1 + ratios)
             first = high if self._at_bound else estimate
             tables.append(
-                replace(answer, latency_us=first, low_us=estimate * (1 - ratios), high_us=high)
+                replace(
+                    answer,
+                    latency_us=first,
+                    low_us=estimate * (1 - ratios),
+                    high_us=high,
+                    provenance=np.full(table.num_rows, self._provenance.value),
+                )
             )
         return replace(reply, tables=tuple(tables))
 
@@ -88,9 +111,9 @@ def _two() -> Strategies:
     return _strategies(replace(request, space=space))
 
 
-def _ties_of_two(error_ratios: Mapping[int, float]) -> list[bool]:
+def _ties_of_two(error_ratios: Mapping[int, float], provenance: Provenance) -> list[bool]:
     """Return who ties of two that compute the same."""
-    strategies, predictor = _two(), _Doubtful(error_ratios)
+    strategies, predictor = _two(), _Doubtful(error_ratios, provenance)
     times = StepTimer(strategies.source.scenario, predictor).time(strategies)
     first, second = times.step_us
     assert first < second
@@ -130,17 +153,21 @@ def test_a_search_finds_what_an_error_of_the_difference_ties() -> None:
         answer_in_closed_form(
             _request(), Setting(predictor=_Doubtful({_IN_NODE: ratio})), lambda _: None
         )
-        for ratio in (0.0, 0.5)
+        for ratio in (0.0, 2.0)
     ]
     assert [[], [1]] == [form.ties.tolist() for form in found]
 
 
 @pytest.mark.parametrize("products", [0.0, 0.5])
-def test_a_difference_in_collectives_alone_ties_by_their_error_alone(products: float) -> None:
+@pytest.mark.parametrize("provenance", list(Provenance))
+def test_a_difference_in_collectives_alone_ties_by_their_error_alone(
+    products: float, provenance: Provenance
+) -> None:
     """However unsure the products are, which both run.
 
-    Collectives of a and b µs with an error of r: messages of other sizes share half of it, so the
-    difference b - a errs by r sqrt(a^2 + b^2 - a b).
+    Collectives of a and b µs with an error of r: messages of other sizes have a part c of it in
+    common, more where it is told from other links, so the difference b - a errs by
+    r sqrt(a^2 + b^2 - 2 c a b).
     """
     strategies = _two()
     estimate, doubled = (
@@ -151,9 +178,19 @@ def test_a_difference_in_collectives_alone_ties_by_their_error_alone(products: f
     )
     a, b = doubled - estimate
     assert estimate[1] - estimate[0] == pytest.approx(b - a)
-    enough = (b - a) / np.sqrt(a**2 + b**2 - a * b)
+    is_elsewhere = provenance in (Provenance.TRANSFERRED, Provenance.ANALYTICAL)
+    c = CORRELATIONS[_IN_NODE + len(ERROR_FAMILIES) * is_elsewhere]
+    enough = (b - a) / np.sqrt(a**2 + b**2 - 2 * c * a * b)
     for ratio, is_tie in ((0.0, False), (0.99 * enough, False), (1.01 * enough, True)):
-        assert [True, is_tie] == _ties_of_two({_IN_NODE: ratio, _PRODUCTS: products})
+        assert [True, is_tie] == _ties_of_two({_IN_NODE: ratio, _PRODUCTS: products}, provenance)
+
+
+def test_what_is_told_from_elsewhere_errs_more_alike() -> None:
+    """A device that was left out is missed as a whole; no correlation is none or all of it."""
+    own, elsewhere = np.split(CORRELATIONS, 2)
+    assert (own > 0).all()
+    assert (elsewhere <= 1).all()
+    assert (own <= elsewhere).all()
 
 
 @pytest.mark.parametrize("device", ["a100_sxm_80", "b200"])
@@ -162,13 +199,15 @@ def test_families_timed_at_once_are_each_as_if_alone(device: str) -> None:
     request = _request(device)
     strategies, scenario = _strategies(request), resolve_space(request).source.scenario
     predictor = _Doubtful(dict.fromkeys(range(len(ERROR_FAMILIES)), 0.5))
-    found = time_families(strategies, predictor)
+    own, elsewhere = np.split(time_families(strategies, predictor), 2)
+    assert 1 == predictor.num_queries
     alone = [
         StepTimer(scenario, _Doubtful({family: 0.5}, at_bound=True)).time(strategies).step_us
         for family in range(len(ERROR_FAMILIES))
     ]
-    np.testing.assert_allclose(found, alone)
-    assert 1 == predictor.num_queries
+    np.testing.assert_allclose(own, alone)
+    estimates = StepTimer(scenario, predictor).time(strategies).step_us
+    np.testing.assert_allclose(elsewhere, [estimates] * len(ERROR_FAMILIES))
 
 
 def test_who_wants_no_ties_asks_once() -> None:

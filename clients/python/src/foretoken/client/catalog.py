@@ -10,7 +10,8 @@ import pyarrow as pa
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from foretoken.api.types.v1 import artifact_pb2, measurement_pb2
-from foretoken.client.channel import ChannelOptions, Connection
+from foretoken.client.channel import Connection
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.jobs import MAX_PAGE_SIZE, JobsClient
 from foretoken.client.recording import RunSender
 from foretoken.client.uploading import Upload

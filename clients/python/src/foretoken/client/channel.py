@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 import grpc
 
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.errors import rpc_to_error
 from foretoken.wire.serving import MAX_MESSAGE_BYTES
@@ -36,18 +36,35 @@ _SAFE_METHODS: Mapping[str, tuple[str, ...]] = {
         "QuerySql",
         "GetCheckReport",
     ),
-    "foretoken.api.profiler.v1.ProfilerService": ("ListLocalDevices", "GetProfileReport"),
-    "foretoken.api.predictor.v1.PredictorService": ("Predict", "GetTrainingReport", "ListModels"),
+    "foretoken.api.profiler.v1.ProfilerService": (
+        "ListLocalDevices",
+        "OutlineProfile",
+        "GetProfileReport",
+        "GetGraphReport",
+        "GetClosureReport",
+    ),
+    "foretoken.api.predictor.v1.PredictorService": (
+        "Predict",
+        "Tabulate",
+        "Explain",
+        "PlanProfile",
+        "GetTrainingReport",
+        "ListModels",
+        "ListCorrections",
+    ),
     "foretoken.api.simulator.v1.SimulatorService": (
         "GetServingReport",
         "ReadServingTable",
         "GetTrainingReport",
+        "ReadTrainingTable",
         "GetCapacityReport",
         "GetServingSearchReport",
         "ReadServingSearchTable",
+        "PlanTrainingMemory",
+        "GetTrainingSearchReport",
+        "ReadTrainingSearchTable",
     ),
 }
-_LONGEST_DELAY_S = 10.0
 _JOB_METHODS = ("GetJob", "ListJobs", "CancelJob")
 _RETRY_POLICY = {
     "maxAttempts": 5,
@@ -56,37 +73,6 @@ _RETRY_POLICY = {
     "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelOptions:
-    """How to reach a service.
-
-    `address` is a gRPC target (`localhost:50051`, `dns:///predictor:50051`; the latter spreads
-    calls over all pods behind the name). A unary call may take `deadline_s`; `stream_deadline_s`
-    bounds one stream of rows or job states, and a call that reads all rows; a longer job is watched
-    by several streams. A stream that breaks is taken up again `max_reconnects` times in a row, for
-    some two minutes: so long may a restart take.
-    `use_tls` follows from any TLS file: `ca_file` checks the server (empty: the system's
-    authorities), `cert_file` and `key_file` say who we are. `token_file` holds a bearer token,
-    which only travels over TLS.
-    """
-
-    address: str
-    deadline_s: float = 30.0
-    stream_deadline_s: float = 600.0
-    max_reconnects: int = 15
-    reconnect_delay_s: float = 0.5
-    keepalive_s: float = 60.0
-    use_tls: bool = False
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
-    token_file: str = ""
-
-    def delay_after(self, num_losses: int) -> float:
-        """Return the seconds to wait after so many broken streams in a row: doubling, up to 10."""
-        return min(self.reconnect_delay_s * 2.0 ** max(num_losses - 1, 0), _LONGEST_DELAY_S)
 
 
 class PageRequest(Protocol):

@@ -1,19 +1,15 @@
 """Foretoken in one object: the same calls whether the services are embedded or remote."""
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, runtime_checkable
 
-from foretoken.client.catalog import CatalogClient
-from foretoken.client.channel import ChannelOptions
-from foretoken.client.predictor import PredictorClient
-from foretoken.client.profiler import ProfilerClient
+from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.job_wait import OnProgress, wait_for_job
 from foretoken.client.results import list_results, read_result
-from foretoken.client.simulator import SimulatorClient
 from foretoken.client.single_query import CallOptions, build_single_query
 from foretoken.domain.correction import Correction, CorrectionRequest
-from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import (
     DType,
     LatencyEstimate,
@@ -21,7 +17,6 @@ from foretoken.domain.estimate import (
     pick_estimate,
 )
 from foretoken.domain.explanation import Explanation
-from foretoken.domain.job import Job
 from foretoken.domain.measurement import (
     ArrowStream,
     BatchReceipt,
@@ -35,7 +30,6 @@ from foretoken.domain.measurement import (
 from foretoken.domain.planning import PlanRequest, ProfilePlan
 from foretoken.domain.ports import (
     CatalogAdminPort,
-    JobsPort,
     PredictorPort,
     ProfilerPort,
     SimulatorPort,
@@ -72,7 +66,6 @@ from foretoken.domain.training_search import (
 
 P = TypeVar("P")
 Target = str | ChannelOptions
-OnProgress = Callable[[Job], None]
 
 
 @runtime_checkable
@@ -112,6 +105,12 @@ class Foretoken:
         simulator: Target | None = None,
     ) -> Self:
         """Return one that talks to services at addresses; nothing is sent before the first call."""
+        # Who has the services in his own process does not wait for gRPC.
+        from foretoken.client.catalog import CatalogClient
+        from foretoken.client.predictor import PredictorClient
+        from foretoken.client.profiler import ProfilerClient
+        from foretoken.client.simulator import SimulatorClient
+
         return cls(
             catalog=CatalogClient.connect(catalog) if catalog else None,
             profiler=ProfilerClient.connect(profiler) if profiler else None,
@@ -330,21 +329,6 @@ class Foretoken:
     def get_result(self, job_id: str) -> AnyReport:
         """Return the report of a job from the catalog, whole; the beginning of an id will do."""
         return read_result(self.catalog, job_id)[1]
-
-
-def wait_for_job(jobs: JobsPort, job: Job, on_progress: OnProgress | None = None) -> Job:
-    """Return the job once it is final, however it ended; an interruption cancels it."""
-    try:
-        for state in jobs.watch_job(job.job_id):
-            job = state
-            if on_progress is not None:
-                on_progress(state)
-    except KeyboardInterrupt:
-        # A service that is gone cannot be told; the interruption still is what happened.
-        with suppress(ForetokenError):
-            jobs.cancel_job(job.job_id)
-        raise
-    return job
 
 
 def _present(port: P | None, name: str) -> P:

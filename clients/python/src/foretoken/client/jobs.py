@@ -7,7 +7,8 @@ from typing import Protocol, Self
 import grpc
 
 from foretoken.api.types.v1 import job_pb2
-from foretoken.client.channel import ChannelOptions, Connection
+from foretoken.client.channel import Connection
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
 from foretoken.domain.job import Job
 from foretoken.wire import codec

@@ -4,7 +4,8 @@ from typing import Self
 
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
 from foretoken.api.predictor.v1.predictor_service_pb2_grpc import PredictorServiceStub
-from foretoken.client.channel import ChannelOptions, Connection
+from foretoken.client.channel import Connection
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.jobs import MAX_PAGE_SIZE, JobsClient
 from foretoken.domain.correction import Correction, CorrectionRequest
 from foretoken.domain.errors import ServiceUnavailableError

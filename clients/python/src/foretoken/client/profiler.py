@@ -5,7 +5,8 @@ from typing import Self
 from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
 from foretoken.api.profiler.v1.profiler_service_pb2_grpc import ProfilerServiceStub
 from foretoken.api.types.v1 import profiling_pb2
-from foretoken.client.channel import ChannelOptions, Connection
+from foretoken.client.channel import Connection
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.jobs import JobsClient
 from foretoken.domain.job import Job
 from foretoken.domain.profiling import (

@@ -19,7 +19,7 @@ _MAX_NAMED = 4
 
 def list_results(catalog: CatalogPort) -> tuple[KeptResult, ...]:
     """Return what is known of the kept results, newest first."""
-    return tuple(_describe(artifact) for artifact in catalog.list_artifacts(RESULT_ARTIFACT))
+    return tuple(describe_result(artifact) for artifact in catalog.list_artifacts(RESULT_ARTIFACT))
 
 
 def find_result(catalog: CatalogPort, name: str) -> KeptResult:
@@ -64,7 +64,7 @@ def pick_result(results: Sequence[KeptResult], name: str) -> KeptResult:
 def read_result(catalog: CatalogPort, name: str) -> tuple[KeptResult, AnyReport]:
     """Return a result with its report, all of its columns in it; `name` as in `find_result`."""
     result = find_result(catalog, name)
-    return result, _unpack(_read(catalog, result), result)
+    return result, unpack_result(_read(catalog, result), result)
 
 
 def export_result(catalog: CatalogPort, name: str) -> bytes:
@@ -81,7 +81,7 @@ def open_result(content: bytes) -> tuple[KeptResult, AnyReport]:
 
     """
     result = read_label(content)
-    return result, _unpack(content, result)
+    return result, unpack_result(content, result)
 
 
 def delete_result(catalog: CatalogPort, name: str) -> KeptResult:
@@ -91,7 +91,7 @@ def delete_result(catalog: CatalogPort, name: str) -> KeptResult:
     return result
 
 
-def _describe(artifact: Artifact) -> KeptResult:
+def describe_result(artifact: Artifact) -> KeptResult:
     """Return what an artifact says of itself; what another version has besides is left out."""
     content = {
         "job_id": artifact.name,
@@ -112,7 +112,13 @@ def _read(catalog: CatalogPort, result: KeptResult) -> bytes:
     return b"".join(catalog.read_artifact(RESULT_ARTIFACT, result.job_id))
 
 
-def _unpack(content: bytes, result: KeptResult) -> AnyReport:
+def unpack_result(content: bytes, result: KeptResult) -> AnyReport:
+    """Return the report in the content of a result.
+
+    Raises:
+        InvalidRequestError: it is of a kind that this version does not know.
+
+    """
     if result.kind not in REPORT_CLASSES:
         raise InvalidRequestError(
             f"{result.job_id} is of a kind that this version does not read: {result.kind!r}"

@@ -1,8 +1,7 @@
 """The simulator as a remote service."""
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -14,38 +13,35 @@ from foretoken.api.types.v1 import (
     training_run_pb2,
     training_search_pb2,
 )
-from foretoken.client.channel import ChannelOptions, Connection
+from foretoken.client.channel import Connection
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.jobs import JobsClient, LossCount
 from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
 from foretoken.domain.job import Job
-from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
+from foretoken.domain.report import ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.search import (
-    CandidateColumns,
     CapacityReport,
     CapacityRequest,
     Finalist,
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.training_report import (
-    MemoryColumns,
-    SpanColumns,
-    TrafficColumns,
-    TrainingReport,
-)
+from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_run import (
     TrainingMemoryReport,
     TrainingRunReport,
     TrainingRunRequest,
 )
 from foretoken.domain.training_search import (
-    StrategyColumns,
     StrategyFinalist,
     TrainingSearchReport,
     TrainingSearchRequest,
 )
 from foretoken.wire import codec, ipc
+from foretoken.wire.report_tables import table_fields, with_tables
+
+R = TypeVar("R")
 
 
 class SimulatorClient(JobsClient):
@@ -77,13 +73,7 @@ class SimulatorClient(JobsClient):
         report = codec.decode(answer, ServingReport)
         if not report.feasibility.is_feasible:
             return report
-        requests = self.read_serving_table(job_id, "requests").read_all()
-        series = self.read_serving_table(job_id, "series").read_all()
-        return dataclasses.replace(
-            report,
-            requests=ipc.table_to_record(requests, RequestColumns),
-            series=ipc.table_to_record(series, SeriesColumns),
-        )
+        return _fill(report, lambda table: self.read_serving_table(job_id, table))
 
     def read_serving_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
         """Return a table of a finished serving simulation, as it arrives."""
@@ -107,15 +97,7 @@ class SimulatorClient(JobsClient):
         report = codec.decode(answer, TrainingReport)
         if report.step_time_ms == 0:
             return report
-        spans = self.read_training_table(job_id, "spans").read_all()
-        memory = self.read_training_table(job_id, "memory").read_all()
-        traffic = self.read_training_table(job_id, "traffic").read_all()
-        return dataclasses.replace(
-            report,
-            spans=ipc.table_to_record(spans, SpanColumns),
-            memory_timeline=ipc.table_to_record(memory, MemoryColumns),
-            traffic=ipc.table_to_record(traffic, TrafficColumns),
-        )
+        return _fill(report, lambda table: self.read_training_table(job_id, table))
 
     def read_training_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
         """Return a table of a finished training simulation, as it arrives."""
@@ -147,11 +129,8 @@ class SimulatorClient(JobsClient):
         """Return the result of a finished serving search."""
         request = simulator_pb2.GetServingSearchReportRequest(job_id=job_id)
         answer = self._connection.call(self._stub.GetServingSearchReport, request)
-        candidates = self.read_serving_search_table(job_id, "candidates").read_all()
-        return dataclasses.replace(
-            codec.decode(answer, ServingSearchReport),
-            candidates=ipc.table_to_record(candidates, CandidateColumns),
-        )
+        report = codec.decode(answer, ServingSearchReport)
+        return _fill(report, lambda table: self.read_serving_search_table(job_id, table))
 
     def read_serving_search_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
         """Return a table of a finished serving search, as it arrives."""
@@ -159,7 +138,7 @@ class SimulatorClient(JobsClient):
         chunks = self._connection.stream(self._stub.ReadServingSearchTable, request)
         return ipc.open_chunks(chunk.arrow_ipc for chunk in chunks)
 
-    def watch_serving_search(self, job_id: str, first: int = 0) -> Iterator[Finalist]:
+    def watch_serving_search(self, job_id: str, first: int = 0) -> Generator[Finalist]:
         """Yield what the search has simulated, from the `first` on, until it ends.
 
         A stream that breaks is taken up again where it broke.
@@ -199,11 +178,8 @@ class SimulatorClient(JobsClient):
         """Return the result of a finished training search."""
         request = simulator_pb2.GetTrainingSearchReportRequest(job_id=job_id)
         answer = self._connection.call(self._stub.GetTrainingSearchReport, request)
-        candidates = self.read_training_search_table(job_id, "candidates").read_all()
-        return dataclasses.replace(
-            codec.decode(answer, TrainingSearchReport),
-            candidates=ipc.table_to_record(candidates, StrategyColumns),
-        )
+        report = codec.decode(answer, TrainingSearchReport)
+        return _fill(report, lambda table: self.read_training_search_table(job_id, table))
 
     def read_training_search_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
         """Return a table of a finished training search, as it arrives."""
@@ -211,7 +187,7 @@ class SimulatorClient(JobsClient):
         chunks = self._connection.stream(self._stub.ReadTrainingSearchTable, request)
         return ipc.open_chunks(chunk.arrow_ipc for chunk in chunks)
 
-    def watch_training_search(self, job_id: str, first: int = 0) -> Iterator[StrategyFinalist]:
+    def watch_training_search(self, job_id: str, first: int = 0) -> Generator[StrategyFinalist]:
         """Yield what the search has simulated, from the `first` on, until it ends.
 
         A stream that breaks is taken up again where it broke.
@@ -238,3 +214,9 @@ class SimulatorClient(JobsClient):
                 self._sleep(losses.delay_s)
             else:
                 return
+
+
+def _fill(report: R, open_table: Callable[[str], pa.RecordBatchReader]) -> R:
+    """Return a report with the columns that its message left out."""
+    tables = {name: open_table(name).read_all() for name in table_fields(type(report))}
+    return with_tables(report, tables)

@@ -9,7 +9,7 @@ and `mappings.py`; InternEvo, `linear.py`: `msp` keeps the gathered input, `fsp`
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from foretoken.domain.communication import beside
@@ -28,6 +28,11 @@ _MIRRORS = {
 }
 # Sums over copies of the tokens, whose gradients are summed, or gathered, alike.
 _ALIKE = ("moe_unpermute_all_reduce", "moe_unpermute_all_gather")
+# The gradient of what came back goes out, in the format of what goes out, and the reverse.
+_DIRECTIONS = {
+    "moe_dispatch_all_to_all": "moe_combine_all_to_all",
+    "moe_combine_all_to_all": "moe_dispatch_all_to_all",
+}
 # What another operator's backward pass brings: see `with_input_collectives`.
 _GATHERED_INPUT = "_input_all_gather"
 _GATHERED_WEIGHT = "_weight_all_gather"
@@ -112,9 +117,15 @@ def mirror_collective(node: OperatorNode, nodes: Sequence[OperatorNode]) -> Iter
             node,
             role=role,
             operator=_MIRRORS[node.operator],
+            dims=_dims_back(node, nodes),
             overlaps_with=_backward_role(node.overlaps_with, nodes),
         )
         yield from _ring(mirror) if node.operator == "send_recv" else (mirror,)
+
+
+def _dims_back(node: OperatorNode, nodes: Sequence[OperatorNode]) -> Mapping[str, Quantity]:
+    way_back = _DIRECTIONS.get(node.role)
+    return next((other.dims for other in nodes if other.role == way_back), node.dims)
 
 
 def _ring(send: OperatorNode) -> Iterator[OperatorNode]:

@@ -4,8 +4,13 @@ The ranks of tp, cp and dp hold experts on a mesh of their own (`placement.Exper
 its pairs of a token and an expert to the rank of the expert; ranks that split an expert gather what
 they got and scatter their sums. Where tensor parallelism left all tokens on every rank, each first
 takes its share of them and they are gathered at the end, unless it splits every expert itself.
+
+An all-to-all sends a token once for each of its experts. With `sends_tokens_once` a token crosses
+the network once for each node that has any of them, to be spread over the node's own links
+meanwhile; inside one node it is sent once for each rank. The sums come back the same way.
 Source: Megatron-Core, `MoEAlltoAllTokenDispatcher`; Singh et al., "A Hybrid Tensor-Expert-Data
-Parallelism Approach to Optimize Mixture-of-Experts Training", 2023 (dropping copied tokens).
+Parallelism Approach to Optimize Mixture-of-Experts Training", 2023 (dropping copied tokens);
+DeepSeek-V3 Technical Report, 2024, section 3.2.2, and DeepEP (tokens sent once).
 """
 
 import dataclasses
@@ -13,8 +18,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from foretoken.domain.communication import PlacedGroup, beside
+from foretoken.domain.estimate import DType
 from foretoken.domain.expert_layer import is_expert_node
-from foretoken.domain.expert_load import ExpertRouting, expert_load, larger, rounded
+from foretoken.domain.expert_load import (
+    ExpertRouting,
+    count_places,
+    expert_load,
+    larger,
+    rounded,
+)
 from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.head_exchange import ATTENTION_KERNELS
 from foretoken.domain.models.architecture import MoeSpec
@@ -77,7 +89,7 @@ class _Spread:
         rank = lowering.rank
         self._moe, self._hidden, self._kernel = moe, rank.model.hidden, kernel
         self._mesh = expert_mesh(rank.layout, training.expert_tp)
-        self._is_hidden = training.trainer.overlaps_expert_exchange
+        self._trainer = training.trainer
         self._tensor = PlacedGroup.of_rank(axis_group(rank.layout, "tp"), rank)
         self._experts = PlacedGroup.of_rank(self._mesh.expert_group, rank)
         self._width = PlacedGroup.of_rank(self._mesh.tensor_group, rank)
@@ -88,6 +100,17 @@ class _Spread:
         self._is_dropped = has_copies and not self._is_summed
         self._num_own = num_tokens if self._is_summed else num_tokens // rank.layout.tp
         self._num_pairs, self._load_ratio = self._load(lowering)
+        self._num_copies = self._count_copies()
+
+    def _count_copies(self) -> float:
+        """Return how often a token is sent, to its own rank or node too."""
+        moe, num_nodes = self._moe, self._experts.dims["num_nodes"]
+        if not self._trainer.sends_tokens_once:
+            return moe.top_k
+        routing = ExpertRouting(top_k=moe.top_k, num_experts=moe.num_experts)
+        if num_nodes == 1:
+            return count_places(routing, self._mesh.ep)
+        return count_places(routing, num_nodes, self._trainer.nodes_per_token)
 
     def _load(self, lowering: "Lowering") -> tuple[Quantity, float]:
         """Return the pairs that the busiest rank computes, and how many that is over the mean."""
@@ -114,7 +137,8 @@ class _Spread:
     def _permute(self, node: OperatorNode) -> Iterator[OperatorNode]:
         yield _with_dims(node, num_tokens=self._num_own)
         if self._mesh.ep > 1:
-            exchange = self._exchange(node, "moe_dispatch_all_to_all")
+            dtype = self._trainer.dispatch_dtype or node.written_dtype
+            exchange = self._exchange(node, "moe_dispatch_all_to_all", dtype)
             yield beside(exchange, self._kernel, is_hidden=self._is_hidden)
         if self._mesh.tp > 1 and not self._is_summed:
             yield self._of_pairs(node, "moe_dispatch_all_gather", "all_gather")
@@ -142,7 +166,7 @@ class _Spread:
         if self._mesh.tp > 1 and not self._is_summed:
             yield self._of_pairs(node, "moe_combine_reduce_scatter", "reduce_scatter")
         if self._mesh.ep > 1:
-            exchange = self._exchange(node, "moe_combine_all_to_all")
+            exchange = self._exchange(node, "moe_combine_all_to_all", node.written_dtype)
             yield beside(exchange, "moe_up_proj", is_hidden=self._is_hidden)
 
     def _unpermute(self, node: OperatorNode) -> Iterator[OperatorNode]:
@@ -154,12 +178,20 @@ class _Spread:
             yield self._tensor.collective(node, role, operator, message_bytes)
 
     @property
+    def _is_hidden(self) -> bool:
+        return self._trainer.overlaps_expert_exchange
+
+    @property
     def _num_local(self) -> int:
         return self._moe.num_experts // self._mesh.ep
 
     def _sort(self, node: OperatorNode, role: str) -> Iterator[OperatorNode]:
-        """Yield the sorting of what came from several ranks by the rank's own experts."""
-        if self._mesh.ep > 1 and self._num_local > 1:
+        """Yield the sorting of what came from several ranks by the rank's own experts.
+
+        A token that came once is copied for each of its experts.
+        """
+        is_mixed = self._num_local > 1 or self._trainer.sends_tokens_once
+        if self._mesh.ep > 1 and is_mixed:
             dims = {"num_tokens": self._num_pairs, "hidden": self._hidden}
             yield dataclasses.replace(
                 node,
@@ -172,10 +204,10 @@ class _Spread:
                 weight_bits=0.0,
             )
 
-    def _exchange(self, node: OperatorNode, role: str) -> OperatorNode:
+    def _exchange(self, node: OperatorNode, role: str, dtype: DType) -> OperatorNode:
         # The busiest rank ends last: it receives, or sends back, more than its own.
-        pairs = larger(rounded(self._num_own * self._moe.top_k * self._load_ratio), 1)
-        message_bytes = node.written_dtype.bytes_of(pairs * self._hidden)
+        num_sent = larger(rounded(self._num_own * self._num_copies * self._load_ratio), 1)
+        message_bytes = dtype.bytes_of(num_sent * self._hidden)
         return self._experts.collective(node, role, "all_to_all", message_bytes)
 
     def _of_pairs(self, node: OperatorNode, role: str, operator: str) -> OperatorNode:

@@ -1,4 +1,4 @@
-"""How many experts a batch of tokens reaches, and how many of its tokens the busiest rank gets.
+"""How many experts a batch of tokens reaches, where they lie, and how many the busiest rank gets.
 
 A router spreads tokens `balanced`, as likely to every expert, or by `power_law_A`: the experts'
 shares are drawn with a density that falls as x^-A. Latencies in the catalog were measured under
@@ -6,13 +6,14 @@ such routings, by the same law.
 Source: AIConfigurator, collector/helper.py (`balanced_logits`, `power_law_logits_v3`).
 """
 
+import math
 import random
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.units import Quantity, smaller
+from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 _POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
 # Shares of a power law between 1 and 0.8 of the tokens; for so few tokens that not every expert can
@@ -64,6 +65,22 @@ def expert_load(
     # The busiest rank gets no token more often than it has experts for it.
     pairs = smaller(larger(pairs, 1), num_tokens * min(routing.top_k, num_local))
     return ExpertLoad(num_pairs=pairs, num_active=smaller(larger(active, 1), pairs))
+
+
+def count_places(routing: ExpertRouting, num_places: int, most: int = 0) -> float:
+    """Return on how many of the places that hold its experts a token is expected to be.
+
+    Places (ranks or nodes) hold equally many experts. A token goes to `top_k` different ones, each
+    set of them as likely as any other; of `most` places, drawn before, where that is not 0.
+    Source of that limit: DeepSeek-V3 Technical Report, section 2.1.2, node-limited routing.
+    """
+    num_local = routing.num_experts // num_places
+    num_open = min(num_places, most or num_places)
+    # Fewer places than hold `top_k` experts are no choice.
+    num_open = max(num_open, int(ceil_divide(routing.top_k, num_local)))
+    num_experts = num_open * num_local
+    missed = math.comb(num_experts - num_local, routing.top_k)
+    return num_open * (1 - missed / math.comb(num_experts, routing.top_k))
 
 
 def rounded(value: Quantity) -> Quantity:

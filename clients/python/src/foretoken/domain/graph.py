@@ -62,7 +62,8 @@ class OperatorNode:
     what of a training pass it may hide behind; `overlaps_with` is the role it runs beside.
     `num_sharing` groups at a time go through each network port it uses, itself included.
 
-    A GEMM with `has_bias` adds a bias as it writes. `share` is the part of the call's time that is
+    A GEMM with `has_bias` adds a bias as it writes; its weights are `num_matrices`, told as one
+    where they multiply the same. `share` is the part of the call's time that is
     this node's: a backward GEMM is measured as a whole and told as its two halves; an older kernel
     than the one measured takes a multiple.
     """
@@ -89,6 +90,12 @@ class OperatorNode:
     num_sharing: int = 1
     share: float = 1.0
     has_bias: bool = False
+    num_matrices: int = 1
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors that one repetition's parameters are in, those it shares included."""
+        return self.num_matrices + self.has_bias
 
     @property
     def num_weights(self) -> Quantity:

@@ -45,7 +45,8 @@ def error_of_job(job: Job) -> ForetokenError:
     """Return the error a failed job ended with."""
     error = ForetokenError(job.error_message, job_id=job.job_id, job_reason=job.error_reason)
     for cls in _subclasses(ForetokenError):
-        if cls.reason == job.error_reason:
+        # One that only groups others has no reason of its own, but that of what nobody foresaw.
+        if "reason" in vars(cls) and cls.reason == job.error_reason:
             return cls(job.error_message, job_id=job.job_id)
     return error
 

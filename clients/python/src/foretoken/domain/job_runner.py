@@ -29,6 +29,7 @@ from foretoken.domain.errors import (
 from foretoken.domain.job import Job, JobState, error_of_job
 from foretoken.domain.job_folder import ItemFile, JobFolder, StoredRequest, read_items
 from foretoken.domain.job_progress import JobProgress
+from foretoken.domain.watch import WakingWatch
 
 __all__ = ["JobProgress", "JobRunner", "Resume", "Work"]
 
@@ -197,20 +198,32 @@ class JobRunner:
             current = self._wait_for_change(current)
             yield current
 
-    def follow(self, job_id: str, name: str, first: int = 0) -> Iterator[Any]:
+    def follow(self, job_id: str, name: str, first: int = 0) -> WakingWatch[Any]:
         """Yield what a job published under a name, from the `first` item on, until it is final.
 
         Also what it published before, in earlier processes too: who comes back with the number of
-        the items it has misses none.
+        the items it has misses none. Closing it, from any thread, ends it at once.
 
         Raises:
-            as `watch`.
+            as `watch`, with the first item.
 
         """
+        is_closed = threading.Event()
+
+        def close() -> None:
+            is_closed.set()
+            with self._changed:
+                self._changed.notify_all()
+
+        return WakingWatch(self._follow(job_id, name, first, is_closed), close)
+
+    def _follow(
+        self, job_id: str, name: str, first: int, is_closed: threading.Event
+    ) -> Iterator[Any]:
         self._go_on_if_left(job_id)
         path = self._folder.items_file(job_id, name)
         number = max(first, 0)
-        while True:
+        while not is_closed.is_set():
             with self._changed:
                 is_final = self.get(job_id).state.is_final
                 num_published = self._num_published[job_id]
@@ -219,7 +232,7 @@ class JobRunner:
                 number += 1
             if is_final:
                 return
-            self._wait_for_more(job_id, num_published)
+            self._wait_for_more(job_id, num_published, is_closed)
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to stop; one that still waits is cancelled at once."""
@@ -357,16 +370,18 @@ class JobRunner:
                 raise _ends(seen.job_id)
             return current
 
-    def _wait_for_more(self, job_id: str, num_seen: int) -> None:
+    def _wait_for_more(self, job_id: str, num_seen: int, is_closed: threading.Event) -> None:
         with self._changed:
             self._changed.wait_for(
                 lambda: (
-                    self._num_published[job_id] > num_seen
+                    is_closed.is_set()
+                    or self._num_published[job_id] > num_seen
                     or self._jobs[job_id].state.is_final
                     or self._is_kept(job_id)
                 )
             )
-            if self._num_published[job_id] == num_seen and self._is_kept(job_id):
+            is_nothing_new = self._num_published[job_id] == num_seen and not is_closed.is_set()
+            if is_nothing_new and self._is_kept(job_id):
                 raise _ends(job_id)
 
     def _run(self, job_id: str, work: Work) -> None:

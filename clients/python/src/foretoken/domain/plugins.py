@@ -8,7 +8,6 @@ import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,9 @@ def scan_modules(package: str, attribute: str) -> Mapping[str, Any]:
         InvalidRequestError: a module of the folder lacks the attribute.
 
     """
+    # Takes a while to import, and nothing else here needs it.
+    from importlib.metadata import entry_points
+
     found: dict[str, Any] = {}
     for module_info in pkgutil.iter_modules(importlib.import_module(package).__path__):
         module = importlib.import_module(f"{package}.{module_info.name}")

@@ -63,6 +63,7 @@ from foretoken.domain.training_search import (
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.watch import Watch
 
 
 class JobsPort(Protocol):
@@ -289,7 +290,7 @@ class SimulatorPort(JobsPort, Protocol):
     def read_serving_search_table(self, job_id: str, table: str) -> ArrowStream:
         """Return a table of a finished serving search: `candidates`."""
 
-    def watch_serving_search(self, job_id: str, first: int = 0) -> Iterator[Finalist]:
+    def watch_serving_search(self, job_id: str, first: int = 0) -> Watch[Finalist]:
         """Yield what the search has simulated, from the `first` on, until it ends.
 
         Whoever was cut off goes on with the number of those it has.
@@ -315,5 +316,5 @@ class SimulatorPort(JobsPort, Protocol):
     def read_training_search_table(self, job_id: str, table: str) -> ArrowStream:
         """Return a table of a finished training search: `candidates`."""
 
-    def watch_training_search(self, job_id: str, first: int = 0) -> Iterator[StrategyFinalist]:
+    def watch_training_search(self, job_id: str, first: int = 0) -> Watch[StrategyFinalist]:
         """Yield what the search has simulated, from the `first` on, until it ends."""

@@ -1,21 +1,30 @@
-"""Results of simulations and searches that the catalog keeps, after the service that made them."""
+"""Results of simulations, plans and searches that the catalog keeps after they were made."""
 
 from dataclasses import dataclass
 
 from foretoken.domain.report import ServingReport
 from foretoken.domain.search import CapacityReport, ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import TrainingRunReport
 from foretoken.domain.training_search import TrainingSearchReport
 
 # The kind of artifact they are in the catalog.
 RESULT_ARTIFACT = "simulation_result"
 AnyReport = (
-    ServingReport | TrainingReport | CapacityReport | ServingSearchReport | TrainingSearchReport
+    ServingReport
+    | TrainingReport
+    | TrainingRunReport
+    | CapacityReport
+    | ServingSearchReport
+    | TrainingSearchReport
 )
-# Kinds of jobs, with what they answer.
+# The answer of one call, which is no job; its name is made as that of a job.
+TRAINING_RUN_KIND = "training-run"
+# Kinds of results, with what they are.
 REPORT_CLASSES: dict[str, type[AnyReport]] = {
     "serving": ServingReport,
     "training": TrainingReport,
+    TRAINING_RUN_KIND: TrainingRunReport,
     "capacity": CapacityReport,
     "serving-search": ServingSearchReport,
     "training-search": TrainingSearchReport,

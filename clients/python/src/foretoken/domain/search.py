@@ -205,8 +205,8 @@ class ServingSearchRequest:
     simulated request by request at the load they are proposed for. `objective` ranks: most output
     tokens/s per GPU, least cost per token, fewest GPUs, or lowest time per token. With a
     `target_rps` each deployment is sized to carry that rate. With `has_sensitivity` the best is
-    asked again with links, memory and arithmetic twice as fast and prompts and answers half and
-    twice as long.
+    asked again with links 2x, memory bandwidth or capacity +50 %, arithmetic 2x, and prompts and
+    answers half and twice as long.
     """
 
     scenario: ServingScenario

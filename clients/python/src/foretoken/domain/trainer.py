@@ -28,9 +28,9 @@ class TrainerProfile:
     after a conversion to fp32 (`converted`). An RMS norm, or the rotation of heads, is one kernel
     with `fuses_norm`, `fuses_rope`, else a chain of them; with `casts_norm_inputs` norms of a layer
     work on fp32. Unless `fuses_gate`, the activation of a gated MLP and its product with the other
-    half are two kernels. Unless `fuses_bias_activation`, the bias of an MLP and its activation are
-    two, and unless `fuses_residual` so are bias, dropout and the addition to the residual stream.
-    Activations are
+    half are two kernels, and the weights of both halves two tensors. Unless
+    `fuses_bias_activation`, the bias of an MLP and its activation are two, and unless
+    `fuses_residual` so are bias, dropout and the addition to the residual stream. Activations are
     dropped out with `has_dropout`, and by kernels laid out anew with `has_copy_kernels` (the
     attention's output, the gradients of the parts of a fused projection). With `has_mlp_bias` MLPs
     without a gate have biases whatever the model says. Parallel branches of a layer have a norm
@@ -43,7 +43,10 @@ class TrainerProfile:
     `reduces_whole_gradients` ranks that shard optimizer states (ZeRO 1) sum all gradients all the
     same, not each its share. With `broadcasts_parameters` every tensor has one owner, which sends
     it to the others, owner after owner. With `gathers_again` parameters that ZeRO 3 gathered to
-    recompute a layer are gathered once more for its backward pass. `scales_loss` looks for
+    recompute a layer are gathered once more for its backward pass. `selective_modules` is what
+    selective recomputation runs again unless a scenario says; with `ends_recompute_early` a layer
+    that is recomputed stops where nothing more of it is needed, and with `keeps_unread_outputs` one
+    recomputed by operator keeps what no backward operator reads. `scales_loss` looks for
     overflows and divides gradients by the loss scale, `clips_gradients` takes their norm; with
     `unscales_first` that division and the clipping are two passes. With `zeroes_gradients` their
     buffer is filled with zeros before each step. Adam is one kernel with `fuses_optimizer`, else
@@ -55,11 +58,14 @@ class TrainerProfile:
     Communication: `transfers` between stages are `rendezvous` (both ends must have arrived) or
     `buffered`; with `has_duplex_links` both directions of an exchange go at once. With
     `scatters_stage_transfers` each tensor-parallel rank sends its part and the receivers gather
-    them; with `sends_attention_mask` a mask of each sequence's length squared goes along. What the
-    `overlaps_` rules name is hidden behind computation, which it slows down by
-    `overlap_slowdown_ratio`; `overlaps_tensor_gradients` names the tensor collectives of the
-    backward pass alone, behind the weight gradients. Gradients are reduced in buckets of
-    `bucket_elements` (0: one).
+    them; with `sends_attention_mask` a mask of each sequence's length squared goes along. Tokens go
+    to their experts once for each of them, or with `sends_tokens_once` once for each node that has
+    any (inside one node: each rank); where `nodes_per_token` is not 0, its router lets a token
+    reach no more nodes, which only such an exchange makes use of. `dispatch_dtype` is the format
+    they are sent in (none: that of activations, in which sums come back). What the `overlaps_`
+    rules name is hidden behind computation, which it slows down by `overlap_slowdown_ratio`;
+    `overlaps_tensor_gradients` names the tensor collectives of the backward pass alone, behind the
+    weight gradients. Gradients are reduced in buckets of `bucket_elements` (0: one).
 
     Host: `forward_gap_us` and `backward_gap_us` are what eager launches leave between the kernels
     of one layer, in µs; `step_gap_us` what a step costs on the host besides. The host needs
@@ -102,6 +108,9 @@ class TrainerProfile:
     reduces_whole_gradients: bool = False
     broadcasts_parameters: bool = False
     gathers_again: bool = False
+    selective_modules: tuple[str, ...] = ("core_attention",)
+    ends_recompute_early: bool = False
+    keeps_unread_outputs: bool = False
     fuses_optimizer: bool = True
     scales_loss: bool = False
     clips_gradients: bool = True
@@ -122,6 +131,9 @@ class TrainerProfile:
     overlaps_tensor_gradients: bool = False
     overlaps_expert_exchange: bool = False
     overlaps_context_exchange: bool = False
+    sends_tokens_once: bool = False
+    nodes_per_token: int = 0
+    dispatch_dtype: DType | None = None
     overlap_slowdown_ratio: float = 1.0
     bucket_elements: int = 0
     forward_gap_us: float = 0.0
@@ -164,6 +176,7 @@ _ALLOWED = {
 _LEAST = {
     "attention_time_ratio": 1,
     "overlap_slowdown_ratio": 1,
+    "nodes_per_token": 0,
     "bucket_elements": 0,
     "vocab_multiple": 1,
     "forward_gap_us": 0,

@@ -73,8 +73,10 @@ def lower_training_mlp(builder: NodeBuilder) -> Iterator[OperatorNode]:
     has_bias = model.has_bias or (trainer.has_mlp_bias and not model.is_gated)
     width = (2 if model.is_gated else 1) * model.intermediate
     dims = {"m": tokens, "n": width, "k": model.hidden}
+    num_matrices = 2 if model.is_gated and not trainer.fuses_gate else 1
     for node in training_projection(builder, "mlp_up_proj", dims, Partition.COLUMN):
-        yield _with_bias(node, is_fused=has_bias and trainer.fuses_bias_activation)
+        biased = _with_bias(node, is_fused=has_bias and trainer.fuses_bias_activation)
+        yield dataclasses.replace(biased, num_matrices=num_matrices)
     if has_bias and not trainer.fuses_bias_activation:
         dims = {"num_tokens": tokens, "hidden": width}
         yield builder.layer("mlp_up_bias", "bias_add", dims, Partition.WIDTH)

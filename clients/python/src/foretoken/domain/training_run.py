@@ -170,7 +170,7 @@ class TrainingRunReport:
 
     `sizes` are the run on other numbers of devices, the batch unchanged; with a target date, those
     it was looked for among. `target_devices` is the fewest that meet it (0: none does, or none was
-    asked).
+    asked). `job_id` names the answer among the results that the catalog keeps (empty: not kept).
     """
 
     feasibility: Feasibility = field(default_factory=Feasibility)
@@ -204,6 +204,7 @@ class TrainingRunReport:
     notes: tuple[str, ...] = ()
     model_version: str = ""
     request_json: str = ""
+    job_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -122,8 +122,8 @@ class TrainingSearchRequest:
     Every legal point is answered in closed form, time and memory; the `num_finalists` best (0:
     none) are simulated event by event. `objective` ranks: most tokens/s per GPU, shortest step,
     least cost per token, or most free memory. The `max_candidates` best of those that fit are
-    listed, then what is best by another objective or on a front. With `has_sensitivity` the search
-    is asked again with links twice as fast, memory half as large again, and half the batch.
+    listed, then what is best by another objective or on a front. With `has_sensitivity` the whole
+    space is also answered with better links, memory and arithmetic, and with another batch.
     """
 
     scenario: TrainingScenario
@@ -216,7 +216,12 @@ class StrategyFinalist:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategySensitivity:
-    """What the best answer becomes when one thing changes: `change` in words."""
+    """What the best answer becomes when one thing changes: `change` in words.
+
+    Ratios are tokens/s per GPU over those of the best today (0: none fits today):
+    `throughput_ratio` of what is best then, `same_throughput_ratio` of what is best today, kept (0:
+    it cannot run then or does not fit, or is not told).
+    """
 
     change: str
     best: str
@@ -225,6 +230,23 @@ class StrategySensitivity:
     throughput_ratio: float = 1.0
     num_fitting: int = 0
     is_same_best: bool = True
+    same_throughput_ratio: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TieCall:
+    """A call whose error may change which of two strategies is better.
+
+    `words` are its dimensions and circumstances as `foretoken plan` takes them, on `device` and,
+    for a collective, over the links `topology`. With the call at its upper bound what is compared
+    changes by `difference_ratio` of the better one's.
+    """
+
+    operator: str
+    words: str
+    device: str
+    topology: str = ""
+    difference_ratio: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,8 +289,9 @@ class TrainingSearchReport:
     `num_fitting` have the memory; `ruled_out` counts the others by reason. `num_shapes` are the
     groups of strategies whose layers run the same operators. `best` names the first of each of
     `TRAINING_OBJECTIVES`, `ties` those that are behind the request's by less than the error of the
-    difference. `cells` say of all strategies how good they are by tp and pp, and by micro batch
-    size and recomputation. `candidates` travel apart, as a table.
+    difference, best first; measuring `tie_calls`, most telling first, is what tells the first of
+    them from the best. `cells` say of all strategies how good they are by tp and pp, and by micro
+    batch size and recomputation. `candidates` travel apart, as a table.
     """
 
     num_points: int = 0
@@ -291,3 +314,4 @@ class TrainingSearchReport:
     notes: tuple[str, ...] = ()
     request_json: str = ""
     job_id: str = ""
+    tie_calls: tuple[TieCall, ...] = ()

@@ -27,18 +27,16 @@ from foretoken.domain.training_search import TrainingSearchReport
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-# Columns that travel as Arrow, beside the message.
-ARROW_FIELDS = frozenset(
-    {
-        (ServingReport, "requests"),
-        (ServingReport, "series"),
-        (ServingSearchReport, "candidates"),
-        (TrainingReport, "spans"),
-        (TrainingReport, "memory_timeline"),
-        (TrainingReport, "traffic"),
-        (TrainingSearchReport, "candidates"),
-    }
-)
+# Columns that travel as Arrow, beside the message, with the names of their tables.
+ARROW_FIELDS: Mapping[tuple[type, str], str] = {
+    (ServingReport, "requests"): "requests",
+    (ServingReport, "series"): "series",
+    (ServingSearchReport, "candidates"): "candidates",
+    (TrainingReport, "spans"): "spans",
+    (TrainingReport, "memory_timeline"): "memory",
+    (TrainingReport, "traffic"): "traffic",
+    (TrainingSearchReport, "candidates"): "candidates",
+}
 
 _BOOLEAN_PREFIX = re.compile(r"^(is|has|was)_")
 _COUNT = re.compile(r"^(|.*_)num_(.*)$")

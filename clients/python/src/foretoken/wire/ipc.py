@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurement import ArrowStream
@@ -192,6 +191,9 @@ def _to_arrow(name: str, column: Any) -> pa.Array:
 def _from_arrow(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
     if name in _NAMES:
         known = pa.array(_NAMES[name], pa.string())
+        # Takes as long to import as all else of Arrow, and few tables have words for numbers.
+        import pyarrow.compute as pc
+
         column = pc.index_in(column.cast(pa.string()), value_set=known)
     elif name in _TEXTS:
         column = column.cast(pa.string())

@@ -3,23 +3,28 @@
 import io
 import json
 import zipfile
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf import json_format
 
-from foretoken.api.types.v1 import report_pb2, search_pb2, training_search_pb2
+from foretoken.api.types.v1 import (
+    report_pb2,
+    search_pb2,
+    training_run_pb2,
+    training_search_pb2,
+)
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.report import ServingReport
 from foretoken.domain.result import AnyReport, KeptResult
-from foretoken.domain.schema import field_types
 from foretoken.domain.search import CapacityReport, ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import TrainingRunReport
 from foretoken.domain.training_search import TrainingSearchReport
-from foretoken.wire import codec, ipc
+from foretoken.wire import codec
+from foretoken.wire.report_tables import table_fields, take_tables, with_tables
 
 _REPORT = "report.json"
 # What is known of the result, in files that are away from their catalog.
@@ -27,6 +32,7 @@ _LABEL = "result.json"
 _MESSAGES: dict[type[AnyReport], Any] = {
     ServingReport: report_pb2.ServingReport,
     TrainingReport: report_pb2.TrainingReport,
+    TrainingRunReport: training_run_pb2.TrainingRunReport,
     CapacityReport: search_pb2.CapacityReport,
     ServingSearchReport: search_pb2.ServingSearchReport,
     TrainingSearchReport: training_search_pb2.TrainingSearchReport,
@@ -40,10 +46,11 @@ def pack_report(report: AnyReport) -> bytes:
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         plain = json_format.MessageToDict(message, preserving_proto_field_name=True)
         archive.writestr(_REPORT, json.dumps(plain, indent=1))
-        for name in _columns_of(type(report)):
-            table = io.BytesIO()
-            pq.write_table(ipc.record_to_table(getattr(report, name)), table)
-            archive.writestr(f"{name}.parquet", table.getvalue())
+        fields = table_fields(type(report))
+        for name, table in take_tables(report)[1].items():
+            parquet = io.BytesIO()
+            pq.write_table(table, parquet)
+            archive.writestr(_parquet_name(fields[name]), parquet.getvalue())
     return content.getvalue()
 
 
@@ -60,19 +67,13 @@ def unpack_report(content: bytes, cls: type[AnyReport]) -> AnyReport:
                 archive.read(_REPORT), _MESSAGES[cls](), ignore_unknown_fields=True
             )
             tables = {
-                name: pq.read_table(io.BytesIO(archive.read(f"{name}.parquet")))
-                for name in _columns_of(cls)
-                if f"{name}.parquet" in archive.namelist()
+                name: pq.read_table(io.BytesIO(archive.read(_parquet_name(field))))
+                for name, field in table_fields(cls).items()
+                if _parquet_name(field) in archive.namelist()
             }
     except (zipfile.BadZipFile, KeyError, json_format.ParseError, pa.ArrowInvalid) as err:
         raise InvalidRequestError(f"not a result of Foretoken: {err}") from err
-    owner: type = cls
-    hints = field_types(owner)
-    columns = {
-        name: ipc.table_to_record(table, hints[name], may_lack=True)
-        for name, table in tables.items()
-    }
-    return replace(codec.decode(message, cls), **columns)
+    return with_tables(codec.decode(message, cls), tables, may_lack=True)
 
 
 def label_file(content: bytes, result: KeptResult) -> bytes:
@@ -98,5 +99,5 @@ def read_label(content: bytes) -> KeptResult:
     return schema.decode(KeptResult, label, _LABEL)
 
 
-def _columns_of(cls: type[AnyReport]) -> list[str]:
-    return [name for owner, name in sorted(codec.ARROW_FIELDS, key=str) if owner is cls]
+def _parquet_name(field: str) -> str:
+    return f"{field}.parquet"

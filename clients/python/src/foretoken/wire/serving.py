@@ -20,6 +20,7 @@ from foretoken.api.types.v1 import job_pb2
 from foretoken.domain.errors import ForetokenError, InvalidRequestError, QueueFullError
 from foretoken.domain.job import Job
 from foretoken.domain.ports import JobsPort
+from foretoken.domain.watch import Watch
 from foretoken.wire import codec
 from foretoken.wire.errors import error_to_status
 
@@ -109,11 +110,23 @@ class JobRpcs:
         self, request: job_pb2.WatchJobRequest, context: grpc.ServicerContext
     ) -> Iterator[job_pb2.Job]:
         """Stream a job's states until it is final or the client is gone."""
-        with self.watching():
+        with self._watching():
             yield from self._watch(request.job_id, context)
 
+    def hand_on(self, watch: Watch[T], context: grpc.ServicerContext) -> Iterator[T]:
+        """Yield what comes until the end, or until the client is gone.
+
+        Raises:
+            QueueFullError: too many watch already.
+
+        """
+        # gRPC calls back in a thread of its own, so that a client's leaving ends also the waiting.
+        with self._watching():
+            if context.add_callback(watch.close):
+                yield from watch
+
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def _watching(self) -> Iterator[None]:
         """Hold one of the threads that may watch.
 
         Raises:

@@ -1,6 +1,8 @@
 """Hand every service its ports: local objects or gRPC clients, by configuration alone."""
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -9,19 +11,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig
-from foretoken.client.catalog import CatalogClient
-from foretoken.client.channel import Connection
-from foretoken.client.facade import Foretoken
-from foretoken.client.predictor import PredictorClient
-from foretoken.client.profiler import ProfilerClient
-from foretoken.client.simulator import SimulatorClient
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
-from foretoken.domain.profiling import ProfileOutline, ProfileRequest
 
 if TYPE_CHECKING:
     from foretoken.catalog.config import CatalogConfig
+    from foretoken.client.channel import Connection
+    from foretoken.client.facade import Foretoken
+    from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
+    from foretoken.domain.profiling import ProfileOutline, ProfileRequest
+    from foretoken.domain.scenario import TrainingScenario
+    from foretoken.domain.training_run import TrainingMemoryReport
 
 _LOCAL, _KUBERNETES = "local", "kubernetes"
 # Where operators are timed: on this machine, or on the nodes of a cluster.
@@ -41,7 +41,8 @@ C = TypeVar("C")
 class Composition:
     """The four ports, each made when first asked for; closes what it opened, last first.
 
-    Embedded services import their heavy packages only here, so that a client process needs none.
+    Services and clients are imported where one is made, for a process waits only for those it asks,
+    and a client process need not have the packages of services.
     """
 
     def __init__(self, config: AppConfig) -> None:
@@ -69,6 +70,8 @@ class Composition:
     def catalog(self) -> CatalogAdminPort:
         """The catalog."""
         if self._config.endpoints.catalog != EMBEDDED:
+            from foretoken.client.catalog import CatalogClient
+
             return CatalogClient(self._connect("catalog", self._config.endpoints.catalog))
         with _needing_extra("catalog"):
             from foretoken.catalog.service import CatalogService
@@ -79,6 +82,8 @@ class Composition:
     def predictor(self) -> PredictorPort:
         """The predictor; an embedded one reads this composition's catalog."""
         if self._config.endpoints.predictor != EMBEDDED:
+            from foretoken.client.predictor import PredictorClient
+
             return PredictorClient(self._connect("predictor", self._config.endpoints.predictor))
         with _needing_extra("predictor"):
             from foretoken.predictor.config import PredictorConfig
@@ -93,6 +98,8 @@ class Composition:
     def simulator(self) -> SimulatorPort:
         """The simulator; an embedded one asks this composition's predictor."""
         if self._config.endpoints.simulator != EMBEDDED:
+            from foretoken.client.simulator import SimulatorClient
+
             return SimulatorClient(self._connect("simulator", self._config.endpoints.simulator))
         with _needing_extra("simulator"):
             from foretoken.simulator.config import SimulatorConfig
@@ -107,10 +114,26 @@ class Composition:
         catalog = self.catalog if has_catalog else None
         return self._open(SimulatorService(config, self.predictor, catalog))
 
+    @property
+    def plan_training_memory(self) -> Callable[[TrainingScenario], TrainingMemoryReport]:
+        """What plans memory, as the simulator's method of that name does.
+
+        In this process it is the arithmetic alone, for a simulator loads packages and opens a
+        predictor and a catalog, which takes far longer.
+        """
+        if self._config.endpoints.simulator != EMBEDDED:
+            return self.simulator.plan_training_memory
+        with _needing_extra("simulator"):
+            from foretoken.simulator.training.memory_plan import plan_memory
+
+        return plan_memory
+
     @cached_property
     def profiler(self) -> ProfilerPort:
         """The profiler; an embedded one records into this composition's catalog."""
         if self._config.endpoints.profiler != EMBEDDED:
+            from foretoken.client.profiler import ProfilerClient
+
             return ProfilerClient(self._connect("profiler", self._config.endpoints.profiler))
         section = dict(self._config.profiler)
         place, cluster = section.pop("place", _LOCAL), section.pop("kubernetes", {})
@@ -166,6 +189,8 @@ class Composition:
 
     def foretoken(self, *names: str) -> Foretoken:
         """Return the facade over the named services; those not named are not started."""
+        from foretoken.client.facade import Foretoken
+
         return Foretoken(**{name: getattr(self, name) for name in names})
 
     def _open(self, service: S) -> S:
@@ -174,6 +199,8 @@ class Composition:
         return service
 
     def _connect(self, service: str, address: str) -> Connection:
+        from foretoken.client.channel import Connection
+
         connection = Connection(self._config.channel_options(address), service).open()
         self._opened.callback(connection.close)
         return connection
@@ -193,7 +220,7 @@ def _needing_extra(service: str, extra: str = "") -> Iterator[None]:
         ) from err
 
 
-def catalog_config(config: AppConfig) -> "CatalogConfig":
+def catalog_config(config: AppConfig) -> CatalogConfig:
     """Return the configuration of this process's own catalog.
 
     Raises:

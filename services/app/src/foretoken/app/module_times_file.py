@@ -1,7 +1,7 @@
-"""Files a training scenario names beside itself: times of modules, a calibration."""
+"""Times of modules that a training scenario names by a file."""
 
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from foretoken.domain.errors import (
 )
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.plugins import read_yaml
 from foretoken.domain.training_truth import ModuleTime, ModuleTimes
 from foretoken.domain.units import US_PER_MS
 
@@ -42,32 +41,6 @@ _LAYER_MODULE = re.compile(r"model_layers_(\d+)_(\w+)")
 _SIZES_MAX = 16
 # Every rank of a FASOP profile computes the whole vocabulary.
 _UNSPLIT = "lm_head"
-
-
-def load_training_files(content: MutableMapping[str, Any], folder: Path) -> None:
-    """Replace what a training scenario names by a path: `module_times`, `calibration`.
-
-    `module_times` is a path, or a mapping with the path as `file` and with what the file does not
-    say of itself (`sequence_length`, `dtype`, `device`). Relative paths are relative to `folder`;
-    an empty one names no file.
-
-    Raises:
-        InvalidRequestError: a file cannot be read, or is none of a known form.
-
-    """
-    for name in ("module_times", "calibration"):
-        if content.get(name) == "":
-            content[name] = None
-    profile = content.get("module_times")
-    if isinstance(profile, str):
-        content["module_times"] = read_module_times(folder / Path(profile).expanduser(), {})
-    elif isinstance(profile, Mapping) and isinstance(profile.get("file"), str):
-        facts = {name: value for name, value in profile.items() if name != "file"}
-        path = folder / Path(profile["file"]).expanduser()
-        content["module_times"] = read_module_times(path, facts)
-    calibration = content.get("calibration")
-    if isinstance(calibration, str):
-        content["calibration"] = read_yaml(folder / Path(calibration).expanduser(), "calibration")
 
 
 def read_module_times(path: Path, facts: Mapping[str, Any]) -> ModuleTimes:

@@ -1,23 +1,27 @@
-"""Scenario files: YAML that names a model, a device and a workload, made into a scenario."""
+"""Scenario files: YAML that names a model, a device and a workload, made into a scenario.
+
+Few scenarios name further files. What reads those, with numeric libraries, is imported where one is
+named.
+"""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from foretoken.app.module_times_file import load_training_files
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.load import load_model
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.search import ServingSearchRequest
-from foretoken.domain.training_search import TrainingSearchRequest
-from foretoken.simulator.serving.trace_file import load_trace
+
+if TYPE_CHECKING:
+    from foretoken.domain.search import ServingSearchRequest
+    from foretoken.domain.training_search import TrainingSearchRequest
 
 T = TypeVar("T", ServingScenario, TrainingScenario)
-S = TypeVar("S", ServingSearchRequest, TrainingSearchRequest)
+S = TypeVar("S", "ServingSearchRequest", "TrainingSearchRequest")
 # What makes a scenario of a file's content, of changes to it, and of its path.
 BuildScenario = Callable[[dict[str, Any], Mapping[str, Any], Path], object]
 
@@ -45,6 +49,8 @@ def build_serving_scenario(
     scenario = _build(ServingScenario, content, overrides, path)
     workload = scenario.workload
     if workload.arrival == "trace" and workload.trace_path and not workload.trace_requests:
+        from foretoken.simulator.serving.trace_file import load_trace
+
         trace_path = path.parent / Path(workload.trace_path).expanduser()
         trace = load_trace(trace_path, workload.trace_format, workload.hash_block_tokens)
         workload = replace(
@@ -108,10 +114,34 @@ def _build(cls: type[T], content: dict[str, Any], overrides: Mapping[str, Any], 
     _write_as_text(content.get("workload"), "arrival_options")
     _write_as_text(content.get("trainer"), "rules")
     if cls is TrainingScenario:
-        load_training_files(content, path.parent)
+        _load_training_files(content, path.parent)
     _load_model(content, "model", path.parent)
     _load_model(content.get("speculative"), "draft_model", path.parent)
     return schema.decode(cls, content)
+
+
+def _load_training_files(content: dict[str, Any], folder: Path) -> None:
+    """Replace what a training scenario names by a path: `module_times`, `calibration`.
+
+    `module_times` is a path, or a mapping with the path as `file` and with what the file does not
+    say of itself (`sequence_length`, `dtype`, `device`). Relative paths are relative to `folder`;
+    an empty one names no file.
+    """
+    for name in ("module_times", "calibration"):
+        if content.get(name) == "":
+            content[name] = None
+    profile = content.get("module_times")
+    if isinstance(profile, str):
+        profile = {"file": profile}
+    if isinstance(profile, Mapping) and isinstance(profile.get("file"), str):
+        from foretoken.app.module_times_file import read_module_times
+
+        facts = {name: value for name, value in profile.items() if name != "file"}
+        path = folder / Path(profile["file"]).expanduser()
+        content["module_times"] = read_module_times(path, facts)
+    calibration = content.get("calibration")
+    if isinstance(calibration, str):
+        content["calibration"] = read_yaml(folder / Path(calibration).expanduser(), "calibration")
 
 
 def _load_model(section: Any, key: str, folder: Path) -> None:

@@ -286,7 +286,7 @@ def _prefer_documents(call: _Call, design: Design, told: LatencyColumns) -> Late
     topology = call.target.topology
     if topology is None:
         return told
-    has_any = has_document(call.columns, topology)
+    has_any = has_document(call.spec, call.columns, topology)
     if not has_any.any():
         return told
     linked = estimate_from_links(call.spec, call.columns, topology, design)

@@ -1,11 +1,15 @@
 """The Arrow tables that jobs of the simulator keep beside their results."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job_runner import JobProgress, JobRunner
+from foretoken.wire.report_tables import table_fields, with_tables
+
+R = TypeVar("R")
 
 
 def attach_tables(tables: Mapping[str, pa.Table], progress: JobProgress) -> None:
@@ -22,6 +26,18 @@ def attach_tables(tables: Mapping[str, pa.Table], progress: JobProgress) -> None
             pa.ipc.new_stream(file, table.schema) as writer,
         ):
             writer.write_table(table)
+
+
+def fill_tables(report: R, jobs: JobRunner, job_id: str) -> R:
+    """Return the report of a finished job with the columns that were attached as tables.
+
+    Raises:
+        as `open_table`.
+
+    """
+    names = list(table_fields(type(report)))
+    tables = {name: open_table(jobs, job_id, name, names).read_all() for name in names}
+    return with_tables(report, tables)
 
 
 def open_table(

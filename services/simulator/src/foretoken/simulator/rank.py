@@ -49,9 +49,29 @@ def _padded_model(scenario: TrainingScenario) -> ModelArchitecture:
 
 
 def even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
-    """Return the layers of every chunk, the first ones with one more where they do not divide."""
+    """Return the layers of every chunk, in the order of the model.
+
+    Where they do not divide, the embedding and the head count as a layer each if that makes all
+    chunks alike: the first chunk and the last have one layer less, or the last has, of the head
+    alone. Otherwise the first chunks have one more.
+    Source: Megatron-LM, `transformer_block.py` (`account_for_embedding_in_pipeline_split` and
+    `account_for_loss_in_pipeline_split`).
+    """
     whole, rest = divmod(num_layers, num_chunks)
-    return tuple(whole + (1 if chunk < rest else 0) for chunk in range(num_chunks))
+    first_long = 1 if rest and has_even_chunks(num_layers, num_chunks, 2) else 0
+    return tuple(
+        whole + (1 if first_long <= chunk < first_long + rest else 0) for chunk in range(num_chunks)
+    )
+
+
+def count_parts(num_layers: int) -> int:
+    """Return the most chunks of a model: each has a layer, the embedding or the head."""
+    return num_layers + 2
+
+
+def has_even_chunks(num_layers: int, num_chunks: int, num_ends: int) -> bool:
+    """Tell whether chunks are alike when `num_ends` of embedding and head count as layers."""
+    return (num_layers + num_ends) % num_chunks == 0
 
 
 def _first_rank(

@@ -1,13 +1,20 @@
 """What a result is of, and the figure that sums it up, for lists of results."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from foretoken.domain.report import ServingReport
 from foretoken.domain.result import AnyReport
-from foretoken.domain.search import CapacityReport, ServingSearchReport
+from foretoken.domain.search import CandidateColumns, CapacityReport, ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import TrainingRunReport
+from foretoken.domain.training_search import StrategyColumns, TrainingSearchReport
+from foretoken.simulator.report.training_search_rows import describe_step
+
+# More sizes of clusters are told from the smallest to the largest.
+_MAX_COUNTS = 3
 
 
 def name_result(report: AnyReport) -> str:
@@ -16,11 +23,44 @@ def name_result(report: AnyReport) -> str:
         scenario = _read(report.scenario_json)
         devices = f"{report.num_devices} {scenario.get('device', '')}"
     else:
-        scenario = _read(report.request_json).get("scenario", {})
-        devices = str(scenario.get("device", ""))
+        request = _read(report.request_json)
+        scenario = request.get("scenario", {})
+        devices = _devices(report, scenario, request.get("space", {}))
     model = scenario.get("model", {})
     name = model.get("name", "") if isinstance(model, Mapping) else str(model)
     return f"{scenario.get('name', '')}: {name} on {devices}"
+
+
+def _devices(
+    report: TrainingRunReport | ServingSearchReport | TrainingSearchReport,
+    scenario: Mapping[str, Any],
+    space: Mapping[str, Any],
+) -> str:
+    """Return the devices of a run, or of the clusters that a search compares."""
+    device = str(scenario.get("device", ""))
+    if isinstance(report, TrainingRunReport):
+        return f"{report.num_devices} {device}"
+    devices = " or ".join(space.get("devices") or (device,))
+    if isinstance(report, ServingSearchReport):
+        return f"up to {space['max_devices']} {devices}" if "max_devices" in space else devices
+    if space.get("node_groups"):
+        return " and ".join(map(_describe_nodes, space["node_groups"]))
+    counts = space.get("num_devices") or (_count_devices(scenario.get("layout", {})),)
+    return f"{_list_counts(counts)} {devices}"
+
+
+def _describe_nodes(group: Mapping[str, Any]) -> str:
+    size = group.get("devices_per_node") or ""
+    return f"{group.get('num_nodes', 1)}x{size} {group['device']}"
+
+
+def _count_devices(layout: Mapping[str, int]) -> int:
+    return prod(layout.get(axis, 1) for axis in ("tp", "pp", "dp", "cp"))
+
+
+def _list_counts(counts: Sequence[int]) -> str:
+    few = len(counts) <= _MAX_COUNTS
+    return " or ".join(map(str, counts)) if few else f"{min(counts)} to {max(counts)}"
 
 
 def sum_up(report: AnyReport) -> str:
@@ -28,15 +68,36 @@ def sum_up(report: AnyReport) -> str:
     if isinstance(report, CapacityReport):
         return f"{report.capacity_rps:.4g} requests/s"
     if isinstance(report, ServingSearchReport):
-        return f"best of {report.num_points:,}: {report.best or 'none qualifies'}"
-    if isinstance(report, TrainingReport | ServingReport):
-        if not report.feasibility.is_feasible:
-            return "cannot run"
-        if isinstance(report, TrainingReport):
-            return f"{report.step_time_ms:.4g} ms, {report.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
-        return f"{report.output_throughput_tps:,.0f} output tokens/s"
-    best = next(iter(report.best.values()), "none fits")
-    return f"best of {report.num_points:,}: {best}"
+        deployments = report.candidates
+        throughput = deployments.output_throughput_tps_per_gpu
+        best = _describe_best(deployments, throughput, "output tokens/s/GPU")
+        return f"best of {report.num_points:,}: {best or report.best or 'none qualifies'}"
+    if isinstance(report, TrainingSearchReport):
+        strategies = report.candidates
+        best = _describe_best(strategies, strategies.tokens_per_s_per_gpu, "tokens/s/GPU")
+        return f"best of {report.num_points:,}: {best or 'none fits'}"
+    return _sum_up_one(report) if report.feasibility.is_feasible else "cannot run"
+
+
+def _describe_best(
+    columns: CandidateColumns | StrategyColumns, throughput: Sequence[float], unit: str
+) -> str:
+    """Return the candidate of the first rank with its throughput; nothing where none has one."""
+    ranked = [place for place, rank in enumerate(columns.rank) if rank > 0]
+    if not ranked:
+        return ""
+    best = min(ranked, key=lambda place: columns.rank[place])
+    return f"{columns.name[best]}, {throughput[best]:,.0f} {unit}"
+
+
+def _sum_up_one(report: TrainingReport | TrainingRunReport | ServingReport) -> str:
+    if isinstance(report, TrainingReport):
+        step = describe_step(report.step_time_ms)
+        return f"{step}, {report.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    if isinstance(report, TrainingRunReport):
+        cost = f", {report.usd:,.0f} USD" if report.usd else ""
+        return f"{report.num_tokens:.4g} tokens in {report.days:.4g} days{cost}"
+    return f"{report.output_throughput_tps:,.0f} output tokens/s"
 
 
 def _read(text: str) -> Mapping[str, Any]:

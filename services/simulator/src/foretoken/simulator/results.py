@@ -3,18 +3,28 @@
 import hashlib
 import json
 import logging
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TypeVar
 
 from foretoken.domain import schema
 from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.job import Job
+from foretoken.domain.job import Job, JobState
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.result import RESULT_ARTIFACT, AnyReport, KeptResult
 from foretoken.simulator.result_title import name_result, sum_up
 from foretoken.wire.result_file import pack_report
 
+A = TypeVar("A", bound=AnyReport)
+
 _log = logging.getLogger(__name__)
+
+# Answers of calls that may wait to be stored: no more pile up while a catalog does not answer.
+_MAX_WAITING = 16
 
 
 class ResultKeeper:
@@ -27,9 +37,43 @@ class ResultKeeper:
     def __init__(self, catalog: CatalogPort, max_kept: int) -> None:
         self._catalog = catalog
         self._max_kept = max_kept
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="keep")
+        self._places = threading.BoundedSemaphore(_MAX_WAITING)
+
+    def close(self) -> None:
+        """Wait until what is to be kept is."""
+        self._thread.shutdown(wait=True)
+
+    def keep_answer(self, kind: str, report: A) -> A:
+        """Begin to store the answer of a call that was no job, and return it with its name.
+
+        The caller does not wait for the catalog. Where too many answers wait for it, this one is
+        not kept and has no name.
+        """
+        if not self._places.acquire(blocking=False):
+            _log.warning("result not kept in the catalog kind=%s: too many wait for it", kind)
+            return report
+        job = Job(
+            job_id=f"{kind}-{uuid.uuid4().hex[:12]}",
+            kind=kind,
+            state=JobState.SUCCEEDED,
+            created_at=datetime.now(tz=UTC).isoformat(timespec="milliseconds"),
+        )
+        named = replace(report, job_id=job.job_id)
+        self._thread.submit(self._keep_waiting, job, named)
+        return named
+
+    def _keep_waiting(self, job: Job, report: AnyReport) -> None:
+        try:
+            self.keep(job, report)
+        except Exception:  # noqa: BLE001
+            # Nobody awaits this: what goes wrong is told here or nowhere.
+            _log.exception("result not kept in the catalog job_id=%s", job.job_id)
+        finally:
+            self._places.release()
 
     def keep(self, job: Job, report: AnyReport) -> None:
-        """Store the result of a job that succeeded; the oldest go."""
+        """Store a result that was reached; the oldest go."""
         content = pack_report(report)
         result = KeptResult(
             job_id=job.job_id,

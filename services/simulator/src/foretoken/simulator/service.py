@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from foretoken.domain.job import Job
 from foretoken.domain.job_runner import JobProgress, JobRunner
 from foretoken.domain.job_service import RunsJobs
 from foretoken.domain.ports import CatalogPort, PredictorPort
-from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
-from foretoken.domain.result import AnyReport
+from foretoken.domain.report import ServingReport
+from foretoken.domain.result import TRAINING_RUN_KIND, AnyReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.search import (
     CapacityReport,
@@ -26,13 +26,7 @@ from foretoken.domain.search import (
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.training_report import (
-    TRAINING_TABLES,
-    MemoryColumns,
-    SpanColumns,
-    TrafficColumns,
-    TrainingReport,
-)
+from foretoken.domain.training_report import TRAINING_TABLES, TrainingReport
 from foretoken.domain.training_run import (
     TrainingMemoryReport,
     TrainingRunReport,
@@ -43,8 +37,9 @@ from foretoken.domain.training_search import (
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.watch import Watch
 from foretoken.simulator.config import SimulatorConfig
-from foretoken.simulator.job_tables import attach_tables, open_table
+from foretoken.simulator.job_tables import attach_tables, fill_tables, open_table
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.results import ResultKeeper
 from foretoken.simulator.search.jobs import (
@@ -64,7 +59,7 @@ from foretoken.simulator.training.memory_plan import plan_memory
 from foretoken.simulator.training.run.plan import plan_training_run
 from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.step import simulate_training
-from foretoken.wire import ipc
+from foretoken.wire.report_tables import take_tables
 
 
 class SimulatorService(RunsJobs):
@@ -125,6 +120,8 @@ class SimulatorService(RunsJobs):
         """Stop what runs and wait for it; simulations are cancelled, searches may go on later."""
         self._jobs.close()
         self._searches.close()
+        if self._results is not None:
+            self._results.close()
 
     def create_serving_simulation(self, scenario: ServingScenario) -> Job:
         """Start simulating a serving deployment.
@@ -142,13 +139,7 @@ class SimulatorService(RunsJobs):
         report = self._jobs.result(job_id, ServingReport)
         if not report.feasibility.is_feasible:
             return report
-        requests = open_table(self._jobs, job_id, "requests", SERVING_TABLES).read_all()
-        series = open_table(self._jobs, job_id, "series", SERVING_TABLES).read_all()
-        return replace(
-            report,
-            requests=ipc.table_to_record(requests, RequestColumns),
-            series=ipc.table_to_record(series, SeriesColumns),
-        )
+        return fill_tables(report, self._jobs, job_id)
 
     def read_serving_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
         """Return a table of a finished serving simulation.
@@ -191,15 +182,7 @@ class SimulatorService(RunsJobs):
         report = self._jobs.result(job_id, TrainingReport)
         if report.step_time_ms == 0:
             return report
-        spans = open_table(self._jobs, job_id, "spans", TRAINING_TABLES).read_all()
-        memory = open_table(self._jobs, job_id, "memory", TRAINING_TABLES).read_all()
-        traffic = open_table(self._jobs, job_id, "traffic", TRAINING_TABLES).read_all()
-        return replace(
-            report,
-            spans=ipc.table_to_record(spans, SpanColumns),
-            memory_timeline=ipc.table_to_record(memory, MemoryColumns),
-            traffic=ipc.table_to_record(traffic, TrafficColumns),
-        )
+        return fill_tables(report, self._jobs, job_id)
 
     def read_training_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
         """Return a table of a finished training simulation.
@@ -218,17 +201,9 @@ class SimulatorService(RunsJobs):
         self, scenario: TrainingScenario, progress: JobProgress
     ) -> TrainingReport:
         report = simulate_training(scenario, self._predictor, progress)
-        columns = (report.spans, report.memory_timeline, report.traffic)
-        records = dict(zip(TRAINING_TABLES, columns, strict=True))
-        tables = {name: ipc.record_to_table(record) for name, record in records.items()}
+        report, tables = take_tables(report)
         attach_tables(tables, progress)
-        return replace(
-            report,
-            spans=SpanColumns(),
-            memory_timeline=MemoryColumns(),
-            traffic=TrafficColumns(),
-            job_id=progress.job_id,
-        )
+        return replace(report, job_id=progress.job_id)
 
     def plan_training_memory(self, scenario: TrainingScenario) -> TrainingMemoryReport:
         """Return what a strategy must hold on every stage.
@@ -243,13 +218,16 @@ class SimulatorService(RunsJobs):
     def plan_training_run(self, request: TrainingRunRequest) -> TrainingRunReport:
         """Return what a whole run takes, failures, money and a target date included.
 
+        The answer is kept in the catalog, where there is one, without waiting for it.
+
         Raises:
             UnknownPluginError: no dataset or price list of that name.
             as `create_training_simulation`.
 
         """
         _check_hardware(request.scenario)
-        return plan_training_run(request, self._predictor)
+        report = plan_training_run(request, self._predictor)
+        return self._results.keep_answer(TRAINING_RUN_KIND, report) if self._results else report
 
     def create_capacity_search(self, request: CapacityRequest) -> Job:
         """Start looking for the highest rate at which a deployment meets targets.
@@ -278,7 +256,7 @@ class SimulatorService(RunsJobs):
         """Return the result of a finished serving search, with its candidates."""
         return self._searches.serving_report(job_id)
 
-    def watch_serving_search(self, job_id: str, first: int = 0) -> Iterator[Finalist]:
+    def watch_serving_search(self, job_id: str, first: int = 0) -> Watch[Finalist]:
         """Yield what the search has simulated, from the `first` on, until it ends."""
         return self._searches.watch(job_id, first)
 
@@ -306,7 +284,7 @@ class SimulatorService(RunsJobs):
         """Return the result of a finished training search, with its candidates."""
         return self._searches.training_report(job_id)
 
-    def watch_training_search(self, job_id: str, first: int = 0) -> Iterator[StrategyFinalist]:
+    def watch_training_search(self, job_id: str, first: int = 0) -> Watch[StrategyFinalist]:
         """Yield what the search has simulated, from the `first` on, until it ends."""
         return self._searches.watch_training(job_id, first)
 

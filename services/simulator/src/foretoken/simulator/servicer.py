@@ -117,11 +117,9 @@ class SimulatorServicer(JobRpcs):
         self, request: simulator_pb2.WatchServingSearchRequest, context: grpc.ServicerContext
     ) -> Iterator[search_pb2.Finalist]:
         """Stream what a search has simulated until it ends."""
-        with self.watching():
-            for finalist in self._port.watch_serving_search(request.job_id, request.first):
-                if not context.is_active():
-                    return
-                yield codec.encode(finalist, search_pb2.Finalist)
+        watch = self._port.watch_serving_search(request.job_id, request.first)
+        for finalist in self.hand_on(watch, context):
+            yield codec.encode(finalist, search_pb2.Finalist)
 
     def read_serving_search_table(
         self, request: simulator_pb2.ReadServingSearchTableRequest, _context: grpc.ServicerContext
@@ -169,11 +167,9 @@ class SimulatorServicer(JobRpcs):
         self, request: simulator_pb2.WatchTrainingSearchRequest, context: grpc.ServicerContext
     ) -> Iterator[training_search_pb2.StrategyFinalist]:
         """Stream what a search has simulated until it ends."""
-        with self.watching():
-            for finalist in self._port.watch_training_search(request.job_id, request.first):
-                if not context.is_active():
-                    return
-                yield codec.encode(finalist, training_search_pb2.StrategyFinalist)
+        watch = self._port.watch_training_search(request.job_id, request.first)
+        for finalist in self.hand_on(watch, context):
+            yield codec.encode(finalist, training_search_pb2.StrategyFinalist)
 
     def read_training_search_table(
         self, request: simulator_pb2.ReadTrainingSearchTableRequest, _context: grpc.ServicerContext

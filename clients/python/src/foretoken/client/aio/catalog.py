@@ -14,7 +14,7 @@ from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.aio.jobs import AsyncJobsClient
 from foretoken.client.aio.recording import AsyncRunSender, Batches
 from foretoken.client.catalog import encode_filter
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.jobs import MAX_PAGE_SIZE
 from foretoken.client.uploading import Upload
 from foretoken.domain.artifact import Artifact

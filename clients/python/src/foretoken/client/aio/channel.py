@@ -5,13 +5,8 @@ from typing import Self, TypeVar
 
 import grpc
 
-from foretoken.client.channel import (
-    ChannelOptions,
-    PageA,
-    PageQ,
-    channel_arguments,
-    channel_credentials,
-)
+from foretoken.client.channel import PageA, PageQ, channel_arguments, channel_credentials
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.errors import rpc_to_error
 

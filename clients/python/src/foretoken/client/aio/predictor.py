@@ -6,7 +6,7 @@ from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
 from foretoken.api.predictor.v1.predictor_service_pb2_grpc import PredictorServiceStub
 from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.aio.jobs import AsyncJobsClient
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.jobs import MAX_PAGE_SIZE
 from foretoken.client.predictor import MAX_MODEL_CHANGES
 from foretoken.domain.correction import Correction, CorrectionRequest

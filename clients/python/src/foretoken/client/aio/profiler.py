@@ -7,7 +7,7 @@ from foretoken.api.profiler.v1.profiler_service_pb2_grpc import ProfilerServiceS
 from foretoken.api.types.v1 import profiling_pb2
 from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.aio.jobs import AsyncJobsClient
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.job import Job
 from foretoken.domain.profiling import (
     ClosureReport,

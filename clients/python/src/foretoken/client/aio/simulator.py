@@ -1,8 +1,7 @@
 """The simulator as a remote service, for asyncio."""
 
-import dataclasses
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Self
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -16,38 +15,34 @@ from foretoken.api.types.v1 import (
 )
 from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.aio.jobs import AsyncJobsClient
-from foretoken.client.channel import ChannelOptions
+from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.jobs import LossCount
 from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
 from foretoken.domain.job import Job
-from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
+from foretoken.domain.report import ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.search import (
-    CandidateColumns,
     CapacityReport,
     CapacityRequest,
     Finalist,
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.training_report import (
-    MemoryColumns,
-    SpanColumns,
-    TrafficColumns,
-    TrainingReport,
-)
+from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_run import (
     TrainingMemoryReport,
     TrainingRunReport,
     TrainingRunRequest,
 )
 from foretoken.domain.training_search import (
-    StrategyColumns,
     StrategyFinalist,
     TrainingSearchReport,
     TrainingSearchRequest,
 )
 from foretoken.wire import codec, ipc
+from foretoken.wire.report_tables import table_fields, with_tables
+
+R = TypeVar("R")
 
 
 class AsyncSimulatorClient(AsyncJobsClient):
@@ -80,13 +75,7 @@ class AsyncSimulatorClient(AsyncJobsClient):
         report = codec.decode(answer, ServingReport)
         if not report.feasibility.is_feasible:
             return report
-        requests = await self.read_serving_table(job_id, "requests")
-        series = await self.read_serving_table(job_id, "series")
-        return dataclasses.replace(
-            report,
-            requests=ipc.table_to_record(requests, RequestColumns),
-            series=ipc.table_to_record(series, SeriesColumns),
-        )
+        return await _fill(report, lambda table: self.read_serving_table(job_id, table))
 
     async def read_serving_table(self, job_id: str, table: str) -> pa.Table:
         """Return a table of a finished serving simulation."""
@@ -109,15 +98,7 @@ class AsyncSimulatorClient(AsyncJobsClient):
         report = codec.decode(answer, TrainingReport)
         if report.step_time_ms == 0:
             return report
-        spans = await self.read_training_table(job_id, "spans")
-        memory = await self.read_training_table(job_id, "memory")
-        traffic = await self.read_training_table(job_id, "traffic")
-        return dataclasses.replace(
-            report,
-            spans=ipc.table_to_record(spans, SpanColumns),
-            memory_timeline=ipc.table_to_record(memory, MemoryColumns),
-            traffic=ipc.table_to_record(traffic, TrafficColumns),
-        )
+        return await _fill(report, lambda table: self.read_training_table(job_id, table))
 
     async def read_training_table(self, job_id: str, table: str) -> pa.Table:
         """Return a table of a finished training simulation."""
@@ -151,11 +132,8 @@ class AsyncSimulatorClient(AsyncJobsClient):
         """Return the result of a finished serving search."""
         request = simulator_pb2.GetServingSearchReportRequest(job_id=job_id)
         answer = await self._connection.call(self._stub.GetServingSearchReport, request)
-        candidates = await self.read_serving_search_table(job_id, "candidates")
-        return dataclasses.replace(
-            codec.decode(answer, ServingSearchReport),
-            candidates=ipc.table_to_record(candidates, CandidateColumns),
-        )
+        report = codec.decode(answer, ServingSearchReport)
+        return await _fill(report, lambda table: self.read_serving_search_table(job_id, table))
 
     async def read_serving_search_table(self, job_id: str, table: str) -> pa.Table:
         """Return a table of a finished serving search."""
@@ -201,11 +179,8 @@ class AsyncSimulatorClient(AsyncJobsClient):
         """Return the result of a finished training search."""
         request = simulator_pb2.GetTrainingSearchReportRequest(job_id=job_id)
         answer = await self._connection.call(self._stub.GetTrainingSearchReport, request)
-        candidates = await self.read_training_search_table(job_id, "candidates")
-        return dataclasses.replace(
-            codec.decode(answer, TrainingSearchReport),
-            candidates=ipc.table_to_record(candidates, StrategyColumns),
-        )
+        report = codec.decode(answer, TrainingSearchReport)
+        return await _fill(report, lambda table: self.read_training_search_table(job_id, table))
 
     async def read_training_search_table(self, job_id: str, table: str) -> pa.Table:
         """Return a table of a finished training search."""
@@ -241,3 +216,9 @@ class AsyncSimulatorClient(AsyncJobsClient):
                 await self._sleep(losses.delay_s)
             else:
                 return
+
+
+async def _fill(report: R, read_table: Callable[[str], Awaitable[pa.Table]]) -> R:
+    """Return a report with the columns that its message left out."""
+    tables = {name: await read_table(name) for name in table_fields(type(report))}
+    return with_tables(report, tables)

@@ -12,13 +12,16 @@ class Link:
     """One hop: bandwidth per device and direction, and the latency of a small message.
 
     `reached_ratio` is the share of that bandwidth that large messages reach, where a document says
-    so (0: none does), `hop_latency_us` what each rank of a ring adds that passes a message on.
+    so (0: none does), `exchange_ratio` that which an exchange between all ranks reaches, where one
+    says it (0: as `reached_ratio`). `hop_latency_us` is what each rank of a ring adds that passes a
+    message on.
     """
 
     bandwidth_bytes_per_s: float
     latency_us: float
     reached_ratio: float = 0.0
     hop_latency_us: float = 0.0
+    exchange_ratio: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

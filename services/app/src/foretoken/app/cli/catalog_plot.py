@@ -8,7 +8,8 @@ import numpy as np
 import typer
 
 from foretoken.app.cli.catalog_snapshots import Where, selection_of
-from foretoken.app.cli.state import check_output_path, note, open_composition, state_of
+from foretoken.app.cli.picture_file import check_page_option, check_picture_option
+from foretoken.app.cli.state import note, open_composition, state_of
 from foretoken.app.compose import Composition
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.operator import find_operator
@@ -25,13 +26,13 @@ def plot(
     where: Where = None,
     page: Annotated[
         Path | None,
-        typer.Option(help="Write a page with all pictures here.", callback=check_output_path),
+        typer.Option(help="Write a page with all pictures here.", callback=check_page_option),
     ] = None,
     picture: Annotated[
         Path | None,
         typer.Option(
             help="Write the curves of one operator here, as .png, .svg or .pdf.",
-            callback=check_output_path,
+            callback=check_picture_option,
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")] = "",

@@ -9,7 +9,7 @@ from foretoken.app.cli.state import fail, scenario_changes
 from foretoken.app.cli.training_launch import check_framework, launch_scenario
 from foretoken.app.scenario_file import read_training_scenario
 from foretoken.domain.errors import ForetokenError
-from foretoken.simulator.launch.write_training import all_frameworks
+from foretoken.simulator.launch.framework import all_frameworks
 
 app = typer.Typer(
     help="Write files that start what a scenario describes. Nothing is simulated.",

@@ -1,4 +1,7 @@
-"""`foretoken list`: the names that can be used."""
+"""`foretoken list`: the names that can be used.
+
+The simulator's plug-ins are imported where they are listed: they need numeric libraries.
+"""
 
 import inspect
 from collections.abc import Iterator
@@ -6,6 +9,7 @@ from dataclasses import fields
 
 import typer
 
+from foretoken.app.cli.lazy_group import LazyGroup, ListedCommand
 from foretoken.app.cli.state import state_of
 from foretoken.domain.dataset import all_datasets
 from foretoken.domain.engine import all_engines
@@ -17,11 +21,19 @@ from foretoken.domain.operator import all_operators
 from foretoken.domain.price import all_price_lists
 from foretoken.domain.trainer import TrainerProfile, all_trainers
 from foretoken.domain.units import GIB
-from foretoken.simulator.serving.autoscaling import all_autoscalers
-from foretoken.simulator.serving.routing import all_routers
-from foretoken.simulator.training.schedule import all_schedules
 
-app = typer.Typer(help="List the names that can be used.", no_args_is_help=True)
+
+class _Lists(LazyGroup):
+    listed = (
+        ListedCommand(
+            "corrections",
+            "calibrate:list_corrections",
+            "List the corrections that were learned, newest first.",
+        ),
+    )
+
+
+app = typer.Typer(cls=_Lists, help="List the names that can be used.", no_args_is_help=True)
 
 _GIGA = 1e9
 _TERA = 1e12
@@ -159,6 +171,8 @@ def _overlapped(profile: TrainerProfile) -> Iterator[str]:
 @app.command()
 def schedules(context: typer.Context) -> None:
     """List the pipeline schedules of training."""
+    from foretoken.simulator.training.schedule import all_schedules
+
     rows = [
         (
             name,
@@ -175,6 +189,8 @@ def schedules(context: typer.Context) -> None:
 @app.command()
 def routers(context: typer.Context) -> None:
     """List the routers of a cluster, which choose the replica of each request."""
+    from foretoken.simulator.serving.routing import all_routers
+
     rows = [(name, _summary(router)) for name, router in all_routers().items()]
     state_of(context).print_rows("Routers", ("router", "what"), rows)
 
@@ -182,6 +198,8 @@ def routers(context: typer.Context) -> None:
 @app.command()
 def autoscalers(context: typer.Context) -> None:
     """List the autoscaling policies of a cluster, which choose how many replicas a pool has."""
+    from foretoken.simulator.serving.autoscaling import all_autoscalers
+
     rows = [(name, _summary(policy)) for name, policy in all_autoscalers().items()]
     state_of(context).print_rows("Autoscaling policies", ("policy", "what"), rows)
 

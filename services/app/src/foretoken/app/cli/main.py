@@ -1,40 +1,23 @@
-"""The root command: global options, and the commands under it."""
+"""The root command: global options, and the commands under it.
+
+What sets a command up is imported where that is done: help and a shell's completion need none of
+it, and should come at once.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from foretoken.app.cli import (
-    calibrate,
-    catalog,
-    collect,
-    compare,
-    demo,
-    generate,
-    lists,
-    memory,
-    models,
-    plan,
-    predict,
-    profile,
-    results,
-    search,
-    serve,
-    simulate,
-    train,
-    validate,
-)
-from foretoken.app.cli.state import CliState, fail, note, parse_assignments
-from foretoken.app.config import load_config, process_environment
-from foretoken.app.log_output import configure_logging
-from foretoken.domain.errors import ForetokenError
+from foretoken.app.cli.command_table import RootGroup
+from foretoken.app.cli.lazy_group import MARKUP
 
 # 128 and the number of SIGINT.
 _INTERRUPTED = 130
 
 app = typer.Typer(
     name="foretoken",
+    cls=RootGroup,
     help=(
         "What an LLM deployment will cost in time, memory and money, before anyone rents the GPUs."
         "\n\nA first tour: `foretoken demo`. Step by step: `catalog import` or `profile`, then"
@@ -42,28 +25,17 @@ app = typer.Typer(
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(catalog.app, name="catalog")
-app.add_typer(profile.app, name="profile")
-app.command("train")(train.train)
-app.add_typer(models.app, name="models")
-app.command("predict")(predict.predict)
-app.command("plan")(plan.plan)
-app.command("memory")(memory.memory)
-app.add_typer(calibrate.app, name="calibrate")
-app.add_typer(simulate.app, name="simulate")
-app.add_typer(search.app, name="search")
-app.add_typer(generate.app, name="generate")
-app.add_typer(validate.app, name="validate")
-app.command("collect")(collect.collect)
-app.command("serve")(serve.serve)
-app.command("demo")(demo.demo)
-app.add_typer(results.app, name="results")
-app.command("compare")(compare.compare)
-app.add_typer(lists.app, name="list")
-lists.app.command("corrections")(calibrate.list_corrections)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"foretoken {version('foretoken')}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -86,8 +58,19 @@ def root(
         str, typer.Option(help="How results are printed: `table` or `json`.")
     ] = "table",
     log_level: Annotated[str | None, typer.Option(help="Log level, on stderr.")] = None,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
 ) -> None:
     """Set up what every command shares."""
+    from foretoken.app.cli.state import CliState, fail, parse_assignments
+    from foretoken.app.config import load_config, process_environment
+    from foretoken.app.log_output import configure_logging
+    from foretoken.domain.errors import ForetokenError
+
     if output not in ("table", "json"):
         raise typer.BadParameter("--output is `table` or `json`")
     overrides: dict[str, object] = {"home": home, "log.level": log_level}
@@ -109,5 +92,7 @@ def main() -> None:
         app()
     except SystemExit as end:
         if end.code == _INTERRUPTED:
+            from foretoken.app.cli.state import note
+
             note("interrupted")
         raise

@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.picture_file import check_page_or_drawing_option
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
-    check_output_path,
     describe_feasibility,
     note,
     open_composition,
@@ -20,7 +20,6 @@ from foretoken.app.cli.state import (
     scenario_changes,
     state_of,
 )
-from foretoken.app.config import EMBEDDED
 from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.plugins import read_yaml
@@ -88,7 +87,7 @@ def memory(
             "--page",
             "--html",
             help="Write a page with the picture here (`.html`), or the picture alone (`.svg`).",
-            callback=check_output_path,
+            callback=check_page_or_drawing_option,
         ),
     ] = None,
 ) -> None:
@@ -103,13 +102,7 @@ def memory(
     state = state_of(context)
     with open_composition(state) as services:
         resolved = _read(scenario, strategy)
-        if state.config.endpoints.simulator == EMBEDDED:
-            # Without a simulator, and what that has to load: it is arithmetic.
-            from foretoken.simulator.training.memory_plan import plan_memory
-
-            report = plan_memory(resolved)
-        else:
-            report = services.foretoken("simulator").plan_training_memory(resolved)
+        report = services.plan_training_memory(resolved)
         state.print_object(report, lambda: memory_table(_title(resolved), report))
         if page is not None:
             _write_page(page, _title(resolved), report)

@@ -22,9 +22,9 @@ from foretoken.app.cli.collective_timings import (
     print_overlaps,
 )
 from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.picture_file import check_picture_option
 from foretoken.app.cli.state import (
     CliState,
-    check_output_path,
     fail,
     note,
     open_composition,
@@ -38,7 +38,6 @@ from foretoken.domain.operator import all_operators, find_operator
 from foretoken.domain.profiling import ProfileReport, ProfileRequest
 
 _CPU = "cpu"
-_PICTURES = (".svg", ".png", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,11 +200,9 @@ def _counts(name: str, text: str) -> tuple[int, ...]:
 
 
 def _check_picture(outcome: OutcomeOptions) -> None:
-    check_output_path(outcome.picture)
+    check_picture_option(outcome.picture)
     if outcome.picture is None:
         return
-    if outcome.picture.suffix not in _PICTURES:
-        raise typer.BadParameter(f"--picture must end in {', '.join(_PICTURES)}")
     if outcome.overlap:
         raise typer.BadParameter("--picture shows bandwidths, which --overlap does not time")
 

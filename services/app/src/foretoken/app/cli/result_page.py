@@ -7,12 +7,14 @@ from foretoken.domain.report import ServingReport
 from foretoken.domain.result import AnyReport
 from foretoken.domain.search import CapacityReport, ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import TrainingRunReport
 from foretoken.page.section import Section
 from foretoken.simulator.report.page import (
     capacity_sections,
     render_page,
     search_sections,
     serving_sections,
+    training_run_sections,
     training_search_sections,
     training_sections,
 )
@@ -26,6 +28,8 @@ def write_result_page(path: Path, title: str, report: AnyReport) -> None:
 def _sections(report: AnyReport) -> Sequence[Section]:
     if isinstance(report, TrainingReport):
         return training_sections(report)
+    if isinstance(report, TrainingRunReport):
+        return training_run_sections(report)
     if isinstance(report, ServingReport):
         return serving_sections([report])
     if isinstance(report, CapacityReport):

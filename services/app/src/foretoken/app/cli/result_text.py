@@ -1,13 +1,16 @@
 """A kept result for a terminal, as the command that made it prints it."""
 
+import json
 from dataclasses import replace
 
 from rich.table import Table
 
 from foretoken.app.cli import search_text, search_training_text
 from foretoken.app.cli.search_capacity import capacity_table
-from foretoken.app.cli.simulate import serving_table
+from foretoken.app.cli.simulate_run import run_table
+from foretoken.app.cli.simulate_serving import serving_table
 from foretoken.app.cli.simulate_training import training_table
+from foretoken.domain import schema
 from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.domain.result import AnyReport
 from foretoken.domain.search import CapacityReport, ServingSearchReport
@@ -17,6 +20,7 @@ from foretoken.domain.training_report import (
     TrafficColumns,
     TrainingReport,
 )
+from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.simulator.report.training_search_rows import describe_search
 
 # As many layouts as searches print unless told.
@@ -27,6 +31,9 @@ def result_table(title: str, report: AnyReport) -> Table:
     """Return the tables of a report below each other."""
     if isinstance(report, TrainingReport):
         return training_table(title, report)
+    if isinstance(report, TrainingRunReport):
+        request = schema.decode(TrainingRunRequest, json.loads(report.request_json), "request")
+        return run_table(request, report)
     if isinstance(report, ServingReport):
         return serving_table(title, [report])
     if isinstance(report, CapacityReport):

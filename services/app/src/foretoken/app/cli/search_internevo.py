@@ -10,22 +10,29 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.picture_file import check_page_option, check_picture_option
 from foretoken.app.cli.search_training_text import describe_finalist
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
-    check_output_path,
     note,
     open_composition,
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_option, write_table
+from foretoken.app.cli.table_file import check_table_option, write_columns
 from foretoken.client.facade import Foretoken
 from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.load import load_model
 from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
 from foretoken.domain.units import GIB, MS_PER_S
+from foretoken.simulator.report.internevo_comparison import (
+    HEADERS,
+    comparison_remarks,
+    comparison_rows,
+    comparison_section,
+)
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
@@ -39,7 +46,10 @@ from foretoken.simulator.search.internevo.request import (
     InternEvoTerms,
     build_request,
 )
-from foretoken.wire.ipc import record_to_table
+from foretoken.simulator.search.internevo.simulator_verdicts import (
+    SimulatorVerdicts,
+    judge_by_simulator,
+)
 
 _TERMS = tuple(item.name for item in fields(InternEvoTerms))
 
@@ -81,7 +91,7 @@ class AnswerOptions:
     page: Annotated[
         Path | None,
         typer.Option(
-            help="Write a page with pictures here (HTML, one file).", callback=check_output_path
+            help="Write a page with pictures here (HTML, one file).", callback=check_page_option
         ),
     ] = None
     heat_map: Annotated[
@@ -89,7 +99,7 @@ class AnswerOptions:
         typer.Option(
             help="Write a heat map here of what devices send to each other with the best strategy,"
             " as .png, .svg or .pdf.",
-            callback=check_output_path,
+            callback=check_picture_option,
         ),
     ] = None
     export: Annotated[
@@ -107,8 +117,8 @@ def internevo(context: typer.Context, question: InternEvoOptions, answer: Answer
 
     Its algorithms msp, fsp and isp over pipeline (pp), sequence (sp), weights (wp) and optimizer
     states (zo), every micro batch (micro_bsz, micro_num), with and without recomputation (ckpt):
-    how many are tried, can run and have the memory, and the best by tokens per GPU and second
-    (tgs). The best are simulated event by event.
+    how many are tried, can run and have the memory, beside what InternEvo's simulator counts, and
+    the best by tokens per GPU and second (tgs). The best are simulated event by event.
 
     Example: `foretoken search internevo --world_size 128 --global_batch_size 4194304 --model
     internlm2-7b --device a100_sxm_80`
@@ -128,14 +138,17 @@ def internevo(context: typer.Context, question: InternEvoOptions, answer: Answer
             report = foretoken.search_training(request, on_progress=update)
         title = describe_search(report)
         rows = report_rows(report)
+        verdicts = _judge(request)
         said = [{**_terms(row), **_figures(row)} for row in rows[: answer.top]]
         state.print_object(
-            {"counts": _counts(report), "best": said},
-            lambda: _answer(title, report, rows, answer.top),
+            {"counts": _counts(report), "internevo": _own_counts(verdicts), "best": said},
+            lambda: stack(
+                _answer(title, report, rows, answer.top), *_comparison(report, rows, verdicts)
+            ),
         )
         for finalist in report.finalists:
             note(describe_finalist(finalist))
-        _write(report, title, answer)
+        _write(report, title, answer, verdicts)
         if answer.heat_map is not None:
             _draw_traffic(foretoken, request, report, answer.heat_map)
 
@@ -146,6 +159,36 @@ def _counts(report: TrainingSearchReport) -> dict[str, int]:
         "num_legal": report.num_legal,
         "num_fitting": report.num_fitting,
     }
+
+
+def _judge(request: TrainingSearchRequest) -> SimulatorVerdicts | None:
+    """Return what InternEvo's simulator says of the points; None where it does not answer."""
+    try:
+        return judge_by_simulator(request)
+    except InvalidRequestError as error:
+        note(f"no counts of InternEvo's simulator: {error}")
+        return None
+
+
+def _own_counts(verdicts: SimulatorVerdicts | None) -> dict[str, int]:
+    if verdicts is None:
+        return {}
+    return {
+        "num_tried": verdicts.num_tried,
+        "num_legal": verdicts.num_legal,
+        "num_fitting": verdicts.num_fitting,
+        "num_refused": verdicts.num_refused,
+        "num_fitting_unrefused": verdicts.num_fitting_unrefused,
+    }
+
+
+def _comparison(
+    report: TrainingSearchReport, rows: Sequence[Row], verdicts: SimulatorVerdicts | None
+) -> list[Table | str]:
+    if verdicts is None:
+        return []
+    table = build_table("", HEADERS, comparison_rows(report, verdicts))
+    return [table, *(f"- {text}" for text in comparison_remarks(rows, verdicts))]
 
 
 def _draw_traffic(
@@ -215,14 +258,20 @@ def _words(values: Iterable[object]) -> list[object]:
     return [("yes" if value else "no") if isinstance(value, bool) else value for value in values]
 
 
-def _write(report: TrainingSearchReport, title: str, answer: AnswerOptions) -> None:
+def _write(
+    report: TrainingSearchReport,
+    title: str,
+    answer: AnswerOptions,
+    verdicts: SimulatorVerdicts | None,
+) -> None:
     if answer.export is not None:
-        write_table(record_to_table(report.candidates), answer.export)
+        write_columns(report.candidates, answer.export)
         note(f"{len(report.candidates.name):,} strategies written to {answer.export}")
     if answer.page is not None:
         from foretoken.simulator.report.page import render_page, training_search_sections
 
-        answer.page.write_text(
-            render_page(title, training_search_sections(report)), encoding="utf-8"
-        )
+        sections = training_search_sections(report)
+        if verdicts is not None:
+            sections.append(comparison_section(report, report_rows(report), verdicts))
+        answer.page.write_text(render_page(title, sections), encoding="utf-8")
         note(f"page written to {answer.page}")

@@ -226,7 +226,8 @@ class EffortOptions:
         bool,
         typer.Option(
             "--sensitivity",
-            help="Also ask what faster links, memory and arithmetic, and other lengths, change.",
+            help="Also tell what links 2x, memory bandwidth or capacity +50 %, arithmetic 2x and"
+            " other lengths change.",
             rich_help_panel=_EFFORT,
         ),
     ] = False

@@ -26,14 +26,13 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_option, write_table
-from foretoken.client.facade import wait_for_job
+from foretoken.app.cli.table_file import check_table_option, write_columns
+from foretoken.client.job_wait import wait_for_job
 from foretoken.domain.job import Job
 from foretoken.domain.ports import SimulatorPort
 from foretoken.domain.report import RequestColumns, SeriesColumns
 from foretoken.domain.search import ServingSearchReport
 from foretoken.simulator.launch.write import LaunchOptions, find_server
-from foretoken.wire.ipc import record_to_table
 
 _RESULTS = "Where results go"
 
@@ -159,7 +158,7 @@ def _check_launch(results: ResultOptions) -> None:
 
 def _write(report: ServingSearchReport, title: str, results: ResultOptions) -> None:
     if results.candidates is not None:
-        write_table(record_to_table(report.candidates), results.candidates)
+        write_columns(report.candidates, results.candidates)
         note(f"candidates written to {results.candidates}")
     if results.out is not None:
         from foretoken.simulator.report.page import render_page, search_sections

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.picture_file import check_page_option
 from foretoken.app.cli.search_training_options import (
     ClusterOptions,
     EffortOptions,
@@ -26,16 +27,15 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_option, write_table
+from foretoken.app.cli.table_file import check_table_option, write_columns
 from foretoken.app.cli.training_launch import GenerateOptions, launch_best
-from foretoken.client.facade import wait_for_job
+from foretoken.client.job_wait import wait_for_job
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.job import Job
 from foretoken.domain.ports import SimulatorPort
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.simulator.report.training_search_rows import describe_search
 from foretoken.simulator.search.placement.export import check_fasop_path, write_fasop
-from foretoken.wire.ipc import record_to_table
 
 _RESULTS = "Results"
 # A stream of finalists ends with its job; what is late is in the report all the same.
@@ -60,7 +60,7 @@ class ResultOptions:
             "--page",
             "--out",
             help="Write a page with pictures here (HTML, one file).",
-            callback=check_output_path,
+            callback=check_page_option,
             rich_help_panel=_RESULTS,
         ),
     ] = None
@@ -133,6 +133,7 @@ def training(  # noqa: PLR0913, PLR0917 - groups of options
             job = simulator.get_job(effort.job)
         else:
             request = build_training_request(scenario, question, cluster, space, effort)
+            generated.check_request(request)
             job = simulator.create_training_search(request)
             note_search(job)
         report = _watch(simulator, job)
@@ -172,7 +173,7 @@ def _write(
     report: TrainingSearchReport, title: str, results: ResultOptions, num_tokens: float
 ) -> None:
     if results.export is not None:
-        write_table(record_to_table(report.candidates), results.export)
+        write_columns(report.candidates, results.export)
         note(f"{len(report.candidates.name):,} strategies written to {results.export}")
     if results.fasop is not None:
         write_fasop(report, results.fasop, num_tokens)

@@ -19,7 +19,7 @@ from foretoken.app.scenario_file import (
 )
 from foretoken.domain import schema
 from foretoken.domain.dataset import find_dataset
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.price import load_price_list
 from foretoken.domain.scenario import TrainingScenario
@@ -33,6 +33,13 @@ from foretoken.domain.training_search import (
 # The parts of the command's help.
 _ASKED, _CLUSTER = "What is trained", "What it runs on"
 _SPACE, _EFFORT = "What may vary", "What ranks, and how much is computed"
+# What a request cannot do without: the option, what a scenario has instead, and an example.
+_NEEDED = {
+    "model": ("--model", "names model", "llama-2-7b"),
+    "device": ("--device", "names device", "h100_sxm"),
+    "layout": ("--gpus", "has a layout", "64"),
+    "global_batch_size": ("--global-batch-tokens", "names global_batch_size", "4194304"),
+}
 # `2x8`: two nodes of eight devices.
 _NODES = re.compile(r"(\d+)(?:x(\d+))?")
 
@@ -245,8 +252,8 @@ class EffortOptions:
         bool,
         typer.Option(
             "--sensitivity",
-            help="Also ask what links twice as fast, half as much memory again and half the batch"
-            " change.",
+            help="Also tell what is best, and how fast, with links 2x, memory bandwidth or capacity"
+            " +50 %, arithmetic 2x, half and twice the batch.",
             rich_help_panel=_EFFORT,
         ),
     ] = False
@@ -277,6 +284,8 @@ def build_training_request(
     asked = _build_space(cluster, space)
     resolved = _resolve(scenario, question, asked)
     asked = replace(asked, usd_per_hour=_listed_prices(cluster, asked, resolved.device))
+    if effort.objective == "cost":
+        _check_priced(asked, resolved.device)
     sizes = _batch_sizes(question, resolved) or asked.global_batch_sizes
     if sizes:
         asked = replace(asked, global_batch_sizes=sizes)
@@ -302,16 +311,15 @@ def _resolve(
     known = {*content, *overrides}
     if question.global_batch or question.global_batch_tokens or space.global_batch_sizes:
         known.add("global_batch_size")
-    needed = {
-        "model": "--model",
-        "device": "--device",
-        "global_batch_size": "--global-batch-tokens",
-    }
-    for key, option in needed.items():
-        if key not in known:
-            raise InvalidRequestError.of_field(option, f"is needed where no scenario names {key}")
-    if scenario is None and not (space.num_devices or space.node_groups):
-        raise InvalidRequestError.of_field("--gpus", "is needed where no scenario has a layout")
+    if scenario is not None or space.num_devices or space.node_groups:
+        known.add("layout")
+    lacking = [
+        FieldViolation(option, f"is needed where no scenario {says}, as in {option} {example}")
+        for key, (option, says, example) in _NEEDED.items()
+        if key not in known
+    ]
+    if lacking:
+        raise InvalidRequestError.of_violations(lacking)
     return build_training_scenario(content, overrides, scenario or Path("search.yaml"))
 
 
@@ -402,6 +410,23 @@ def _listed_prices(
             listed[name] = found.pick(is_spot=cluster.spot)
             note(f"{name}: USD {listed[name]:g} an hour, {found.describe(is_spot=cluster.spot)}")
     return {**listed, **space.usd_per_hour}
+
+
+def _check_priced(space: TrainingSpace, device: str) -> None:
+    """Refuse to rank by cost what has no price, before a search is started.
+
+    Raises:
+        InvalidRequestError: a device has none.
+
+    """
+    grouped = [group.device for group in space.node_groups if not group.usd_per_hour]
+    searched = grouped if space.node_groups else space.devices or (device,)
+    unpriced = [name for name in dict.fromkeys(searched) if not space.usd_per_hour.get(name)]
+    if unpriced:
+        options = " ".join(f"--price {name}=USD" for name in unpriced)
+        raise InvalidRequestError.of_field(
+            "--objective", f"to rank by cost, say what an hour costs: {options}, or --price-list"
+        )
 
 
 def _node_groups(cluster: ClusterOptions) -> Sequence[Mapping[str, Any]]:

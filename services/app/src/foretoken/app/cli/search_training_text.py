@@ -21,18 +21,22 @@ from foretoken.simulator.report.training_search_rows import (
     describe_place,
     describe_step,
     describe_verdict,
-    find_best,
     free_gib,
     make_whole_run,
-    other_ties,
     read_sequence_length,
     report_rows,
     reserved_gib,
     strategies_per_s,
 )
+from foretoken.simulator.report.training_search_ties import (
+    TO_TELL_APART,
+    describe_best_then,
+    describe_change,
+    describe_same,
+    describe_ties,
+    list_tie_commands,
+)
 
-# More ties than this are counted.
-_MAX_TIES = 3
 # Columns of the ranking alone.
 _OF_RANKING = ("90 % interval", "MFU", "bubble")
 # What a reason of memory says after what is lacking.
@@ -157,15 +161,19 @@ def _sensitivities(sensitivities: Sequence[StrategySensitivity]) -> Table:
     rows = [
         (
             item.change,
-            f"{item.throughput_ratio - 1:+.1%}",
+            describe_change(item),
+            describe_same(item),
             float(item.tokens_per_s_per_gpu),
             describe_step(item.step_time_ms),
             item.num_fitting,
-            "the same" if item.is_same_best else item.best,
+            describe_best_then(item),
         )
         for item in sensitivities
     ]
-    columns = ("what if", "change", "tokens/s per GPU", "step", "fit", "best then")
+    columns = (
+        *("what if", "change", "today's best", "tokens/s per GPU"),
+        *("step", "fit", "best then"),
+    )
     return build_table("", columns, rows)
 
 
@@ -192,13 +200,10 @@ def _answers(report: TrainingSearchReport, rows: Sequence[Row]) -> list[str]:
     if not rows:
         return lines
     lines.append("above is the best of each layout")
-    best = find_best(report, rows)
-    if ties := other_ties(report, best):
-        more = f" and {len(ties) - _MAX_TIES:,} more" if len(ties) > _MAX_TIES else ""
-        lines.append(
-            f"{best['name']} ties, within the error of the estimates, with"
-            f" {', '.join(ties[:_MAX_TIES])}{more}"
-        )
+    lines += describe_ties(report, rows)
+    if commands := list_tie_commands(report):
+        lines.append(TO_TELL_APART)
+        lines += [f"  {command} (its error moves {moved})" for command, moved in commands]
     return lines
 
 

@@ -15,6 +15,7 @@ from foretoken.app.cli.state import (
     describe_feasibility,
     format_cell,
     note,
+    note_jobs,
     open_composition,
     scenario_changes,
     show_progress,
@@ -26,6 +27,9 @@ from foretoken.domain.units import MS_PER_S
 _GIGA = 1e9
 _KWH_PER_MWH = 1e3
 _S_PER_MINUTE = 60.0
+# What a reason of memory says after what is lacking.
+_ADVICE = "; "
+_WITH_MEMORY = "step time (s), were there more memory"
 
 
 @with_option_groups
@@ -76,22 +80,34 @@ def run(
         with show_progress("plan the run"):
             report = foretoken.plan_training_run(request)
         state.print_object(report, lambda: run_table(request, report))
+        if report.job_id:
+            note_jobs((report.job_id,))
         if html is not None:
             from foretoken.simulator.report.page import render_page, training_run_sections
 
-            devices = f"{report.num_devices} {request.scenario.device}"
-            title = f"{request.scenario.model.name}, {report.num_tokens:.4g} tokens on {devices}"
-            page = render_page(title, training_run_sections(report))
+            page = render_page(_title(request, report), training_run_sections(report))
             html.write_text(page, encoding="utf-8")
             note(f"page written to {html}")
 
 
+def _title(request: TrainingRunRequest, report: TrainingRunReport) -> str:
+    scenario = request.scenario
+    devices = " and ".join(dict.fromkeys(scenario.stage_devices or (scenario.device,)))
+    tokens = _describe_tokens(report.num_tokens)
+    return f"{scenario.model.name}, {tokens} tokens on {report.num_devices:,} {devices}"
+
+
+def _describe_tokens(num_tokens: float) -> str:
+    """Return a number of tokens as people say it: `627 billion`."""
+    return f"{num_tokens / _GIGA:,.6g} billion" if num_tokens >= _GIGA else f"{num_tokens:,.0f}"
+
+
 def run_table(request: TrainingRunRequest, report: TrainingRunReport) -> Table:
     """Return a run for a terminal: what it takes, where its time goes, sizes, remarks."""
-    rows = [("feasible", describe_feasibility(report.feasibility)), *_length_rows(report)]
+    rows = [("feasible", describe_feasibility(report.feasibility)), *_length_rows(request, report)]
     if report.days > 0:
         rows += [*_time_rows(report), *_money_rows(report)]
-    parts: list[Table | str] = [build_table(request.scenario.name, ("", "value"), rows)]
+    parts: list[Table | str] = [build_table(_title(request, report), ("", "value"), rows)]
     if report.days > 0:
         parts.append(_share_table(report))
     if report.sizes:
@@ -101,13 +117,24 @@ def run_table(request: TrainingRunRequest, report: TrainingRunReport) -> Table:
     return stack(*parts)
 
 
-def _length_rows(report: TrainingRunReport) -> list[tuple[str, object]]:
-    return [
-        ("tokens", f"{report.num_tokens:.4g}"),
+def _length_rows(
+    request: TrainingRunRequest, report: TrainingRunReport
+) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = [
+        ("tokens", _describe_tokens(report.num_tokens)),
         ("steps", round(report.num_steps)),
         ("devices", report.num_devices),
         ("step time (s)", report.step_time_ms / MS_PER_S),
     ]
+    if not report.feasibility.is_feasible and report.step_time_ms > 0:
+        # No days of what cannot run.
+        rows[-1] = (_WITH_MEMORY, report.step_time_ms / MS_PER_S)
+    elif report.step_time_ms > 0:
+        # Each site has a batch of its own.
+        tokens = request.scenario.global_batch_size * request.scenario.sequence_length
+        of_device = tokens * request.sites.num_sites / report.num_devices
+        rows.append(("tokens/s per device, in a step", of_device * MS_PER_S / report.step_time_ms))
+    return rows
 
 
 def _time_rows(report: TrainingRunReport) -> list[tuple[str, object]]:
@@ -171,7 +198,7 @@ def _size_table(request: TrainingRunRequest, report: TrainingRunReport) -> Table
         (
             f"{size.num_devices:,}",
             str(size.dp),
-            size.reason or format_cell(size.days),
+            size.reason.partition(_ADVICE)[0] or format_cell(size.days),
             f"{size.goodput_ratio:.1%}" if size.days else "-",
             _dollars(size.usd) if size.usd else "-",
             "yes" if size.is_enough else "",

@@ -9,6 +9,7 @@ import typer
 
 from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.price import load_price_list
 from foretoken.domain.training_run import TrainingRunRequest
@@ -112,6 +113,13 @@ def _set_length(content: dict[str, Any], length: LengthOptions) -> None:
         "target_days": length.target_days,
     }
     content.update({name: value for name, value in asked.items() if value is not None})
+    if length.tokens is not None and length.tokens <= 0:
+        raise InvalidRequestError.of_field("--tokens", "must be positive, as in --tokens 1e12")
+    if bool(content.get("num_tokens")) == bool(content.get("dataset")):
+        raise InvalidRequestError.of_field(
+            "--tokens, --dataset",
+            "say how much is trained, by one of them: --tokens 1e12, or --dataset slimpajama",
+        )
 
 
 def _set_money(content: dict[str, Any], money: MoneyOptions) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -21,15 +21,16 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import table_paths, write_table
+from foretoken.app.cli.table_file import table_paths, write_stream
 from foretoken.app.scenario_file import read_training_scenario
-from foretoken.client.facade import Foretoken
 from foretoken.domain.report import describe_shares
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TRAINING_TABLES, StageMemory, TrainingReport
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.simulator.report.training_remarks import list_remarks
-from foretoken.wire.arrow import read_table
+
+if TYPE_CHECKING:
+    from foretoken.client.facade import Foretoken
 
 # Steps longer than this are told in seconds.
 _MS_IN_SECONDS = 10_000.0
@@ -121,9 +122,11 @@ def _write_trace(path: Path, report: TrainingReport) -> None:
     note(f"trace written to {path}; open it in https://ui.perfetto.dev")
 
 
-def _write_tables(foretoken: Foretoken, report: TrainingReport, paths: Mapping[str, Path]) -> None:
+def _write_tables(
+    foretoken: "Foretoken", report: TrainingReport, paths: Mapping[str, Path]
+) -> None:
     for name, path in paths.items():
-        write_table(read_table(foretoken.read_training_table(report, name)), path)
+        write_stream(foretoken.read_training_table(report, name), path)
         note(f"{name} written to {path}")
 
 

@@ -1,4 +1,9 @@
-"""What every command shares: the configuration, the output format, errors and progress."""
+"""What every command shares: the configuration, the output format, errors and progress.
+
+Ports and progress bars are imported where they are used, for help and lists need none.
+"""
+
+from __future__ import annotations
 
 import json
 import os
@@ -8,23 +13,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from foretoken.app.compose import Composition
-from foretoken.app.config import AppConfig, process_environment
+from foretoken.app.config import process_environment
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.job import Job
 from foretoken.domain.plugins import parse_yaml_value
-from foretoken.domain.report import Feasibility
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from foretoken.app.compose import Composition
+    from foretoken.app.config import AppConfig
+    from foretoken.domain.job import Job
+    from foretoken.domain.report import Feasibility
 
 # Results go to stdout; everything else to stderr, so that output can be piped.
 # What a pipe or a file receives is not folded at eighty columns, unless COLUMNS asks for a width.
@@ -48,7 +55,7 @@ class CliState:
         """Whether results are printed as JSON."""
         return self.output == "json"
 
-    def with_config(self, config: AppConfig) -> "CliState":
+    def with_config(self, config: AppConfig) -> CliState:
         """Return the same state over another configuration."""
         return replace(self, config=config)
 
@@ -125,6 +132,8 @@ def state_of(context: typer.Context) -> CliState:
 @contextmanager
 def open_composition(state: CliState) -> Iterator[Composition]:
     """Yield the ports of this process; a Foretoken error ends the command with its message."""
+    from foretoken.app.compose import Composition
+
     try:
         with Composition(state.config) as composition:
             yield composition
@@ -163,6 +172,8 @@ class ProgressBar:
 @contextmanager
 def show_progress(title: str) -> Iterator[ProgressBar]:
     """Yield a progress bar; where stderr is no terminal, lines say what began and how far it is."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     if not _notes.is_terminal:
         note(title)
     columns = (

@@ -1,21 +1,35 @@
-"""Arrow tables written to the files users name, by the file's ending."""
+"""Arrow tables written to the files users name, by the file's ending.
+
+Arrow is imported where a table is written, which few commands are asked for.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import typer
-from pyarrow import csv, parquet
 
 from foretoken.app.cli.state import check_output_path, parse_assignments
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from foretoken.domain.measurement import ArrowStream
+    from foretoken.domain.report import Columns
+
 
 def _write_parquet(table: pa.Table, path: str) -> None:
+    from pyarrow import parquet
+
     parquet.write_table(table, path, compression="zstd")
 
 
 def _write_csv(table: pa.Table, path: str) -> None:
+    from pyarrow import csv
+
     csv.write_csv(table, path)
 
 
@@ -68,3 +82,17 @@ def table_paths(words: Sequence[str], tables: Sequence[str]) -> dict[str, Path]:
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a table as its file's ending says; `check_table_path` has let it pass."""
     _WRITERS[path.suffix](table, str(path))
+
+
+def write_stream(stream: ArrowStream, path: Path) -> None:
+    """Write what a service streams; see `write_table`."""
+    from foretoken.wire.arrow import read_table
+
+    write_table(read_table(stream), path)
+
+
+def write_columns(columns: Columns, path: Path) -> None:
+    """Write a frozen dataclass of columns; see `write_table`."""
+    from foretoken.wire.ipc import record_to_table
+
+    write_table(record_to_table(columns), path)

@@ -17,7 +17,7 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.app.compose import Composition
-from foretoken.client.facade import wait_for_job
+from foretoken.client.job_wait import wait_for_job
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.ports import TrainRequest
 from foretoken.domain.report import PredictorTrainingReport

@@ -55,7 +55,10 @@ def _parse_axis(name: str, text: str) -> tuple[str, tuple[Any, ...]]:
     parse: Callable[[str, str], tuple[Any, ...]] = {int: parse_values, bool: _parse_truths}.get(
         kind, _parse_names
     )
-    return axis, parse(name, text)
+    values = parse(f"--vary {name}", text)
+    if axis == "weight_parallel":
+        values = tuple(_NO_NAME.get(value, value) for value in values)
+    return axis, values
 
 
 def _parse_truths(name: str, text: str) -> tuple[bool, ...]:
@@ -65,6 +68,5 @@ def _parse_truths(name: str, text: str) -> tuple[bool, ...]:
     return tuple(dict.fromkeys(_TRUTHS[word] for word in words))
 
 
-def _parse_names(name: str, text: str) -> tuple[str, ...]:
-    words = dict.fromkeys(split_list(text))
-    return tuple(_NO_NAME.get(word, word) if name == "weight_parallel" else word for word in words)
+def _parse_names(_: str, text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(split_list(text)))

@@ -11,8 +11,12 @@ from foretoken.app.cli.state import note
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import StrategyFinalist, TrainingSearchReport
-from foretoken.simulator.launch.write_training import all_frameworks, write_training_launch
+from foretoken.domain.training_search import (
+    StrategyFinalist,
+    TrainingSearchReport,
+    TrainingSearchRequest,
+)
+from foretoken.simulator.launch.framework import all_frameworks
 
 _PANEL = "Results"
 
@@ -58,6 +62,29 @@ class GenerateOptions:
         if self.generate is not None and not has_finalists:
             raise typer.BadParameter("--generate needs a simulated strategy: --finalists 1 or more")
 
+    def check_request(self, request: TrainingSearchRequest) -> None:
+        """Refuse a search whose answers the framework cannot run.
+
+        Raises:
+            InvalidRequestError: it has not the model or its number format, or all pipelines have
+                devices of several types.
+
+        """
+        if self.generate is None:
+            return
+        # Most searches write none, and what writes them takes numeric libraries.
+        from foretoken.simulator.launch.write_training import check_framework_has
+
+        check_framework_has(request.scenario, self.framework)
+        space = request.space
+        devices = dict.fromkeys(group.device for group in space.node_groups)
+        if len(devices) > 1 and not space.has_subsets:
+            raise InvalidRequestError.of_field(
+                "--generate",
+                f"no framework runs a pipeline over {' and '.join(devices)}: leave it out, or add"
+                " --subsets, which also tries one type alone",
+            )
+
 
 def launch_scenario(scenario: TrainingScenario, folder: Path, framework: str = "") -> None:
     """Write the files of a scenario, and tell of them.
@@ -66,6 +93,9 @@ def launch_scenario(scenario: TrainingScenario, folder: Path, framework: str = "
         InvalidRequestError: the framework cannot do what the scenario says.
 
     """
+    # Most searches write none, and what writes them takes numeric libraries.
+    from foretoken.simulator.launch.write_training import write_training_launch
+
     paths = write_training_launch(scenario, folder, framework)
     note(f"{scenario.name} written to {folder}: {', '.join(path.name for path in paths)}")
 

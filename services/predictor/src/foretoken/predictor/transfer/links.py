@@ -8,12 +8,11 @@ from foretoken.domain.hardware.topology import TopologySpec
 from foretoken.domain.operator import OperatorSpec
 from foretoken.predictor.features import Design
 from foretoken.predictor.roofline import Columns, FloatColumn
+from foretoken.predictor.transfer.all_reduce_law import estimate_all_reduce
 
 # As slow as groups are that share switches with others.
 _HIGH_RATIO = 1.5
-# A level of a tree takes as long as so many hops of a ring. Source: NCCL's cost model,
-# src/graph/tuning.cc, protocol Simple over the network: 28 us and 9.6 us.
-_TREE_HOPS = 2.9
+_EXCHANGE = "all_to_all"
 
 
 def estimate_from_links(
@@ -24,12 +23,15 @@ def estimate_from_links(
     Source: the topology's file names the document; without one all of a link counts as reached.
     """
     is_inside = columns["num_nodes"] <= 1
-    reached = np.where(
-        is_inside, topology.intra_node.reached_ratio, topology.inter_node.reached_ratio
-    )
+    reached = np.where(is_inside, *_reached_ratios(spec, topology))
     roofline_us = design.roofline_us / np.where(reached > 0, reached, 1.0)
     floor_us = design.base_us - design.roofline_us
     latency_us = floor_us + roofline_us + _passing_us(spec, columns, topology)
+    rows = np.flatnonzero(~is_inside) if spec.name == "all_reduce" else ()
+    if len(rows):
+        between = {name: column[rows] for name, column in columns.items()}
+        told_us = estimate_all_reduce(between, roofline_us[rows], topology)
+        latency_us[rows] = np.maximum(told_us, design.base_us[rows])
     num_rows = len(columns["num_nodes"])
     return LatencyColumns(
         latency_us=latency_us,
@@ -45,23 +47,39 @@ def estimate_from_links(
 def _passing_us(spec: OperatorSpec, columns: Columns, topology: TopologySpec) -> FloatColumn:
     """Return what the ranks add that a message passes, each once; a pair has none.
 
-    Between nodes an all-reduce climbs a tree and comes down again; the others go round a ring.
+    An all-reduce inside a node passes them there and back. In an exchange every rank sends to all
+    others itself, on its node and on the others at once; the rest go round a ring.
     """
     num_nodes = columns["num_nodes"].astype(np.float64)
     if spec.name == "send_recv":
         return np.zeros_like(num_nodes)
     inside_us = (columns["devices_per_node"] - 1) * topology.intra_node.hop_latency_us
-    hop_us = topology.inter_node.hop_latency_us
     if spec.name == "all_reduce":
-        return 2 * (inside_us + np.ceil(np.log2(num_nodes)) * _TREE_HOPS * hop_us)
-    return num_nodes * inside_us + (num_nodes - 1) * hop_us
+        return np.asarray(2 * inside_us)
+    between_us = (num_nodes - 1) * topology.inter_node.hop_latency_us
+    if spec.name == _EXCHANGE:
+        return np.asarray(np.maximum(inside_us, between_us))
+    return np.asarray(num_nodes * inside_us + between_us)
 
 
-def has_document(columns: Columns, topology: TopologySpec) -> npt.NDArray[np.bool_]:
+def has_document(
+    spec: OperatorSpec, columns: Columns, topology: TopologySpec
+) -> npt.NDArray[np.bool_]:
     """Tell of which calls documents say what they reach of the links they cross."""
     is_inside = columns["num_nodes"] <= 1
-    inside, between = topology.intra_node.reached_ratio, topology.inter_node.reached_ratio
+    inside, between = _reached_ratios(spec, topology)
     return np.where(is_inside, inside > 0, between > 0)
+
+
+def _reached_ratios(spec: OperatorSpec, topology: TopologySpec) -> tuple[float, float]:
+    """Return what documents say is reached of the links inside a node, and of those between."""
+    inside, between = topology.intra_node, topology.inter_node
+    if spec.name != _EXCHANGE:
+        return inside.reached_ratio, between.reached_ratio
+    return (
+        inside.exchange_ratio or inside.reached_ratio,
+        between.exchange_ratio or between.reached_ratio,
+    )
 
 
 def choose_rows(

@@ -42,7 +42,19 @@ def dump_manifests(manifests: Sequence[Manifest]) -> str:
     """Return Kubernetes objects as YAML."""
     # Through JSON, so that what appears twice is written twice and not referred to.
     plain = json.loads(json.dumps(manifests))
-    return str(yaml.safe_dump_all(plain, sort_keys=False, width=100))
+    return str(yaml.dump_all(plain, Dumper=_ReadableDumper, sort_keys=False, width=100))
+
+
+class _ReadableDumper(yaml.SafeDumper):
+    """Writes texts of several lines as they are, not as one quoted line."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Return a text, as a block where it has several lines."""
+        style = "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_ReadableDumper.add_representer(str, _ReadableDumper.represent_str)
 
 
 def _is_preset(model: ModelArchitecture) -> bool:

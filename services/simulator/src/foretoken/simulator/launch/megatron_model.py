@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.simulator.launch.trainer import Refusals
+from foretoken.simulator.launch.trainer import Refusals, topology_of
 
 Options = Mapping[str, object]
 
@@ -95,7 +96,26 @@ def _experts(scenario: TrainingScenario) -> Options:
         "moe-layer-freq": pattern if moe.num_dense_layers else None,
         "moe-grouped-gemm": True,
         "moe-permute-fusion": True,
-        "moe-token-dispatcher-type": "alltoall",
         "moe-router-load-balancing-type": "aux_loss",
         "moe-aux-loss-coeff": _BALANCE_LOSS,
+        **_token_exchange(scenario),
+    }
+
+
+def _token_exchange(scenario: TrainingScenario) -> Options:
+    """Return how tokens get to their experts: to each of them, or once to each node by DeepEP.
+
+    A router that limits the nodes of a token has a group of experts on each.
+    """
+    trainer, layout = scenario.trainer.resolve(), scenario.layout
+    is_once = trainer.sends_tokens_once and layout.ep > 1
+    topology = topology_of(scenario)
+    group = expert_mesh(layout, scenario.expert_tp).expert_group
+    num_nodes = group.dims(topology.devices_per_node)["num_nodes"]
+    is_limited = is_once and 0 < trainer.nodes_per_token < num_nodes
+    return {
+        "moe-token-dispatcher-type": "flex" if is_once else "alltoall",
+        "moe-enable-deepep": is_once,
+        "moe-router-num-groups": num_nodes if is_limited else None,
+        "moe-router-group-topk": trainer.nodes_per_token if is_limited else None,
     }

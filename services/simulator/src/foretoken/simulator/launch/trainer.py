@@ -6,10 +6,11 @@ from typing import Protocol
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType
-from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
 from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.rank import even_layers
+from foretoken.simulator.training.recompute import selected_modules
 from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.zero import num_shards
 
@@ -124,6 +125,13 @@ class Refusals:
             raise InvalidRequestError.of_violations(self.found)
 
 
+def topology_of(scenario: TrainingScenario) -> TopologySpec:
+    """Return the nodes of a scenario: those it names, or the first that its device is known in."""
+    if scenario.topology:
+        return find_topology(scenario.topology)
+    return topology_of_device(scenario.device)
+
+
 def plan_job(scenario: TrainingScenario) -> TrainingJob:
     """Return on how many whole nodes a scenario runs.
 
@@ -131,11 +139,7 @@ def plan_job(scenario: TrainingScenario) -> TrainingJob:
         InvalidRequestError: it fills no whole number of nodes.
 
     """
-    topology = (
-        find_topology(scenario.topology)
-        if scenario.topology
-        else topology_of_device(scenario.device)
-    )
+    topology = topology_of(scenario)
     num_devices = scenario.layout.num_devices
     per_node = min(num_devices, topology.devices_per_node)
     if num_devices % per_node:
@@ -175,7 +179,7 @@ def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
     schedule = scenario.pipeline_schedule
     if schedule == "interleaved" and virtual_stages == 1:
         schedule = "one_f_one_b"
-    modules = scenario.recompute_modules or ("core_attention",)
+    modules = selected_modules(scenario)
     # The first layers of a chunk, all of them, are those of `full` without a number.
     recompute_layers = scenario.recompute_layers
     if recompute_layers >= max(chunk_layers(scenario)):

@@ -1,13 +1,15 @@
 """Write the files that start a training run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
-from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.plugins import scan_modules
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.simulator.launch.framework import all_frameworks, find_framework
 from foretoken.simulator.launch.generated_file import (
     dump_manifests,
     render_scenario,
@@ -24,6 +26,9 @@ from foretoken.simulator.launch.training_manifests import NAME, training_manifes
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
 from foretoken.simulator.training.schedule import find_schedule, with_chunks
+
+# Fields that no strategy changes.
+_OF_ALL_LAYOUTS = ("model", "dtype")
 
 
 def write_training_launch(
@@ -72,22 +77,24 @@ def check_launched(scenario: TrainingScenario) -> None:
     check_chunks(chunk_ranks(with_chunks(scenario, schedule)), scenario)
 
 
-def all_frameworks() -> Mapping[str, TrainingFramework]:
-    """Return every framework by its name: one module each in `trainers/`."""
-    modules: Mapping[str, TrainingFramework] = scan_modules(
-        "foretoken.simulator.launch.trainers", "TRAINER"
-    )
-    return {trainer.name: trainer for trainer in modules.values()}
+def check_framework_has(scenario: TrainingScenario, framework: str = "") -> None:
+    """Check that a framework has the model of a scenario and its number format, in some layout.
 
-
-def find_framework(name: str) -> TrainingFramework:
-    """Return how the framework of this name is started.
+    `framework` is as in `write_training_launch`.
 
     Raises:
-        UnknownPluginError: no files are written for it.
+        InvalidRequestError: it has not, with the reasons.
+        UnknownPluginError: there is no such framework.
 
     """
-    return UnknownPluginError.look_up(name, all_frameworks(), "framework", "framework")
+    trainer = find_framework(framework) if framework else _find_framework_of(scenario)
+    alone = replace(scenario, layout=ParallelLayout(), stage_layers=(), stage_devices=())
+    try:
+        trainer.launch(plan_job(alone))
+    except InvalidRequestError as err:
+        found = [item for item in err.violations if item.field.split(".")[0] in _OF_ALL_LAYOUTS]
+        if found:
+            raise InvalidRequestError.of_violations(found) from None
 
 
 def _find_framework_of(scenario: TrainingScenario) -> TrainingFramework:

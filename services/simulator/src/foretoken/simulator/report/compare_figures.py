@@ -8,6 +8,7 @@ from foretoken.domain.report import ServingReport
 from foretoken.domain.result import AnyReport
 from foretoken.domain.search import CapacityReport, ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import TrainingRunReport
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.domain.units import GIB
 from foretoken.simulator.report.number_text import format_number
@@ -94,6 +95,8 @@ def _list_figures(reports: Sequence[AnyReport]) -> Iterator[_Figure]:
         yield from _parts(reports, "step_time_ms_by_group", "{} in the step", "ms")
         yield from _parts(reports, "communication_ms_by_axis", "communication of {}", "ms")
         yield from _parts(reports, "exposed_ms_by_axis", "exposed communication of {}", "ms")
+    elif isinstance(first, TrainingRunReport):
+        yield from _TRAINING_RUN
     elif isinstance(first, ServingReport):
         yield from _latencies()
         yield from _SERVING
@@ -114,6 +117,21 @@ def _field(label: str, unit: str, better: Better, name: str) -> _Figure:
         return float(getattr(report, name)) if is_answer else None
 
     return label, unit, better, read
+
+
+def _of_chance(label: str, statistic: str) -> _Figure:
+    """Return a quantile of a run's days by the chance of its failures; None without failures."""
+
+    def read(report: TrainingRunReport) -> float | None:
+        value = float(getattr(report.days_spread, statistic))
+        return value if report.num_failures else None
+
+    return label, "days", "lower", read
+
+
+def _lost(label: str, ratio: str) -> _Figure:
+    """Return the expected days that a run spends on something else than new steps."""
+    return label, "days", "lower", lambda report: report.days * float(getattr(report, ratio))
 
 
 def _latencies() -> Iterator[_Figure]:
@@ -170,6 +188,34 @@ _TRAINING: Sequence[_Figure] = (
     _field("micro batches", "", "", "num_micro_batches"),
     ("fullest device, reserved", "GiB", "lower", _fullest_gib("reserved_bytes")),
     ("fullest device, margin", "GiB", "higher", _fullest_gib("margin_bytes")),
+)
+_TRAINING_RUN: Sequence[_Figure] = (
+    _field("days, expected", "days", "lower", "days"),
+    _field("days, operators at their lower bound", "days", "lower", "days_low"),
+    _field("days, operators at their upper bound", "days", "lower", "days_high"),
+    _of_chance("days, half of the runs", "p50"),
+    _of_chance("days, 90 of 100 runs", "p90"),
+    _of_chance("days, 99 of 100 runs", "p99"),
+    _field("days without interruptions", "days", "lower", "ideal_days"),
+    _field("cost", "USD", "lower", "usd"),
+    _field("cost of a step", "USD", "lower", "usd_per_step"),
+    _field("price of a device", "USD/h", "lower", "usd_per_hour"),
+    _field("energy", "kWh", "lower", "energy_kwh"),
+    _field("cost of the energy", "USD", "lower", "energy_usd"),
+    _field("goodput", "share", "higher", "goodput_ratio"),
+    _lost("waiting for checkpoints", "checkpoint_ratio"),
+    _lost("steps done again", "repeated_ratio"),
+    _lost("restarts", "restart_ratio"),
+    _lost("waiting for other sites", "sites_ratio"),
+    _field("failures, expected", "", "lower", "num_failures"),
+    _field("training between checkpoints", "s", "", "checkpoint_interval_s"),
+    _field("time to write a checkpoint", "s", "lower", "checkpoint_s"),
+    _field("tokens", "", "", "num_tokens"),
+    _field("steps", "", "", "num_steps"),
+    _field("step time", "ms", "lower", "step_time_ms"),
+    _field("devices", "", "", "num_devices"),
+    _field("device hours", "h", "lower", "device_hours"),
+    _field("fewest devices by the target date", "", "lower", "target_devices"),
 )
 _SERVING: Sequence[_Figure] = (
     _field("offered requests/s", "1/s", "", "offered_rps"),

@@ -5,8 +5,16 @@ from collections.abc import Iterator, Sequence
 from foretoken.domain.report import ServingReport
 from foretoken.domain.search import CapacityReport
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import TrainingRunReport
+from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.simulator.report.compare_changes import list_changes
 from foretoken.simulator.report.compare_runs import ComparedRun, configuration_of
+
+# What may be impossible as a whole; of a search only its candidates may.
+_JUDGED = (TrainingReport, TrainingRunReport, ServingReport, CapacityReport)
+
+# What says how many tokens a training step has.
+_BATCH = frozenset(("global_batch_size", "global_batch_sizes", "sequence_length"))
 
 
 def list_warnings(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
@@ -22,9 +30,7 @@ def list_remarks(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
 def _warnings(runs: Sequence[ComparedRun]) -> Iterator[str]:
     for run in runs:
         report = run.report
-        if isinstance(report, TrainingReport | ServingReport | CapacityReport) and (
-            not report.feasibility.is_feasible
-        ):
+        if isinstance(report, _JUDGED) and not report.feasibility.is_feasible:
             yield f"{run.letter} cannot run: {report.feasibility.reason}."
     versions = {run.report.model_version or "no trained model" for run in runs}
     if len(versions) > 1:
@@ -38,8 +44,11 @@ def _warnings(runs: Sequence[ComparedRun]) -> Iterator[str]:
 
 
 def _remarks(runs: Sequence[ComparedRun]) -> Iterator[str]:
-    if not list_changes([configuration_of(run.report) for run in runs]):
+    changes = list_changes([configuration_of(run.report) for run in runs])
+    if not changes:
         yield "The configurations are the same."
+    if any(change.path.rpartition(".")[2] in _BATCH for change in changes):
+        yield "Steps differ in their tokens: compare by tokens/s, not by the time of a step."
     pairs = [(run, bounds) for run in runs if (bounds := _bounds(run)) is not None]
     if not pairs:
         return
@@ -58,10 +67,23 @@ def _remarks(runs: Sequence[ComparedRun]) -> Iterator[str]:
 
 
 def _bounds(run: ComparedRun) -> tuple[float, float] | None:
-    """Return the bounds of what a run is judged by, where it has any."""
+    """Return the bounds of what a run is judged by, where it has any.
+
+    Of a search for a strategy: those of the tokens/s per device of its best, where simulated.
+    """
     report = run.report
+    if isinstance(report, TrainingSearchReport):
+        ranked = [finalist for finalist in report.finalists if finalist.rank > 0]
+        best = min(ranked, key=lambda finalist: finalist.rank, default=None)
+        if best is None or best.report.step_time_low_ms <= 0:
+            return None
+        step = best.report
+        tokens_in_step = step.tokens_per_s_per_gpu * step.step_time_ms
+        return tokens_in_step / step.step_time_high_ms, tokens_in_step / step.step_time_low_ms
     if isinstance(report, TrainingReport) and report.step_time_high_ms > 0:
         return report.step_time_low_ms, report.step_time_high_ms
+    if isinstance(report, TrainingRunReport) and report.days_high > 0:
+        return report.days_low, report.days_high
     if isinstance(report, CapacityReport) and report.high_rps > 0:
         return report.low_rps, report.high_rps
     return None

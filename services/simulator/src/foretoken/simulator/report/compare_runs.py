@@ -17,9 +17,12 @@ _FEWEST = 2
 # Names are made of so many differences, and of so many letters at most.
 _MAX_DIFFERENCES = 2
 _MAX_LETTERS = 40
+# How much was computed says little of what was asked.
+_UNTOLD = frozenset(("num_finalists", "max_candidates", "has_sensitivity"))
 _KIND_NAMES = {
     "serving": "a simulated deployment",
     "training": "a training step",
+    "training-run": "a whole training run",
     "capacity": "a capacity",
     "serving-search": "a search for a deployment",
     "training-search": "a search for a training strategy",
@@ -78,7 +81,10 @@ def _check(results: Sequence[KeptResult]) -> None:
         words = ", ".join(
             f"{result.job_id} is {_KIND_NAMES.get(kind, kind)}" for kind, result in kinds.items()
         )
-        raise InvalidRequestError(f"results of different kinds cannot be compared: {words}")
+        raise InvalidRequestError(
+            f"results of different kinds cannot be compared: {words}; `foretoken results list"
+            f" --kind {results[0].kind}` has those like the first"
+        )
 
 
 def _words(place: int, changes: Sequence[Change]) -> str:
@@ -86,7 +92,8 @@ def _words(place: int, changes: Sequence[Change]) -> str:
     # Of keys that differ alike, such as the device of a scenario and of its space, one does.
     alike: dict[tuple[str, ...], Change] = {}
     for change in changes:
-        alike.setdefault(change.values, change)
+        if change.path not in _UNTOLD:
+            alike.setdefault(change.values, change)
     if not 0 < len(alike) <= _MAX_DIFFERENCES:
         return ""
     return ", ".join(

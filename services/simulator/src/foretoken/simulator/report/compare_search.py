@@ -8,6 +8,7 @@ from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.page.figure import SERIES
 from foretoken.page.section import DataTable, Picture, Section
 from foretoken.simulator.report.compare_finalists import simulated_pictures
+from foretoken.simulator.report.compare_names import name_alike
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.rank_plot import draw_ranks
 from foretoken.simulator.report.scatter_plot import Mark, Scatter, draw_scatter
@@ -101,9 +102,10 @@ _PRICES = ("usd_per_million_output_tokens", "usd_per_billion_tokens")
 
 def search_pictures(reports: Reports) -> list[Section]:
     """Return the fronts of searches of one kind, by label, their best, and what changed rank."""
-    rows = {label: _rows(report) for label, report in reports.items()}
-    ranked = {label: _rank(found) for label, found in rows.items()}
+    rows: Mapping[str, Sequence[Row]] = {label: _rows(report) for label, report in reports.items()}
     is_serving = isinstance(next(iter(reports.values())), ServingSearchReport)
+    rows = rows if is_serving else name_alike(rows)
+    ranked = {label: _rank(found) for label, found in rows.items()}
     fronts = _SERVING_FRONTS if is_serving else _TRAINING_FRONTS
     throughput = "output_throughput_tps_per_gpu" if is_serving else "tokens_per_s_per_gpu"
     return [

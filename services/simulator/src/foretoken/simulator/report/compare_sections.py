@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from foretoken.domain.report import ServingReport
 from foretoken.domain.search import CapacityReport, ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import TrainingRunReport
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.compare_capacity import capacity_pictures
@@ -15,6 +16,7 @@ from foretoken.simulator.report.compare_runs import ComparedRun, configuration_o
 from foretoken.simulator.report.compare_search import search_pictures
 from foretoken.simulator.report.compare_serving import serving_pictures
 from foretoken.simulator.report.compare_training import training_pictures
+from foretoken.simulator.report.compare_training_runs import training_run_pictures
 from foretoken.simulator.report.number_text import format_number
 
 # Longer values of a configuration are cut.
@@ -71,11 +73,13 @@ def _cut(text: str) -> str:
 
 def _pictures(runs: Sequence[ComparedRun]) -> list[Section]:
     """Return the sections of a kind; all runs are of one."""
-    training, serving, capacities, searches = {}, {}, {}, {}
+    training, planned, serving, capacities, searches = {}, {}, {}, {}, {}
     for run in runs:
         report = run.report
         if isinstance(report, TrainingReport):
             training[run.label] = report
+        elif isinstance(report, TrainingRunReport):
+            planned[run.label] = report
         elif isinstance(report, ServingReport):
             serving[run.label] = report
         elif isinstance(report, CapacityReport):
@@ -84,6 +88,8 @@ def _pictures(runs: Sequence[ComparedRun]) -> list[Section]:
             searches[run.label] = report
     if training:
         return training_pictures(training)
+    if planned:
+        return training_run_pictures(planned)
     if serving:
         return serving_pictures(serving)
     return capacity_pictures(capacities) if capacities else search_pictures(searches)

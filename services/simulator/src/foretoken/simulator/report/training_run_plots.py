@@ -22,11 +22,13 @@ _MAX_POINTS = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """Values over the x of its chart."""
+    """Values over the x of its chart, or over an `x` of its own; `color` is one of a palette."""
 
     label: str
     y: Sequence[float]
     is_dashed: bool = False
+    x: Sequence[float] = ()
+    color: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +59,10 @@ def _draw_chart(axes: Any, chart: LogChart) -> None:
     are_points = len(chart.x) <= _MAX_POINTS
     for index, line in enumerate(chart.lines):
         axes.plot(
-            chart.x,
+            line.x or chart.x,
             line.y,
             label=line.label,
-            color=SERIES[index % len(SERIES)],
+            color=line.color or SERIES[index % len(SERIES)],
             linestyle=_DASHES if line.is_dashed else "-",
             marker="o" if are_points else "",
         )

@@ -26,8 +26,10 @@ _REACH = 30.0
 _NUM_INTERVALS = 61
 # How much more and less often machines could fail than said.
 _RATES = ((0.5, "failures half as often"), (1.0, "as said"), (2.0, "twice as often"))
-_COLORS = {
-    "new steps": BLUE,
+NEW_STEPS = "new steps"
+# What the expected days are spent on.
+COLORS = {
+    NEW_STEPS: BLUE,
     "waiting for checkpoints": ORANGE,
     "steps done again": VERMILION,
     "restarts": PURPLE,
@@ -127,10 +129,11 @@ def _facts(report: TrainingRunReport, request: TrainingRunRequest) -> list[Fact]
     return facts
 
 
-def _shares(report: TrainingRunReport) -> Section:
+def days_by_use(report: TrainingRunReport) -> dict[str, float]:
+    """Return the expected days by what they are spent on, with what takes some."""
     ratios = dict(
         zip(
-            _COLORS,
+            COLORS,
             (
                 report.goodput_ratio,
                 report.checkpoint_ratio,
@@ -141,18 +144,26 @@ def _shares(report: TrainingRunReport) -> Section:
             strict=True,
         )
     )
-    days = {name: ratio * report.days for name, ratio in ratios.items() if ratio > 0}
-    lost = {name: value for name, value in days.items() if name != "new steps"}
+    return {name: ratio * report.days for name, ratio in ratios.items() if ratio > 0}
+
+
+def lost_days(report: TrainingRunReport) -> dict[str, float]:
+    """Return the same without the steps that count."""
+    return {name: days for name, days in days_by_use(report).items() if name != NEW_STEPS}
+
+
+def _shares(report: TrainingRunReport) -> Section:
+    days, lost = days_by_use(report), lost_days(report)
     pictures = [
         Picture(
             svg=draw_stacked_rows(
-                "run-days", "The expected days", "days", {"the run": days}, _COLORS
+                "run-days", "The expected days", "days", {"the run": days}, COLORS
             ),
             caption="The expected days of the run by what they are spent on.",
         )
     ]
     if lost:
-        svg = draw_stacked_rows("run-lost", "What is lost", "days", {"lost": lost}, _COLORS)
+        svg = draw_stacked_rows("run-lost", "What is lost", "days", {"lost": lost}, COLORS)
         pictures.append(Picture(svg=svg, caption="The same without the steps that count."))
     rows = [
         (name, format_number(value), f"{value / report.days:.2%}") for name, value in days.items()

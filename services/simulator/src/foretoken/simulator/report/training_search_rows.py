@@ -36,9 +36,11 @@ _VERDICT_NAMES = {
     "memory, simulated": "out of memory when simulated",
     "devices": "devices not divided",
     "batch": "batch not divided",
+    "global_batch_size": "batch not divided",
     "layers": "more stages than layers",
     "virtual_stages": "nothing to interleave",
     "virtual_stages: unequal chunks": "interleaved chunks are unequal",
+    "virtual_stages: unequal rounds": "interleaved rounds are unequal",
     "heads": "heads not divided",
     "mlp_width": "MLP width not divided",
     "sequence": "sequence not divided",
@@ -47,6 +49,7 @@ _VERDICT_NAMES = {
     "shards": "states cannot be split so",
     "recompute_layers": "fewer layers than are recomputed",
     "pipeline_schedule": "the schedule has no order for it",
+    "num_micro_batches": "the schedule has no order for it",
 }
 # Steps longer than this are told in seconds.
 _MS_IN_SECONDS = 10_000.0
@@ -143,6 +146,49 @@ def throughput_bounds(row: Row) -> tuple[float, float]:
         return value, value
     step_ms = row["step_time_ms"]
     return value * step_ms / row["step_time_high_ms"], value * step_ms / row["step_time_low_ms"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedFigure:
+    """What strategies are ranked by: the column, its name with its unit, and a word for it.
+
+    A figure of `grows_with_step` is the larger the longer a step takes, else the smaller.
+    """
+
+    column: str
+    name: str
+    word: str
+    grows_with_step: bool = True
+
+    def bounds(self, row: Row) -> tuple[float, float, float]:
+        """Return a row's lower bound, estimate and upper bound."""
+        value, step_ms = row[self.column], row["step_time_ms"]
+        low_ms, high_ms = row["step_time_low_ms"], row["step_time_high_ms"]
+        if not self.grows_with_step:
+            low, high = throughput_bounds(row)
+            return low, value, high
+        if low_ms <= 0 or high_ms <= 0:
+            return value, value, value
+        return value * low_ms / step_ms, value, value * high_ms / step_ms
+
+
+_THROUGHPUT = RankedFigure(
+    column="tokens_per_s_per_gpu",
+    name="Tokens/s per GPU",
+    word="throughput",
+    grows_with_step=False,
+)
+_RANKED_FIGURES = {
+    "cost": RankedFigure(
+        column="usd_per_billion_tokens", name="USD for a billion tokens", word="cost"
+    ),
+    "step_time": RankedFigure(column="step_time_ms", name="Step time in ms", word="step time"),
+}
+
+
+def find_ranked_figure(report: TrainingSearchReport) -> RankedFigure:
+    """Return what the estimates of a report are ranked by; throughput, if it is no time."""
+    return _RANKED_FIGURES.get(read_request(report).get("objective", ""), _THROUGHPUT)
 
 
 def describe_bounds(row: Row) -> str:

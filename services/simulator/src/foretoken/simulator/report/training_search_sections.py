@@ -25,6 +25,7 @@ from foretoken.simulator.report.training_search_rows import (
     describe_place,
     describe_step,
     find_best,
+    find_ranked_figure,
     free_gib,
     make_whole_run,
     other_ties,
@@ -32,7 +33,14 @@ from foretoken.simulator.report.training_search_rows import (
     read_sequence_length,
     report_rows,
     strategies_per_s,
-    throughput_bounds,
+)
+from foretoken.simulator.report.training_search_ties import (
+    TO_TELL_APART,
+    describe_best_then,
+    describe_change,
+    describe_same,
+    describe_ties,
+    list_tie_commands,
 )
 
 _MAX_RANKED = 25
@@ -225,30 +233,43 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
     behind = [row for row in best_of_layouts(rows) if row["name"] not in names]
     shown = tied[:_MAX_BARS]
     bars = [(row, GREEN) for row in shown] + [(row, BLUE) for row in behind[:3]]
+    figure = find_ranked_figure(report)
     intervals = []
     for row, color in bars:
-        low, high = throughput_bounds(row)
+        low, value, high = figure.bounds(row)
         intervals.append(
             Interval(
                 label=row["name"],
                 low=low,
-                value=row["tokens_per_s_per_gpu"],
+                value=value,
                 high=high,
                 color=color,
             )
         )
+    in_words = " ".join(f"{_capitalized(line)}." for line in describe_ties(report, rows)[1:])
+    to_measure = (
+        f" {_capitalized(TO_TELL_APART)} what is listed below."
+        if report.tie_calls
+        else " Measure two of them before you believe an order."
+    )
     cut = f" Drawn are {len(shown)} of them." if len(shown) < len(names) else ""
     return Section(
         title="Ties",
         intro=f"{len(names):,} strategies cannot be told apart: they differ from the first"
-        f" by less than the error of the difference.{cut} Measure two of them before you believe an"
-        " order.",
+        f" by less than the error of the difference.{cut} {in_words}{to_measure}",
+        table=DataTable(
+            headers=("command", "its error moves"),
+            rows=list_tie_commands(report),
+            text_columns=(0, 1),
+        )
+        if report.tie_calls
+        else None,
         pictures=[
             Picture(
                 svg=draw_intervals(
                     "training-ties",
-                    "Tokens/s per GPU and its bounds",
-                    "tokens/s per GPU",
+                    f"{figure.name} and its bounds",
+                    figure.name,
                     intervals,
                 ),
                 caption="With every operator at its lower, and at its upper, 90 % bound. Much of"
@@ -259,23 +280,32 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
     )
 
 
+def _capitalized(line: str) -> str:
+    return line[:1].upper() + line[1:]
+
+
 def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Section:
-    ratios = {item.change: item.throughput_ratio for item in sensitivities}
+    # Where nothing fits today, or then, there is nothing to compare.
+    ratios = {item.change: item.throughput_ratio for item in sensitivities if item.throughput_ratio}
     rows = [
         [
             item.change,
-            f"{item.throughput_ratio - 1:+.1%}",
+            describe_change(item),
+            describe_same(item),
             format_number(item.tokens_per_s_per_gpu),
             describe_step(item.step_time_ms),
             f"{item.num_fitting:,}",
-            "the same" if item.is_same_best else Cell(text=item.best, tone="calm"),
+            describe_best_then(item)
+            if item.is_same_best
+            else Cell(text=describe_best_then(item), tone="calm"),
         ]
         for item in sensitivities
     ]
     return Section(
         title="What if",
-        intro="The search again with one thing changed, against the best of today"
-        + (f", {best}." if best else "."),
+        intro="The whole space answered again with one thing changed, against the best of today"
+        + (f", {best}." if best else ".")
+        + " Beside the best of each change stands what today's best makes of it.",
         pictures=[
             Picture(
                 svg=draw_changes(
@@ -286,11 +316,16 @@ def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Sec
                 ),
                 caption="What moves the answer is what limits it.",
             )
-        ],
+        ]
+        if ratios
+        else [],
         table=DataTable(
-            headers=("change", "", "tokens/s per GPU", "step", "fit", "best then"),
+            headers=(
+                *("change", "", "today's best", "tokens/s per GPU"),
+                *("step", "fit", "best then"),
+            ),
             rows=rows,
-            text_columns=(5,),
+            text_columns=(6,),
         ),
     )
 

@@ -119,17 +119,6 @@ def measure_streams(spans: SpanArrays) -> Mapping[int, Mapping[str, float]]:
     return result
 
 
-def hidden_ms(spans: SpanArrays, stage: int) -> float:
-    """Return the ms in which a stage communicates behind its own computation."""
-    here = spans.pick(spans.stage == stage)
-    computing, transferring = here.pick(here.is_compute), here.pick(~here.is_compute)
-    return (
-        _union_ms(computing.start_ms, computing.end_ms)
-        + _union_ms(transferring.start_ms, transferring.end_ms)
-        - _union_ms(here.start_ms, here.end_ms)
-    )
-
-
 def pick_stages(stages: Sequence[int], most: int) -> Sequence[int]:
     """Return at most so many of the stages: the first, the last, and evenly between them."""
     if len(stages) <= most:

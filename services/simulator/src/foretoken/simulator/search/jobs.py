@@ -1,9 +1,9 @@
 """Searches as jobs: checked before they start, resumed after a restart, watched as they find."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -16,7 +16,6 @@ from foretoken.domain.job import Job
 from foretoken.domain.job_runner import JobProgress, JobRunner, Resume, Work
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.search import (
-    CandidateColumns,
     CapacityReport,
     CapacityRequest,
     Finalist,
@@ -24,13 +23,13 @@ from foretoken.domain.search import (
     ServingSearchRequest,
 )
 from foretoken.domain.training_search import (
-    StrategyColumns,
     StrategyFinalist,
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.watch import WakingWatch, Watch
 from foretoken.simulator.config import SimulatorConfig
-from foretoken.simulator.job_tables import attach_tables, open_table
+from foretoken.simulator.job_tables import attach_tables, fill_tables, open_table
 from foretoken.simulator.search.capacity.find import find_capacity
 from foretoken.simulator.search.compilation import compile_in_worker, must_compile
 from foretoken.simulator.search.context import FINALISTS, JobContext
@@ -44,8 +43,9 @@ from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.simulation import FetchSurfaces
 from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
 from foretoken.simulator.training.schedule import find_schedule
-from foretoken.wire import ipc
+from foretoken.wire.report_tables import take_tables
 
+F = TypeVar("F", Finalist, StrategyFinalist)
 Q = TypeVar("Q", CapacityRequest, ServingSearchRequest, TrainingSearchRequest)
 
 CAPACITY_KIND = "capacity"
@@ -168,20 +168,15 @@ class SearchJobs:
 
     def serving_report(self, job_id: str) -> ServingSearchReport:
         """Return the result of a finished serving search, with its candidates."""
-        report = self._jobs.result(job_id, ServingSearchReport)
-        candidates = self.read_table(job_id, "candidates").read_all()
-        return replace(report, candidates=ipc.table_to_record(candidates, CandidateColumns))
+        return fill_tables(self._jobs.result(job_id, ServingSearchReport), self._jobs, job_id)
 
     def training_report(self, job_id: str) -> TrainingSearchReport:
         """Return the result of a finished training search, with its candidates."""
-        report = self._jobs.result(job_id, TrainingSearchReport)
-        candidates = self.read_table(job_id, "candidates").read_all()
-        return replace(report, candidates=ipc.table_to_record(candidates, StrategyColumns))
+        return fill_tables(self._jobs.result(job_id, TrainingSearchReport), self._jobs, job_id)
 
-    def watch_training(self, job_id: str, first: int) -> Iterator[StrategyFinalist]:
+    def watch_training(self, job_id: str, first: int) -> Watch[StrategyFinalist]:
         """Yield finalists from the `first` on, as they are found, until the search ends."""
-        for plain in self._follow(job_id, TRAINING_KIND, first):
-            yield schema.decode(StrategyFinalist, plain)
+        return self._follow(job_id, TRAINING_KIND, first, StrategyFinalist)
 
     def read_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
         """Return a table of a finished serving or training search.
@@ -192,18 +187,18 @@ class SearchJobs:
         """
         return open_table(self._jobs, job_id, table, SEARCH_TABLES)
 
-    def watch(self, job_id: str, first: int) -> Iterator[Finalist]:
+    def watch(self, job_id: str, first: int) -> Watch[Finalist]:
         """Yield finalists from the `first` on, as they are found, until the search ends."""
-        for plain in self._follow(job_id, SERVING_KIND, first):
-            yield schema.decode(Finalist, plain)
+        return self._follow(job_id, SERVING_KIND, first, Finalist)
 
-    def _follow(self, job_id: str, kind: str, first: int) -> Iterator[Any]:
+    def _follow(self, job_id: str, kind: str, first: int, cls: type[F]) -> Watch[F]:
         if self._jobs.get(job_id).kind != kind:
             words = kind.replace("-", " ")
             raise InvalidRequestError.of_field("job_id", f"{job_id} is not a {words}")
         if first < 0:
             raise InvalidRequestError.of_field("first", "must not be negative")
-        yield from self._jobs.follow(job_id, FINALISTS, first)
+        plain = self._jobs.follow(job_id, FINALISTS, first)
+        return WakingWatch((schema.decode(cls, item) for item in plain), plain.close)
 
     def _capacity_work(self, request: CapacityRequest) -> Work:
         def work(progress: JobProgress) -> CapacityReport:
@@ -223,13 +218,9 @@ class SearchJobs:
                 report = self._search.run(request, context)
                 num_workers = report.num_workers or context.num_workers
             self._statistics.observe_evaluated(report.num_evaluated)
-            attach_tables({"candidates": ipc.record_to_table(report.candidates)}, progress)
-            return replace(
-                report,
-                candidates=CandidateColumns(),
-                num_workers=num_workers,
-                job_id=progress.job_id,
-            )
+            report, tables = take_tables(report)
+            attach_tables(tables, progress)
+            return replace(report, num_workers=num_workers, job_id=progress.job_id)
 
         return work
 
@@ -238,8 +229,9 @@ class SearchJobs:
             with JobContext(self._open_executor(), progress, self._statistics) as context:
                 report = search_training(request, self._predictor, context)
             self._statistics.observe_evaluated(report.num_legal)
-            attach_tables({"candidates": ipc.record_to_table(report.candidates)}, progress)
-            return replace(report, candidates=StrategyColumns(), job_id=progress.job_id)
+            report, tables = take_tables(report)
+            attach_tables(tables, progress)
+            return replace(report, job_id=progress.job_id)
 
         return work
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from foretoken.domain.engine import EngineProfile
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext, Section
-from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.lowering import Nodes, check_layout, lower_rank
 from foretoken.domain.memory import ServingMemory, add_draft, plan_serving_memory
 from foretoken.domain.scenario import ServingScenario
@@ -15,9 +15,11 @@ from foretoken.simulator.serving.draft import draft_scenario
 
 
 def judge_feasibility(
-    scenario: ServingScenario, engine: EngineProfile
+    scenario: ServingScenario, engine: EngineProfile, device: DeviceSpec | None = None
 ) -> tuple[Sequence[ServingMemory], str]:
     """Return the memory of one rank of every pipeline stage, and why it cannot run or nothing.
+
+    `device` is one of another size than the scenario's.
 
     Raises:
         InvalidRequestError: the model cannot be simulated.
@@ -34,7 +36,7 @@ def judge_feasibility(
             check_layout(_ranks(draft)[0])
         except InvalidRequestError as err:
             return (), f"the draft: {err.message}"
-    memories = plan_memories(scenario, engine)
+    memories = plan_memories(scenario, engine, device)
     for memory in memories:
         if memory.infeasibility:
             return memories, memory.infeasibility
@@ -52,17 +54,21 @@ def count_kv_blocks(
     return min(memory.num_kv_blocks(engine.block_size) for memory in memories)
 
 
-def plan_memories(scenario: ServingScenario, engine: EngineProfile) -> list[ServingMemory]:
+def plan_memories(
+    scenario: ServingScenario, engine: EngineProfile, device: DeviceSpec | None = None
+) -> list[ServingMemory]:
     """Return the memory of one rank of every pipeline stage, with its draft if it has one.
 
-    The layout must fit the model, and the draft.
+    The layout must fit the model, and the draft. `device` is one of another size than the
+    scenario's.
     """
-    memories = [_plan_memory(scenario, engine, rank) for rank in _ranks(scenario)]
+    device = device or find_device(scenario.device)
+    memories = [_plan_memory(scenario, engine, rank, device) for rank in _ranks(scenario)]
     draft = draft_scenario(scenario)
     if draft is None:
         return memories
     return [
-        add_draft(memory, _plan_draft_memory(scenario, draft, engine, rank))
+        add_draft(memory, _plan_draft_memory(scenario, draft, engine, rank, device))
         for memory, rank in zip(memories, _ranks(draft), strict=True)
     ]
 
@@ -72,20 +78,24 @@ def _ranks(scenario: ServingScenario) -> Sequence[RankContext]:
 
 
 def _plan_memory(
-    scenario: ServingScenario, engine: EngineProfile, rank: RankContext
+    scenario: ServingScenario, engine: EngineProfile, rank: RankContext, device: DeviceSpec
 ) -> ServingMemory:
     nodes = _lower_largest(scenario, engine, rank)
-    return plan_serving_memory(nodes, scenario.model, engine, find_device(scenario.device))
+    return plan_serving_memory(nodes, scenario.model, engine, device)
 
 
 def _plan_draft_memory(
-    scenario: ServingScenario, draft: ServingScenario, engine: EngineProfile, rank: RankContext
+    scenario: ServingScenario,
+    draft: ServingScenario,
+    engine: EngineProfile,
+    rank: RankContext,
+    device: DeviceSpec,
 ) -> ServingMemory:
     """Return what a draft adds; layers of the model itself use its embeddings and its head."""
     nodes = _lower_largest(draft, engine, rank)
     if scenario.speculative is not None and scenario.speculative.draft_model is None:
         nodes = tuple(node for node in nodes if node.section is Section.LAYER)
-    return plan_serving_memory(nodes, draft.model, engine, find_device(draft.device))
+    return plan_serving_memory(nodes, draft.model, engine, device)
 
 
 def _lower_largest(scenario: ServingScenario, engine: EngineProfile, rank: RankContext) -> Nodes:

@@ -155,11 +155,14 @@ class _Times:
         self.weight = [chunk.backward_weight_us for chunk in chunks]
         self.backward = [chunk.backward_us for chunk in chunks]
         none: Time = 0.0
-        self.change = [_change_us(chunk) if has_ends else none for chunk in chunks]
-        self.longer = [_longer_us(chunk) if has_ends else none for chunk in chunks]
-        self.shorter = [
-            longer - change for longer, change in zip(self.longer, self.change, strict=True)
-        ]
+        # Chunks that are alike are one object, which is looked at once.
+        alike = {id(chunk): chunk for chunk in chunks} if has_ends else {}
+        change = {number: _change_us(chunk) for number, chunk in alike.items()}
+        longer = {number: _longer_us(chunk) for number, chunk in alike.items()}
+        shorter = {number: longer[number] - change[number] for number in alike}
+        self.change, self.longer, self.shorter = (
+            [known.get(id(chunk), none) for chunk in chunks] for known in (change, longer, shorter)
+        )
         # The first pass is the last one too: what it takes less, a way back takes less.
         self.is_single = 1 * (np.asarray(shape.num_micro_batches) == 1)
         is_sent = shape.num_ranks > 1

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretoken.domain.graph import Overlap
 from foretoken.simulator.training.layer_program import (
@@ -35,8 +34,6 @@ from foretoken.simulator.training.layer_program import (
 # The two states of the streams are the same where they differ by rounding alone.
 _ROUNDING = 1e-12
 _LEAST_US = 1e-9
-# Layers after which a stream may be found to fall behind.
-_NUM_TRANSIENT = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,46 +102,6 @@ def time_all_parts(passes: Sequence[PassParts], rules: StreamRules) -> list[Pass
     return [found[index] for index in range(len(passes))]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StackedParts:
-    """Passes with the same layers in other numbers: columns are (variant, kind, member).
-
-    Of its one run of layers kinds have `counts`. The head has a column for each that differs;
-    `heads` tells which one a kind's is. What a column does not have before or after its layers
-    takes no time there.
-    """
-
-    parts: PassParts
-    counts: tuple[int, ...]
-    heads: tuple[int, ...]
-
-
-def time_stacked(passes: Sequence[StackedParts], rules: StreamRules) -> list[PassTime]:
-    """Return the times of passes whose run of layers is the same."""
-    ((program, _),) = passes[0].parts.runs
-    begun, heads, num_heads = [], [], 0
-    for item in passes:
-        streams = _Streams(rules)
-        streams.run(item.parts.head, program)
-        begun.append(streams)
-        heads += [num_heads + head for head in item.heads]
-        num_heads += max(item.heads) + 1
-    joined = _Streams.join(begun)
-    counts = [count - 1 for item in passes for count in item.counts]
-    before_us = joined.clock
-    after = joined.advance_to(program, counts, heads)
-    after.run(program, None)
-    layers_us = after.clock - before_us[..., heads, :]
-    found, start = [], 0
-    for item in passes:
-        places = list(range(start, start + len(item.counts)))
-        start += len(places)
-        own = after.take(places)
-        own.run(item.parts.tail, None)
-        found.append(own.result(layers_us[..., places, :]))
-    return found
-
-
 def _time_parts(parts: PassParts, rules: StreamRules) -> PassTime:
     streams = _Streams(rules)
     streams.run(parts.head, parts.runs[0][0] if parts.runs else None)
@@ -191,7 +148,6 @@ class _Streams:
     slowdown: Column = field(init=False)
     exposed: dict[CommunicationKey, Column] = field(init=False)
     begun: dict[Hashable, Column] = field(init=False)
-    backlog: "_Backlog | None" = None
 
     def __post_init__(self) -> None:
         zero = np.zeros_like(self.rules.gap_us)
@@ -233,103 +189,11 @@ class _Streams:
                 remaining = 0
         return count
 
-    def advance_to(
-        self, program: Program, counts: Sequence[int], columns: Sequence[int]
-    ) -> "_Streams":
-        """Run a program with itself after it; return one of the `columns` after each of `counts`.
-
-        Columns are of the axis before the last one.
-        """
-        found: list[_Streams] = []
-        order: list[int] = []
-
-        def reach(done: int) -> None:
-            here = [place for place, count in enumerate(counts) if count == done]
-            if here:
-                found.append(self.take([columns[place] for place in here]))
-                order.extend(here)
-
-        most, done = max(counts), 0
-        reach(done)
-        while done < most:
-            before = self.snapshot()
-            self.backlog = _Backlog() if done >= _NUM_TRANSIENT else None
-            self.run(program, program)
-            done += 1
-            reach(done)
-            if done < most and self._is_steady(before, program):
-                break
-        self.backlog = None
-        later = [place for place, count in enumerate(counts) if count > done]
-        if later:
-            chosen = [columns[place] for place in later]
-            left = np.array([float(counts[place] - done) for place in later])[:, None]
-            last = self.take(chosen)
-            last.skip(self._restored(before).take(chosen).snapshot(), left)
-            found.append(last)
-            order.extend(later)
-        return _Streams.join(found).take(np.argsort(order).tolist())
-
-    def _restored(self, before: "_Snapshot") -> "_Streams":
-        """Return streams as they were."""
-        other = copy(self)
-        other.clock, (other.compute, other.hidden, other.slowdown) = before.clock, before.totals
-        other.free, other.begun = dict(before.free), dict(before.begun)
-        other.exposed = dict(before.exposed)
-        return other
-
-    def take(self, places: Sequence[int]) -> "_Streams":
-        """Return some columns of the streams, of the axis before the last one."""
-
-        def own(column: Column) -> Column:
-            return np.broadcast_to(column, self.clock.shape)[..., list(places), :]
-
-        other = self.fork()
-        other.backlog = None
-        other.clock, other.compute = own(self.clock), own(self.compute)
-        other.hidden, other.slowdown = own(self.hidden), own(self.slowdown)
-        other.free = {axis: own(end) for axis, end in self.free.items()}
-        other.exposed = {key: own(total) for key, total in self.exposed.items()}
-        other.begun = {slot: own(end) for slot, end in self.begun.items()}
-        return other
-
     def fork(self) -> "_Streams":
         """Return streams in the same state, to run on by themselves."""
         other = copy(self)
         other.free, other.exposed = dict(self.free), dict(self.exposed)
         other.begun = dict(self.begun)
-        return other
-
-    @classmethod
-    def join(cls, parts: Sequence["_Streams"]) -> "_Streams":
-        """Return streams with the columns of all, one after the other in the axis before the last.
-
-        They have begun the same.
-        """
-        if len(parts) == 1:
-            return parts[0]
-        shapes = [part.clock.shape for part in parts]
-
-        def joined(columns: Sequence[Column]) -> Column:
-            pairs = zip(columns, shapes, strict=True)
-            return np.concatenate([np.broadcast_to(*pair) for pair in pairs], axis=-2)
-
-        none, other = np.zeros(1), copy(parts[0])
-        other.clock = joined([part.clock for part in parts])
-        other.compute = joined([part.compute for part in parts])
-        other.hidden = joined([part.hidden for part in parts])
-        other.slowdown = joined([part.slowdown for part in parts])
-        other.free = {
-            axis: joined([part.free.get(axis, part.clock) for part in parts])
-            for axis in dict.fromkeys(axis for part in parts for axis in part.free)
-        }
-        other.exposed = {
-            key: joined([part.exposed.get(key, none) for part in parts])
-            for key in dict.fromkeys(key for part in parts for key in part.exposed)
-        }
-        other.begun = {
-            slot: joined([part.begun[slot] for part in parts]) for slot in parts[0].begun
-        }
         return other
 
     def run(self, program: Program, following: Program | None) -> None:
@@ -358,10 +222,7 @@ class _Streams:
         slowdown = self.rules.slowdown_ratio
         self.compute = self.compute + step.time_us
         if self.free and slowdown > 1:
-            busy_us, most_us = self.busy_us, step.time_us * slowdown
-            both_us = np.minimum(busy_us, most_us)
-            if self.backlog is not None:
-                self.backlog.compute(busy_us >= most_us)
+            both_us = np.minimum(self.busy_us, step.time_us * slowdown)
             lost_us = both_us * (1 - 1 / slowdown)
             self.slowdown = self.slowdown + lost_us
             self.clock = self.clock + step.time_us + lost_us
@@ -376,10 +237,7 @@ class _Streams:
 
     def _send(self, key: CommunicationKey, time_us: Column) -> Column:
         _, axis = key
-        free = self.free.get(axis, self.clock)
-        if self.backlog is not None:
-            self.backlog.send(axis, free >= self.clock)
-        end = np.maximum(self.clock, free) + time_us
+        end = np.maximum(self.clock, self.free.get(axis, self.clock)) + time_us
         self.free[axis] = end
         self.hidden = self.hidden + time_us
         return end
@@ -414,12 +272,8 @@ class _Streams:
             begun=dict(self.begun),
         )
 
-    def _is_steady(self, before: "_Snapshot", program: Program = ()) -> bool:
-        """Tell whether the streams stand to each other as they did a layer before.
-
-        Or else that a stream which nothing of the `program` waits for falls behind ever more, by
-        the same in each layer.
-        """
+    def _is_steady(self, before: "_Snapshot") -> bool:
+        """Tell whether the streams stand to each other as they did a layer before."""
         if before.begun.keys() != self.begun.keys() or before.free.keys() != self.free.keys():
             return False
         passed = self.clock - before.clock
@@ -427,19 +281,11 @@ class _Streams:
             return False
         for axis, end in self.free.items():
             now, then = np.maximum(end, self.clock), np.maximum(before.free[axis], before.clock)
-            now, then = now - self.clock, then - before.clock
-            if not (_is_same(now, then) or self._falls_behind(axis, now - then, program)):
+            if not _is_same(now - self.clock, then - before.clock):
                 return False
         return True
 
-    def _falls_behind(self, axis: str, growth: Column, program: Program) -> bool:
-        """Tell whether a stream only falls behind, and slows all computation as far as it can."""
-        if self.backlog is None or any(_waits_for(step, axis) for step in program):
-            return False
-        grows = (growth >= 0) & self.backlog.is_whole & self.backlog.is_busy.get(axis, False)
-        return bool((grows | (np.abs(growth) <= _LEAST_US)).all())
-
-    def skip(self, before: "_Snapshot", count: int | Column) -> None:
+    def skip(self, before: "_Snapshot", count: int) -> None:
         """Add the last layer `count` times more."""
         passed = (self.clock - before.clock) * count
         compute, hidden, slowdown = before.totals
@@ -458,30 +304,6 @@ class _Streams:
 
 def _is_same(now: Column, then: Column) -> bool:
     return bool((np.abs(now - then) <= _ROUNDING * np.abs(then) + _LEAST_US).all())
-
-
-def _waits_for(step: Compute | Communicate, axis: str) -> bool:
-    """Tell whether a step waits for what its own stream carries."""
-    if isinstance(step, Compute):
-        return any(key[1] == axis for key, _ in step.beside)
-    return step.overlap is Overlap.PREFETCH and step.key[1] == axis
-
-
-@dataclass(slots=True)
-class _Backlog:
-    """Of a layer, in which columns communication slowed the `whole` of its computation.
-
-    Streams are busy where each had something to carry whenever more came.
-    """
-
-    is_whole: NDArray[np.bool_] | bool = True
-    is_busy: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
-
-    def compute(self, is_whole: NDArray[np.bool_]) -> None:
-        self.is_whole = self.is_whole & is_whole
-
-    def send(self, axis: str, is_busy: NDArray[np.bool_]) -> None:
-        self.is_busy[axis] = self.is_busy.get(axis, True) & is_busy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,8 @@
 `full` keeps the input of a layer and runs all of it again. `selective` does so by module: what the
 named modules made is not kept, and these run again from what is. Modules and their names are those
 of Megatron-Core's `--recompute-modules`: the output of `layernorm`, `moe_act` and `mla_up_proj` is
-given up too, that of `core_attention`, `mlp` and `moe` is kept by the operator after it.
+given up too, that of `core_attention`, `mlp` and `moe` is kept by the operator after it. Or it does
+so by operator (`every_other_matmul`). What `selective` means unless told is the trainer's to say.
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022;
 Megatron-Core, `transformer/transformer_config.py` and `tensor_parallel/random.py`.
 """
@@ -20,11 +21,16 @@ from foretoken.domain.placement import axis_group
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.simulator.training.memory.saved_tensor import SavedTensor, list_saved
+from foretoken.simulator.training.operator_recompute import (
+    EVERY_OTHER_MATMUL,
+    before_last_use,
+    list_rerun,
+    split_outputs,
+)
 
 Tensors = tuple[SavedTensor, ...]
 
 RECOMPUTE_MODES = ("none", "selective", "full")
-_DEFAULT_MODULES = ("core_attention",)
 # Role of the layer's own input where the whole layer runs again.
 LAYER_INPUT = "layer_input"
 
@@ -91,10 +97,14 @@ def plan_recompute(forward: Nodes, scenario: TrainingScenario, rank: RankContext
         InvalidRequestError: there is no such mode, or no such module.
 
     """
-    saved, rebuilt = split_saved(list_saved(forward, scenario), forward, scenario, rank)
+    every = list_saved(forward, scenario)
+    saved, rebuilt = split_saved(every, forward, scenario, rank)
     recomputed: Nodes = ()
     if scenario.recompute == "full":
-        recomputed = _rerun_layers(forward, scenario, rank)
+        recomputed = _rerun_layers(forward, every, scenario, rank)
+    elif is_by_operator(scenario):
+        layers = _layers_again(scenario, rank)
+        recomputed = tuple(_again(tuple(list_rerun(forward, every, scenario)), layers))
     elif scenario.recompute == "selective":
         recomputed = _rerun_modules(forward, scenario, rank)
     return RecomputePlan(recomputed=recomputed, saved=saved, rebuilt=rebuilt)
@@ -114,10 +124,34 @@ def split_saved(
         raise InvalidRequestError.of_field("recompute", message)
     if scenario.recompute == "full":
         return _split_layers(saved, forward, scenario, rank)
+    if is_by_operator(scenario):
+        outputs, again = split_outputs(saved, forward, scenario)
+        return _split_layers(saved, forward, scenario, rank, (outputs, again))
     if scenario.recompute == "selective":
-        modules = find_modules(scenario.recompute_modules or _DEFAULT_MODULES)
+        modules = find_modules(selected_modules(scenario))
         return _split_modules(saved, _layers_again(scenario, rank), modules)
     return saved, ()
+
+
+def selected_modules(scenario: TrainingScenario) -> tuple[str, ...]:
+    """Return what `selective` recomputes: what the scenario says, or its trainer."""
+    return scenario.recompute_modules or scenario.trainer.resolve().selective_modules
+
+
+def is_by_operator(scenario: TrainingScenario) -> bool:
+    """Tell whether `selective` goes by operator.
+
+    Raises:
+        InvalidRequestError: it goes by module too.
+
+    """
+    if scenario.recompute != "selective":
+        return False
+    names = selected_modules(scenario)
+    if EVERY_OTHER_MATMUL in names and len(names) > 1:
+        message = f"{EVERY_OTHER_MATMUL} chooses among all operators: name it alone"
+        raise InvalidRequestError.of_field("recompute_modules", message)
+    return names == (EVERY_OTHER_MATMUL,)
 
 
 def _layers_again(scenario: TrainingScenario, rank: RankContext) -> frozenset[int]:
@@ -135,15 +169,20 @@ def find_modules(names: tuple[str, ...]) -> tuple[RecomputeModule, ...]:
     """
     unknown = [name for name in names if name not in RECOMPUTE_MODULES]
     if unknown:
-        message = f"no module {', '.join(unknown)}; known: {', '.join(RECOMPUTE_MODULES)}"
+        known = ", ".join((*RECOMPUTE_MODULES, EVERY_OTHER_MATMUL))
+        message = f"no module {', '.join(unknown)}; known: {known}"
         raise InvalidRequestError.of_field("recompute_modules", message)
     return tuple(RECOMPUTE_MODULES[name] for name in names)
 
 
 def _split_layers(
-    saved: Tensors, forward: Nodes, scenario: TrainingScenario, rank: RankContext
+    saved: Tensors,
+    forward: Nodes,
+    scenario: TrainingScenario,
+    rank: RankContext,
+    inside: tuple[Tensors, Tensors] | None = None,
 ) -> tuple[Tensors, Tensors]:
-    """Keep the inputs of layers alone."""
+    """Keep the inputs of layers, and of `inside` the first; without it these inputs alone."""
     layers, stream = _layers_again(scenario, rank), _find_stream(forward)
     if stream is None or not layers:
         return saved, ()
@@ -157,15 +196,23 @@ def _split_layers(
         num_bytes=num_bytes,
         layers=tuple(sorted(layers)),
     )
-    parts = [_cut(tensor, layers) for tensor in saved]
+    outputs, rebuilt = inside or ((), saved)
     return (
-        (kept, *(outside for outside, _ in parts if outside is not None)),
-        tuple(inside for _, inside in parts if inside is not None),
+        (kept, *_take(outputs, layers, is_inside=True), *_take(saved, layers, is_inside=False)),
+        _take(rebuilt, layers, is_inside=True),
     )
 
 
-def _rerun_layers(forward: Nodes, scenario: TrainingScenario, rank: RankContext) -> Nodes:
-    """Return all operators of layers, and what brings their inputs together."""
+def _take(tensors: Tensors, layers: frozenset[int], *, is_inside: bool) -> Tensors:
+    """Return tensors in these layers, or those that are not in them."""
+    parts = (_cut(tensor, layers)[is_inside] for tensor in tensors)
+    return tuple(part for part in parts if part is not None)
+
+
+def _rerun_layers(
+    forward: Nodes, saved: Tensors, scenario: TrainingScenario, rank: RankContext
+) -> Nodes:
+    """Return all operators of layers that run again, and what brings their inputs together."""
     layers, stream = _layers_again(scenario, rank), _find_stream(forward)
     if stream is None or not layers:
         return ()
@@ -174,7 +221,9 @@ def _rerun_layers(forward: Nodes, scenario: TrainingScenario, rank: RankContext)
         group = PlacedGroup.of_rank(axis_group(rank.layout, "tp"), rank)
         role = f"{LAYER_INPUT}_all_gather"
         gathers = (group.collective(stream, role, "all_gather", _stream_bytes(stream)),)
-    in_layers = (node for node in forward if node.section is Section.LAYER)
+    in_layers = tuple(node for node in forward if node.section is Section.LAYER)
+    if scenario.trainer.resolve().ends_recompute_early:
+        in_layers = tuple(before_last_use(forward, saved))
     return tuple(_again((*gathers, *in_layers), layers))
 
 
@@ -210,7 +259,7 @@ def _split_modules(
 
 
 def _rerun_modules(forward: Nodes, scenario: TrainingScenario, rank: RankContext) -> Nodes:
-    modules = find_modules(scenario.recompute_modules or _DEFAULT_MODULES)
+    modules = find_modules(selected_modules(scenario))
     runs = tuple(
         node
         for node in forward

@@ -11,6 +11,7 @@ from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.lowering import check_layout
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
+from foretoken.simulator.rank import count_parts
 from foretoken.simulator.training.module_profile import check_module_layout, check_module_times
 from foretoken.simulator.training.schedule import PipelineSchedule
 from foretoken.simulator.training.stage_hardware import StageHardware
@@ -69,14 +70,17 @@ def check_scenario(scenario: TrainingScenario, schedule: PipelineSchedule) -> No
 def check_chunks(ranks: Sequence[RankContext], scenario: TrainingScenario) -> None:
     """Check that the layout can cut the model, into chunks of which each has a layer.
 
+    The embedding and the head count as one each.
+
     Raises:
         InvalidRequestError: with the reasons.
 
     """
     model = scenario.model
-    if len(ranks) > model.num_layers:
+    if len(ranks) > count_parts(model.num_layers):
         message = f"{len(ranks)} chunks of layers are more than the {model.num_layers} layers of"
-        raise InvalidRequestError.of_field("layout.pp", f"{message} {model.name}")
+        problem = f"{message} {model.name} with its embedding and its head"
+        raise InvalidRequestError.of_field("layout.pp", problem)
     check_layout(ranks[0], training_options(scenario, scenario.trainer.resolve()))
     check_module_layout(scenario)
 
@@ -125,8 +129,8 @@ def _stages(scenario: TrainingScenario, schedule: PipelineSchedule) -> Iterator[
         return
     if len(given) != num_chunks:
         yield "stage_layers", f"must have an entry for each of the {num_chunks} chunks of layers"
-    elif min(given) < 1:
-        yield "stage_layers", "every chunk must have a layer"
+    elif min(given) < 0 or min(given[1:-1], default=1) < 1:
+        yield "stage_layers", "every chunk between the embedding's and the head's must have a layer"
     elif sum(given) != scenario.model.num_layers:
         yield "stage_layers", f"must add up to the {scenario.model.num_layers} layers of the model"
 

@@ -73,17 +73,6 @@ class StageHardware:
             return PlacedGroup.of_stages(first - start, second - start, rank)
         return PlacedGroup.of_nodes("pp", rank)
 
-    def count_nodes(self, rank: RankContext) -> dict[tuple[str, str], int]:
-        """Return how many nodes of each kind (device, topology) the stages take."""
-        layout = rank.layout
-        per_stage = layout.tp * layout.cp * layout.dp
-        found: dict[tuple[str, str], int] = {}
-        for start in sorted({self._run_start(stage) for stage in range(len(self.devices))}):
-            size = sum(self._run_start(stage) == start for stage in range(len(self.devices)))
-            nodes = -(-size * per_stage // self.place(rank, start).devices_per_node)
-            found[self.key(start)] = found.get(self.key(start), 0) + nodes
-        return found
-
     def _run_start(self, stage: int) -> int:
         """Return the first of the neighbouring stages that are alike with this one."""
         while stage and self.key(stage - 1) == self.key(stage):

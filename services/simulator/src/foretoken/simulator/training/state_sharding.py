@@ -296,9 +296,7 @@ class _Writer:
         if not self._trainer.broadcasts_parameters:
             return 1
         nodes = (node for node in self._forward if _is_expert(node) == (group.name == "expert"))
-        num_tensors = sum(
-            node.repeat * (1 + node.has_bias) for node in nodes if int(node.num_weights)
-        )
+        num_tensors = sum(node.repeat * node.num_tensors for node in nodes if int(node.num_weights))
         return min(group.num_shards, num_tensors)
 
     def _layer_gathers(self, group: ParameterGroup) -> Iterator[OperatorNode]:

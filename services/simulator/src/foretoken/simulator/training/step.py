@@ -41,6 +41,7 @@ from foretoken.simulator.training.schedule import (
 from foretoken.simulator.training.stage_hardware import stage_devices
 from foretoken.simulator.training.stage_operators import StepOperators, lower_step
 from foretoken.simulator.training.timeline import draw_spans
+from foretoken.simulator.training.trainer_note import list_trainer_notes
 from foretoken.simulator.training.variability import (
     ESTIMATE,
     HIGH,
@@ -102,6 +103,7 @@ def simulate_training(
         traffic=measure_traffic(operators, orders, scenario),
         model_version=prices.model_version,
         notes=(
+            *list_trainer_notes(scenario),
             *_price_notes(operators, prices),
             *_format_notes(scenario),
             *_spread_notes(scenario),

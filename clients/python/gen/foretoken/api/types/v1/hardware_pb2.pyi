@@ -126,6 +126,7 @@ class Link(_message.Message):
     LATENCY_US_FIELD_NUMBER: _builtins.int
     REACHED_RATIO_FIELD_NUMBER: _builtins.int
     HOP_LATENCY_US_FIELD_NUMBER: _builtins.int
+    EXCHANGE_RATIO_FIELD_NUMBER: _builtins.int
     bandwidth_bytes_per_s: _builtins.float
     """Bytes per s, per device and direction. 0: not known."""
     latency_us: _builtins.float
@@ -134,6 +135,8 @@ class Link(_message.Message):
     """Share of the bandwidth that large messages reach, 0 to 1. 0: not known."""
     hop_latency_us: _builtins.float
     """Time in us that each rank of a ring adds to a message it passes on. 0: none."""
+    exchange_ratio: _builtins.float
+    """Share of the bandwidth that an exchange between all ranks reaches, 0 to 1. 0: as reached_ratio."""
     def __init__(
         self,
         *,
@@ -141,10 +144,11 @@ class Link(_message.Message):
         latency_us: _builtins.float = ...,
         reached_ratio: _builtins.float = ...,
         hop_latency_us: _builtins.float = ...,
+        exchange_ratio: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_bytes_per_s", b"bandwidth_bytes_per_s", "hop_latency_us", b"hop_latency_us", "latency_us", b"latency_us", "reached_ratio", b"reached_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_bytes_per_s", b"bandwidth_bytes_per_s", "exchange_ratio", b"exchange_ratio", "hop_latency_us", b"hop_latency_us", "latency_us", b"latency_us", "reached_ratio", b"reached_ratio"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -389,6 +389,7 @@ class TrainingRunReport(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     REQUEST_JSON_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
     token_count: _builtins.float
     """Tokens."""
     step_count: _builtins.float
@@ -443,6 +444,8 @@ class TrainingRunReport(_message.Message):
     """Version of the predictor's model. Empty: none."""
     request_json: _builtins.str
     """The resolved request as JSON. Empty: not kept."""
+    job_id: _builtins.str
+    """Name of this answer among the results that the catalog keeps. Empty: not kept."""
     @_builtins.property
     def feasibility(self) -> _report_pb2.Feasibility:
         """Whether the step can run. Never unset."""
@@ -493,10 +496,11 @@ class TrainingRunReport(_message.Message):
         notes: _abc.Iterable[_builtins.str] | None = ...,
         model_version: _builtins.str = ...,
         request_json: _builtins.str = ...,
+        job_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["days_spread", b"days_spread", "feasibility", b"feasibility"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_bytes", b"checkpoint_bytes", "checkpoint_interval_s", b"checkpoint_interval_s", "checkpoint_ratio", b"checkpoint_ratio", "checkpoint_s", b"checkpoint_s", "days", b"days", "days_high", b"days_high", "days_low", b"days_low", "days_spread", b"days_spread", "device_count", b"device_count", "device_hours", b"device_hours", "energy_kwh", b"energy_kwh", "energy_usd", b"energy_usd", "failure_count", b"failure_count", "feasibility", b"feasibility", "goodput_ratio", b"goodput_ratio", "ideal_days", b"ideal_days", "model_version", b"model_version", "notes", b"notes", "price_source", b"price_source", "repeated_ratio", b"repeated_ratio", "request_json", b"request_json", "restart_ratio", b"restart_ratio", "sites_ratio", b"sites_ratio", "sizes", b"sizes", "step_count", b"step_count", "step_time_ms", b"step_time_ms", "target_devices", b"target_devices", "token_count", b"token_count", "usd", b"usd", "usd_per_hour", b"usd_per_hour", "usd_per_step", b"usd_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_bytes", b"checkpoint_bytes", "checkpoint_interval_s", b"checkpoint_interval_s", "checkpoint_ratio", b"checkpoint_ratio", "checkpoint_s", b"checkpoint_s", "days", b"days", "days_high", b"days_high", "days_low", b"days_low", "days_spread", b"days_spread", "device_count", b"device_count", "device_hours", b"device_hours", "energy_kwh", b"energy_kwh", "energy_usd", b"energy_usd", "failure_count", b"failure_count", "feasibility", b"feasibility", "goodput_ratio", b"goodput_ratio", "ideal_days", b"ideal_days", "job_id", b"job_id", "model_version", b"model_version", "notes", b"notes", "price_source", b"price_source", "repeated_ratio", b"repeated_ratio", "request_json", b"request_json", "restart_ratio", b"restart_ratio", "sites_ratio", b"sites_ratio", "sizes", b"sizes", "step_count", b"step_count", "step_time_ms", b"step_time_ms", "target_devices", b"target_devices", "token_count", b"token_count", "usd", b"usd", "usd_per_hour", b"usd_per_hour", "usd_per_step", b"usd_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -339,6 +339,7 @@ class StrategySensitivity(_message.Message):
     THROUGHPUT_RATIO_FIELD_NUMBER: _builtins.int
     FITTING_COUNT_FIELD_NUMBER: _builtins.int
     SAME_BEST_FIELD_NUMBER: _builtins.int
+    SAME_THROUGHPUT_RATIO_FIELD_NUMBER: _builtins.int
     change: _builtins.str
     """What changes, in words. Never empty."""
     best: _builtins.str
@@ -353,6 +354,10 @@ class StrategySensitivity(_message.Message):
     """Strategies that fit then. 0: none."""
     same_best: _builtins.bool
     """Whether the best stays the best. Not set: it does."""
+    same_throughput_ratio: _builtins.float
+    """Tokens per s and device of the best today, kept, over those it has today. 0: it does not run
+    then, or this is not told.
+    """
     def __init__(
         self,
         *,
@@ -363,10 +368,11 @@ class StrategySensitivity(_message.Message):
         throughput_ratio: _builtins.float | None = ...,
         fitting_count: _builtins.int = ...,
         same_best: _builtins.bool | None = ...,
+        same_throughput_ratio: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_same_best", b"_same_best", "_throughput_ratio", b"_throughput_ratio", "same_best", b"same_best", "throughput_ratio", b"throughput_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_same_best", b"_same_best", "_throughput_ratio", b"_throughput_ratio", "best", b"best", "change", b"change", "fitting_count", b"fitting_count", "same_best", b"same_best", "step_time_ms", b"step_time_ms", "throughput_ratio", b"throughput_ratio", "tokens_per_s_per_gpu", b"tokens_per_s_per_gpu"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_same_best", b"_same_best", "_throughput_ratio", b"_throughput_ratio", "best", b"best", "change", b"change", "fitting_count", b"fitting_count", "same_best", b"same_best", "same_throughput_ratio", b"same_throughput_ratio", "step_time_ms", b"step_time_ms", "throughput_ratio", b"throughput_ratio", "tokens_per_s_per_gpu", b"tokens_per_s_per_gpu"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__same_best: _TypeAlias = _typing.Literal["same_best"]  # noqa: Y015
     _WhichOneofArgType__same_best: _TypeAlias = _typing.Literal["_same_best", b"_same_best"]  # noqa: Y015
@@ -378,6 +384,46 @@ class StrategySensitivity(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__throughput_ratio) -> _WhichOneofReturnType__throughput_ratio | None: ...
 
 Global___StrategySensitivity: _TypeAlias = StrategySensitivity  # noqa: Y015
+
+@_typing.final
+class TieCall(_message.Message):
+    """A call whose error may change which of two strategies is faster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_RATIO_FIELD_NUMBER: _builtins.int
+    operator: _builtins.str
+    """The operator. Never empty."""
+    words: _builtins.str
+    """Its dimensions and circumstances as `foretoken plan` takes them. Never empty."""
+    device: _builtins.str
+    """Where it is run. Never empty."""
+    topology: _builtins.str
+    """The links of a collective. Empty: it is none."""
+    difference_ratio: _builtins.float
+    """What is compared changes by this part of the better one's with the call at its upper bound. 0:
+    not at all.
+    """
+    def __init__(
+        self,
+        *,
+        operator: _builtins.str = ...,
+        words: _builtins.str = ...,
+        device: _builtins.str = ...,
+        topology: _builtins.str = ...,
+        difference_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "difference_ratio", b"difference_ratio", "operator", b"operator", "topology", b"topology", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TieCall: _TypeAlias = TieCall  # noqa: Y015
 
 @_typing.final
 class RuledOut(_message.Message):
@@ -508,6 +554,7 @@ class TrainingSearchReport(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     REQUEST_JSON_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    TIE_CALLS_FIELD_NUMBER: _builtins.int
     point_count: _builtins.int
     """Strategies that were enumerated. 0: none."""
     legal_count: _builtins.int
@@ -560,6 +607,10 @@ class TrainingSearchReport(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What makes the answer less sure. Empty: nothing."""
 
+    @_builtins.property
+    def tie_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___TieCall]:
+        """The calls to measure to tell the best from the first tie, most telling first. Empty: no tie."""
+
     def __init__(
         self,
         *,
@@ -582,10 +633,11 @@ class TrainingSearchReport(_message.Message):
         notes: _abc.Iterable[_builtins.str] | None = ...,
         request_json: _builtins.str = ...,
         job_id: _builtins.str = ...,
+        tie_calls: _abc.Iterable[Global___TieCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "cells", b"cells", "closed_form_s", b"closed_form_s", "cpu_s", b"cpu_s", "finalists", b"finalists", "fitting_count", b"fitting_count", "job_id", b"job_id", "legal_count", b"legal_count", "model_version", b"model_version", "notes", b"notes", "point_count", b"point_count", "request_json", b"request_json", "ruled_out", b"ruled_out", "sensitivities", b"sensitivities", "shape_count", b"shape_count", "simulated_count", b"simulated_count", "ties", b"ties", "wall_s", b"wall_s", "worker_count", b"worker_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "cells", b"cells", "closed_form_s", b"closed_form_s", "cpu_s", b"cpu_s", "finalists", b"finalists", "fitting_count", b"fitting_count", "job_id", b"job_id", "legal_count", b"legal_count", "model_version", b"model_version", "notes", b"notes", "point_count", b"point_count", "request_json", b"request_json", "ruled_out", b"ruled_out", "sensitivities", b"sensitivities", "shape_count", b"shape_count", "simulated_count", b"simulated_count", "tie_calls", b"tie_calls", "ties", b"ties", "wall_s", b"wall_s", "worker_count", b"worker_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,7 +34,8 @@ from foretoken.simulator.launch.trainer import (
     splits_sequence,
     strategy_of,
 )
-from foretoken.simulator.rank import even_layers
+from foretoken.simulator.training.operator_recompute import EVERY_OTHER_MATMUL
+from foretoken.simulator.training.recompute import is_by_operator
 from foretoken.simulator.training.zero import num_replicas, num_shards
 
 _RELEASE = "core_v0.15.0"
@@ -46,6 +47,8 @@ _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _MODULES = {"core_attention": "core_attn"}
 _EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
 _DTYPES = (DType.BF16, DType.FP16, DType.FP8, DType.FP32)
+# What may count as a layer when layers are cut to chunks.
+_ENDS: tuple[tuple[str, ...], ...] = ((), ("loss",), ("embedding",), ("embedding", "loss"))
 
 
 class MegatronCore:
@@ -186,6 +189,11 @@ def _refuse_states(scenario: TrainingScenario, refusals: Refusals) -> None:
         "selective is of all layers (0); full has a number",
     )
     refusals.add_if(
+        is_by_operator(scenario),
+        "recompute_modules",
+        f"selective goes by module: name others than {EVERY_OTHER_MATMUL}",
+    )
+    refusals.add_if(
         scenario.partitions_activations and (layout.tp == 1 or splits_sequence(scenario)),
         "partitions_activations",
         "saved inputs are split with tp of at least 2 and without sequence_parallel, which splits"
@@ -196,7 +204,8 @@ def _refuse_states(scenario: TrainingScenario, refusals: Refusals) -> None:
 def _layout_options(scenario: TrainingScenario) -> Mapping[str, object]:
     layout = scenario.layout
     chunks = chunk_layers(scenario)
-    is_even = len(set(chunks)) == 1
+    ends = _find_ends(chunks)
+    is_even = ends is not None
     options: dict[str, object] = {
         "tensor-model-parallel-size": layout.tp,
         "sequence-parallel": splits_sequence(scenario),
@@ -204,6 +213,8 @@ def _layout_options(scenario: TrainingScenario) -> Mapping[str, object]:
         "num-virtual-stages-per-pipeline-rank": (
             scenario.virtual_stages if is_even and scenario.virtual_stages > 1 else None
         ),
+        "account-for-embedding-in-pipeline-split": ends is not None and "embedding" in ends,
+        "account-for-loss-in-pipeline-split": ends is not None and "loss" in ends,
         "pipeline-model-parallel-layout": None if is_even else _render_chunks(chunks),
         "context-parallel-size": layout.cp,
         "cp-comm-type": (_EXCHANGES[scenario.context_parallel],) if layout.cp > 1 else None,
@@ -214,20 +225,41 @@ def _layout_options(scenario: TrainingScenario) -> Mapping[str, object]:
     return options
 
 
+def _find_ends(chunks: Sequence[int]) -> tuple[str, ...] | None:
+    """Return what has to count as a layer for chunks that are alike then; none where nothing helps.
+
+    Source: Megatron-LM, `transformer_config.py`: the stages and their chunks have to divide layers
+    and what counts as one.
+    """
+    for ends in _ENDS:
+        counted = list(chunks)
+        counted[0] += "embedding" in ends
+        counted[-1] += "loss" in ends
+        if len(set(counted)) == 1:
+            return ends
+    return None
+
+
 def _render_chunks(chunks: Sequence[int]) -> str:
     """Return chunks in Megatron's words: embedding (E), layers (t) and loss (L), parted by `|`."""
-    words = [f"t*{count}" for count in chunks]
+    words = [f"t*{count}" if count else "" for count in chunks]
     return f"E{'|'.join(words)}L"
 
 
 def _read_chunks(options: Mapping[str, Sequence[str]], pp: int) -> tuple[tuple[int, ...], int]:
     if "pipeline-model-parallel-layout" in options:
         text = options["pipeline-model-parallel-layout"][0]
-        chunks = tuple(int(count) for count in re.findall(r"t\*(\d+)", text))
+        words = (re.search(r"t\*(\d+)", chunk) for chunk in text.split("|"))
+        chunks = tuple(int(word[1]) if word else 0 for word in words)
         return chunks, len(chunks) // pp
     virtual_stages = read_int(options, "num-virtual-stages-per-pipeline-rank")
-    chunks = even_layers(read_int(options, "num-layers"), pp * virtual_stages)
-    return chunks, virtual_stages
+    ends = tuple(end for end in _ENDS[-1] if f"account-for-{end}-in-pipeline-split" in options)
+    num_parts = read_int(options, "num-layers") + len(ends)
+    num_chunks = pp * virtual_stages
+    counts = [num_parts // num_chunks] * num_chunks
+    counts[0] -= "embedding" in ends
+    counts[-1] -= "loss" in ends
+    return tuple(counts), virtual_stages
 
 
 def _batch_options(scenario: TrainingScenario) -> Mapping[str, object]:
@@ -388,6 +420,9 @@ def _remarks(scenario: TrainingScenario, trainer: TrainerProfile) -> list[str]:
             "tokens are exchanged between experts in the open: hiding that needs no"
             " pipeline or an interleaved one, and neither recompute full nor that of moe"
         )
+    if trainer.dispatch_dtype is not None and scenario.layout.ep > 1:
+        name = trainer.dispatch_dtype.name.lower()
+        remarks.append(f"tokens are sent to experts as activations are, not in {name}")
     tensor_rules = [("overlaps_tensor_gradients", True)] if scenario.layout.tp > 1 else []
     is_ring = scenario.layout.cp > 1 and scenario.context_parallel == "ring"
     context_rules = [("overlaps_context_exchange", True)] if is_ring else []

@@ -31,6 +31,8 @@ from foretoken.simulator.launch.trainer import (
     refuse_common,
     strategy_of,
 )
+from foretoken.simulator.training.operator_recompute import EVERY_OTHER_MATMUL
+from foretoken.simulator.training.recompute import is_by_operator
 from foretoken.simulator.training.zero import num_shards
 
 _RELEASE = "0.2.2"
@@ -49,6 +51,8 @@ _RESHARD = {_GRADIENTS_STAGE: "never", _PARAMETERS_STAGE: "default"}
 _PRECISIONS = {DType.BF16: "bfloat16", DType.FP8: "bfloat16", DType.FP32: "float32"}
 # Source: attn_type of the models, and `parallelize.py` of theirs.
 _WITHOUT_CONTEXT = ("deepseek_v3", "gpt_oss")
+# Recomputation by operator. Source: distributed/activation_checkpoint.py.
+_BY_OPERATOR = "op"
 _FP8_CONVERTER = "quantize.linear.float8"
 _FP8_EXPERTS_CONVERTER = "quantize.grouped_mm.float8"
 
@@ -127,8 +131,19 @@ class Torchtitan:
             shard_degree=shards * cp if stage else 1,
             sequence_parallel=tp > 1,
             recompute=tables["activation_checkpoint"]["mode"],
+            recompute_modules=_read_modules(tables["activation_checkpoint"]),
             dtype=_read_dtype(tables),
         )
+
+
+def _recompute(scenario: TrainingScenario) -> Mapping[str, object]:
+    chosen = {"selective_ac_option": _BY_OPERATOR} if scenario.recompute == "selective" else {}
+    return {"mode": scenario.recompute, **chosen}
+
+
+def _read_modules(table: Mapping[str, object]) -> tuple[str, ...]:
+    is_by_operator = table.get("selective_ac_option") == _BY_OPERATOR
+    return (EVERY_OTHER_MATMUL,) if is_by_operator else ()
 
 
 def _refuse(scenario: TrainingScenario) -> tuple[str, str]:
@@ -186,9 +201,9 @@ def _refuse(scenario: TrainingScenario) -> tuple[str, str]:
 def _refuse_states(scenario: TrainingScenario, refusals: Refusals) -> None:
     layout, stage = scenario.layout, scenario.zero_stage
     refusals.add_if(
-        scenario.recompute == "selective",
-        "recompute",
-        "selective keeps what operators made, not modules; full and none can be written",
+        scenario.recompute == "selective" and not is_by_operator(scenario),
+        "recompute_modules",
+        f"selective goes by operator, not by module: {EVERY_OTHER_MATMUL} alone can be written",
     )
     refusals.add_if(
         strategy_of(scenario).recompute_layers,
@@ -281,7 +296,7 @@ def _strategy_tables(scenario: TrainingScenario) -> Tables:
             "mixed_precision_reduce": "float32",
         },
         "parallelism": _parallelism(scenario),
-        "activation_checkpoint": {"mode": scenario.recompute},
+        "activation_checkpoint": _recompute(scenario),
     }
     is_async = trainer.overlaps_tensor_collectives and layout.tp > 1
     if is_async or scenario.dtype is DType.FP8:

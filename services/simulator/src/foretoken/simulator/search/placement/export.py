@@ -1,9 +1,9 @@
 """Write the strategies of a finished search with the columns of FASOP, as CSV or JSON lines.
 
-`partition` and `partition_layers` both have the layers of every stage: FASOP cuts between operators
-and counts these in the first. `gpu_cluster` counts nodes. All strategies listed have the memory, so
-`is_oom` is false, and `oom_gpumem(GB)` is what the fullest device reserves, in GiB. A run is
-`num_tokens` long, by default one step.
+`partition` and `partition_layers` both have the layers of every stage, of all its chunks together:
+FASOP has no chunks, and cuts between operators, which it counts in the first. `gpu_cluster` counts
+nodes. All strategies listed have the memory, so `is_oom` is false, and `oom_gpumem(GB)` is what the
+fullest device reserves, in GiB. A run is `num_tokens` long, by default one step.
 Source: ai-computing/aicomp, fasop/README.md at 009beb0 (columns, and the form of JSON lines).
 """
 
@@ -111,7 +111,9 @@ def _rows(
         step_s = float(table.step_time_ms[index]) / MS_PER_S
         steps = ceil(num_tokens / (batch * scenario.sequence_length)) or 1
         nodes = _count_nodes(str(table.device[index]), int(table.num_devices[index]), scenario)
-        layers = [int(count) for count in str(table.stage_layers[index]).split(",") if count]
+        chunks = [int(count) for count in str(table.stage_layers[index]).split(",") if count]
+        pp = int(table.pp[index])
+        layers = [sum(chunks[stage::pp]) for stage in range(pp)] if chunks else []
         usd = float(table.usd_per_step[index])
         yield {
             "index": index,
@@ -119,7 +121,7 @@ def _rows(
             "mbs": int(table.micro_batch_size[index]),
             "tp": int(table.tp[index]),
             "dp": int(table.dp[index]),
-            "pp": int(table.pp[index]),
+            "pp": pp,
             "node_type": [name for name, count in nodes.items() for _ in range(count)],
             "gpu_cluster": ",".join(f"{name}:{count}" for name, count in nodes.items()),
             "partition": layers,

@@ -1,44 +1,33 @@
-"""What stages cost on every kind of node, as lines over their number of layers.
+"""What stages cost on every kind of node, as lines over their number of layers of each kind."""
 
-Two short pipelines of three stages are lowered and priced, with two and with three layers a stage:
-their difference is a layer, the rest is what the first stage, those between, and the last have
-beside. Layers are taken to be alike; where they repeat after a period, a layer is the mean of one.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import OperatorNode, Overlap
-from foretoken.domain.lowering import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.search.placement.cluster import NodeKind
-from foretoken.simulator.search.placement.strategy import (
-    StageWork,
-    layer_period,
-    with_alike_layers,
+from foretoken.simulator.search.placement.layer_kind import FIRST_KIND, list_layer_kinds
+from foretoken.simulator.search.placement.sample import (
+    NUM_SAMPLE_STAGES,
+    SAMPLE_LAYERS,
+    Sample,
+    Samples,
 )
+from foretoken.simulator.search.placement.strategy import StageWork
 from foretoken.simulator.training.composition import ComposedStep, StepComposition, StepRules
 from foretoken.simulator.training.operator_prices import OperatorPrices, fetch_prices
-from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
-from foretoken.simulator.training.schedule import RankOrder, find_schedule, order_step
-from foretoken.simulator.training.stage_operators import StepOperators, lower_step
+from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.variability import Spread, StepColumns
 
 Numbers = NDArray[np.float64]
 
-_NUM_STAGES = 3
-_NUM_MICRO_BATCHES = 4
-# Samples of one line: two numbers of layers.
-_NUM_BOTH = 2
-# The estimate and both bounds of the predictor's interval.
-NUM_BOUNDS = 3
+# Where a stage is; the only one is measured where it is asked for.
+FIRST, BETWEEN, LAST, ONLY = range(4)
 
 MEASURES = (
     "forward",
@@ -56,13 +45,31 @@ MEASURES = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PriceCases:
+    """The cases that stages are timed in: the first `num_cases` of `columns`.
+
+    `mark` is given the prices on a kind of node, by its number, before they are put into columns.
+    """
+
+    columns: StepColumns
+    num_cases: int
+    mark: Callable[[OperatorPrices, int], OperatorPrices]
+
+
+# The estimate and both bounds of the predictor's interval.
+BOUNDS = PriceCases(
+    columns=StepColumns.of_answer(Spread(), 0), num_cases=3, mark=lambda prices, _: prices
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageLines:
-    """Costs of stages in µs: `constants` and `per_layer` are (position, measure, bound).
+    """Costs of stages in µs: `constants` are (position, measure, case).
 
-    Positions are the first stage, one between, the last, and, where it was asked for, the only one.
-    `near_us` and `across_us` are what a stage sends inside a node and to another, `back` the same
-    of gradients: (bound).
+    `per_layer` are (position, kind of layer, measure, case). Positions are the first stage, one
+    between, the last, and, where it was asked for, the only one. `near_us` and `across_us` are what
+    a stage sends inside a node and to another, `back` the same of gradients: (case).
     """
 
     constants: Numbers
@@ -73,125 +80,116 @@ class StageLines:
     across_back_us: Numbers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sample:
-    """A short pipeline on one kind of node."""
+@dataclass(frozen=True, slots=True)
+class _WorkSamples:
+    """Pipelines of three stages, of one, and both again of the layers that a model begins with."""
 
-    scenario: TrainingScenario
-    operators: StepOperators
-    orders: Sequence[RankOrder]
-    sends: tuple[tuple[Nodes, Nodes], tuple[Nodes, Nodes]]
+    whole: Sequence[Sample]
+    alone: Sequence[Sample]
+    first_whole: Sequence[Sample]
+    first_alone: Sequence[Sample]
 
     @property
     def nodes(self) -> Iterator[OperatorNode]:
-        yield from self.operators.all_nodes
-        for near, across in self.sends:
-            yield from (*near, *across)
+        for samples in (self.whole, self.alone, self.first_whole, self.first_alone):
+            for sample in samples:
+                yield from sample.nodes
 
 
-def measure_lines(
-    kind: NodeKind,
-    works: Mapping[StageWork, bool],
-    scenario: TrainingScenario,
-    predictor: LatencySource,
-) -> tuple[dict[StageWork, StageLines], dict[StageWork, InvalidRequestError], str]:
-    """Return what stages cost on a kind of node, in one question to the predictor.
+class StageMeter:
+    """Prices the samples of a scenario."""
 
-    `works` says of each whether it also has the whole model on one stage.
+    def __init__(self, scenario: TrainingScenario, samples: Samples, cases: PriceCases) -> None:
+        """Take samples, which other predictors may be asked about too."""
+        self._scenario, self._samples, self._cases = scenario, samples, cases
+        self._has_first = FIRST_KIND in list_layer_kinds(scenario.model)
 
-    Beside it why stages cannot work so, and the version of the predictor's model.
-    """
-    on_kind = replace(scenario, device=kind.device, topology=kind.topology)
-    period = layer_period(scenario.model)
-    counts = (2, 3) if period == 1 else (period, 2 * period)
-    samples: dict[StageWork, list[_Sample]] = {}
-    refused: dict[StageWork, InvalidRequestError] = {}
-    for work, is_alone in works.items():
-        depths = (_NUM_STAGES, 1) if is_alone else (_NUM_STAGES,)
-        try:
-            samples[work] = [
-                _lower(work, on_kind, depth, count) for depth in depths for count in counts
-            ]
-        except InvalidRequestError as err:
-            refused[work] = err
-    nodes = (node for own in samples.values() for sample in own for node in sample.nodes)
-    prices = fetch_prices(nodes, on_kind, predictor)
-    lines = {work: _fit(own, counts, prices) for work, own in samples.items()}
-    return lines, refused, prices.model_version
+    def measure(
+        self, number: int, kind: NodeKind, works: Mapping[StageWork, bool], predictor: LatencySource
+    ) -> tuple[dict[StageWork, StageLines], dict[StageWork, InvalidRequestError], str]:
+        """Return what stages cost on a kind of node, in one question to the predictor.
 
+        `works` says of each whether it also has the whole model on one stage; `number` is that of
+        the kind.
 
-def _lower(
-    work: StageWork, scenario: TrainingScenario, num_stages: int, num_layers: int
-) -> _Sample:
-    """Return a short pipeline of so many stages with so many layers each.
+        Beside it why stages cannot work so, and the version of the predictor's model.
+        """
+        samples: dict[StageWork, _WorkSamples] = {}
+        refused: dict[StageWork, InvalidRequestError] = {}
+        for work, is_alone in works.items():
+            try:
+                samples[work] = self._find(work, kind, is_alone=is_alone)
+            except InvalidRequestError as err:
+                refused[work] = err
+        nodes = (node for own in samples.values() for node in own.nodes)
+        on_kind = replace(self._scenario, device=kind.device, topology=kind.topology)
+        prices = fetch_prices(nodes, on_kind, predictor)
+        marked = self._cases.mark(prices, number)
+        lines = {work: _fit(own, marked, self._cases) for work, own in samples.items()}
+        return lines, refused, prices.model_version
 
-    Raises:
-        InvalidRequestError: stages cannot work so.
+    def _find(self, work: StageWork, kind: NodeKind, *, is_alone: bool) -> _WorkSamples:
+        def find(num_stages: int, *, is_first: bool) -> list[Sample]:
+            return self._samples.find(work, kind, num_stages, is_first=is_first)
 
-    """
-    layout = replace(scenario.layout, pp=num_stages)
-    model = with_alike_layers(scenario.model)
-    model = replace(model, num_layers=num_stages * num_layers)
-    sample = work.apply(replace(scenario, layout=layout, model=model, stage_layers=()))
-    batch = work.dp * work.micro_batch_size * _NUM_MICRO_BATCHES
-    sample = replace(sample, global_batch_size=batch, virtual_stages=1)
-    schedule = find_schedule(work.pipeline_schedule)
-    check_scenario(sample, schedule)
-    ranks = chunk_ranks(sample)
-    check_chunks(ranks, sample)
-    orders = order_step(sample, schedule)
-    operators = lower_step(sample, sample.trainer.resolve(), ranks, orders)
-    chunk = operators.chunks[num_stages // 2]
-    near = {"devices_per_node": 2, "num_nodes": 1}
-    far = PlacedGroup.of_nodes("pp", chunk.rank)
-    sends = tuple(
-        (
-            tuple(replace(n, dims={**n.dims, **near}, num_sharing=1) for n in nodes),
-            tuple(
-                replace(n, dims={**n.dims, **far.dims}, num_sharing=far.num_sharing) for n in nodes
-            ),
+        has_first = self._has_first
+        return _WorkSamples(
+            whole=find(NUM_SAMPLE_STAGES, is_first=False),
+            alone=find(1, is_first=False) if is_alone else (),
+            first_whole=find(NUM_SAMPLE_STAGES, is_first=True) if has_first else (),
+            first_alone=find(1, is_first=True) if is_alone and has_first else (),
         )
-        for nodes in (chunk.sends, chunk.sends_back)
-    )
-    return _Sample(scenario=sample, operators=operators, orders=orders, sends=(sends[0], sends[1]))
 
 
-def _fit(samples: Sequence[_Sample], counts: tuple[int, int], prices: OperatorPrices) -> StageLines:
-    measured = [_measure(sample, prices) for sample in samples]
-    per_layer = (measured[1] - measured[0]) / (counts[1] - counts[0])
-    constants = measured[0] - counts[0] * per_layer
-    if len(measured) > _NUM_BOTH:
-        alone = (measured[3] - measured[2]) / (counts[1] - counts[0])
-        per_layer = np.concatenate([per_layer, alone])
-        constants = np.concatenate([constants, measured[2] - counts[0] * alone])
-    columns = StepColumns.of_answer(Spread(), 0)
+def _fit(samples: _WorkSamples, prices: OperatorPrices, cases: PriceCases) -> StageLines:
+    constants, per_layer = _fit_line(samples.whole, prices, cases)
+    first = _fit_line(samples.first_whole, prices, cases)[1] if samples.first_whole else per_layer
+    by_kind = np.stack([first, per_layer], axis=1)
+    if samples.alone:
+        own_constants, own = _fit_line(samples.alone, prices, cases)
+        own_first = _fit_line(samples.first_alone, prices, cases)[1] if samples.first_alone else own
+        constants = np.concatenate([constants, own_constants])
+        by_kind = np.concatenate([by_kind, np.stack([own_first, own], axis=1)])
+    columns = cases.columns
     sent = [
-        sum((columns.price(prices.find(node)) for node in nodes), columns.constant(0))[:NUM_BOUNDS]
-        for pair in samples[0].sends
+        sum((columns.price(prices.find(node)) for node in nodes), columns.constant(0))[
+            : cases.num_cases
+        ]
+        for pair in samples.whole[0].sends
         for nodes in pair
     ]
     return StageLines(
         constants=constants,
-        per_layer=per_layer,
+        per_layer=by_kind,
         near_us=sent[0],
-        across_us=sent[1],
-        near_back_us=sent[2],
+        near_back_us=sent[1],
+        across_us=sent[2],
         across_back_us=sent[3],
     )
 
 
-def _measure(sample: _Sample, prices: OperatorPrices) -> Numbers:
-    """Return the measures of every stage: (position, measure, bound)."""
+def _fit_line(
+    samples: Sequence[Sample], prices: OperatorPrices, cases: PriceCases
+) -> tuple[Numbers, Numbers]:
+    """Return what stages have beside layers, and of each layer: (position, measure, case)."""
+    few, many = (_measure(sample, prices, cases) for sample in samples)
+    per_layer = (many - few) / (SAMPLE_LAYERS[1] - SAMPLE_LAYERS[0])
+    return few - SAMPLE_LAYERS[0] * per_layer, per_layer
+
+
+def _measure(sample: Sample, prices: OperatorPrices, cases: PriceCases) -> Numbers:
+    """Return the measures of every stage: (position, measure, case)."""
     schedule = find_schedule(sample.scenario.pipeline_schedule)
     rules = StepRules.of_scenario(sample.scenario, schedule, sample.orders)
     composition = StepComposition(sample.operators, prices, rules)
-    composed = composition.compose(StepColumns.of_answer(Spread(), 0))
-    return np.stack(
+    composed = composition.compose(cases.columns)
+    measured = np.stack(
         [_measure_stage(stage, sample, composed) for stage in range(len(sample.orders))]
     )
+    return measured[..., : cases.num_cases]
 
 
-def _measure_stage(stage: int, sample: _Sample, composed: ComposedStep) -> Numbers:
+def _measure_stage(stage: int, sample: Sample, composed: ComposedStep) -> Numbers:
     passes, end = composed.passes[stage], composed.end.ranks[stage]
     duration = composed.timing.duration(stage)
     none = composed.timing.columns.constant(0)
@@ -219,4 +217,4 @@ def _measure_stage(stage: int, sample: _Sample, composed: ComposedStep) -> Numbe
         "update": end.update_us,
         "gather": end.exposed_gather_us,
     }
-    return np.stack([found[name][:NUM_BOUNDS] for name in MEASURES])
+    return np.stack([found[name] for name in MEASURES])

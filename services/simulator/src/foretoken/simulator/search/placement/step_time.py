@@ -1,43 +1,55 @@
-"""Time of a step in closed form, for strategies of as many stages and micro batches at once.
+"""Time of a step in closed form, for strategies of as many stages, chunks and micro batches.
 
-The passes are bounded by the formula of their schedule. Then every rank reduces its gradients, from
-the end of its own passes on, as far as that was not hidden beside the last of them; all update when
-the last one has reduced.
+The passes of a rank end about when the chains of its schedule say. Then it reduces its gradients,
+each chunk beside its last backward pass as far as that hides it; all update when the last one has
+reduced.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_truth import TrainingCalibration
-from foretoken.simulator.search.placement.cutting import BETWEEN, FIRST, LAST, ONLY
+from foretoken.simulator.grid import Ints
 from foretoken.simulator.search.placement.stage_cost import (
+    BETWEEN,
+    FIRST,
+    LAST,
     MEASURES,
-    NUM_BOUNDS,
+    ONLY,
     Numbers,
     StageLines,
 )
-from foretoken.simulator.training.closed_form import PipelineShape, bound_pipeline_us
-from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules
+from foretoken.simulator.training.closed_form import PipelineShape, estimate_rank_ends_us
+from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules, Pipeline, Time
+from foretoken.simulator.training.schedule import find_schedule
+
+# Schedules whose formula is exact for stages that differ.
+_WITH_FORMULA = ("gpipe", "one_f_one_b")
+# Micro batches for each stage after which every one more takes as long.
+_NUM_ROUNDS = 3
+# Measures of the passes of chunks; the others are of a stage.
+_OF_PASSES = ("exposed",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedStages:
-    """The stages of one strategy: the lines of each, its layers, and what they send.
+    """The stages of one strategy: the lines of each, the layers of its chunks, what they send.
 
-    `transfers` is (forward and back, stages, bounds).
+    `layers` is (chunks, kinds of layer), `transfers` (forward and back, stages, cases).
     """
 
     lines: Sequence[StageLines]
-    layers: Sequence[int]
+    layers: Ints
     transfers: Numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepFigures:
-    """Steps of strategies: `step_us` is (strategies, bounds), the ratios (strategies)."""
+    """Steps of strategies: `step_us` is (strategies, cases), the ratios (strategies)."""
 
     step_us: Numbers
     bubble_ratio: Numbers
@@ -50,8 +62,8 @@ def time_steps(
     schedule: str,
     scenario: TrainingScenario,
 ) -> StepFigures:
-    """Return the steps of strategies of one number of stages and one of micro batches."""
-    times = _StageTimes(placed)
+    """Return the steps of strategies of one number of stages, of chunks, and of micro batches."""
+    times = _StageTimes(placed, num_micro_batches)
     trainer = scenario.trainer.resolve()
     calibration = scenario.calibration or TrainingCalibration()
     shape = PipelineShape(
@@ -60,39 +72,110 @@ def time_steps(
         num_micro_batches=num_micro_batches,
         rules=LinkRules(transfers=trainer.transfers, has_duplex_links=trainer.has_duplex_links),
     )
-    passes_us = np.asarray(bound_pipeline_us(schedule, shape)).reshape(len(placed), NUM_BOUNDS)
-    reduced_us = passes_us[:, None] - times.way_out_us() + times.left_us()
-    end_us = times.of("check") + times.of("update") + times.of("gather")
-    step_us = reduced_us.max(axis=1) + end_us.max(axis=1)
+    passes = _time_passes(schedule, shape)
+    ends_us = times.as_table(passes.ends_us)
+    left_us = times.left_us(None if passes.starts_us is None else times.as_table(passes.starts_us))
+    end_us = times.of_stages("check") + times.of_stages("update") + times.of_stages("gather")
+    step_us = (ends_us + left_us).max(axis=1) + end_us.max(axis=1)
     step_us = step_us + trainer.step_gap_us + calibration.step_gap_us
-    busy_us = times.busy_us(num_micro_batches) + times.left_us() + end_us
-    exposed_us = num_micro_batches * times.of("exposed") + times.left_us() + times.of("gather")
-    critical = busy_us[:, :, 0].argmax(axis=1)[:, None]
-    exposed_us = np.take_along_axis(exposed_us[:, :, 0], critical, axis=1)[:, 0]
+    busy_us = (times.busy_us() + left_us + end_us)[:, :, 0]
+    exposed_us = num_micro_batches * times.of_stages("exposed") + left_us
+    exposed_us = (exposed_us + times.of_stages("gather"))[:, :, 0]
+    critical = busy_us.argmax(axis=1)[:, None]
+    exposed_us = np.take_along_axis(exposed_us, critical, axis=1)[:, 0]
     return StepFigures(
         step_us=step_us * calibration.step_factor,
-        bubble_ratio=np.maximum(0.0, 1 - busy_us[:, :, 0].mean(axis=1) / step_us[:, 0]),
+        bubble_ratio=np.maximum(0.0, 1 - busy_us.mean(axis=1) / step_us[:, 0]),
         exposed_ratio=np.minimum(1.0, exposed_us / step_us[:, 0]),
     )
 
 
-class _StageTimes:
-    """The measures of all stages: (strategies, stages, bounds)."""
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """When ranks end their passes, and when each chunk begins its last one, counted from there.
 
-    def __init__(self, placed: Sequence[PlacedStages]) -> None:
-        self.num_stages = len(placed[0].layers)
-        constants, per_layer = _lines_by_position(placed)
-        layers = np.array([item.layers for item in placed])[:, :, None, None]
-        self._values = np.maximum(0.0, constants + layers * per_layer)
+    The second is none where only the formula of a schedule is known. Lists of columns.
+    """
+
+    ends_us: Sequence[Time]
+    starts_us: Sequence[Time] | None
+
+
+def _time_passes(schedule: str, shape: PipelineShape) -> _Passes:
+    """Return the passes by the formula of a schedule, or as the event simulator runs them.
+
+    Formulas of other schedules take stages to be alike. What many micro batches more take than some
+    is taken to grow by as much for each.
+    """
+    if schedule in _WITH_FORMULA:
+        return _Passes(estimate_rank_ends_us(schedule, shape), None)
+    some, many = _NUM_ROUNDS * shape.num_ranks, (_NUM_ROUNDS + 1) * shape.num_ranks
+    count = int(shape.num_micro_batches)
+    if count <= many:
+        return _run_passes(schedule, shape, count)
+    few = _run_passes(schedule, shape, some)
+    more = _run_passes(schedule, shape, many)
+    steps = (count - many) / shape.num_ranks
+    ends = [
+        later + steps * (later - sooner)
+        for sooner, later in zip(few.ends_us, more.ends_us, strict=True)
+    ]
+    return _Passes(ends, more.starts_us)
+
+
+def _run_passes(schedule: str, shape: PipelineShape, num_micro_batches: int) -> _Passes:
+    rounds = len(shape.chunk_times) // shape.num_ranks
+    pipeline = _build_pipeline(schedule, (shape.num_ranks, num_micro_batches, rounds), shape.rules)
+    run = pipeline.run(shape.chunk_times)
+    starts = [
+        start - run.rank_ends_us[chunk % shape.num_ranks]
+        for chunk, start in enumerate(run.last_backward_start_us)
+    ]
+    return _Passes(run.rank_ends_us, starts)
+
+
+@lru_cache(maxsize=64)
+def _build_pipeline(schedule: str, numbers: tuple[int, int, int], rules: LinkRules) -> Pipeline:
+    """Return a pipeline of so many ranks, micro batches, and chunks per rank."""
+    return Pipeline(find_schedule(schedule).orders(*numbers), rules)
+
+
+class _StageTimes:
+    """The measures of all chunks: (strategies, chunks, cases), chunks in the model's order."""
+
+    def __init__(self, placed: Sequence[PlacedStages], num_micro_batches: int) -> None:
+        self.num_stages = len(placed[0].lines)
+        self._num_micro_batches = num_micro_batches
+        self._num_chunks = len(placed[0].layers)
+        constants, per_layer = _lines_by_chunk(placed)
+        layers = np.array([item.layers for item in placed])
+        self._layered = np.einsum("sck,sckmb->scmb", layers, per_layer)
+        self._constants = constants
+        self._values = np.maximum(0.0, constants + self._layered)
         self._transfers = np.array([item.transfers for item in placed])
+        self._num_cases = self._transfers.shape[-1]
 
     def of(self, name: str) -> Numbers:
-        """Return a measure."""
+        """Return a measure of every chunk."""
         found: Numbers = self._values[:, :, MEASURES.index(name)]
         return found
 
+    def of_stages(self, name: str) -> Numbers:
+        """Return a measure of every stage: what its layers have, and it has beside them once.
+
+        What chunks do in their passes they all have beside.
+        """
+        at = MEASURES.index(name)
+        if name in _OF_PASSES:
+            return self._add_up(self._values[:, :, at])
+        of_layers = self._add_up(self._layered[:, :, at])
+        # The first stage has the first chunk, and the last one the last.
+        beside = self._constants[:, : self.num_stages, at].copy()
+        beside[:, -1] = self._constants[:, -1, at]
+        return np.maximum(0.0, of_layers + beside)
+
     def chunk_times(self) -> list[ChunkTimes]:
-        """Return what the formulas take: columns over strategies and bounds."""
+        """Return what the formulas take: columns over strategies and cases."""
         forward, inputs, weights = (
             self.of(name) for name in ("forward", "backward_input", "backward_weight")
         )
@@ -100,53 +183,85 @@ class _StageTimes:
         first, last = both - self.of("not_accumulated"), both + self.of("slowdown")
         send, back = self._transfers[:, 0], self._transfers[:, 1]
         none = np.zeros_like(send[:, 0])
+        last_chunk = self._num_chunks - 1
         return [
             ChunkTimes(
-                forward_us=forward[:, stage].ravel(),
-                backward_input_us=inputs[:, stage].ravel(),
-                backward_weight_us=weights[:, stage].ravel(),
-                first_backward_us=first[:, stage].ravel(),
-                last_backward_us=last[:, stage].ravel(),
-                send_forward_us=send[:, stage].ravel(),
-                send_backward_us=(back[:, stage - 1] if stage else none).ravel(),
+                forward_us=forward[:, chunk].ravel(),
+                backward_input_us=inputs[:, chunk].ravel(),
+                backward_weight_us=weights[:, chunk].ravel(),
+                first_backward_us=first[:, chunk].ravel(),
+                last_backward_us=last[:, chunk].ravel(),
+                send_forward_us=(
+                    none if chunk == last_chunk else send[:, chunk % self.num_stages]
+                ).ravel(),
+                send_backward_us=(
+                    back[:, (chunk - 1) % self.num_stages] if chunk else none
+                ).ravel(),
             )
-            for stage in range(self.num_stages)
+            for chunk in range(last_chunk + 1)
         ]
 
-    def way_out_us(self) -> Numbers:
-        """Return how long the ranks before one go on when it has done its last pass."""
-        passes = self.of("backward_input") + self._transfers[:, 1]
-        before: Numbers = np.cumsum(passes, axis=1) - passes
-        return before
+    def as_table(self, columns: Sequence[Time]) -> Numbers:
+        """Return columns over strategies and cases as (strategies, ranks or chunks, cases)."""
+        shape = len(self._values), self._num_cases
+        return np.stack([np.reshape(column, shape) for column in columns], axis=1)
 
-    def left_us(self) -> Numbers:
-        """Return what of its reductions a rank waits for when its passes have ended.
+    def left_us(self, starts_us: Numbers | None) -> Numbers:
+        """Return what of its reductions a stage waits for when its passes have ended.
 
-        Buckets are ready one after the other over the last backward pass.
+        Buckets are ready one after the other over the last backward pass of their chunk.
+        `starts_us` is when that begins, counted from the end of the stage's passes; a stage of one
+        chunk ends with it.
         """
         deferred, buckets = self.of("deferred"), np.maximum(1.0, self.of("buckets"))
-        pass_us = self.of("backward_input") + self.of("backward_weight")
-        queued_us = deferred + pass_us / buckets - pass_us
-        beside = np.where(deferred > 0, np.maximum(deferred / buckets, queued_us), 0.0)
-        found: Numbers = self.of("reduction") + np.maximum(0.0, beside)
+        is_single = self._num_micro_batches == 1
+        last_us = self.of("backward_weight")
+        if not np.any(last_us > 0):
+            last_us = self.of("backward_input") - self.of("not_accumulated") * is_single
+        last_us = last_us + self.of("slowdown")
+        starts = -last_us if starts_us is None else starts_us
+        free_us = np.full((len(deferred), self.num_stages, self._num_cases), -np.inf)
+        # The chunk that a stage holds last is the first to end.
+        for first in range(self._num_chunks - self.num_stages, -1, -self.num_stages):
+            own = slice(first, first + self.num_stages)
+            begun_us = starts[:, own] + last_us[:, own] / buckets[:, own]
+            end_us = np.maximum(
+                np.maximum(free_us, begun_us) + deferred[:, own],
+                starts[:, own] + last_us[:, own] + deferred[:, own] / buckets[:, own],
+            )
+            free_us = np.where(deferred[:, own] > 0, end_us, free_us)
+        found: Numbers = self.of_stages("reduction") + np.maximum(0.0, free_us)
         return found
 
-    def busy_us(self, num_micro_batches: int) -> Numbers:
-        """Return how long ranks work on passes."""
+    def busy_us(self) -> Numbers:
+        """Return how long stages work on passes."""
         passes = self.of("forward") + self.of("backward_input") + self.of("backward_weight")
-        return num_micro_batches * passes - self.of("not_accumulated") + self.of("slowdown")
+        chunks = self._num_micro_batches * passes - self.of("not_accumulated")
+        return self._add_up(chunks + self.of("slowdown"))
+
+    def _add_up(self, of_chunks: Numbers) -> Numbers:
+        """Return the sums over the chunks of every stage: (strategies, stages, cases)."""
+        found: Numbers = of_chunks.reshape(
+            len(of_chunks), -1, self.num_stages, of_chunks.shape[-1]
+        ).sum(axis=1)
+        return found
 
 
-def _lines_by_position(placed: Sequence[PlacedStages]) -> tuple[Numbers, Numbers]:
-    """Return the lines of stages: (strategies, stages, measures, bounds) each."""
+def _lines_by_chunk(placed: Sequence[PlacedStages]) -> tuple[Numbers, Numbers]:
+    """Return the lines of chunks: (strategies, chunks, measures, cases).
+
+    Those of layers have the kind of layer after the chunk.
+    """
     last = len(placed[0].layers) - 1
+    num_stages = len(placed[0].lines)
+    positions = [
+        ONLY if last == 0 else FIRST if chunk == 0 else LAST if chunk == last else BETWEEN
+        for chunk in range(last + 1)
+    ]
+    stages = [chunk % num_stages for chunk in range(last + 1)]
     constants, per_layer = [], []
     for item in placed:
-        positions = [
-            ONLY if last == 0 else FIRST if stage == 0 else LAST if stage == last else BETWEEN
-            for stage in range(last + 1)
-        ]
-        placed_lines = list(zip(item.lines, positions, strict=True))
-        constants.append([line.constants[position] for line, position in placed_lines])
-        per_layer.append([line.per_layer[position] for line, position in placed_lines])
+        lines = [(item.lines[stage], at) for stage, at in zip(stages, positions, strict=True)]
+        constants.append([line.constants[at] for line, at in lines])
+        per_layer.append([line.per_layer[at] for line, at in lines])
     return np.array(constants), np.array(per_layer)

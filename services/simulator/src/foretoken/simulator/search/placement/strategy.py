@@ -6,7 +6,6 @@ from functools import cached_property
 from itertools import product
 
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.placement.cluster import (
@@ -15,8 +14,11 @@ from foretoken.simulator.search.placement.cluster import (
     list_kinds,
     list_pipelines,
 )
+from foretoken.simulator.training.schedule import find_schedule
 
+PLAIN_SCHEDULE, _SPLIT, INTERLEAVED = "one_f_one_b", "zero_bubble_h1", "interleaved"
 _MICRO_BATCHES = (1, 2, 4, 8)
+_VIRTUAL_STAGES = (1, 2, 4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,10 +32,13 @@ class StageWork:
     zero_stage: int
     recompute: str
     sequence_parallel: bool
-    pipeline_schedule: str
+    splits_backward: bool
 
     def apply(self, scenario: TrainingScenario) -> TrainingScenario:
-        """Return a scenario whose stages work so, of as many stages as it had."""
+        """Return a scenario whose stages work so, of as many stages as it had.
+
+        Its schedule is a plain one, with whole backward passes or split ones.
+        """
         layout = scenario.layout
         return replace(
             scenario,
@@ -43,17 +48,22 @@ class StageWork:
             recompute=self.recompute,
             recompute_modules=(scenario.recompute_modules if self.recompute == "selective" else ()),
             sequence_parallel=self.sequence_parallel,
-            pipeline_schedule=self.pipeline_schedule,
+            pipeline_schedule=_SPLIT if self.splits_backward else PLAIN_SCHEDULE,
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedStrategy:
-    """A strategy before its layers are cut: what its stages do, and where they are."""
+    """A strategy before its layers are cut: what its stages do, and where they are.
+
+    A stage has `virtual_stages` chunks of layers, between which the pipeline goes round all stages.
+    """
 
     pipeline: Pipeline
     work: StageWork
     global_batch_size: int
+    schedule: str
+    virtual_stages: int
 
     @property
     def num_micro_batches(self) -> int:
@@ -91,9 +101,33 @@ class PlacementSpace:
         for pipeline in self.pipelines:
             if self.space.pp and len(pipeline.stages) not in self.space.pp:
                 continue
-            for work in self._works(pipeline):
+            for work, (schedule, chunks) in product(self._works(pipeline), self.schedules):
+                plug_in = find_schedule(schedule)
                 for size in self.space.global_batch_sizes or (self.scenario.global_batch_size,):
-                    yield PlacedStrategy(pipeline=pipeline, work=work, global_batch_size=size)
+                    yield PlacedStrategy(
+                        pipeline=pipeline,
+                        work=replace(work, splits_backward=plug_in.splits_backward),
+                        global_batch_size=size,
+                        schedule=schedule,
+                        virtual_stages=chunks,
+                    )
+
+    @cached_property
+    def schedules(self) -> tuple[tuple[str, int], ...]:
+        """Schedules, each with a number of chunks per stage that it is tried with."""
+        asked, chunks = self.space.pipeline_schedules, self.space.virtual_stages or _VIRTUAL_STAGES
+        names = tuple(dict.fromkeys(asked or (self.scenario.pipeline_schedule, INTERLEAVED)))
+        found: list[tuple[str, int]] = []
+        for name in names:
+            needed = find_schedule(name).virtual_stages
+            if needed == 1:
+                found += [(name, 1)] if 1 in chunks else []
+            elif needed:
+                found.append((name, needed))
+            else:
+                # One interleaved chunk is what a plain schedule does.
+                found += [(name, count) for count in chunks if count > 1 or len(names) == 1]
+        return tuple(dict.fromkeys(found))
 
     def _works(self, pipeline: Pipeline) -> Iterator[StageWork]:
         space, scenario = self.space, self.scenario
@@ -103,13 +137,12 @@ class PlacementSpace:
             for cp in space.cp or (scenario.layout.cp,)
             if pipeline.stage_size % (tp * cp) == 0
         ]
-        for (tp, cp), size, zero, recompute, splits, schedule in product(
+        for (tp, cp), size, zero, recompute, splits in product(
             degrees,
             space.micro_batch_sizes or _MICRO_BATCHES,
             space.zero_stages or (scenario.zero_stage,),
             space.recompute or (scenario.recompute,),
             space.sequence_parallel or (scenario.sequence_parallel,),
-            space.pipeline_schedules or (scenario.pipeline_schedule,),
         ):
             yield StageWork(
                 tp=tp,
@@ -119,7 +152,7 @@ class PlacementSpace:
                 zero_stage=zero,
                 recompute=recompute,
                 sequence_parallel=splits and tp > 1,
-                pipeline_schedule=schedule,
+                splits_backward=False,
             )
 
     def _smallest_node(self, pipeline: Pipeline) -> int:
@@ -128,7 +161,10 @@ class PlacementSpace:
     def scenario_of(
         self, strategy: PlacedStrategy, stage_layers: Sequence[int]
     ) -> TrainingScenario:
-        """Return exactly what the event simulator is asked about a strategy."""
+        """Return exactly what the event simulator is asked about a strategy.
+
+        `stage_layers` are those of every chunk, in the order of the model, or none.
+        """
         stages = [self.kinds[kind] for kind in strategy.pipeline.stages]
         layout = replace(self.scenario.layout, pp=len(stages))
         return replace(
@@ -138,7 +174,8 @@ class PlacementSpace:
             stage_devices=tuple(kind.device for kind in stages),
             stage_topologies=tuple(kind.topology for kind in stages),
             stage_layers=tuple(stage_layers),
-            virtual_stages=1,
+            pipeline_schedule=strategy.schedule,
+            virtual_stages=strategy.virtual_stages,
             global_batch_size=strategy.global_batch_size,
         )
 
@@ -165,16 +202,23 @@ def describe_nodes(pipeline: Pipeline, kinds: Sequence[NodeKind]) -> str:
     return " + ".join(f"{count} {kind.device}" for count, kind in counts if count)
 
 
-def with_alike_layers(model: ModelArchitecture) -> ModelArchitecture:
-    """Return a model whose layers are all as its last ones: none is dense beside experts."""
-    if model.moe is None or not model.moe.num_dense_layers:
-        return model
-    return replace(model, moe=replace(model.moe, num_dense_layers=0))
-
-
-def layer_period(model: ModelArchitecture) -> int:
-    """Return after how many layers a model repeats itself."""
-    return max(1, model.full_attention_period) if model.sliding_window else 1
+def name_strategy(strategy: PlacedStrategy, space: PlacementSpace) -> str:
+    """Return a name that no other strategy of the space has."""
+    work, asked = strategy.work, space.space
+    parts = [
+        f"tp{work.tp} pp{len(strategy.pipeline.stages)}",
+        f"vpp{strategy.virtual_stages}" if strategy.virtual_stages > 1 else "",
+        f"dp{work.dp}",
+        f"cp{work.cp}" if work.cp > 1 else "",
+        f"mbs{work.micro_batch_size}",
+        "sp" if work.sequence_parallel else "",
+        f"zero{work.zero_stage}" if len(asked.zero_stages) > 1 else "",
+        f"recompute {work.recompute}" if len(asked.recompute) > 1 else "",
+        strategy.schedule if len(asked.pipeline_schedules) > 1 else "",
+        f"gbs{strategy.global_batch_size}" if len(asked.global_batch_sizes) > 1 else "",
+    ]
+    stages = describe_stages(strategy.pipeline, space.kinds)
+    return f"{' '.join(part for part in parts if part)} on {stages}"
 
 
 def _powers(most: int) -> list[int]:
@@ -186,7 +230,6 @@ def fixed_axes(space: TrainingSpace, scenario: TrainingScenario) -> tuple[str, .
     asked = {
         "devices": space.devices,
         "num_devices": space.num_devices,
-        "virtual_stages": tuple(value for value in space.virtual_stages if value != 1),
         "ep": tuple(value for value in space.ep if value != scenario.layout.ep),
         "overlaps": space.overlaps,
         "weight_parallel": tuple(

@@ -12,6 +12,7 @@ from foretoken.domain.workload import WorkloadSpec
 from foretoken.simulator.cost.surface import SurfaceSpec
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.latency_surfaces import surface_spec
+from foretoken.simulator.search.hardware_change import HardwareChange
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer, EngineForm
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.space import EngineKind, SearchSpace
@@ -34,8 +35,12 @@ class AnswerCache:
     predictor without one active model answers is not kept.
     """
 
-    def __init__(self, predictor: LatencySource, max_kept: int) -> None:
+    def __init__(
+        self, predictor: LatencySource, max_kept: int, hardware: HardwareChange | None = None
+    ) -> None:
+        """Keep up to so many answers, of devices whose memory is changed where `hardware` says."""
         self._predictor = predictor
+        self._hardware = hardware or HardwareChange()
         self._max_kept = max_kept
         self._kept: OrderedDict[tuple[object, ...], EngineAnswer] = OrderedDict()
         self._lock = threading.Lock()
@@ -82,7 +87,7 @@ class AnswerCache:
         space: SearchSpace,
         load: LoadProfile,
     ) -> tuple[list[EngineAnswer], str]:
-        forms = [EngineForm(kind, base, space, load) for kind in kinds]
+        forms = [EngineForm(kind, base, space, load, self._hardware) for kind in kinds]
         asked = [number for number, form in enumerate(forms) if form.can_run]
         sizes = sorted({*space.batches, *space.prefill_batches})
         wanted = []

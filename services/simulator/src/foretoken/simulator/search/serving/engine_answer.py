@@ -6,6 +6,7 @@ import numpy as np
 
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.search.hardware_change import HardwareChange
 from foretoken.simulator.search.serving.closed_form import ReplicaForm, SteadyState
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.prune import KvRoom, find_kv_room
@@ -50,12 +51,18 @@ class EngineForm:
     """Answers for a kind of engine; what it takes from memory planning is done once."""
 
     def __init__(
-        self, kind: EngineKind, base: ServingScenario, space: SearchSpace, load: LoadProfile
+        self,
+        kind: EngineKind,
+        base: ServingScenario,
+        space: SearchSpace,
+        load: LoadProfile,
+        hardware: HardwareChange,
     ) -> None:
+        """Plan the memory of a kind on devices that are changed."""
         self._kind, self._base, self._space, self._load = kind, base, space, load
         self._batches = sorted({*space.batches, *space.prefill_batches})
         self._rooms: dict[int, KvRoom] = {
-            limit: find_kv_room(kind, base, limit, self._batches, load)
+            limit: find_kv_room(kind, base, limit, self._batches, load, hardware)
             for limit in space.step_limits
         }
 

@@ -60,10 +60,14 @@ class LoadTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadBasis:
-    """What all tasks share: the surfaces of their engines, and the targets."""
+    """What all tasks share: the surfaces of their engines, and the targets.
+
+    The surfaces reach contexts of `longest_tokens`, or the model's most.
+    """
 
     surfaces: tuple[tuple[SurfaceSpec, LatencySurfaces], ...]
     targets: ServingTargets
+    longest_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +91,7 @@ def simulate_load(task: LoadTask, basis: LoadBasis) -> LoadOutcome:
     scenario = task.scenario
     known = dict(basis.surfaces)
     plan = resolve_workload(scenario.workload, scenario.slo_classes, scenario.seed)
-    longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max())
-    deployment = prepare_deployment(scenario, known.__getitem__, longest)
+    deployment = prepare_deployment(scenario, known.__getitem__, basis.longest_tokens)
     report = ServingReport(num_requests=plan.num_requests, scenario_json=encode_scenario(scenario))
     if deployment.infeasibility:
         feasibility = Feasibility(is_feasible=False, reason=deployment.infeasibility)
@@ -186,8 +189,15 @@ class CandidateRuns:
         tasks = [
             _make_task(maker, row, name, ratio) for row, name in names.items() for ratio in ratios
         ]
-        surfaces = self._surfaces([task.scenario for task in tasks], maker)
-        basis = LoadBasis(surfaces=surfaces, targets=maker.request.targets)
+        # Loads draw different numbers of requests, the longest of which decides for all.
+        longest = max(
+            (_longest_tokens(task.scenario) for task in tasks), default=maker.load.longest
+        )
+        basis = LoadBasis(
+            surfaces=self._surfaces([task.scenario for task in tasks], maker, longest),
+            targets=maker.request.targets,
+            longest_tokens=longest,
+        )
         if not tasks:
             yield from ((row, ()) for row in rows)
         done: dict[int, LoadOutcome] = {}
@@ -199,9 +209,9 @@ class CandidateRuns:
                 yield rows[number], tuple(done[place] for place in places)
 
     def _surfaces(
-        self, scenarios: Sequence[ServingScenario], maker: CandidateMaker
+        self, scenarios: Sequence[ServingScenario], maker: CandidateMaker, longest_tokens: int
     ) -> tuple[tuple[SurfaceSpec, LatencySurfaces], ...]:
-        longest = min(maker.load.longest, maker.request.scenario.model.max_position)
+        longest = min(longest_tokens, maker.request.scenario.model.max_position)
         specs = dict.fromkeys(
             spec
             for one in scenarios
@@ -220,6 +230,12 @@ class CandidateRuns:
         while len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
         return tuple(found)
+
+
+def _longest_tokens(scenario: ServingScenario) -> int:
+    """Return the longest prompt of a workload with its answer."""
+    plan = resolve_workload(scenario.workload, scenario.slo_classes, scenario.seed)
+    return int((plan.num_prefill_tokens + plan.num_decode_tokens).max())
 
 
 def make_finalist(

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.grid import Floats
+from foretoken.simulator.search.hardware_change import HardwareChange
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.space import EngineKind
 from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasibility
@@ -31,9 +33,16 @@ class KvRoom:
 
 
 def find_kv_room(
-    kind: EngineKind, base: ServingScenario, limit: int, batches: Sequence[int], load: LoadProfile
+    kind: EngineKind,
+    base: ServingScenario,
+    limit: int,
+    batches: Sequence[int],
+    load: LoadProfile,
+    hardware: HardwareChange,
 ) -> KvRoom:
     """Return the room of a kind of replica whose steps compute at most `limit` tokens.
+
+    `hardware` is what changes of the kind's device.
 
     Raises:
         UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
@@ -45,7 +54,8 @@ def find_kv_room(
     for batch in planned:
         scenario = kind.scenario(base, batch, limit)
         engine = scenario.engine.resolve()
-        memories, reason = judge_feasibility(scenario, engine)
+        device = hardware.change_device(find_device(scenario.device))
+        memories, reason = judge_feasibility(scenario, engine, device)
         if not memories:
             return KvRoom(
                 num_requests=np.zeros(len(batches)),

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping
 from foretoken.domain.search import Sensitivity, ServingSearchReport
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.faster_predictor import FasterPredictor
+from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES, HardwareChange
 from foretoken.simulator.search.serving.answer_cache import AnswerCache
 from foretoken.simulator.search.serving.outcome import ClosedForm, make_closed_form
 from foretoken.simulator.search.serving.table import name_of
-
-_PARTS = {"links": "links", "memory": "memory bandwidth", "arithmetic": "arithmetic"}
 
 
 def find_sensitivities(
@@ -18,8 +17,7 @@ def find_sensitivities(
     """Return the best answer with one part of the hardware, or the lengths of requests, changed."""
     best = float(report.candidates.output_throughput_tps_per_gpu[0])
     changed: dict[str, Callable[[], ClosedForm]] = {
-        f"{words} twice as fast": _with_hardware(form, predictor, part)
-        for part, words in _PARTS.items()
+        words: _with_hardware(form, predictor, change) for words, change in HARDWARE_CHANGES.items()
     }
     for name, lengths in _length_changes().items():
         changed[name] = _with_lengths(form, predictor, lengths)
@@ -54,10 +52,10 @@ def _length_changes() -> Mapping[str, tuple[float, float]]:
 
 
 def _with_hardware(
-    form: ClosedForm, predictor: LatencySource, part: str
+    form: ClosedForm, predictor: LatencySource, change: HardwareChange
 ) -> Callable[[], ClosedForm]:
     def answer() -> ClosedForm:
-        cache = AnswerCache(FasterPredictor(predictor, part), 1)
+        cache = AnswerCache(FasterPredictor(predictor, change), 1, change)
         answers = cache.answer(form.request.scenario, form.space, form.load)
         return make_closed_form(form.request, form.space, form.load, answers)
 

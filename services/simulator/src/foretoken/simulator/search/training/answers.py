@@ -17,9 +17,10 @@ _BILLION = 1e9
 class Answers:
     """Strategies with what their step takes and holds, one entry each.
 
-    `low_us` and `high_us` are the bounds of the predictor's interval. `shape` is equal where layers
-    run the same operators. `reserved_bytes` is of the fullest device of the pipeline,
-    `margin_bytes` what that has left, negative where it has not enough.
+    `low_us` and `high_us` are the bounds of the predictor's interval, or the estimate where they
+    were not asked for. `shape` is equal where layers run the same operators. `reserved_bytes` is of
+    the fullest device of the pipeline, `margin_bytes` what that has left, negative where it has not
+    enough.
     """
 
     strategies: Strategies

@@ -14,12 +14,29 @@ from foretoken.domain.operator import find_operator
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.training.shapes import number_rows
+from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.training.operator_prices import is_for_tensor_cores
 
-# Gives the prices in µs that times are wanted for, each one of a table's calls: told are the table,
-# the predictor's answer, and its estimate at the rate that a device sustains.
-Variants = Callable[[OperatorTable, LatencyColumns, Floats], Sequence[Floats]]
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PricedTable:
+    """The calls of a table on a device and its links, with the predictor's answer.
+
+    `sustained_us` are the estimates at the rate that the device keeps up. `topology` is empty for
+    the device's first.
+    """
+
+    table: OperatorTable
+    answer: LatencyColumns
+    sustained_us: Floats
+    device: str
+    topology: str
+
+
+# The places of the bounds in the prices of `estimate_and_bounds`, and of those that begin so.
+BOUNDS = (1, 2)
+# Gives the prices in µs that times are wanted for, each one of a table's calls.
+Variants = Callable[[PricedTable], Sequence[Floats]]
 _TableKey = tuple[str, DType, Phase, str, tuple[str, ...]]
 
 
@@ -103,8 +120,14 @@ class CallBook:
         prices_us: list[Floats] = []
         for table, distinct, answer in zip(query.tables, wanted, reply.tables, strict=True):
             latency_us = np.asarray(answer.latency_us, dtype=np.float64)
-            sustained_us = _sustained(latency_us, table, device)
-            columns = self._variants(table, answer, sustained_us)
+            priced = PricedTable(
+                table=table,
+                answer=answer,
+                sustained_us=hold_to_sustained(latency_us, table, device),
+                device=query.device,
+                topology=query.topology,
+            )
+            columns = self._variants(priced)
             prices_us = prices_us or [np.zeros(self._num_calls) for _ in columns]
             for prices, column in zip(prices_us, columns, strict=True):
                 prices[distinct.numbers] = column[distinct.inverse]
@@ -116,12 +139,9 @@ class CallBook:
         return len(self.prices_us)
 
 
-def estimate_and_bounds(
-    table: OperatorTable,  # noqa: ARG001 - variants may differ by operator, these do not
-    answer: LatencyColumns,
-    sustained_us: Floats,
-) -> tuple[Floats, Floats, Floats]:
+def estimate_and_bounds(priced: PricedTable) -> tuple[Floats, Floats, Floats]:
     """Return the estimate, and the low and the high bound of the predictor's interval."""
+    answer, sustained_us = priced.answer, priced.sustained_us
     high_us = np.asarray(answer.high_us, dtype=np.float64)
     is_slower = sustained_us > np.asarray(answer.latency_us, dtype=np.float64)
     return (
@@ -156,7 +176,7 @@ class _Distinct:
         )
 
 
-def _sustained(latency_us: Floats, table: OperatorTable, device: DeviceSpec) -> Floats:
+def hold_to_sustained(latency_us: Floats, table: OperatorTable, device: DeviceSpec) -> Floats:
     """Return what matrix products cost at the rate that a device keeps up through a step."""
     spec = find_operator(table.operator)
     if not (device.sustained_flops_ratio and is_for_tensor_cores(spec)):

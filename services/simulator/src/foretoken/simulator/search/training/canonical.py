@@ -1,10 +1,12 @@
 """Strategies that say the same as another of their space, of which the other is kept.
 
 Each rule holds only where the space has that other one, which breaks nothing the first does not.
-Beside them are interleaved chunks on a pipeline of one rank, and of unequal numbers of layers,
-which the simulator can run and Megatron-LM does not.
-Source: Megatron-LM, `arguments.py` (an interleaved schedule needs more than one pipeline stage, and
-layers that the stages and their chunks divide).
+Beside them are interleaved chunks on a pipeline of one rank, which trainers refuse, and chunks that
+are unequal even when the embedding and the head count as a layer each, which Megatron-LM runs only
+by a layout written out.
+Source: Megatron-LM, `arguments.py` (an interleaved schedule needs more than one pipeline stage) and
+`transformer_config.py` (layers, with the embedding and the head where these are accounted for, that
+the stages and their chunks divide).
 """
 
 import numpy as np
@@ -39,8 +41,9 @@ REASONS = {
         "a pipeline of one rank has nothing to interleave, and trainers refuse it: virtual_stages 1"
     ),
     INTERLEAVED_UNEVENLY: (
-        "interleaved chunks have unequal numbers of layers, and Megatron-LM refuses them: leave"
-        " virtual_stages 1 out of the space to try them all the same"
+        "interleaved chunks have unequal numbers of layers, also with the embedding and the head"
+        " counted as a layer each: Megatron-LM cuts so only by --pipeline-model-parallel-layout."
+        " Leave virtual_stages 1 out of the space to try them all the same"
     ),
 }
 
@@ -108,7 +111,8 @@ def _interleaves_unevenly(strategies: Strategies, space: StrategySpace) -> Flags
     names = strategies.source.pipeline_schedules
     is_free = np.array([find_schedule(name).virtual_stages == 0 for name in names])
     num_chunks = strategies.pp * strategies.virtual_stages
-    is_uneven = strategies.source.scenario.model.num_layers % num_chunks != 0
+    num_layers = strategies.source.scenario.model.num_layers
+    is_uneven = np.logical_and.reduce([(num_layers + ends) % num_chunks != 0 for ends in (0, 1, 2)])
     is_interleaved = is_free[strategies.pipeline_schedule] & (strategies.virtual_stages > 1)
     repeats: Flags = is_interleaved & is_uneven & (strategies.pp > 1) & _has_whole(space)
     return repeats

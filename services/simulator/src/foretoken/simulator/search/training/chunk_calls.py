@@ -1,13 +1,12 @@
 """The calls of shapes in the book, and what tells shapes apart that run other operators."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import OperatorNode, Section
+from foretoken.domain.graph import OperatorNode
 from foretoken.domain.lowering import Nodes
 from foretoken.domain.placement import axis_group
 from foretoken.domain.sequence_parallel import splits_tokens
@@ -20,8 +19,12 @@ from foretoken.simulator.training.state_sharding import StateExchange
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenCalls:
-    """The calls of a shape, one row per operator and one column per micro batch size."""
+    """The calls of a shape, one row per operator and one column per micro batch size.
 
+    `boundary` is what gathers that which arrives from another stage.
+    """
+
+    boundary: Nodes
     forward: Ints
     backward: Ints
     input_gather: Ints
@@ -31,12 +34,14 @@ class WrittenCalls:
 def write_calls(shape: Shape, book: CallBook, *, gathers_inputs: bool) -> WrittenCalls:
     """Write what a shape runs to the book."""
     length = len(shape.micro_batch_sizes)
-    boundary = boundary_gather(shape)
+    inputs = (_input_gather(shape),) if gathers_inputs and _holds_whole_tokens(shape) else ()
+    boundary = (_boundary_gather(shape),) if _gathers_at_boundary(shape) else ()
     return WrittenCalls(
+        boundary=boundary,
         forward=_stack(shape.forward, book, length),
         backward=_stack(shape.backward, book, length),
-        input_gather=_stack(_input_gather(shape) if gathers_inputs else (), book, length),
-        boundary_gather=_stack(() if boundary is None else (boundary,), book, length),
+        input_gather=_stack(inputs, book, length),
+        boundary_gather=_stack(boundary, book, length),
     )
 
 
@@ -45,29 +50,26 @@ def _stack(nodes: Nodes, book: CallBook, length: int) -> Ints:
     return np.array(numbers, dtype=np.int64).reshape(len(numbers), length)
 
 
-def _stream(shape: Shape) -> OperatorNode:
-    """Return the operator that has what layers hand on: the norm at their beginning."""
-    return next(node for node in shape.forward if node.role == "input_norm")
+def _holds_whole_tokens(shape: Shape) -> bool:
+    """Tell whether ranks of tp each have all that layers hand on, and so may keep a part of it."""
+    return shape.rank.layout.tp > 1 and not splits_tokens(shape.rank, shape.scenario)
 
 
-def _input_gather(shape: Shape) -> Nodes:
+def _gathers_at_boundary(shape: Shape) -> bool:
+    return shape.trainer.scatters_stage_transfers and _holds_whole_tokens(shape)
+
+
+def _input_gather(shape: Shape) -> OperatorNode:
     """Return how the saved input of a layer is gathered again, where it is split over tp."""
-    stream = _stream(shape)
+    stream = shape.stream
     num_bytes = stream.written_dtype.bytes_of(stream.dims["num_tokens"] * stream.dims["hidden"])
-    if shape.rank.layout.tp == 1 or splits_tokens(shape.rank, shape.scenario):
-        return ()
     group = PlacedGroup.of_rank(axis_group(shape.rank.layout, "tp"), shape.rank)
-    return (group.collective(stream, f"{LAYER_INPUT}_all_gather", "all_gather", num_bytes),)
+    return group.collective(stream, f"{LAYER_INPUT}_all_gather", "all_gather", num_bytes)
 
 
-def boundary_gather(shape: Shape) -> OperatorNode | None:
+def _boundary_gather(shape: Shape) -> OperatorNode:
     """Return how what arrives in parts from another stage is gathered over tp."""
-    is_scattered = shape.trainer.scatters_stage_transfers and shape.rank.layout.tp > 1
-    if not is_scattered or splits_tokens(shape.rank, shape.scenario):
-        return None
-    near = dataclasses.replace(
-        _stream(shape), section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
-    )
+    near = shape.at_boundary
     group = PlacedGroup.of_rank(axis_group(shape.rank.layout, "tp"), shape.rank)
     message_bytes = near.dtype.bytes_of(near.dims["num_tokens"] * shape.rank.model.hidden)
     return group.collective(near, "stage_receive_all_gather", "all_gather", message_bytes)
@@ -96,7 +98,7 @@ def _signature(nodes: Nodes) -> tuple[object, ...]:
 
 def shape_signature(shape: Shape) -> tuple[object, ...]:
     """Return what the passes of a shape are made of, whatever its operators take."""
-    gathers = len(_input_gather(shape)), boundary_gather(shape) is not None
+    gathers = _holds_whole_tokens(shape), _gathers_at_boundary(shape)
     return (*_signature((*shape.forward, *shape.backward)), gathers)
 
 

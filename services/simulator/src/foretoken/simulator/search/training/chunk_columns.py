@@ -11,52 +11,57 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.graph import OperatorNode, Overlap, Section
+from foretoken.domain.graph import OperatorNode
 from foretoken.domain.lowering import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.call_prices import CallBook
 from foretoken.simulator.search.training.chunk_calls import (
-    boundary_gather,
     exchange_signature,
     exchanged_nodes,
     number_values,
     shape_signature,
     write_calls,
 )
-from foretoken.simulator.search.training.chunk_kinds import ChunkKind
+from foretoken.simulator.search.training.chunk_kinds import ChunkKind, Ends
+from foretoken.simulator.search.training.pass_sections import (
+    PassSections,
+    Places,
+    distinct_heads,
+    presence_outside,
+    split_pass,
+)
 from foretoken.simulator.search.training.program_outline import (
     join_passes,
     outline_passes,
     shorten_passes,
 )
-from foretoken.simulator.search.training.shapes import Shape, number_rows
+from foretoken.simulator.search.training.row_numbers import number_rows
+from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.search.training.stacked_passes import (
+    NUM_STACKED,
+    StackedParts,
+    time_stacked,
+)
 from foretoken.simulator.training.layer_program import (
-    PassNodes,
     Program,
     StreamRules,
-    alike_layers,
     cut_program,
-    split_layers,
 )
 from foretoken.simulator.training.pass_timing import (
     PassParts,
     PassTime,
-    StackedParts,
     time_all_parts,
-    time_stacked,
 )
 from foretoken.simulator.training.recompute import LAYER_INPUT, RecomputePlan, plan_recompute
 from foretoken.simulator.training.stage_operators import ChunkOperators
 from foretoken.simulator.training.state_sharding import StateExchange
 
-# What is kept of a pass: see `PassColumns`.
-TOTAL, EXPOSED, HIDDEN, LEFT, COMPUTE, SUMS = range(6)
-NUM_FIELDS = 6
+# What is kept of a pass beside the fields of `stacked_passes`: see `PassColumns`.
+SUMS = NUM_STACKED
+NUM_FIELDS = NUM_STACKED + 1
 # The exchange of strategies that exchange nothing in layers.
 NO_EXCHANGE = StateExchange(groups=())
-# Which of the kinds of chunks are run together, for each pass that is run.
-_Places = tuple[tuple[int, ...], ...]
 _NO_PLAN = RecomputePlan()
 _FIRST_SUM = "gradient_accumulation"
 
@@ -87,6 +92,11 @@ class PassColumns:
 
     times: Mapping[tuple[int, ...], Floats]
     group: Ints
+
+    def with_variants(self, variants: Sequence[int]) -> "PassColumns":
+        """Return the times by some of the prices."""
+        times = {key: fields[:, variants] for key, fields in self.times.items()}
+        return PassColumns(times=times, group=self.group)
 
     def of(self, kind: ChunkKind, rows: Ints) -> Floats:
         """Return the times of a kind of chunk for some strategies: (field, variant, strategy)."""
@@ -124,6 +134,10 @@ class PassTimer:
             for exchange in exchanges
         ]
         self._exchange_signatures = number_values([exchange_signature(item) for item in exchanges])
+        self._host_us = {
+            way: np.array([getattr(item, f"{way}_host_us") for item in exchanges])
+            for way in ("forward", "backward")
+        }
 
     def time(
         self,
@@ -143,18 +157,17 @@ class PassTimer:
         sums_us = np.zeros((num_variants, len(kinds), len(first)))
         has_sums = self.trainer.gradient_dtype is None and name in ("both", "weight")
         slowdown = self.trainer.overlap_slowdown_ratio
-        alike: dict[tuple[_Places, Hashable], list[tuple[Ints, list[PassParts]]]] = {}
+        alike: dict[tuple[Places, Hashable], list[tuple[Ints, list[PassParts]]]] = {}
+        prices: dict[tuple[bytes, ...], _FamilyPrices] = {}
         order = np.argsort(family, kind="stable")
         bounds = np.searchsorted(family[order], np.arange(len(family_first) + 1))
         for index, row in enumerate(family_first):
             members = order[bounds[index] : bounds[index + 1]]
-            member = _Family(
-                timer=self,
-                mode=int(recompute[row]),
-                shape=shape[members],
-                micro_batch=micro_batch[members],
-                exchange=exchange[members],
-            )
+            own = shape[members], micro_batch[members], exchange[members]
+            key = tuple(column.tobytes() for column in own)
+            if key not in prices:
+                prices[key] = _FamilyPrices(self, *own)
+            member = _Family(prices[key], int(recompute[row]))
             places, parts = member.cut(name, list(kinds.values()))
             parts = shorten_passes(parts, slowdown)
             for at, kind in enumerate(kinds.values()) if has_sums else ():
@@ -181,8 +194,7 @@ class PassTimer:
     def operators_of(self, shape: int, exchange: int, mode: int) -> ChunkOperators:
         """Return what a rank with the whole model runs, and gathers from other stages."""
         lowered, states = self._shapes[shape], self._exchanges[exchange]
-        gather = boundary_gather(lowered)
-        gathers = () if gather is None else (gather,)
+        gathers = self._written[shape].boundary
         return ChunkOperators(
             rank=lowered.rank,
             forward=lowered.forward,
@@ -248,8 +260,7 @@ class PassTimer:
         if name == "weight":
             return gap_us
         direction = "forward" if name == "forward" else "backward"
-        of_exchange = np.array([getattr(item, f"{direction}_host_us") for item in self._exchanges])
-        gap_us += of_exchange[exchange] + getattr(self.trainer, f"{direction}_gap_us")
+        gap_us += self._host_us[direction][exchange] + getattr(self.trainer, f"{direction}_gap_us")
         calibration = self._scenario.calibration
         if calibration is not None:
             gap_us += getattr(calibration, f"{direction}_gap_us")
@@ -267,27 +278,47 @@ class _FamilyCalls:
     exchange: Floats
 
 
+class _FamilyPrices:
+    """The times of the operators of passes that are alike, whatever these recompute."""
+
+    def __init__(self, timer: PassTimer, shape: Ints, micro_batch: Ints, exchange: Ints) -> None:
+        """Keep what members take; `first` is the shape of one, whose operators stand for all."""
+        self.timer = timer
+        self.first = int(shape[0])
+        self.exchange = exchange
+        self.calls = timer.calls_of(shape, micro_batch, exchange)
+        self.times: dict[int, Floats] = {}
+        # What was cut of programs before and after layers.
+        self.outside: dict[Hashable, Program] = {}
+
+    def keep(self, nodes: Iterable[OperatorNode], prices_us: Floats) -> None:
+        """Remember the times of nodes, by their identity."""
+        for row, node in enumerate(nodes):
+            own_us = prices_us[:, row]
+            self.times[id(node)] = own_us if node.share == 1 else own_us * node.share
+
+
 class _Family:
     """Passes whose operators are alike."""
 
-    def __init__(
-        self, timer: PassTimer, mode: int, shape: Ints, micro_batch: Ints, exchange: Ints
-    ) -> None:
-        self._timer = timer
+    def __init__(self, prices: _FamilyPrices, mode: int) -> None:
+        self._prices = prices
+        self._timer = prices.timer
         self._mode = mode
-        self._first = int(shape[0])
-        self._exchange = exchange
-        self._operators = timer.operators_of(self._first, int(exchange[0]), mode)
-        self._calls = timer.calls_of(shape, micro_batch, exchange)
-        self._times: dict[int, Floats] = {}
-        self._keep(self._operators.forward, self._calls.forward)
-        self._keep(self._operators.backward, self._calls.backward)
-        self._keep(self._operators.receives_input, self._calls.boundary_gather)
-        self._keep(exchanged_nodes(self._operators.states), self._calls.exchange)
+        self._first = prices.first
+        self._exchange = prices.exchange
+        self._operators = self._timer.operators_of(self._first, int(prices.exchange[0]), mode)
+        self._calls = prices.calls
+        self._times = prices.times
+        if not self._times:
+            prices.keep(self._operators.forward, self._calls.forward)
+            prices.keep(self._operators.backward, self._calls.backward)
+            prices.keep(self._operators.receives_input, self._calls.boundary_gather)
+            prices.keep(exchanged_nodes(self._operators.states), self._calls.exchange)
         self._keep_plan(self._operators.plan)
         self._programs: dict[tuple[int, ...], Program] = {}
 
-    def cut(self, name: str, kinds: Sequence[ChunkKind]) -> tuple[_Places, list[PassParts]]:
+    def cut(self, name: str, kinds: Sequence[ChunkKind]) -> tuple[Places, list[PassParts]]:
         """Return the programs of a pass, and which kinds of chunks each is of.
 
         Where all layers are alike one is of many kinds, with columns (variant, kind, member).
@@ -299,7 +330,7 @@ class _Family:
         outside = rules.outside_of_layers
         is_forward = name == "forward"
         counts_layers = not is_forward and self._timer.counts_layers(self._mode)
-        whole = _split(self._operators, name)
+        whole = split_pass(self._operators, name)
         if whole.is_uniform and not counts_layers:
             places = whole.places(kinds, is_forward=is_forward)
             chosen = [[kinds[at] for at in place] for place in places]
@@ -310,7 +341,7 @@ class _Family:
             if counts_layers:
                 plan = self._timer.plan(self._first, self._mode, kind)
                 self._keep_plan(plan)
-                parts = _split(dataclasses.replace(self._operators, plan=plan), name)
+                parts = split_pass(dataclasses.replace(self._operators, plan=plan), name)
             runs = parts.runs_of(kind, is_forward=is_forward)
             found.append(
                 PassParts(
@@ -323,7 +354,7 @@ class _Family:
 
     def _cut_stacked(
         self,
-        whole: "_Split",
+        whole: "PassSections",
         chosen: Sequence[Sequence[ChunkKind]],
         rules: StreamRules,
         *,
@@ -338,7 +369,7 @@ class _Family:
         return [
             PassParts(
                 head=self._cut_outside(
-                    whole.head, _heads_of(kinds)[0], rules, is_forward=is_forward
+                    whole.head, distinct_heads(kinds)[0], rules, is_forward=is_forward
                 ),
                 runs=((program, 1),),
                 tail=self._cut_outside(whole.tail, kinds, rules, is_forward=is_forward),
@@ -349,18 +380,29 @@ class _Family:
     def _cut_outside(
         self, nodes: Nodes, kinds: Sequence[ChunkKind], rules: StreamRules, *, is_forward: bool
     ) -> Program:
-        rules = dataclasses.replace(rules, gap_us=0 * rules.gap_us + np.zeros((len(kinds), 1)))
+        """Return what kinds run before or after layers, which is the same in all modes."""
+        ends = tuple(kind.ends for kind in kinds)
+        key = tuple(map(id, nodes)), ends, is_forward
+        known = self._prices.outside
+        if key not in known:
+            none_us = 0 * rules.gap_us + np.zeros((len(kinds), 1))
+            rules = dataclasses.replace(rules, gap_us=none_us)
+            known[key] = self._cut_ends(nodes, ends, rules, is_forward=is_forward)
+        return known[key]
+
+    def _cut_ends(
+        self, nodes: Nodes, ends: tuple[Ends, ...], rules: StreamRules, *, is_forward: bool
+    ) -> Program:
         presence = {
-            id(node): np.array([float(_has(kind, node, is_forward=is_forward)) for kind in kinds])[
-                :, None
-            ]
-            for node in nodes
+            section: presence_outside(ends, section, is_forward=is_forward)
+            for section in dict.fromkeys(node.section for node in nodes)
         }
+        absent = {section for section, is_there in presence.items() if not is_there.any()}
         return cut_program(
-            tuple(node for node in nodes if presence[id(node)].any()),
-            lambda node: self._times[id(node)][:, None] * presence[id(node)],
+            tuple(node for node in nodes if node.section not in absent),
+            lambda node: self._times[id(node)][:, None] * presence[node.section],
             rules,
-            lambda node: presence[id(node)],
+            lambda node: presence[node.section],
         )
 
     def sums_us(self, kind: ChunkKind) -> Floats:
@@ -371,89 +413,21 @@ class _Family:
                 total_us += self._times[id(node)] * kind.count(node)
         return total_us
 
-    def _keep(self, nodes: Iterable[OperatorNode], prices_us: Floats) -> None:
-        """Remember the times of nodes, by their identity."""
-        for row, node in enumerate(nodes):
-            own_us = prices_us[:, row]
-            self._times[id(node)] = own_us if node.share == 1 else own_us * node.share
-
     def _keep_plan(self, plan: RecomputePlan) -> None:
         if not plan.recomputed or id(plan.recomputed[0]) in self._times:
             return
         gather = [node for node in plan.recomputed if node.role.startswith(LAYER_INPUT)]
         kernels = [node for node in plan.recomputed if not node.role.startswith(LAYER_INPUT)]
-        self._keep(gather, self._calls.input_gather)
-        self._keep(kernels, self._calls.forward[:, _places(kernels, self._operators.forward)])
+        self._prices.keep(gather, self._calls.input_gather)
+        self._prices.keep(
+            kernels, self._calls.forward[:, _places(kernels, self._operators.forward)]
+        )
 
     def _program(self, nodes: Nodes, rules: StreamRules) -> Program:
         key = tuple(map(id, nodes))
         if key not in self._programs:
             self._programs[key] = cut_program(nodes, lambda node: self._times[id(node)], rules)
         return self._programs[key]
-
-
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """A pass of the whole model: before its layers, in them, and after."""
-
-    head: Nodes
-    layers: Nodes
-    tail: Nodes
-    is_uniform: bool
-
-    def outside(self, kind: ChunkKind, place: str, *, is_forward: bool) -> Nodes:
-        """Return what a chunk runs before (`head`) or after its layers (`tail`)."""
-        nodes = self.head if place == "head" else self.tail
-        return tuple(node for node in nodes if _has(kind, node, is_forward=is_forward))
-
-    def places(self, kinds: Sequence[ChunkKind], *, is_forward: bool) -> _Places:
-        """Return which kinds can be run together.
-
-        What is gathered early in a chunk depends on what else is, so that these run the same.
-        """
-        if not any(node.overlap is Overlap.PREFETCH for node in (*self.head, *self.tail)):
-            return (tuple(range(len(kinds))),)
-        found: dict[tuple[bool, ...], list[int]] = {}
-        for at, kind in enumerate(kinds):
-            has = (_has(kind, node, is_forward=is_forward) for node in (*self.head, *self.tail))
-            found.setdefault(tuple(has), []).append(at)
-        return tuple(map(tuple, found.values()))
-
-    def runs_of(self, kind: ChunkKind, *, is_forward: bool) -> list[tuple[Nodes, int]]:
-        """Return the runs of alike layers of a chunk."""
-        if self.is_uniform:
-            return [(self.layers, len(kind.layers))]
-        layers = kind.layers if is_forward else kind.layers[::-1]
-        return alike_layers(PassNodes(nodes=self.layers, layers=layers))
-
-
-def _split(operators: ChunkOperators, name: str) -> _Split:
-    work = operators.forward_pass if name == "forward" else operators.backward_pass(name)
-    head, tail = split_layers(work.nodes)
-    layers = tuple(node for node in work.nodes if node.section is Section.LAYER and node.repeat)
-    count = operators.rank.model.num_layers
-    return _Split(head, layers, tail, all(node.repeat == count for node in layers))
-
-
-def _heads_of(kinds: Sequence[ChunkKind]) -> tuple[list[ChunkKind], tuple[int, ...]]:
-    """Return kinds that differ in what they run before or after layers, and the place of each."""
-    known: dict[tuple[bool, ...], int] = {}
-    first: list[ChunkKind] = []
-    places = []
-    for kind in kinds:
-        flags = kind.has_embedding, kind.has_head, kind.receives_input, kind.receives_gradient
-        place = known.setdefault(flags, len(first))
-        if place == len(first):
-            first.append(kind)
-        places.append(place)
-    return first, tuple(places)
-
-
-def _has(kind: ChunkKind, node: OperatorNode, *, is_forward: bool) -> bool:
-    """Tell whether a pass of a kind runs an operator outside of layers."""
-    if node.section is Section.BOUNDARY:
-        return kind.receives_input if is_forward else kind.receives_gradient
-    return kind.has(node)
 
 
 def _run(
@@ -467,13 +441,11 @@ def _run(
     if len(shape) == len(("variant", "member")):
         rules = StreamRules(gap_us=np.zeros(shape), slowdown_ratio=slowdown)
         return [_fields(time)[:, :, None] for time in time_all_parts(passes, rules)]
-    ((program, _),) = passes[0].runs
-    rules = StreamRules(gap_us=np.zeros_like(program[-1].time_us), slowdown_ratio=slowdown)
     stacked = [
-        StackedParts(parts, tuple(len(kind.layers) for kind in own), _heads_of(own)[1])
+        StackedParts(parts, tuple(len(kind.layers) for kind in own), distinct_heads(own)[1])
         for parts, own in zip(passes, kinds, strict=True)
     ]
-    return [_fields(time) for time in time_stacked(stacked, rules)]
+    return time_stacked(stacked, slowdown)
 
 
 def _fields(time: PassTime) -> Floats:

@@ -6,6 +6,9 @@ from functools import cache
 from foretoken.domain.graph import OperatorNode, Section
 from foretoken.simulator.rank import even_layers
 
+# Whether a chunk has the embedding and the head, and receives its input and its output's gradient.
+Ends = tuple[bool, bool, bool, bool]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkKind:
@@ -25,10 +28,14 @@ class ChunkKind:
     layers: range
 
     @property
+    def ends(self) -> Ends:
+        """What it runs outside of layers depends on."""
+        return self.has_embedding, self.has_head, self.receives_input, self.receives_gradient
+
+    @property
     def pass_key(self) -> tuple[int, ...]:
         """What the times of its passes depend on."""
-        flags = (self.has_embedding, self.has_head, self.receives_input, self.receives_gradient)
-        return (*map(int, flags), self.num_first, len(self.layers))
+        return (*map(int, self.ends), self.num_first, len(self.layers))
 
     def count(self, node: OperatorNode) -> int:
         """Return how often a chunk of the kind runs an operator of the whole model."""
@@ -44,12 +51,6 @@ class ChunkKind:
             first, last = max(self.layers.start, node.first_layer), min(self.layers.stop, stop)
             return max(0, last - first)
         return sum(1 for at in range(node.first_layer, stop, stride) if at in self.layers)
-
-    def has(self, node: OperatorNode) -> bool:
-        """Tell whether a pass of the chunk has an operator; those of all layers count as its."""
-        if node.section is Section.EMBEDDING:
-            return self.has_embedding
-        return node.section is not Section.HEAD or self.has_head
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,16 +1,17 @@
 """The closed-form answer of a request: every point counted, the best of them ranked."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.training_search import TrainingSearchRequest
-from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.internevo.points import list_points
 from foretoken.simulator.search.training.answers import Answers, list_prices
+from foretoken.simulator.search.training.call_prices import Variants
 from foretoken.simulator.search.training.canonical import find_redundant
 from foretoken.simulator.search.training.legality import LEGAL, VERDICTS, judge_legality
 from foretoken.simulator.search.training.memory_columns import (
@@ -18,6 +19,7 @@ from foretoken.simulator.search.training.memory_columns import (
     measure_strategies,
 )
 from foretoken.simulator.search.training.ranking import objective_values, rank_answers
+from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.space import PIECE, StrategySpace, resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
 from foretoken.simulator.search.training.strategies import Strategies, join_strategies
@@ -30,6 +32,10 @@ _SPARE = 4
 _MAX_TIMED = 128
 # Hears of every piece that was looked at.
 Tell = Callable[[Survey], None]
+# Says which strategies tie with the first of them, given what is to be small of each.
+JudgeTies = Callable[[Answers, Floats], Flags]
+# Hears of the answers of a piece, with what else its steps would take.
+Hear = Callable[[Answers, Floats], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +44,7 @@ class ClosedForm:
 
     `ranked` are the best in their order, of which the first `num_listed` at the most are to be
     listed; `ties` are the rows of those that the error of the estimates cannot tell from the first.
+    `notes` are what a reader must know of the answer beside the counts.
     """
 
     request: TrainingSearchRequest
@@ -48,6 +55,7 @@ class ClosedForm:
     num_listed: int
     num_shapes: int
     model_version: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +63,17 @@ class Setting:
     """What the strategies of a space are answered with.
 
     `memory_ratio` is the memory of devices over what they have. Who does not want ties is answered
-    sooner.
+    sooner, without bounds. `variants` give other prices beside the estimate and its bounds, which
+    are the first three; `hear` is told the answers of every piece with µs of their steps by the
+    others, (variant, strategy).
     """
 
     predictor: LatencySource
+    variants: Variants | None = None
+    hear: Hear | None = None
     memory_ratio: float = 1.0
     piece: int = PIECE
+    shapes: ShapeLibrary = field(default_factory=ShapeLibrary)
     has_ties: bool = True
 
 
@@ -75,17 +88,25 @@ def answer_in_closed_form(
     """
     space = resolve_space(request)
     prices = list_prices(space.source.devices, request.space.usd_per_hour)
-    num_kept = max(request.max_candidates, _SPARE * request.num_finalists)
+    num_kept = count_kept(request)
     rules = SurveyRules(objective=request.objective, prices=prices, num_kept=num_kept)
     survey = Survey(rules)
-    timer = StepTimer(space.source.scenario, setting.predictor)
+    timer = StepTimer(space.source.scenario, setting.predictor, setting.variants, setting.shapes)
     num_shapes, model_version = 0, ""
     for legal in _legal_pieces(request, space, survey, setting.piece):
-        times, memory = timer.time(legal), measure_strategies(legal)
+        priced, memory = timer.price(legal), measure_strategies(legal, setting.shapes)
+        times = priced.time(has_bounds=False)
         num_shapes, model_version = times.num_shapes, times.model_version
-        survey.add(_join(legal, times, memory, setting.memory_ratio))
+        answers = join_columns(legal, times, memory, setting.memory_ratio)
+        survey.add(answers, priced.bound if setting.has_ties else None)
+        if setting.hear is not None:
+            setting.hear(answers, times.variants_us[1:])
         tell(survey)
-    ranked, ties = _rank(survey, rules, setting)
+
+    def judge(answers: Answers, values: Floats) -> Flags:
+        return find_ties(answers, values, setting.predictor, setting.shapes)
+
+    ranked, ties = rank_kept(survey, rules, judge if setting.has_ties else None)
     return ClosedForm(
         request=request,
         survey=survey,
@@ -98,8 +119,15 @@ def answer_in_closed_form(
     )
 
 
-def _rank(survey: Survey, rules: SurveyRules, setting: Setting) -> tuple[Answers | None, Ints]:
-    """Return the best in their order, and the rows that tie with the first."""
+def count_kept(request: TrainingSearchRequest) -> int:
+    """Return how many of the best a search keeps: those listed, and spare ones for finalists."""
+    return max(request.max_candidates, _SPARE * request.num_finalists)
+
+
+def rank_kept(
+    survey: Survey, rules: SurveyRules, judge: JudgeTies | None
+) -> tuple[Answers | None, Ints]:
+    """Return the best in their order, and the rows that tie with the first if anyone judges it."""
     kept, nobody = survey.kept, np.zeros(0, dtype=np.int64)
     if kept is None:
         return None, nobody
@@ -107,12 +135,12 @@ def _rank(survey: Survey, rules: SurveyRules, setting: Setting) -> tuple[Answers
     ranked = kept.take(ranking.order)
     row_of = np.argsort(ranking.order)
     rows = row_of[ranking.ties]
-    if not setting.has_ties or len(rows) == 1:
+    if judge is None or len(rows) == 1:
         return ranked, nobody
     if rules.objective != "memory_headroom":
         values = objective_values(ranked, rules.objective, rules.prices)[0]
         timed, others = rows[:_MAX_TIMED], rows[_MAX_TIMED:]
-        is_tie = find_ties(ranked.take(timed), values[timed], setting.predictor)
+        is_tie = judge(ranked.take(timed), values[timed])
         rows = np.concatenate((timed[is_tie], others))
     return ranked, rows[1:]
 
@@ -159,16 +187,17 @@ def _judge(strategies: Strategies, grid: StrategySpace | None, survey: Survey) -
     return legal.take(is_left)
 
 
-def _join(
-    strategies: Strategies, times: StepTimes, memory: StrategyMemory, memory_ratio: float
+def join_columns(
+    strategies: Strategies, times: StepTimes, memory: StrategyMemory, memory_ratio: float = 1.0
 ) -> Answers:
+    """Return what is known of strategies on devices of so many times their memory, unbounded."""
     devices = [find_device(name).memory_bytes for name in strategies.source.devices]
     more = np.array(devices, dtype=np.float64)[strategies.device] * (memory_ratio - 1)
     return Answers(
         strategies=strategies,
         step_us=times.step_us,
-        low_us=times.low_us,
-        high_us=times.high_us,
+        low_us=times.step_us,
+        high_us=times.step_us,
         bubble_ratio=times.bubble_ratio,
         exposed_ratio=times.exposed_ratio,
         mfu_ratio=times.mfu_ratio,

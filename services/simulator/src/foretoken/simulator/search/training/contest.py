@@ -1,10 +1,9 @@
 """Which strategies are simulated, and their places by what the simulations say."""
 
-from collections.abc import Mapping
-
 from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_search import StrategyFinalist, TrainingSearchRequest
 from foretoken.domain.units import US_PER_MS
+from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.finalists import encode_scenario, weigh_simulated
 
@@ -15,13 +14,11 @@ _MAX_TRIES = 4
 class Contest:
     """The first strategies of a ranking; the next takes the place of one that does not fit."""
 
-    def __init__(
-        self, request: TrainingSearchRequest, ranked: Answers, usd_per_hour: Mapping[str, float]
-    ) -> None:
-        """Take strategies in their order, and the prices of devices."""
+    def __init__(self, request: TrainingSearchRequest, ranked: Answers, prices: Floats) -> None:
+        """Take strategies in their order, and the hourly price of each device of their space."""
         self._objective, self._num_wanted = request.objective, request.num_finalists
         self._ranked = ranked
-        self._usd_per_hour = usd_per_hour
+        self._prices = prices
         self._reports: dict[int, TrainingReport] = {}
 
     @property
@@ -70,12 +67,11 @@ class Contest:
     def _value(self, row: int, report: TrainingReport) -> float:
         """Return what is to be small."""
         strategies = self._ranked.strategies
-        device = strategies.source.devices[int(strategies.device[row])]
         num_devices = int(strategies.num_devices[row])
         return weigh_simulated(
             report,
             self._objective,
             num_devices,
             int(strategies.global_batch_size[row]),
-            self._usd_per_hour.get(device, 0.0) * num_devices,
+            float(self._prices[strategies.device[row]]) * num_devices,
         )

@@ -14,7 +14,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags, Ints
-from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.rank import chunk_ranks, count_parts
 from foretoken.simulator.search.training.strategies import RECOMPUTE_MODES, Strategies
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
 from foretoken.simulator.training.schedule import PipelineSchedule, find_schedule
@@ -103,9 +103,8 @@ def _breaks_sequence(strategies: Strategies) -> Flags:
 
 
 def _breaks_layers(strategies: Strategies) -> Flags:
-    broken: Flags = (
-        strategies.pp * _chunks(strategies) > strategies.source.scenario.model.num_layers
-    )
+    num_parts = count_parts(strategies.source.scenario.model.num_layers)
+    broken: Flags = strategies.pp * _chunks(strategies) > num_parts
     return broken
 
 

@@ -18,7 +18,8 @@ from foretoken.simulator.search.training.memory_places import (
 )
 from foretoken.simulator.search.training.memory_ranks import PipelineCut, cut_pipeline
 from foretoken.simulator.search.training.memory_states import ParameterColumns, Shards
-from foretoken.simulator.search.training.shapes import number_rows
+from foretoken.simulator.search.training.row_numbers import number_rows
+from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.training.memory.in_flight import FullMoments, find_moments
 from foretoken.simulator.training.memory.state_bytes import StateRules
@@ -39,8 +40,10 @@ class StrategyMemory:
         return np.asarray(self.margin_bytes >= 0, dtype=np.bool_)
 
 
-def measure_strategies(strategies: Strategies) -> StrategyMemory:
-    """Return what strategies hold that can run.
+def measure_strategies(
+    strategies: Strategies, shapes: ShapeLibrary | None = None
+) -> StrategyMemory:
+    """Return what strategies hold that can run; `shapes` are those lowered so far.
 
     Raises:
         InvalidRequestError: a layout does not fit the model.
@@ -49,7 +52,7 @@ def measure_strategies(strategies: Strategies) -> StrategyMemory:
     if not len(strategies):
         return StrategyMemory(reserved_bytes=np.zeros(0), margin_bytes=np.zeros(0))
     rows, number = number_rows(_keys(strategies))
-    reserved = _Meter(strategies.take(rows)).measure()[number]
+    reserved = _Meter(strategies.take(rows), shapes or ShapeLibrary()).measure()[number]
     devices = [find_device(name).memory_bytes for name in strategies.source.devices]
     return StrategyMemory(
         reserved_bytes=reserved,
@@ -71,11 +74,11 @@ def _keys(strategies: Strategies) -> list[Ints]:
 class _Meter:
     """Measures strategies, all of one pipeline at a time."""
 
-    def __init__(self, strategies: Strategies) -> None:
+    def __init__(self, strategies: Strategies, library: ShapeLibrary) -> None:
         scenario = strategies.source.scenario
         self._strategies = strategies
         self._rules = StateRules.of_scenario(scenario)
-        self._shapes = group_shapes(strategies)
+        self._shapes = group_shapes(strategies, library)
         self._groups = MicroBatchGroups(strategies, self._shapes)
         self._parameters = ParameterColumns(strategies, self._shapes, self._rules)
         self._shards = Shards.of_strategies(strategies)

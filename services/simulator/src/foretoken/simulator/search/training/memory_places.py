@@ -13,7 +13,9 @@ from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.lowering import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.shapes import Shape, lower_shape, number_rows
+from foretoken.simulator.search.training.row_numbers import number_rows
+from foretoken.simulator.search.training.shape_library import ShapeLibrary
+from foretoken.simulator.search.training.shapes import Shape
 from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.training.memory.layer_kind import layer_kinds
 from foretoken.simulator.training.memory.pass_peak import PlaceMeter, PlaceNeeds
@@ -39,28 +41,17 @@ class MemoryShapes:
         return replace(self, of_strategy=self.of_strategy[rows])
 
 
-def group_shapes(strategies: Strategies) -> MemoryShapes:
+def group_shapes(strategies: Strategies, library: ShapeLibrary) -> MemoryShapes:
     """Return the shapes of strategies that can run.
 
     Raises:
         InvalidRequestError: a layout does not fit the model.
 
     """
-    rows, of_strategy = number_rows(_list_axes(strategies))
-    sizes, few = np.unique(strategies.micro_batch_size), strategies.take(rows)
-    shapes = tuple(lower_shape(few.scenario(row), sizes) for row in range(len(few)))
+    shapes, of_strategy = library.group_layers(strategies)
     num_layers = strategies.source.scenario.model.num_layers
     kinds = layer_kinds(shapes[0].forward, num_layers)
     return MemoryShapes(shapes=shapes, of_strategy=of_strategy, kinds=kinds)
-
-
-def _list_axes(strategies: Strategies) -> list[Ints]:
-    """Return what changes activations: over how many ranks `isp` keeps weights does not."""
-    return [
-        *(strategies.tp, strategies.cp, strategies.ep),
-        strategies.sequence_parallel * (strategies.tp > 1),
-        strategies.weight_parallel,
-    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -16,7 +16,8 @@ from foretoken.simulator.search.training.memory_places import (
     with_copies,
 )
 from foretoken.simulator.search.training.memory_ranks import PipelineCut
-from foretoken.simulator.search.training.shapes import Shape, number_rows
+from foretoken.simulator.search.training.row_numbers import number_rows
+from foretoken.simulator.search.training.shapes import Shape
 from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.training.memory.saved_tensor import layer_range
 from foretoken.simulator.training.memory.state_bytes import (

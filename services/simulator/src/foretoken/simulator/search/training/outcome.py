@@ -24,6 +24,7 @@ from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.search.training.survey import Survey, find_fronts
 from foretoken.simulator.search.training.table import build_table
 from foretoken.simulator.training.memory_plan import plan_memory
+from foretoken.simulator.training.trainer_note import list_trainer_notes
 
 MEMORY = "memory"
 _SIMULATED_MEMORY = "memory, simulated"
@@ -47,7 +48,7 @@ def make_report(form: ClosedForm) -> TrainingSearchReport:
                 verdict=verdict,
                 num_strategies=count,
                 example=example.name(0),
-                reason=_explain(verdict, example),
+                reason=survey.reasons.get(verdict) or _explain(verdict, example),
             )
             for verdict, (count, example) in survey.verdicts.items()
         ),
@@ -175,14 +176,18 @@ def _notes(form: ClosedForm, num_listed: int) -> tuple[str, ...]:
     """Return what a reader must know of the answer."""
     request, survey = form.request, form.survey
     scenario = request.scenario
-    notes = []
+    notes = list(form.notes)
     if num_listed < survey.num_fitting:
         notes.append(
             f"of {survey.num_fitting:,} strategies that fit {num_listed:,} are listed:"
             " the best, what ties with the first, and those on a front"
         )
+    notes += list_trainer_notes(scenario)
     if not form.prices.all():
-        notes.append("without a price per device and hour there are no costs: set usd_per_hour")
+        notes.append(
+            "without a price per device and hour there are no costs: --price, --price-list, or"
+            " usd_per_hour of the space"
+        )
     if scenario.straggler_ratio or scenario.network_spread_ratio or scenario.overflow_ratio:
         notes.append(
             "the closed form is of the typical step: stragglers, a busy network and skipped updates"

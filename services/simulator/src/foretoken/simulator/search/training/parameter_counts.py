@@ -95,7 +95,7 @@ class ShapeWeights:
     ) -> int:
         """Return the parameters of the largest layer: the first and the last are of all types."""
         most = 0
-        for at in {kind.layers[0], kind.layers[-1]}:
+        for at in {*kind.layers[:1], *kind.layers[-1:]}:
             total = sum(
                 weight.kept(count, degree) // count
                 for weight, count in held
@@ -139,7 +139,7 @@ class _Weight:
 
 
 def _num_tensors(held: Sequence[tuple[_Weight, int]]) -> int:
-    return sum(count * (1 + weight.node.has_bias) for weight, count in held)
+    return sum(count * weight.node.num_tensors for weight, count in held)
 
 
 def _num_weights(node: OperatorNode) -> int:

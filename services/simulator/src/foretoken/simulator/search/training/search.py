@@ -3,22 +3,17 @@
 import time
 from dataclasses import replace
 
-from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.search.internevo.points import list_points
-from foretoken.simulator.search.placement.search import count_placements, search_placements
+from foretoken.simulator.search.placement.request import count_placements
 from foretoken.simulator.search.training.answers import Answers
-from foretoken.simulator.search.training.closed_form import (
-    ClosedForm,
-    Setting,
-    answer_in_closed_form,
-)
+from foretoken.simulator.search.training.closed_form import ClosedForm
 from foretoken.simulator.search.training.contest import Contest
 from foretoken.simulator.search.training.finalists import StrategyRuns
 from foretoken.simulator.search.training.outcome import describe, make_report, with_finalists
-from foretoken.simulator.search.training.sensitivity import find_sensitivity, list_changes
+from foretoken.simulator.search.training.question import ask
 from foretoken.simulator.search.training.space import check_space, resolve_space
 from foretoken.simulator.search.training.survey import Survey
 
@@ -54,8 +49,6 @@ def search_training(
         UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
 
     """
-    if request.space.node_groups:
-        return search_placements(request, predictor, context)
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     search = _Search(request, predictor, context)
     report = search.run()
@@ -78,16 +71,15 @@ class _Search:
 
     def run(self) -> TrainingSearchReport:
         request = self._request
-        _check_prices(request)
+        question = ask(request, self._predictor)
         self._context.update(0.01, f"{self._num_points:,} points: ask the predictor")
         started_s = time.process_time()
-        form = answer_in_closed_form(request, Setting(predictor=self._predictor), self._tell)
-        report = replace(make_report(form), closed_form_s=time.process_time() - started_s)
-        if form.ranked is None:
-            return report
-        if request.has_sensitivity:
-            report = self._with_sensitivities(form, report)
-        if request.num_finalists:
+        form = question.answer(self._tell)
+        report = replace(make_report(form), tie_calls=question.find_tie_calls(form))
+        report = replace(report, closed_form_s=time.process_time() - started_s)
+        changed = question.find_sensitivities(form, self._tell_changed)
+        report = replace(report, sensitivities=changed)
+        if request.num_finalists and form.ranked is not None:
             report = self._with_finalists(form, form.ranked, report)
         return report
 
@@ -95,26 +87,15 @@ class _Search:
         ratio = survey.num_points / max(1, self._num_points)
         self._context.update(_COUNTED * ratio, describe(survey))
 
-    def _with_sensitivities(
-        self, form: ClosedForm, report: TrainingSearchReport
-    ) -> TrainingSearchReport:
-        changes = list_changes(self._request, self._predictor)
-        found = []
-        for number, change in enumerate(changes):
-            ratio = _COUNTED + (_SENSITIVE - _COUNTED) * number / len(changes)
-
-            def tell(survey: Survey, ratio: float = ratio, words: str = change.words) -> None:
-                self._context.update(ratio, f"{words}: {describe(survey)}")
-
-            found.append(find_sensitivity(form, change, tell))
-        return replace(report, sensitivities=tuple(found))
+    def _tell_changed(self, ratio: float, words: str) -> None:
+        self._context.update(_COUNTED + (_SENSITIVE - _COUNTED) * ratio, words)
 
     def _with_finalists(
         self, form: ClosedForm, ranked: Answers, report: TrainingSearchReport
     ) -> TrainingSearchReport:
         """Return the report with the first strategies simulated, each published when it is done."""
         request, context = self._request, self._context
-        contest = Contest(request, ranked, request.space.usd_per_hour)
+        contest = Contest(request, ranked, form.prices)
         runs = StrategyRuns(self._predictor)
         while rows := contest.next_rows():
             scenarios = [ranked.strategies.scenario(row) for row in rows]
@@ -128,13 +109,3 @@ class _Search:
                 )
                 context.publish(contest.finalist(rows[place]))
         return with_finalists(report, form, contest.finalists())
-
-
-def _check_prices(request: TrainingSearchRequest) -> None:
-    devices = request.space.devices or (request.scenario.device,)
-    prices = request.space.usd_per_hour
-    unpriced = [device for device in dict.fromkeys(devices) if not prices.get(device)]
-    if request.objective == "cost" and unpriced:
-        raise InvalidRequestError.of_field(
-            "space.usd_per_hour", f"to rank by cost, price {', '.join(unpriced)}"
-        )

@@ -12,18 +12,14 @@ from functools import cached_property
 
 import numpy as np
 
-from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext
+from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext, Section
 from foretoken.domain.lowering import LoweringOptions, Nodes, lower_backward, lower_rank
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile
-from foretoken.domain.training_search import OVERLAPS
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.rank import chunk_ranks
-from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.training.stage_operators import training_options
-
-_ALL = OVERLAPS.index("all")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +51,18 @@ class Shape:
         """The backward operators, lowered when first asked for."""
         return lower_backward(self.forward, self.options)
 
+    @cached_property
+    def stream(self) -> OperatorNode:
+        """The operator that has what layers hand on: the norm at their beginning."""
+        return next(node for node in self.forward if node.role == "input_norm")
+
+    @cached_property
+    def at_boundary(self) -> OperatorNode:
+        """What layers hand on, where it goes from one stage to the next."""
+        return dataclasses.replace(
+            self.stream, section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
+        )
+
     def forward_of(self, index: int) -> Nodes:
         """Return the forward operators of one of the micro batch sizes, in integers."""
         return tuple(_at(node, index) for node in self.forward)
@@ -62,40 +70,6 @@ class Shape:
     def backward_of(self, index: int) -> Nodes:
         """Return the backward operators of one of the micro batch sizes, in integers."""
         return tuple(_at(node, index) for node in self.backward)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ShapeGroups:
-    """The shapes of some strategies, and of each strategy its own.
-
-    `of_strategy` and `micro_batch` have one entry per strategy: the number of its shape, and of its
-    micro batch size among those of the shape.
-    """
-
-    shapes: tuple[Shape, ...]
-    of_strategy: Ints
-    micro_batch: Ints
-
-
-def group_shapes(strategies: Strategies) -> ShapeGroups:
-    """Return the shapes of strategies that can run.
-
-    Raises:
-        InvalidRequestError: a layout does not fit the model.
-
-    """
-    keys = _keys(strategies)
-    first, of_strategy = number_rows(keys)
-    shapes: list[Shape] = []
-    micro_batch = np.zeros(len(strategies), dtype=np.int64)
-    order = np.argsort(of_strategy, kind="stable")
-    bounds = np.searchsorted(of_strategy[order], np.arange(len(first) + 1))
-    for number, row in enumerate(first):
-        rows = order[bounds[number] : bounds[number + 1]]
-        sizes, micro_batch[rows] = np.unique(strategies.micro_batch_size[rows], return_inverse=True)
-        scenario = strategies.take(np.array([row])).scenario(0)
-        shapes.append(lower_shape(scenario, sizes))
-    return ShapeGroups(shapes=tuple(shapes), of_strategy=of_strategy, micro_batch=micro_batch)
 
 
 def lower_shape(scenario: TrainingScenario, micro_batch_sizes: Ints) -> Shape:
@@ -128,35 +102,6 @@ def lower_shape(scenario: TrainingScenario, micro_batch_sizes: Ints) -> Shape:
         micro_batch_sizes=micro_batch_sizes,
         forward=lower_rank(_micro_batches(alone, micro_batch_sizes), options, rank),
     )
-
-
-def number_rows(columns: list[Ints]) -> tuple[Ints, Ints]:
-    """Return the first row of every distinct combination of columns, and the number of each row's.
-
-    Values are not negative.
-    """
-    number = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        width = int(column.max(initial=0)) + 1
-        _, number = np.unique(number * width + column, return_inverse=True)
-    _, first, number = np.unique(number, return_index=True, return_inverse=True)
-    return first, number
-
-
-def _keys(strategies: Strategies) -> list[Ints]:
-    """Return what makes layers run other operators."""
-    tp, cp, ep = strategies.tp, strategies.cp, strategies.ep
-    is_split = (tp > 1) | (cp > 1) | (ep > 1)
-    return [
-        strategies.device,
-        tp,
-        cp,
-        ep,
-        strategies.sequence_parallel * (tp > 1),
-        strategies.weight_parallel,
-        strategies.weight_degree,
-        (strategies.overlap == _ALL) & is_split,
-    ]
 
 
 def _micro_batches(scenario: TrainingScenario, sizes: Ints) -> BatchShape:

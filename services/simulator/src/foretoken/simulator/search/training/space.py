@@ -2,11 +2,12 @@
 
 Where a space leaves an axis open these values are tried: tp powers of two up to the devices of a
 node that divide the heads; pp divisors of the devices up to the layers; 1, 2 and 4 chunks of layers
-per rank, more than one by `interleaved`; cp powers of two that leave a rank 2,048 tokens of a
-sequence; ep powers of two that divide the experts; micro batches of 1, 2, 4 and 8 samples; all ZeRO
-stages, overlaps and recompute modes; and weights split by tensor parallelism, without and with
-sequence parallelism, as `msp`, `fsp`, and (without experts) as `isp` over powers of two up to a
-node.
+per rank, and more in powers of two while a pipeline of 16 ranks has a layer for each, the embedding
+and the head counted as one, all but the first by `interleaved`; cp powers of two that leave a rank
+2,048 tokens of a sequence; ep powers of two that divide the experts; micro batches of 1, 2, 4 and 8
+samples; all ZeRO stages, overlaps and recompute modes; and weights split by tensor parallelism,
+without and with sequence parallelism, as `msp`, `fsp`, and (without experts) as `isp` over powers
+of two up to a node.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ from foretoken.domain.training_search import (
     TrainingSpace,
 )
 from foretoken.simulator.grid import Ints
+from foretoken.simulator.rank import count_parts
 from foretoken.simulator.search.training.strategies import (
     RECOMPUTE_MODES,
     Strategies,
@@ -39,6 +41,8 @@ from foretoken.simulator.training.schedule import find_schedule
 # Points that are looked at, and strategies that are answered, together: some hundred MB of columns.
 PIECE = 200_000
 _VIRTUAL_STAGES = (1, 2, 4)
+# More chunks per rank are tried of models that fill those of so long a pipeline.
+_LONG_PIPELINE = 16
 _MICRO_BATCHES = (1, 2, 4, 8)
 _ZERO_STAGES = (0, 1, 2, 3)
 # Tokens of a sequence that context parallelism should leave a rank.
@@ -147,14 +151,6 @@ def resolve_space(request: TrainingSearchRequest) -> StrategySpace:
     return StrategySpace(source=source, blocks=blocks)
 
 
-def halve_batch(request: TrainingSearchRequest) -> TrainingSearchRequest:
-    """Return the question for half the samples in a step; one sample stays one."""
-    batches = request.space.global_batch_sizes or (request.scenario.global_batch_size,)
-    halves = tuple(max(1, size // 2) for size in batches)
-    space = replace(request.space, global_batch_sizes=halves)
-    return replace(request, space=space)
-
-
 def links_of(scenario: TrainingScenario, device: str) -> TopologySpec:
     """Return the links of a device: those of the scenario, of another device its first.
 
@@ -204,11 +200,14 @@ def _schedules(
     """Return the schedules, and with how many chunks per rank each is tried."""
     if space.pipeline_schedules:
         names = tuple(dict.fromkeys(space.pipeline_schedules))
-        wanted = [space.virtual_stages or _own_chunks(name, len(names) > 1) for name in names]
+        tried = _virtual_stages(scenario)
+        wanted = [
+            space.virtual_stages or _own_chunks(name, tried, len(names) > 1) for name in names
+        ]
     else:
         own = scenario.pipeline_schedule
         names = tuple(dict.fromkeys((own, _INTERLEAVED)))
-        chunks = space.virtual_stages or _VIRTUAL_STAGES
+        chunks = space.virtual_stages or _virtual_stages(scenario)
         of_own = find_schedule(own).virtual_stages
         if of_own == 1:
             more = tuple(count for count in chunks if count > 1)
@@ -221,12 +220,17 @@ def _schedules(
     return names, tuple(rows)
 
 
-def _own_chunks(schedule: str, has_others: bool) -> tuple[int, ...]:
+def _virtual_stages(scenario: TrainingScenario) -> tuple[int, ...]:
+    most = count_parts(scenario.model.num_layers) // _LONG_PIPELINE
+    return tuple(dict.fromkeys((*_VIRTUAL_STAGES, *_powers_of_two(most))))
+
+
+def _own_chunks(schedule: str, tried: Sequence[int], has_others: bool) -> tuple[int, ...]:
     """Return the chunks per rank a schedule is tried with; one interleaved chunk is plain 1F1B."""
     of_own = find_schedule(schedule).virtual_stages
     if of_own:
         return (of_own,)
-    return tuple(count for count in _VIRTUAL_STAGES if count > 1 or not has_others)
+    return tuple(count for count in tried if count > 1 or not has_others)
 
 
 def _weight_splits(

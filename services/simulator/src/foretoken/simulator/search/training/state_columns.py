@@ -26,6 +26,7 @@ from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.call_prices import CallBook
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut, ChunkKind
 from foretoken.simulator.search.training.parameter_counts import ParameterCounts
+from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.search.training.transfer_columns import at_stride
 
 
@@ -263,8 +264,8 @@ class StateWriter:
         self, pairs: Ints, place: Callable[[tuple[int, ...]], PlacedGroup]
     ) -> dict[str, Ints]:
         """Return the dimensions of groups, and who shares their links, each kind placed once."""
-        distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        groups = [place(tuple(pair)) for pair in distinct.tolist()]
+        first, inverse = number_rows(list(pairs.T))
+        groups = [place(tuple(pair)) for pair in pairs[first].tolist()]
         columns = {
             name: np.array([group.dims[name] for group in groups])[inverse]
             for name in ("devices_per_node", "num_nodes")

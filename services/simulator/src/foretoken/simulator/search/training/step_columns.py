@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.chunk_columns import (
+from foretoken.simulator.search.training.chunk_columns import SUMS
+from foretoken.simulator.search.training.chunk_kinds import ChunkCut
+from foretoken.simulator.search.training.stacked_passes import (
     COMPUTE,
     EXPOSED,
     HIDDEN,
     LEFT,
-    SUMS,
     TOTAL,
 )
-from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.state_columns import Calls, ChunkStates
 from foretoken.simulator.search.training.transfer_columns import TransferTimes
 from foretoken.simulator.training.closed_form import PipelineShape, estimate_rank_ends_us
@@ -154,6 +155,7 @@ class _Steps:
         self._slowdown = inputs.trainer.overlap_slowdown_ratio
         self._early = [self._find_early(kind) for kind in range(len(inputs.passes))]
         self._num_ranks = len(inputs.cut.ranks)
+        self._known_chunks: dict[tuple[object, ...], ChunkTimes] = {}
         self._agreement_us = inputs.prices_us[:, inputs.agreement].sum(axis=1)
         # A rank whose chunks another holds too runs half of the micro batches of each.
         self._runs = inputs.num_micro_batches / (2 if inputs.cut.is_mirrored else 1)
@@ -175,7 +177,7 @@ class _Steps:
         start_us, after_us, busy_us = none, none, none[0]
         critical_us, exposed_us = np.full_like(none[0], _NEVER), none[0]
         for kinds, ranks in inputs.cut.rank_kinds.items():
-            end_us = np.max([ends[rank] + none for rank in ranks], axis=0)
+            end_us = none + reduce(np.maximum, [ends[rank] for rank in ranks])
             ends_us = np.take(inputs.rank_ends[kinds].parts_us, inputs.key, axis=2)
             reduced_us, waited_us = self._reduce(kinds, end_us, ends_us)
             start_us = np.maximum(start_us, reduced_us)
@@ -212,6 +214,21 @@ class _Steps:
         return _Early(buckets, num_buckets, carried_us, slowdown_us)
 
     def _chunk_times(self, chunk: int) -> ChunkTimes:
+        """Return what a chunk takes, one object for all that are alike."""
+        cut, transfers = self._in.cut, self._in.transfers
+        kind = cut.kind_of_chunk[chunk]
+        held = cut.kinds[kind]
+        key = (
+            kind,
+            transfers.way(chunk) if held.receives_gradient else b"",
+            transfers.way(chunk - 1) if held.receives_input else b"",
+            chunk if cut.is_mirrored else 0,
+        )
+        if key not in self._known_chunks:
+            self._known_chunks[key] = self._time_chunk(chunk)
+        return self._known_chunks[key]
+
+    def _time_chunk(self, chunk: int) -> ChunkTimes:
         inputs = self._in
         kind = inputs.cut.kind_of_chunk[chunk]
         passes, backward_us = inputs.passes[kind], inputs.passes[kind].backward_us

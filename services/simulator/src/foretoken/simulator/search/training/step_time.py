@@ -5,80 +5,108 @@ closed forms of the pipeline. A step is that of `simulate_training` where the pi
 exact, and near it elsewhere; steps are typical ones, without stragglers and a busy network.
 """
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.lowering import Nodes
-from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
-from foretoken.domain.training_truth import TrainingCalibration
 from foretoken.domain.units import US_PER_S
-from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.training.call_prices import CallBook, Variants
-from foretoken.simulator.search.training.chunk_columns import (
-    NO_EXCHANGE,
-    PassColumns,
-    PassKeys,
-    PassTimer,
-)
-from foretoken.simulator.search.training.chunk_kinds import ChunkCut, ChunkKind, cut_model
-from foretoken.simulator.search.training.parameter_counts import ShapeWeights
-from foretoken.simulator.search.training.shapes import ShapeGroups, group_shapes, number_rows
-from foretoken.simulator.search.training.state_columns import (
-    ChunkStates,
-    StateKeys,
-    StateRules,
-    StateWriter,
-)
-from foretoken.simulator.search.training.step_columns import (
-    ChunkPassColumns,
-    RankEnds,
-    RankStates,
-    StepColumns,
-    StepInputs,
-    compose_steps,
-)
-from foretoken.simulator.search.training.strategies import (
-    RECOMPUTE_MODES,
-    Strategies,
-    trainer_with,
-)
-from foretoken.simulator.search.training.transfer_columns import Transfers, TransferWriter
-from foretoken.simulator.training import zero
-from foretoken.simulator.training.efficiency import count_step_flops, peak_flops_per_s
-from foretoken.simulator.training.schedule import find_schedule
-from foretoken.simulator.training.stage_operators import list_agreements
-from foretoken.simulator.training.state_sharding import StateExchange, exchange_in_layers
-
-_ISP = WEIGHT_PARALLELS.index("isp")
-_FULL = RECOMPUTE_MODES.index("full")
-# Strategies that are put together at once: columns of that length stay in the cache.
-_SLICE = 4096
-_FORMS = {"zero_bubble_v": "folded", "dualpipe": "mirrored"}
+from foretoken.simulator.search.training.call_prices import BOUNDS, CallBook, Variants
+from foretoken.simulator.search.training.priced_piece import PricedPiece
+from foretoken.simulator.search.training.shape_library import ShapeGroups, ShapeLibrary
+from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.search.training.strategy_piece import StrategyPiece
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepTimes:
-    """One entry per strategy: µs of a step and the bounds of the predictor's intervals; ratios.
+    """One entry per strategy: µs of a step by each variant of the prices, and ratios.
 
-    `shape` is equal for strategies whose layers run the same operators, of which there are
-    `num_shapes` so far.
+    Variants are the estimate, the low and the high bound of the predictor's interval, and what else
+    was asked for; or the same without the bounds. `shape` is equal for strategies whose layers run
+    the same operators, of which there are `num_shapes` so far.
     """
 
-    step_us: Floats
-    low_us: Floats
-    high_us: Floats
+    variants_us: Floats
     bubble_ratio: Floats
     exposed_ratio: Floats
     mfu_ratio: Floats
     shape: Ints
     num_shapes: int
     model_version: str
+
+    @property
+    def step_us(self) -> Floats:
+        """Time of a step by the estimates."""
+        return np.asarray(self.variants_us[0])
+
+    @property
+    def low_us(self) -> Floats:
+        """Time with every operator at its lower bound."""
+        return np.asarray(self.variants_us[1])
+
+    @property
+    def high_us(self) -> Floats:
+        """Time with every operator at its upper bound."""
+        return np.asarray(self.variants_us[2])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PricedRows:
+    """The rows of strategies on one kind of device, and seconds of their steps at its peak."""
+
+    rows: Ints
+    piece: PricedPiece
+    step_s_at_peak: Floats
+
+
+class PricedStrategies:
+    """Strategies whose calls are priced: steps are put together for those that are asked for."""
+
+    def __init__(
+        self, parts: Sequence[_PricedRows], shape: Ints, num_shapes: int, model_version: str
+    ) -> None:
+        """Keep the strategies by kind of device, their shapes, and how many there are so far."""
+        self._parts = parts
+        self._shape = shape
+        self._num_shapes = num_shapes
+        self._model_version = model_version
+
+    def time(self, *, has_bounds: bool = True) -> StepTimes:
+        """Return the steps of all; without bounds they take a good deal less time."""
+        length = len(self._shape)
+        variants_us, ratios, mfu = np.zeros((3, length)), np.zeros((2, length)), np.zeros(length)
+        for part in self._parts:
+            every = range(len(part.piece.prices_us))
+            wanted = None if has_bounds else [at for at in every if at not in BOUNDS]
+            rows, found = part.rows, part.piece.time(variants=wanted)
+            if len(variants_us) != len(found.step_us):
+                variants_us = np.zeros((len(found.step_us), length))
+            variants_us[:, rows] = found.step_us
+            ratios[0, rows] = np.clip(1 - found.busy_ratio, 0.0, 1.0)
+            ratios[1, rows] = np.minimum(1.0, found.exposed_us / found.step_us[0])
+            mfu[rows] = part.step_s_at_peak / (found.step_us[0] / US_PER_S)
+        return StepTimes(
+            variants_us=variants_us,
+            bubble_ratio=ratios[0],
+            exposed_ratio=ratios[1],
+            mfu_ratio=mfu,
+            shape=self._shape,
+            num_shapes=self._num_shapes,
+            model_version=self._model_version,
+        )
+
+    def bound(self, rows: Ints) -> Floats:
+        """Return the low and the high µs of the steps of some strategies, [2, row]."""
+        bounds_us = np.zeros((2, len(rows)))
+        for part in self._parts:
+            chosen = np.flatnonzero(np.isin(rows, part.rows))
+            own = np.searchsorted(part.rows, rows[chosen])
+            bounds_us[:, chosen] = part.piece.time(own, BOUNDS).step_us
+        return bounds_us
 
 
 class StepTimer:
@@ -89,12 +117,14 @@ class StepTimer:
         scenario: TrainingScenario,
         predictor: LatencySource,
         variants: Variants | None = None,
+        shapes: ShapeLibrary | None = None,
     ) -> None:
         """Keep what strategies vary, and who prices operators.
 
-        `variants` are what `time_variants` takes the prices of; else it is estimates and bounds.
+        `variants` give the prices of all that steps are timed by; else it is estimates and bounds.
         """
         self._variants = variants
+        self._library = shapes or ShapeLibrary()
         self._scenario = scenario
         self._predictor = predictor
         self._shapes: dict[tuple[object, ...], int] = {}
@@ -106,392 +136,28 @@ class StepTimer:
             InvalidRequestError: a layout does not fit the model.
 
         """
-        length = len(strategies)
-        steps_us, ratios = np.zeros((3, length)), np.zeros((2, length))
-        mfu, shape, version = np.zeros(length), np.zeros(length, dtype=np.int64), ""
-        for device in np.unique(strategies.device):
-            rows = np.flatnonzero(strategies.device == device)
-            piece = _Piece(strategies.take(rows), self._scenario, CallBook(), self._predictor)
-            found, version = piece.time(), piece.model_version
-            steps_us[:, rows] = found.step_us
-            ratios[0, rows] = np.clip(1 - found.busy_ratio, 0.0, 1.0)
-            ratios[1, rows] = np.minimum(1.0, found.exposed_us / found.step_us[0])
-            mfu[rows] = piece.step_s_at_peak / (found.step_us[0] / US_PER_S)
-            shape[rows] = self._number_shapes(piece.groups)
-        return StepTimes(
-            step_us=steps_us[0],
-            low_us=steps_us[1],
-            high_us=steps_us[2],
-            bubble_ratio=ratios[0],
-            exposed_ratio=ratios[1],
-            mfu_ratio=mfu,
-            shape=shape,
-            num_shapes=len(self._shapes),
-            model_version=version,
-        )
+        return self.price(strategies).time()
 
-    def time_variants(self, strategies: Strategies) -> Floats:
-        """Return the µs of steps of strategies that can run: (variant of the prices, strategy).
+    def price(self, strategies: Strategies) -> PricedStrategies:
+        """Ask what strategies that can run cost, to time as many of them as are wanted.
 
         Raises:
             InvalidRequestError: a layout does not fit the model.
 
         """
-        found: list[Floats] = []
-        order: list[Ints] = []
+        parts, version = [], ""
+        shape = np.zeros(len(strategies), dtype=np.int64)
         for device in np.unique(strategies.device):
             rows = np.flatnonzero(strategies.device == device)
-            book = CallBook(self._variants)
-            piece = _Piece(strategies.take(rows), self._scenario, book, self._predictor)
-            found.append(piece.time().step_us)
-            order.append(rows)
-        return np.concatenate(found, axis=1)[:, np.argsort(np.concatenate(order))]
+            some = strategies.take(rows)
+            groups, book = self._library.group(some), CallBook(self._variants)
+            piece = StrategyPiece(some, groups, book, self._predictor)
+            parts.append(_PricedRows(rows, piece.price(), piece.step_s_at_peak))
+            version = piece.model_version
+            shape[rows] = self._number_shapes(groups)
+        return PricedStrategies(parts, shape, len(self._shapes), version)
 
     def _number_shapes(self, groups: ShapeGroups) -> Ints:
         numbers = [self._shapes.setdefault(shape.key, len(self._shapes)) for shape in groups.shapes]
         found: Ints = np.array(numbers, dtype=np.int64)[groups.of_strategy]
         return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Group:
-    """Strategies of one schedule that cut the model alike, with what was written of them."""
-
-    rows: Ints
-    schedule: str
-    number: int
-    cut: ChunkCut
-    key: Ints
-    states: tuple[ChunkStates, ...]
-    rank_states: dict[tuple[int, ...], RankStates]
-    agreement: Ints
-    transfers: Transfers
-
-
-class _Piece:
-    """Some strategies on one kind of device."""
-
-    def __init__(
-        self,
-        strategies: Strategies,
-        scenario: TrainingScenario,
-        book: CallBook,
-        predictor: LatencySource,
-    ) -> None:
-        self._all = strategies
-        self._base = self._scenario_of(0)
-        self._scenario = scenario
-        self._predictor = predictor
-        self._trainers = [trainer_with(scenario.trainer, name).resolve() for name in OVERLAPS]
-        self._calibration = scenario.calibration or TrainingCalibration()
-        self._modes = [_mode(scenario, name) for name in RECOMPUTE_MODES]
-        self.groups = group_shapes(strategies)
-        self._book = book
-        self._weights, self._weight_of_shape = self._find_weights()
-        names = strategies.source.pipeline_schedules
-        self._schedules = [find_schedule(name) for name in names]
-        fixed = np.array([schedule.virtual_stages for schedule in self._schedules])
-        of_row = fixed[strategies.pipeline_schedule]
-        self._virtual_stages = np.where(of_row > 0, of_row, strategies.virtual_stages)
-        self._find_sharding()
-
-    @property
-    def model_version(self) -> str:
-        """The models that gave the prices."""
-        return self._book.model_version
-
-    @property
-    def step_s_at_peak(self) -> Floats:
-        """Time of a step whose devices do nothing but what the model needs, of each strategy."""
-        rows = self._all
-        first, number = number_rows([rows.num_devices, rows.global_batch_size])
-        times = []
-        for row in first:
-            # The work of the model does not depend on how it is laid out.
-            scenario = self._scenario_of(row)
-            times.append(count_step_flops(scenario) / peak_flops_per_s(scenario))
-        return np.array(times)[number]
-
-    def time(self) -> StepColumns:
-        """Return the steps of all strategies."""
-        exchanges, of_row = self._list_exchanges()
-        timer = PassTimer(self._scenario, self.groups.shapes, exchanges, self._modes, self._book)
-        transfers = TransferWriter(self.groups.shapes, self._book)
-        groups = [self._write(number, rows, transfers) for number, rows in self._cut()]
-        self._book.fetch(self._base, self._predictor)
-        passes = self._time_passes(timer, groups, exchanges, of_row)
-        length = len(self._all)
-        step_us = np.zeros((self._book.num_variants, length))
-        busy, exposed_us = np.zeros(length), np.zeros(length)
-        for group in groups:
-            ends = {
-                kinds: RankEnds.of_calls(
-                    [group.states[kind] for kind in kinds], states, self._book.prices_us
-                )
-                for kinds, states in group.rank_states.items()
-            }
-            for start in range(0, len(group.rows), _SLICE):
-                some = slice(start, start + _SLICE)
-                found = compose_steps(self._inputs(group, some, passes, ends))
-                rows = group.rows[some]
-                step_us[:, rows] = found.step_us * self._calibration.step_factor
-                busy[rows] = found.busy_ratio
-                exposed_us[rows] = found.exposed_us * self._calibration.step_factor
-        return StepColumns(step_us=step_us, busy_ratio=busy, exposed_us=exposed_us)
-
-    def _scenario_of(self, row: int) -> TrainingScenario:
-        return self._all.take(np.array([row])).scenario(0)
-
-    def _find_weights(self) -> tuple[list[ShapeWeights], Ints]:
-        """Return the different weights of shapes, and of each shape its own."""
-        known: dict[tuple[object, ...], int] = {}
-        found: list[ShapeWeights] = []
-        numbers = []
-        for shape in self.groups.shapes:
-            weights = ShapeWeights(shape)
-            number = known.setdefault(weights.key, len(found))
-            if number == len(found):
-                found.append(weights)
-            numbers.append(number)
-        return found, np.array(numbers, dtype=np.int64)
-
-    def _find_sharding(self) -> None:
-        """Find what each strategy splits its states over; see `zero`."""
-        rows = self._all
-        self._is_isp = rows.weight_parallel == _ISP
-        self._degree = np.where(
-            self._is_isp, np.where(rows.weight_degree > 0, rows.weight_degree, rows.tp), 1
-        )
-        model_ranks = rows.tp * rows.cp * rows.dp
-        self._replicas = np.where(self._is_isp, model_ranks // self._degree, rows.cp * rows.dp)
-        self._zero = np.where(self._replicas > 1, rows.zero_stage, 0)
-        masters = self._trainers[0].trains_master_weights
-        self._is_once = (self._zero == max(zero.ZERO_STAGES)) & (rows.pp > 1) & masters
-        self._shards = np.where(rows.shard_degree > 0, rows.shard_degree, self._replicas)
-        self._shards = np.where(self._zero > 0, self._shards, 1)
-        hides = np.array([trainer.overlaps_gradient_reduction for trainer in self._trainers])
-        gathers = np.array([trainer.overlaps_parameter_gather for trainer in self._trainers])
-        self._hides = hides[rows.overlap] & ~self._is_once
-        self._gathers_early = gathers[rows.overlap]
-
-    def _is_copied(self) -> Flags:
-        """Tell where a tied head is a copy of the embedding."""
-        if not self._base.model.has_tied_embedding:
-            return np.zeros(len(self._all), dtype=bool)
-        folded = np.array([schedule.name in _FORMS for schedule in self._schedules])
-        is_copied: Flags = (self._all.pp > 1) & ~folded[self._all.pipeline_schedule]
-        return is_copied
-
-    def _list_exchanges(self) -> tuple[list[StateExchange], Ints]:
-        """Return what states exchange in layers, each way once, and that of each strategy."""
-        rows, of_row = self._all, np.zeros(len(self._all), dtype=np.int64)
-        some = np.flatnonzero((self._zero > 1) & ~self._is_once)
-        exchanges = [NO_EXCHANGE]
-        if not len(some):
-            return exchanges, of_row
-        is_copied, shape = self._is_copied()[some], self.groups.of_strategy[some]
-        is_again = (rows.recompute[some] == _FULL) & self._trainers[0].gathers_again
-        keys = [self._weight_of_shape[shape], self._zero[some], self._shards[some]]
-        keys += [rows.tp[some], self._degree[some], self._replicas[some], rows.ep[some]]
-        keys += [self._hides[some], self._gathers_early[some], is_again, is_copied]
-        if self._base.model.moe is not None:
-            keys += [rows.cp[some], rows.dp[some]]
-        first, number = number_rows([np.asarray(key, dtype=np.int64) for key in keys])
-        for at in first:
-            forward = _weighted(self.groups.shapes[shape[at]].forward, is_copied=is_copied[at])
-            scenario = self._scenario_of(some[at])
-            layout = dataclasses.replace(scenario.layout, pp=1)
-            scenario = dataclasses.replace(scenario, layout=layout, virtual_stages=1)
-            rank = self.groups.shapes[shape[at]].rank
-            exchanges.append(exchange_in_layers(forward, rank, scenario))
-        of_row[some] = number + 1
-        return exchanges, of_row
-
-    def _cut(self) -> Iterator[tuple[int, Ints]]:
-        """Yield the strategies that cut the model alike, with a number."""
-        keys = [self._all.pipeline_schedule, self._all.pp, self._virtual_stages]
-        first, number = number_rows(keys)
-        for at in range(len(first)):
-            yield at, np.flatnonzero(number == at)
-
-    def _write(self, number: int, rows: Ints, transfers: TransferWriter) -> _Group:
-        """Write what ends the steps of strategies that cut the model alike."""
-        at, model = int(rows[0]), self._base.model
-        schedule = self._schedules[self._all.pipeline_schedule[at]]
-        pp, num_dense = int(self._all.pp[at]), model.num_layers
-        if model.moe is not None:
-            num_dense = model.moe.num_dense_layers
-        num_chunks = pp * int(self._virtual_stages[at])
-        form = _FORMS.get(schedule.name, "round")
-        cut = cut_model(model.num_layers, num_dense, pp, num_chunks, form)
-        shape = self.groups.of_strategy[rows]
-        weights = self._weight_of_shape[shape]
-        first, key = self._number_states(rows, weights)
-        writer = StateWriter(self._state_keys(rows[first]), cut, self._state_rules(), self._book)
-        distinct, of_key = np.unique(weights[first], return_inverse=True)
-        states = tuple(
-            writer.write_chunk(kind, [self._weights[w].count(kind) for w in distinct], of_key)
-            for kind in cut.kinds
-        )
-        rank_states = {}
-        for kinds in cut.rank_kinds:
-            num_updated = np.sum([states[kind].num_updated for kind in kinds], axis=0)
-            checks, updates = writer.write_updates(num_updated)
-            rank_states[kinds] = RankStates(checks=checks, updates=updates)
-        stride = self._all.tp[rows] * self._all.cp[rows] * self._all.dp[rows]
-        rank = self.groups.shapes[0].rank
-        return _Group(
-            rows=rows,
-            schedule=schedule.name,
-            number=number,
-            cut=cut,
-            key=key,
-            states=states,
-            rank_states=rank_states,
-            agreement=self._write_agreements(rows),
-            transfers=transfers.write(shape, self.groups.micro_batch[rows], stride, cut, rank),
-        )
-
-    def _number_states(self, rows: Ints, weights: Ints) -> tuple[Ints, Ints]:
-        columns = self._all
-        keys = [weights, columns.tp[rows], columns.cp[rows], columns.dp[rows], columns.ep[rows]]
-        keys += [self._zero[rows], self._shards[rows], self._hides[rows].astype(np.int64)]
-        keys += [self._is_isp[rows].astype(np.int64), self._degree[rows]]
-        return number_rows(keys)
-
-    def _state_rules(self) -> StateRules:
-        return StateRules(
-            trainer=self._trainers[0], dtype=self._base.dtype, rank=self.groups.shapes[0].rank
-        )
-
-    def _state_keys(self, rows: Ints) -> StateKeys:
-        """Return what the ends of steps of some strategies depend on."""
-        columns, shards = self._all, self._shards[rows]
-        tp, cp, dp = columns.tp[rows], columns.cp[rows], columns.dp[rows]
-        meshes = [self._expert_states(row) for row in rows] if self._base.model.moe else []
-        experts = np.array(meshes, dtype=np.int64).reshape(-1, 3).T
-        splits = self._zero[rows]
-        return StateKeys(
-            shards={"dense": shards, "expert": experts[0]},
-            replicas={"dense": self._replicas[rows] // shards, "expert": experts[1]},
-            stride={
-                "dense": np.where(self._is_isp[rows], self._degree[rows], tp),
-                "expert": experts[2],
-            },
-            splits_optimizer=splits > 0,
-            splits_gradients=splits > 1,
-            splits_parameters=splits > 2,  # noqa: PLR2004 - the stage that splits parameters
-            is_once=self._is_once[rows],
-            hides_data=self._hides[rows],
-            tp=tp,
-            num_sums=dp * cp,
-            is_isp=self._is_isp[rows],
-            stage_stride=tp * cp * dp,
-        )
-
-    def _expert_states(self, row: int) -> tuple[int, int, int]:
-        """Return shards, replicas and stride of the states of experts."""
-        scenario = self._scenario_of(row)
-        mesh = expert_mesh(scenario.layout, scenario.expert_tp)
-        shards = zero.num_expert_shards(scenario) if self._zero[row] else 1
-        return shards, mesh.dp // shards, mesh.tp * mesh.ep
-
-    def _write_agreements(self, rows: Ints) -> Ints:
-        """Return the calls by which ranks agree on an update: (call, strategy)."""
-        columns = self._all
-        keys = [columns.tp[rows], columns.cp[rows], columns.dp[rows], columns.num_devices[rows]]
-        first, number = number_rows([*keys, (columns.zero_stage[rows] > 0).astype(np.int64)])
-        found = []
-        for at in rows[first]:
-            nodes = list_agreements(
-                self._scenario_of(at), self._trainers[0], self.groups.shapes[0].rank
-            )
-            calls = [int(self._book.add(node, 1)[0]) for node in nodes]
-            found.append([*calls, *[0] * (2 - len(calls))])
-        return np.array(found, dtype=np.int64).T[:, number]
-
-    def _time_passes(
-        self,
-        timer: PassTimer,
-        groups: Sequence[_Group],
-        exchanges: Sequence[StateExchange],
-        of_row: Ints,
-    ) -> dict[str, PassColumns]:
-        """Return the times of all passes by name, those of the halves where some are split."""
-        gathers = np.array([bool(exchange.forward) for exchange in exchanges])
-        cut = np.zeros(len(self._all), dtype=np.int64)
-        for group in groups:
-            cut[group.rows] = group.number
-        keys = PassKeys(
-            shape=self.groups.of_strategy,
-            micro_batch=self.groups.micro_batch,
-            recompute=self._all.recompute,
-            exchange=of_row,
-            cut=cut,
-        )
-        forward = dataclasses.replace(
-            keys,
-            recompute=np.zeros_like(keys.recompute),
-            exchange=np.where(gathers[of_row], of_row, 0),
-        )
-        kinds: list[tuple[ChunkKind, ...]] = [group.cut.kinds for group in groups]
-        names = ["both"]
-        if any(schedule.splits_backward for schedule in self._schedules):
-            names += ["input", "weight"]
-        found = {name: timer.time(name, keys, kinds) for name in names}
-        return {**found, "forward": timer.time("forward", forward, kinds)}
-
-    def _inputs(
-        self,
-        group: _Group,
-        some: slice,
-        passes: Mapping[str, PassColumns],
-        rank_ends: Mapping[tuple[int, ...], RankEnds],
-    ) -> StepInputs:
-        rows = group.rows[some]
-        is_split = find_schedule(group.schedule).splits_backward
-        trainer, calibration = self._trainers[0], self._calibration
-        return StepInputs(
-            schedule=group.schedule,
-            cut=group.cut,
-            num_micro_batches=self._all.num_micro_batches[rows],
-            passes=[
-                ChunkPassColumns(
-                    forward=passes["forward"].of(kind, rows),
-                    both=passes["both"].of(kind, rows),
-                    input=passes["input"].of(kind, rows) if is_split else None,
-                    weight=passes["weight"].of(kind, rows) if is_split else None,
-                )
-                for kind in group.cut.kinds
-            ],
-            states=group.states,
-            rank_ends=rank_ends,
-            agreement=group.agreement[:, some],
-            key=group.key[some],
-            hides=self._hides[rows],
-            gathers_early=self._gathers_early[rows],
-            transfers=group.transfers.of(some, self._book.prices_us),
-            prices_us=self._book.prices_us,
-            trainer=trainer,
-            step_gap_us=trainer.step_gap_us + calibration.step_gap_us,
-            updates_ratio=1.0,
-        )
-
-
-def _mode(scenario: TrainingScenario, name: str) -> TrainingScenario:
-    """Return a scenario that recomputes by a mode, with the settings that go with it."""
-    return dataclasses.replace(
-        scenario,
-        recompute=name,
-        recompute_layers=scenario.recompute_layers if name != "none" else 0,
-        recompute_modules=scenario.recompute_modules if name == "selective" else (),
-        partitions_activations=scenario.partitions_activations and name == "full",
-    )
-
-
-def _weighted(forward: Nodes, *, is_copied: bool) -> Nodes:
-    """Return the operators with weights, of a tied head its own where it is a copy."""
-    nodes = [
-        dataclasses.replace(node, shares_weights=False) if is_copied else node for node in forward
-    ]
-    return tuple(node for node in nodes if int(node.num_weights))

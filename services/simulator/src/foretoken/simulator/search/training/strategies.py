@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -83,10 +84,14 @@ class Strategies:
         step_samples: Ints = np.maximum(1, self.dp * self.micro_batch_size)
         return self.global_batch_size // step_samples
 
-    def take(self, rows: np.ndarray) -> "Strategies":
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The columns: what tells strategies of one source apart."""
+        return AXES
+
+    def take(self, rows: np.ndarray) -> Self:
         """Return some strategies, in that order, by their rows or a mask."""
-        columns = {name: getattr(self, name)[rows] for name in AXES}
-        return Strategies(source=self.source, **columns)
+        return replace(self, **{name: getattr(self, name)[rows] for name in self.axes})
 
     def scenario(self, row: int) -> TrainingScenario:
         """Return what one strategy asks the simulator; its dp must be at least 1.
@@ -130,6 +135,18 @@ class Strategies:
         """Return what tells a strategy from all others of its space."""
         return self.names(np.array([row]))[0]
 
+    def overlaps(self) -> list[str]:
+        """Return what each hides, one of `OVERLAPS`."""
+        return [OVERLAPS[code] for code in self.overlap.tolist()]
+
+    def placements(self) -> list[str]:
+        """Return the devices of the stages where they differ; here they are alike."""
+        return [""] * len(self)
+
+    def stage_cuts(self) -> list[str]:
+        """Return the layers of every chunk where they are not cut evenly; here they are."""
+        return [""] * len(self)
+
     def names(self, rows: np.ndarray) -> list[str]:
         """Return the names of some strategies."""
         chosen = self.take(rows)
@@ -141,12 +158,16 @@ class Strategies:
 
 
 AXES = tuple(item.name for item in fields(Strategies) if item.name != "source")
+StrategiesT = TypeVar("StrategiesT", bound=Strategies)
 
 
-def join_strategies(parts: Sequence[Strategies]) -> Strategies:
+def join_strategies(parts: Sequence[StrategiesT]) -> StrategiesT:
     """Return all strategies together; they have one source, and there is at least one part."""
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in AXES}
-    return Strategies(source=parts[0].source, **columns)
+    first = parts[0]
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in first.axes
+    }
+    return replace(first, **columns)
 
 
 def trainer_with(trainer: TrainerSpec, overlap: str) -> TrainerSpec:

@@ -4,7 +4,8 @@ Pieces come one after the other, so a space may be larger than memory: of each o
 asked for at the end stays.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from foretoken.simulator.search.training.answers import Answers, join_answers
 from foretoken.simulator.search.training.cells import CellCounts
 from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.strategies import Strategies
+
+# Returns the low and the high µs of the steps of some rows, [2, row].
+Bound = Callable[[Ints], Floats]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +39,7 @@ class Survey:
         self._cells = CellCounts()
         self._counts: dict[str, int] = {}
         self._examples: dict[str, Strategies] = {}
+        self.reasons: dict[str, str] = {}
         self._fastest_out_us = np.inf
         self._values: list[Floats] = []
         self.num_points = 0
@@ -64,15 +69,20 @@ class Survey:
         every = np.sort(np.concatenate([np.zeros(0), *self._values]))
         return np.searchsorted(every, values).astype(np.int64)
 
-    def rule_out(self, verdict: str, strategies: Strategies, rows: Flags) -> None:
-        """Count the rows of a mask under a verdict."""
+    def rule_out(self, verdict: str, strategies: Strategies, rows: Flags, reason: str = "") -> None:
+        """Count the rows of a mask under a verdict; `reason` says why the first of them is out."""
         count = int(rows.sum())
         if count:
+            if reason:
+                self.reasons.setdefault(verdict, reason)
             self._counts[verdict] = self._counts.get(verdict, 0) + count
             self._examples.setdefault(verdict, strategies.take(np.flatnonzero(rows)[:1]))
 
-    def add(self, answers: Answers) -> None:
-        """Count strategies that can run, and keep the best that fit."""
+    def add(self, answers: Answers, bound: Bound | None = None) -> None:
+        """Count strategies that can run, and keep the best that fit.
+
+        `bound` finds the bounds of those that are kept, where answers have none.
+        """
         self.num_legal += len(answers)
         fits = answers.fits
         self.num_fitting += int(fits.sum())
@@ -80,11 +90,19 @@ class Survey:
         if not fits.all():
             self._add_too_large(answers.take(~fits))
         if fits.any():
-            fitting = answers.take(fits)
+            rows = np.flatnonzero(fits)
+            fitting = answers.take(rows)
             values = objective_values(fitting, self._rules.objective, self._rules.prices)
             self._values.append(values[0])
-            parts = [fitting] if self._kept is None else [self._kept, fitting]
-            self._kept = self._cut(join_answers(parts))
+            best = self._find_best(fitting)
+            found = fitting.take(best)
+            if bound is not None:
+                low_us, high_us = bound(rows[best])
+                found = replace(found, low_us=low_us, high_us=high_us)
+            if self._kept is not None:
+                found = join_answers([self._kept, found])
+                found = found.take(self._find_best(found))
+            self._kept = found
 
     def _add_too_large(self, answers: Answers) -> None:
         self.rule_out("memory", answers.strategies, ~answers.fits)
@@ -94,11 +112,11 @@ class Survey:
             self._fastest_out_us = speed_us
             self._examples["memory"] = answers.strategies.take(np.array([fastest]))
 
-    def _cut(self, answers: Answers) -> Answers:
-        """Return the best by the objective, of each shape, by each other objective, and fronts."""
+    def _find_best(self, answers: Answers) -> Flags:
+        """Tell which are the best by each objective, of each shape, and on a front."""
         rules = self._rules
         if len(answers) <= rules.num_kept:
-            return answers
+            return np.ones(len(answers), dtype=np.bool_)
         values = {
             name: objective_values(answers, name, rules.prices)[0] for name in TRAINING_OBJECTIVES
         }
@@ -111,7 +129,7 @@ class Survey:
             is_kept[np.lexsort((answers.step_us, value))[0]] = True
         for front in find_fronts(answers, rules.prices):
             is_kept |= front
-        return answers.take(is_kept)
+        return is_kept
 
 
 def find_fronts(answers: Answers, prices: Floats) -> tuple[Flags, Flags]:

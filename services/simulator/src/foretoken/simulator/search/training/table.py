@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS, StrategyColumns
+from foretoken.domain.training_search import WEIGHT_PARALLELS, StrategyColumns
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.answers import Answers
@@ -17,9 +17,8 @@ def build_table(answers: Answers, rank: Ints, prices: Floats) -> StrategyColumns
     strategies = answers.strategies
     source = strategies.source
     is_front_cost, is_front_memory = find_fronts(answers, prices)
-    blank = np.full(len(answers), "", dtype=object)
     return StrategyColumns(
-        name=np.array(strategies.names(np.arange(len(answers))), dtype=object),
+        name=_texts(strategies.names(np.arange(len(answers)))),
         device=_pick(source.devices, strategies.device),
         num_devices=strategies.num_devices,
         tp=strategies.tp,
@@ -34,13 +33,13 @@ def build_table(answers: Answers, rank: Ints, prices: Floats) -> StrategyColumns
         sequence_parallel=strategies.sequence_parallel.astype(np.bool_),
         zero_stage=strategies.zero_stage,
         shard_degree=strategies.shard_degree,
-        overlap=_pick(OVERLAPS, strategies.overlap),
+        overlap=_texts(strategies.overlaps()),
         recompute=_pick(RECOMPUTE_MODES, strategies.recompute),
         weight_parallel=_pick(WEIGHT_PARALLELS, strategies.weight_parallel),
         weight_degree=strategies.weight_degree,
         pipeline_schedule=_pick(source.pipeline_schedules, strategies.pipeline_schedule),
-        placement=blank,
-        stage_layers=blank,
+        placement=_texts(strategies.placements()),
+        stage_layers=_texts(strategies.stage_cuts()),
         step_time_ms=answers.step_us / US_PER_MS,
         step_time_low_ms=answers.low_us / US_PER_MS,
         step_time_high_ms=answers.high_us / US_PER_MS,
@@ -57,6 +56,10 @@ def build_table(answers: Answers, rank: Ints, prices: Floats) -> StrategyColumns
         is_pareto_cost=is_front_cost,
         is_pareto_memory=is_front_memory,
     )
+
+
+def _texts(words: Sequence[str]) -> np.ndarray:
+    return np.array(words, dtype=object)
 
 
 def _pick(names: Sequence[str], codes: Ints) -> np.ndarray:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import OperatorNode, RankContext, Section
+from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.call_prices import CallBook
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
+from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.search.training.shapes import Shape
 
 _MASK = "stage_send_mask"
@@ -29,7 +30,7 @@ class Transfers:
     masks: tuple[Ints, Ints]
     is_across: Flags
 
-    def of(self, rows: slice, prices_us: Floats) -> "TransferTimes":
+    def of(self, rows: Ints, prices_us: Floats) -> "TransferTimes":
         """Return what the transfers of some strategies take."""
         backward = [prices_us[:, calls[rows]] for calls in self.sends]
         forward = [
@@ -48,6 +49,7 @@ class TransferTimes:
         """Keep the times, and of each chunk's output whether it goes across: (chunk, strategy)."""
         self._times = {"forward": forward, "backward": backward}
         self._is_across = is_across
+        self._ways: list[bytes] = [row.tobytes() for row in is_across]
         self._known: dict[tuple[str, bytes], Floats] = {}
 
     def forward_us(self, chunk: int) -> Floats:
@@ -58,12 +60,15 @@ class TransferTimes:
         """Return what the gradient of a chunk's output takes: (variant, strategy)."""
         return self._pick("backward", chunk)
 
+    def way(self, chunk: int) -> bytes:
+        """Return what is equal for chunks whose outputs go the same ways."""
+        return self._ways[chunk]
+
     def _pick(self, way: str, chunk: int) -> Floats:
-        is_across = self._is_across[chunk]
-        key = way, is_across.tobytes()
+        key = way, self._ways[chunk]
         if key not in self._known:
             inside, across = self._times[way]
-            self._known[key] = np.where(is_across, across, inside)
+            self._known[key] = np.where(self._is_across[chunk], across, inside)
         return self._known[key]
 
 
@@ -80,15 +85,15 @@ class TransferWriter:
         self, shape: Ints, micro_batch: Ints, stride: Ints, cut: ChunkCut, rank: RankContext
     ) -> Transfers:
         """Return the transfers of strategies whose stages are `stride` ranks apart."""
-        num_chunks, length = len(cut.kind_of_chunk), len(shape)
-        calls = np.zeros((4, length), dtype=np.int64)
-        is_across = np.zeros((num_chunks, length), dtype=bool)
-        for step in np.unique(stride):
-            rows = np.flatnonzero(stride == step)
-            is_across[:, rows] = _across(cut, at_stride(rank, int(step)))[:, None]
-            for number in np.unique(shape[rows]):
-                some = rows[shape[rows] == number]
-                calls[:, some] = self._calls(int(number), int(step))[:, micro_batch[some]]
+        steps, of_step = np.unique(stride, return_inverse=True)
+        across = [_across(cut, at_stride(rank, step)) for step in steps.tolist()]
+        first, pair = number_rows([of_step, shape])
+        sizes = [len(item.micro_batch_sizes) for item in self._shapes]
+        table = np.zeros((4, len(first), max(sizes)), dtype=np.int64)
+        for place, row in enumerate(first.tolist()):
+            number = int(shape[row])
+            table[:, place, : sizes[number]] = self._calls(number, int(stride[row]))
+        calls, is_across = table[:, pair, micro_batch], np.stack(across, axis=1)[:, of_step]
         return Transfers((calls[0], calls[1]), (calls[2], calls[3]), is_across)
 
     def _calls(self, number: int, stride: int) -> Ints:
@@ -129,15 +134,8 @@ def _across(cut: ChunkCut, rank: RankContext) -> Flags:
     )
 
 
-def _near(shape: Shape) -> OperatorNode:
-    norm = next(node for node in shape.forward if node.role == "input_norm")
-    return dataclasses.replace(
-        norm, section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
-    )
-
-
 def _send(shape: Shape, group: PlacedGroup) -> OperatorNode:
-    near, rank = _near(shape), shape.rank
+    near, rank = shape.at_boundary, shape.rank
     message_bytes = near.dtype.bytes_of(near.dims["num_tokens"] * rank.model.hidden)
     if shape.trainer.scatters_stage_transfers and not splits_tokens(rank, shape.scenario):
         message_bytes = message_bytes // rank.layout.tp
@@ -145,6 +143,6 @@ def _send(shape: Shape, group: PlacedGroup) -> OperatorNode:
 
 
 def _mask(shape: Shape, group: PlacedGroup) -> OperatorNode:
-    near = _near(shape)
+    near = shape.at_boundary
     mask_bytes = near.dtype.bytes_of(shape.scenario.sequence_length**2)
     return group.collective(near, _MASK, "send_recv", mask_bytes)

@@ -29,7 +29,7 @@ def judge_memory(
     part = fullest.largest.partition(":")[0]
     reason = (
         f"stage {fullest.stage} needs {fullest.reserved_bytes / GIB:.1f} GiB per device and it has "
-        f"{fullest.device_bytes / GIB:.1f} GiB; most of it are {fullest.largest} "
+        f"{fullest.device_bytes / GIB:.1f} GiB; most of it is {fullest.largest} "
         f"({getattr(fullest, f'{part}_bytes') / GIB:.1f} GiB); {advice}"
     )
     advised = tuple(

@@ -29,7 +29,8 @@ def plan_training_run(request: TrainingRunRequest, predictor: PredictorPort) -> 
     """Return what a run takes, expected over the chance of failures.
 
     A layout that does not fit, or a run that fails more than it trains, is a result with its
-    reason.
+    reason and without days, money or energy. Where memory lacks, its step is told, as of a device
+    with more of it, and other numbers of devices are tried all the same.
 
     Raises:
         InvalidRequestError: the batch does not divide, rules contradict each other, or a device has
@@ -56,8 +57,8 @@ def plan_training_run(request: TrainingRunRequest, predictor: PredictorPort) -> 
     report = replace(report, num_steps=run.num_steps, notes=list_notes(request, run.failures, step))
     if not run.can_end(step.step_time_ms):
         return replace(report, feasibility=_never_ends(run))
-    report = _with_time(report, run, step)
-    report = _with_money(report, cost)
+    if step.feasibility.is_feasible:
+        report = _with_money(_with_time(report, run, step), cost)
 
     def measure(scenario: TrainingScenario) -> RunSize:
         is_own = scenario.layout == request.scenario.layout

@@ -7,9 +7,9 @@ pass looks for the least total among the cuts that are as good.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from foretoken.simulator.search.placement.chain import Chain, Cut, Numbers, PartitionMethod
@@ -102,8 +102,7 @@ class _Tables:
 def _windows(before: Numbers, width: int) -> Numbers:
     """Return the best of one stage less by where this one ends and how many nodes it has."""
     starts = np.concatenate([np.full(width, np.inf), before[:-1]])
-    found: Numbers = sliding_window_view(starts, width)[1:]
-    return found
+    return starts[_places(len(before) - 1, width)]
 
 
 def _widest(sums: Numbers, limit: float) -> int:
@@ -118,8 +117,14 @@ def _widest(sums: Numbers, limit: float) -> int:
 def _spans(sums: Numbers, width: int) -> Numbers:
     """Return the sums over up to `width` nodes before each end, the most nodes first."""
     padded = np.concatenate([np.full(width, -np.inf), sums[:-1]])
-    found: Numbers = sums[1:, None] - sliding_window_view(padded, width)[1:]
+    found: Numbers = sums[1:, None] - padded[_places(len(sums) - 1, width)]
     return found
+
+
+@lru_cache(maxsize=256)
+def _places(num_nodes: int, width: int) -> NDArray[np.intp]:
+    """Return where the windows of so many nodes before each lie: (nodes, widths)."""
+    return np.arange(1, num_nodes + 1)[:, None] + np.arange(width)
 
 
 METHOD = PartitionMethod(name="dynamic", cut=cut_optimally)

@@ -1,0 +1,36 @@
+"""How to reach a service; apart from the connection, for who reads options needs no gRPC."""
+
+from dataclasses import dataclass
+
+_LONGEST_DELAY_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelOptions:
+    """How to reach a service.
+
+    `address` is a gRPC target (`localhost:50051`, `dns:///predictor:50051`; the latter spreads
+    calls over all pods behind the name). A unary call may take `deadline_s`; `stream_deadline_s`
+    bounds one stream of rows or job states, and a call that reads all rows; a longer job is watched
+    by several streams. A stream that breaks is taken up again `max_reconnects` times in a row, for
+    some two minutes: so long may a restart take.
+    `use_tls` follows from any TLS file: `ca_file` checks the server (empty: the system's
+    authorities), `cert_file` and `key_file` say who we are. `token_file` holds a bearer token,
+    which only travels over TLS.
+    """
+
+    address: str
+    deadline_s: float = 30.0
+    stream_deadline_s: float = 600.0
+    max_reconnects: int = 15
+    reconnect_delay_s: float = 0.5
+    keepalive_s: float = 60.0
+    use_tls: bool = False
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    token_file: str = ""
+
+    def delay_after(self, num_losses: int) -> float:
+        """Return the seconds to wait after so many broken streams in a row: doubling, up to 10."""
+        return min(self.reconnect_delay_s * 2.0 ** max(num_losses - 1, 0), _LONGEST_DELAY_S)

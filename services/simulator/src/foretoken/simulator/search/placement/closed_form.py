@@ -1,0 +1,263 @@
+"""The closed-form answer of a mixed cluster: place, cut, time, and say why the others are out."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.training_search import TrainingSearchRequest
+from foretoken.domain.units import US_PER_S
+from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.search.placement.cluster import MAX_ORDERS
+from foretoken.simulator.search.placement.columns import (
+    PlacedStrategies,
+    as_column,
+    list_cluster_prices,
+    list_columns,
+)
+from foretoken.simulator.search.placement.layer_cutter import LayerCut, LayerCutter
+from foretoken.simulator.search.placement.placed_timer import time_placed
+from foretoken.simulator.search.placement.stage_book import StageBook
+from foretoken.simulator.search.placement.stage_prices import StagePrices
+from foretoken.simulator.search.placement.strategy import PlacedStrategy, PlacementSpace
+from foretoken.simulator.search.placement.ties import find_placed_ties
+from foretoken.simulator.search.training.answers import Answers
+from foretoken.simulator.search.training.closed_form import (
+    ClosedForm,
+    Setting,
+    Tell,
+    count_kept,
+    rank_kept,
+)
+from foretoken.simulator.search.training.survey import Survey, SurveyRules
+from foretoken.simulator.training.efficiency import count_step_flops
+from foretoken.simulator.training.schedule import find_schedule
+
+_MEMORY = "memory"
+# More than any degree, and than any micro batch.
+_RADIX = 4096
+# Strategies cut between two reports of progress, and timed together.
+_PER_UPDATE, _PER_ANSWER = 200, 20_000
+
+
+def answer_placements(
+    request: TrainingSearchRequest, book: StageBook, setting: Setting, tell: Tell
+) -> ClosedForm:
+    """Return the answer of a mixed cluster; `tell` hears now and then how far it is.
+
+    `book` is of the request's scenario; what it has is not lowered again.
+
+    Raises:
+        UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
+        InvalidRequestError: the partition method does not take a problem of this size.
+
+    """
+    space = PlacementSpace(request)
+    rules = SurveyRules(
+        objective=request.objective,
+        prices=list_cluster_prices(space),
+        num_kept=count_kept(request),
+    )
+    survey = Survey(rules)
+    placing = _Placing(space, book, setting, survey)
+    placing.run(tell)
+
+    def judge(answers: Answers, values: Floats) -> Flags:
+        return find_placed_ties(answers, values, book.samples, setting.predictor)
+
+    ranked, ties = rank_kept(survey, rules, judge if setting.has_ties else None)
+    return ClosedForm(
+        request=request,
+        survey=survey,
+        prices=rules.prices,
+        ranked=ranked,
+        ties=ties,
+        num_listed=count_kept(request),
+        num_shapes=placing.prices.num_shapes,
+        model_version=placing.prices.model_version,
+        notes=placing.notes,
+    )
+
+
+@dataclass(slots=True)
+class _Verdicts:
+    """Why strategies are out: the rows of each verdict, and the reason of the first."""
+
+    rows: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, verdict: str, row: int, reason: str) -> None:
+        self.rows[verdict].append(row)
+        self.reasons.setdefault(verdict, reason)
+
+
+class _Placing:
+    """The points of a space, judged, cut, timed, and handed to a survey."""
+
+    def __init__(
+        self, space: PlacementSpace, book: StageBook, setting: Setting, survey: Survey
+    ) -> None:
+        self._space, self._survey = space, survey
+        self.prices = StagePrices(space, book.samples, setting.predictor)
+        self._cutter = LayerCutter(space, self.prices, book.memories, setting.memory_ratio)
+        self._points = list(space.strategies())
+        self._columns = list_columns(space, self._points)
+        self._verdicts = _Verdicts()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of the placements."""
+        notes = self._cutter.notes
+        if not self._space.num_orders_left:
+            return notes
+        left = (
+            f"{self._space.num_orders_left:,} orders of stages were not tried: where a pipeline has"
+            f" more than {MAX_ORDERS}, the stages of a kind of node stay together"
+        )
+        return (*notes, left)
+
+    def run(self, tell: Tell) -> None:
+        """Judge all points and answer those that can run, a part at a time."""
+        points, survey = self._points, self._survey
+        possible = [row for row in range(len(points)) if self._check_numbers(row)]
+        self.prices.measure([points[row] for row in possible])
+        legal = [row for row in possible if self._check_work(row)]
+        survey.num_points = len(points) - len(legal)
+        for verdict, rows in self._verdicts.rows.items():
+            self._rule_out(verdict, rows, self._verdicts.reasons[verdict])
+        for start in range(0, len(legal), _PER_ANSWER):
+            rows = legal[start : start + _PER_ANSWER]
+            self._answer(rows, self._cut(rows, tell))
+        tell(survey)
+
+    def _cut(self, rows: Sequence[int], tell: Tell) -> list[LayerCut]:
+        """Return the cuts of strategies that can run, which are counted."""
+        cuts = []
+        for row in rows:
+            cuts.append(self._cutter.cut(self._points[row]))
+            self._survey.num_points += 1
+            if len(cuts) % _PER_UPDATE == 0:
+                tell(self._survey)
+        return cuts
+
+    def _check_numbers(self, row: int) -> bool:
+        """Return whether batch and layers can be divided as a strategy asks."""
+        point = self._points[row]
+        for verdict, reason in _list_problems(point, self._space.scenario.model.num_layers):
+            self._verdicts.add(verdict, row, reason)
+            return False
+        return True
+
+    def _check_work(self, row: int) -> bool:
+        error = self.prices.error_of(self._points[row])
+        if error is None:
+            return True
+        name = error.violations[0].field if error.violations else "scenario"
+        self._verdicts.add(name, row, error.message)
+        return False
+
+    def _rule_out(self, verdict: str, rows: Sequence[int], reason: str) -> None:
+        first = self._columns.take(np.array(rows, dtype=np.int64))
+        everyone = np.ones(len(rows), dtype=np.bool_)
+        self._survey.rule_out(verdict, first, everyone, reason)
+
+    def _answer(self, rows: Sequence[int], cuts: list[LayerCut]) -> None:
+        """Time strategies that can run, those alone that fit."""
+        points = [self._points[row] for row in rows]
+        for cut in cuts:
+            if cut.reason:
+                self._survey.reasons.setdefault(_MEMORY, cut.reason)
+        strategies = replace(
+            self._columns.take(np.array(rows)), chunk_layers=as_column([cut.layers for cut in cuts])
+        )
+        self._survey.add(self._time(strategies, points, cuts))
+
+    def _time(
+        self, strategies: PlacedStrategies, points: Sequence[PlacedStrategy], cuts: list[LayerCut]
+    ) -> Answers:
+        num = len(points)
+        fits = np.array([bool(cut.layers) for cut in cuts])
+        chosen = np.flatnonzero(fits).tolist()
+        figures = time_placed(
+            [points[row] for row in chosen],
+            [cuts[row].layers for row in chosen],
+            self._space,
+            self.prices,
+        )
+        # What does not fit takes forever.
+        steps = np.full((3, num), np.inf)
+        steps[:, chosen] = figures.step_us.T
+        ratios = np.zeros((2, num))
+        ratios[:, chosen] = figures.bubble_ratio, figures.exposed_ratio
+        return Answers(
+            strategies=strategies,
+            step_us=steps[0],
+            low_us=steps[1],
+            high_us=steps[2],
+            bubble_ratio=ratios[0],
+            exposed_ratio=ratios[1],
+            mfu_ratio=_find_mfu(points, steps[0], self._space),
+            shape=_number_shapes(strategies),
+            reserved_bytes=np.array([cut.reserved_bytes for cut in cuts]),
+            margin_bytes=np.array([cut.margin_bytes for cut in cuts]),
+        )
+
+
+def _list_problems(point: PlacedStrategy, num_layers: int) -> list[tuple[str, str]]:
+    """Return why a strategy cannot run whatever its stages do: verdicts and reasons."""
+    samples, size = point.work.dp * point.work.micro_batch_size, point.global_batch_size
+    num_stages, rounds = len(point.pipeline.stages), point.virtual_stages
+    found = []
+    if size % samples:
+        reason = f"{size} samples are not a multiple of dp times micro_batch_size, {samples}"
+        found.append(("global_batch_size", reason))
+    if find_schedule(point.schedule).virtual_stages > 1:
+        reason = (
+            f"{point.schedule} folds the pipeline back: on a mixed cluster, layers are cut for"
+            " schedules that go round it alone"
+        )
+        found.append(("pipeline_schedule", reason))
+    elif rounds > 1 and num_stages == 1:
+        reason = "a pipeline of one stage has nothing to interleave"
+        found.append(("virtual_stages", reason))
+    elif num_layers % rounds or num_stages * rounds > num_layers:
+        reason = (
+            f"{num_layers} layers are not {rounds} equal rounds of {num_stages} stages with a layer"
+            " at least"
+        )
+        found.append(("virtual_stages: unequal rounds", reason))
+    elif rounds > 1 and not size % samples and point.num_micro_batches % num_stages:
+        reason = (
+            f"interleaved runs groups of pp ({num_stages}) micro batches, not"
+            f" {point.num_micro_batches}"
+        )
+        found.append(("num_micro_batches", reason))
+    return found
+
+
+def _find_mfu(points: Sequence[PlacedStrategy], step_us: Floats, space: PlacementSpace) -> Floats:
+    """Return the shares of the peak of all devices that steps reach; 0 of what takes forever."""
+    scenario = space.scenario
+    per_sample = count_step_flops(replace(scenario, micro_batch_size=1, global_batch_size=1))
+    peaks = [find_device(kind.device).peak_flops(scenario.dtype) for kind in space.kinds]
+    there = np.array(
+        [
+            point.pipeline.stage_size * sum(peaks[kind] for kind in point.pipeline.stages)
+            for point in points
+        ]
+    )
+    done = per_sample * np.array([point.global_batch_size for point in points])
+    return np.asarray(done / (there * step_us / US_PER_S), dtype=np.float64)
+
+
+def _number_shapes(strategies: PlacedStrategies) -> Ints:
+    """Return what is equal where stages run the same operators on the same kinds of node."""
+    points = strategies.points
+    number = np.zeros(len(points), dtype=np.int64)
+    for name in ("tp", "cp", "micro_batch_size", "sequence_parallel"):
+        number = number * _RADIX + getattr(strategies, name)
+    for kind in range(len(strategies.space.kinds)):
+        number = 2 * number + [kind in point.pipeline.stages for point in points]
+    return number

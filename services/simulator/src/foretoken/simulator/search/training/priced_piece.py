@@ -1,0 +1,129 @@
+"""Steps of strategies whose calls are priced and whose passes are timed, as many as are wanted.
+
+Putting steps together takes as long as timing passes, so it is done for the prices and the
+strategies that somebody asks for: of most the estimate alone.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.search.training.chunk_columns import PassColumns
+from foretoken.simulator.search.training.chunk_kinds import ChunkCut
+from foretoken.simulator.search.training.state_columns import ChunkStates
+from foretoken.simulator.search.training.step_columns import (
+    ChunkPassColumns,
+    RankEnds,
+    RankStates,
+    StepColumns,
+    StepInputs,
+    compose_steps,
+)
+from foretoken.simulator.search.training.transfer_columns import Transfers
+from foretoken.simulator.training.schedule import find_schedule
+
+# Entries of a column that are put together at once: those of that length stay in the cache.
+_SLICE = 24576
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WrittenGroup:
+    """Strategies of one schedule that cut the model alike, with what was written of them."""
+
+    rows: Ints
+    schedule: str
+    number: int
+    cut: ChunkCut
+    key: Ints
+    states: tuple[ChunkStates, ...]
+    rank_states: dict[tuple[int, ...], RankStates]
+    agreement: Ints
+    transfers: Transfers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PricedPiece:
+    """Strategies with the passes of their chunks, and the prices of what ends their steps.
+
+    `num_micro_batches`, `hides` and `gathers_early` have one entry per strategy; see `StepInputs`.
+    """
+
+    groups: Sequence[WrittenGroup]
+    passes: Mapping[str, PassColumns]
+    prices_us: Floats
+    num_micro_batches: Ints
+    hides: Flags
+    gathers_early: Flags
+    trainer: TrainerProfile
+    calibration: TrainingCalibration
+
+    def time(self, rows: Ints | None = None, variants: Sequence[int] | None = None) -> StepColumns:
+        """Return the steps of some strategies, each once, by some of the prices; all by default."""
+        if variants is not None:
+            return self._with_variants(list(variants)).time(rows)
+        length = len(self.hides)
+        rows = np.arange(length) if rows is None else rows
+        place = np.full(length, -1, dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        step_us = np.zeros((len(self.prices_us), len(rows)))
+        busy, exposed_us = np.zeros(len(rows)), np.zeros(len(rows))
+        factor = self.calibration.step_factor
+        for group in self.groups:
+            some = np.flatnonzero(place[group.rows] >= 0)
+            for chosen, found in self._compose(group, some) if len(some) else ():
+                at = place[group.rows[chosen]]
+                step_us[:, at] = found.step_us * factor
+                busy[at] = found.busy_ratio
+                exposed_us[at] = found.exposed_us * factor
+        return StepColumns(step_us=step_us, busy_ratio=busy, exposed_us=exposed_us)
+
+    def _with_variants(self, variants: Sequence[int]) -> "PricedPiece":
+        passes = {name: found.with_variants(variants) for name, found in self.passes.items()}
+        return dataclasses.replace(self, passes=passes, prices_us=self.prices_us[variants])
+
+    def _compose(self, group: WrittenGroup, some: Ints) -> Iterator[tuple[Ints, StepColumns]]:
+        """Yield steps of a group, those of `some` of its places, with these, a slice at a time."""
+        ends = {
+            kinds: RankEnds.of_calls([group.states[kind] for kind in kinds], states, self.prices_us)
+            for kinds, states in group.rank_states.items()
+        }
+        length = _SLICE // len(self.prices_us)
+        for start in range(0, len(some), length):
+            chosen = some[start : start + length]
+            yield chosen, compose_steps(self._inputs(group, chosen, ends))
+
+    def _inputs(
+        self, group: WrittenGroup, some: Ints, rank_ends: Mapping[tuple[int, ...], RankEnds]
+    ) -> StepInputs:
+        rows, passes = group.rows[some], self.passes
+        is_split = find_schedule(group.schedule).splits_backward
+        return StepInputs(
+            schedule=group.schedule,
+            cut=group.cut,
+            num_micro_batches=self.num_micro_batches[rows],
+            passes=[
+                ChunkPassColumns(
+                    forward=passes["forward"].of(kind, rows),
+                    both=passes["both"].of(kind, rows),
+                    input=passes["input"].of(kind, rows) if is_split else None,
+                    weight=passes["weight"].of(kind, rows) if is_split else None,
+                )
+                for kind in group.cut.kinds
+            ],
+            states=group.states,
+            rank_ends=rank_ends,
+            agreement=group.agreement[:, some],
+            key=group.key[some],
+            hides=self.hides[rows],
+            gathers_early=self.gathers_early[rows],
+            transfers=group.transfers.of(some, self.prices_us),
+            prices_us=self.prices_us,
+            trainer=self.trainer,
+            step_gap_us=self.trainer.step_gap_us + self.calibration.step_gap_us,
+            updates_ratio=1.0,
+        )

@@ -1,0 +1,92 @@
+"""Training throughput on H100, H800 and B200 beside what NVIDIA, PyTorch and DeepSeek published.
+
+Run: python tests/benchmarks/bench_training_hopper.py --home FOLDER
+
+FOLDER has the predictor of `foretoken train`. `hopper_steps.yaml` has every published run as a
+scenario, with its source; nothing in it or in the models is fitted to these figures. Prints, row by
+row and by source, tokens a second and GPU, the error, and whether the scenario is told to fit: what
+was run did. Models with experts are summed up apart.
+"""
+
+import argparse
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trained_predictor import trained_predictor
+
+from foretoken.app.scenario_file import build_training_scenario
+from foretoken.domain.plugins import read_yaml
+from foretoken.domain.ports import PredictorPort
+from foretoken.domain.scenario import TrainingScenario
+from foretoken.simulator.training.step import simulate_training
+
+_ROWS = Path(__file__).with_name("hopper_steps.yaml")
+_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    source: str
+    measured: float
+    scenario: TrainingScenario
+
+    @property
+    def label(self) -> str:
+        scenario = self.scenario
+        degrees = scenario.layout
+        words = (f"{name}{getattr(degrees, name)}" for name in ("tp", "pp", "cp", "ep", "dp"))
+        return f"{scenario.model.name}, {degrees.num_devices} {scenario.device}: {' '.join(words)}"
+
+
+def main() -> None:
+    """Print the error of every row, and of each kind of model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", type=Path, help="folder with a trained predictor")
+    options = parser.parse_args()
+    if options.home is None and not _DATA.exists():
+        sys.stdout.write("skipped: no measurements to train on; give --home FOLDER\n")
+        return
+    errors: dict[str, list[float]] = defaultdict(list)
+    with trained_predictor(_DATA, options.home) as predictor:
+        for row in _read_rows():
+            error = _tell(row, predictor)
+            errors[row.source].append(error)
+            has_experts = row.scenario.model.moe is not None
+            errors["with experts" if has_experts else "dense"].append(error)
+    for name, found in errors.items():
+        absolute = statistics.mean(map(abs, found))
+        sys.stdout.write(
+            f"{name}: {len(found)} runs, mean absolute error {absolute:.1%},"
+            f" signed {statistics.mean(found):+.1%}\n"
+        )
+
+
+def _read_rows() -> Iterator[_Published]:
+    for source, group in read_yaml(_ROWS, "published runs").items():
+        for row in group["rows"]:
+            content: dict[str, Any] = {**group["scenario"], **row["scenario"]}
+            yield _Published(source, row["tokens_per_s_per_gpu"], _build(content, source))
+
+
+def _build(content: Mapping[str, Any], source: str) -> TrainingScenario:
+    return build_training_scenario(dict(content), {"name": source}, _ROWS)
+
+
+def _tell(row: _Published, predictor: PredictorPort) -> float:
+    report = simulate_training(row.scenario, predictor, None)
+    error = report.tokens_per_s_per_gpu / row.measured - 1
+    fits = "" if report.feasibility.is_feasible else ", told not to fit"
+    sys.stdout.write(
+        f"{row.source}, {row.label}: {report.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, published"
+        f" {row.measured:,.0f}, {error:+.1%}{fits}\n"
+    )
+    return error
+
+
+if __name__ == "__main__":
+    main()
