@@ -40,6 +40,7 @@ from foretoken.domain.training_search import (
 )
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.internevo.request import build_request
+from foretoken.simulator.search.internevo.simulator_verdicts import judge_by_simulator
 from foretoken.simulator.search.placement.chain import Chain, find_method
 from foretoken.simulator.search.training.canonical import find_redundant
 from foretoken.simulator.search.training.legality import judge_legality
@@ -58,8 +59,8 @@ _PEERS = (
     "FASOP 3.3, SimuMax 7 to 25, calculon 174 to 232, InternLM's simulator 300 (legal),"
     " Sailor 2,100, llm-analysis 2,700"
 )
-# What InternEvo's simulator counts itself. Source: the same notes.
-_INTERNEVO = {"internlm2-7b": "its own counts: 39,932, 6,176, 5,198", "llama-2-70b": "not run"}
+# What InternEvo's simulator published of its counts. Source: the same notes.
+_INTERNEVO = {"internlm2-7b": "published: 39,932, 6,176, 5,198", "llama-2-70b": "none published"}
 _PEAK_UNIT = 1024  # of ru_maxrss on Linux, in bytes
 _MIB = 2**20
 
@@ -136,16 +137,18 @@ def _run(
 
 
 def _ask_internevo(predictor: PredictorPort) -> None:
-    for model, own_counts in _INTERNEVO.items():
+    for model, published in _INTERNEVO.items():
         request = build_request(
             find_model(model), "a100_sxm_80", world_size=128, global_batch_size=_TOKENS
         )
         report, cpu_s = _run(request, predictor)
         best = report.finalists[0] if report.finalists else None
         tokens = best.report.tokens_per_s_per_gpu if best else 0.0
+        own = judge_by_simulator(request)
         _say(
             f"InternEvo's points, {model} on 128: {report.num_points:,} tried,"
-            f" {report.num_legal:,} legal, {report.num_fitting:,} fit ({own_counts}),"
+            f" {report.num_legal:,} legal, {report.num_fitting:,} fit; by its simulator's rules"
+            f" {own.num_tried:,}, {own.num_legal:,}, {own.num_fitting:,} ({published});"
             f" {cpu_s:.2f} CPU s with 5 simulations; best {best.name if best else 'none'},"
             f" {tokens:,.0f} tokens/s/GPU"
         )

@@ -27,7 +27,12 @@ from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.query_columns import read_columns
 from foretoken.predictor.query_target import find_target
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
-from foretoken.predictor.source import Source, find_source, target_inside_node
+from foretoken.predictor.source import (
+    Source,
+    find_source,
+    target_inside_node,
+    target_linked_alike,
+)
 from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO
 from foretoken.predictor.transfer import TransferModel
 from foretoken.predictor.transfer.links import choose_rows, estimate_from_links, has_document
@@ -116,12 +121,17 @@ class Estimator:
         return self._answer(call, query) if not spec.is_collective else self._by_place(call, query)
 
     def _by_place(self, call: _Call, query: LatencyQuery) -> LatencyColumns:
-        """Return a collective's estimates: inside a node those of a topology of the same nodes."""
-        target = target_inside_node(call.target)
+        """Return a collective's estimates: inside a node those of the same nodes or alike ones."""
         is_inside = call.columns["num_nodes"] <= 1
-        if target is call.target or not is_inside.any():
+        if not is_inside.any():
             return self._answer(call, query)
-        inside = self._answer(replace(call, target=target), query)
+        target = target_inside_node(call.target)
+        wanted = Wanted(query.framework, call.table.variant, call.table.kernel)
+        alike = target_linked_alike(self._models, call.spec, target, wanted)
+        if target is call.target and alike is None:
+            return self._answer(call, query)
+        nodes = replace(call, target=target)
+        inside = self._answer(nodes, query) if alike is None else self._move(nodes, query, alike)
         if is_inside.all():
             return inside
         # Calls inside a node stand in a row of their own that is not looked at.
@@ -129,6 +139,17 @@ class Estimator:
         columns = {**call.columns, "num_nodes": num_nodes}
         across = self._answer(replace(call, columns=columns), query)
         return choose_rows(is_inside, inside, across, ("inside a node", "between nodes"))
+
+    def _move(self, call: _Call, query: LatencyQuery, alike: Target) -> LatencyColumns:
+        """Return a collective's estimates from those on nodes that are linked alike."""
+        links = alike.topology.name if alike.topology else ""
+        place = replace(query, device=alike.device.name, topology=links)
+        found = self._answer(replace(call, target=alike), place)
+        measured, asked = (
+            build_design(call.spec, call.columns, target) for target in (alike, call.target)
+        )
+        moved = move_to_sibling(found, measured.base_us, asked.base_us)
+        return replace(moved, basis=f"{found.basis}, whose nodes are linked alike")
 
     def _answer(self, call: _Call, query: LatencyQuery) -> LatencyColumns:
         spec, target, table = call.spec, call.target, call.table

@@ -23,7 +23,7 @@ from foretoken.predictor.query_target import find_target
 from foretoken.predictor.regression.member import Members, tree_inputs
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
 from foretoken.predictor.roofline import Columns, FloatColumn, compute_limits
-from foretoken.predictor.source import find_source, target_inside_node
+from foretoken.predictor.source import find_source, target_inside_node, target_linked_alike
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series
 from foretoken.predictor.transfer.borrowing import BorrowingRegressor
@@ -69,8 +69,11 @@ def explain(models: ModelSet, query: LatencyQuery, predict: Predict) -> Explanat
         efficiency_ratio=float(limits.roofline_us[0]) / estimate.latency_us,
         tier="unmeasured",
     )
-    place = target_inside_node(target) if _is_inside_node(columns) else target
     wanted = Wanted(query.framework, table.variant, table.kernel)
+    place = target
+    if _is_inside_node(columns):
+        place = target_inside_node(target)
+        place = target_linked_alike(models, spec, place, wanted) or place
     source = find_source(models, spec, place, wanted)
     if source is None:
         return explanation

@@ -1,12 +1,13 @@
-"""Whose measurements answer a question: the device's own, or those of another of the same chip."""
+"""Whose measurements answer a question: the device's own, or those of one that is much like it."""
 
 from dataclasses import dataclass, replace
 
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.operator import OperatorSpec
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.roofline import Target
-from foretoken.predictor.transfer.siblings import find_siblings
+from foretoken.predictor.transfer.siblings import find_linked_alike, find_siblings
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ def find_source(
 ) -> Source | None:
     """Return the source on the device, else on one of the same chip, else None.
 
-    Links are not those of the chip, so a collective has no source elsewhere.
+    Links are not those of the chip, so a collective has no source elsewhere; inside a node
+    `target_linked_alike` may know one.
     """
     choice = models.choose(spec, target, wanted)
     if choice is not None:
@@ -41,3 +43,19 @@ def target_inside_node(target: Target) -> Target:
     if topology is None or not topology.nodes_like:
         return target
     return replace(target, topology=find_topology(topology.nodes_like))
+
+
+def target_linked_alike(
+    models: ModelSet, spec: OperatorSpec, target: Target, wanted: Wanted
+) -> Target | None:
+    """Return where a collective inside a node was measured on nodes that are linked alike.
+
+    None where the target's own nodes were measured, or none like them were.
+    """
+    if target.topology is None or models.choose(spec, target, wanted) is not None:
+        return None
+    for topology in find_linked_alike(target.topology):
+        alike = replace(target, device=find_device(topology.device), topology=topology)
+        if models.choose(spec, alike, wanted) is not None:
+            return alike
+    return None
