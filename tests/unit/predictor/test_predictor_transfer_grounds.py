@@ -76,7 +76,7 @@ def test_a_collective_on_an_unseen_architecture_is_in_more_doubt(
         [*_all_reduces("a100_sxm_80", "a100_dgx"), *_all_reduces("a40", "a40_pcie")]
     )
     train(service)
-    near, far = _ask(service, "a100_sxm_40"), _ask(service, "h100_sxm")
+    near, far = _ask(service, "a30"), _ask(service, "h100_sxm")
     assert [Provenance.TRANSFERRED.value] * 2 == [*near.provenance, *far.provenance]
     assert "all_reduce on 2 other GPUs" == near.basis
     assert "(hopper) cannot be told without a measurement" in far.basis
