@@ -88,7 +88,7 @@ def test_only_what_is_unsure_is_told_and_most_telling_first() -> None:
     assert "all_reduce" == found[0].operator
     ratios = [call.difference_ratio for call in found]
     assert sorted(ratios, reverse=True) == ratios
-    assert all(ratio > 0 for ratio in ratios)
+    assert all(ratio >= 0.1 * ratios[0] > 0 for ratio in ratios)
 
 
 def test_a_call_moves_the_difference_as_it_does_when_it_takes_so_long() -> None:

@@ -191,7 +191,8 @@ def _describe(values: dict[str, int], dp: int, source: StrategySource) -> str:
         (f"{values['num_devices']} devices", "num_devices" in source.varied),
         (f"tp{values['tp']} pp{values['pp']}", True),
         (f"vpp{values['virtual_stages']}", values["virtual_stages"] > 1),
-        (f"dp{dp}", True),
+        # Of a layout that does not divide the devices no replica is left.
+        (f"dp{dp}", dp > 0),
         (f"cp{values['cp']}", values["cp"] > 1),
         (f"ep{values['ep']}", values["ep"] > 1),
         (f"mbs{values['micro_batch_size']}", True),

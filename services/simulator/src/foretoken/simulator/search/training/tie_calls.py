@@ -15,8 +15,9 @@ from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer
 from foretoken.simulator.search.training.strategies import Strategies
 
-# As many are told; the others matter less.
+# As many are told, and those that matter at least that much beside the first.
 _MAX_TOLD = 3
+_MIN_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,9 +47,8 @@ def find_tie_calls(
     grown = (timer.time(pair).variants_us - step_us) * (values / step_us)
     moved = np.abs(grown[:, 1] - grown[:, 0]) / np.abs(values[0])
     order = np.argsort(-moved, kind="stable")[:_MAX_TOLD]
-    return tuple(
-        _describe(probe.calls[number], float(moved[number])) for number in order if moved[number]
-    )
+    told = order[(moved[order] > 0) & (moved[order] >= _MIN_SHARE * moved.max())]
+    return tuple(_describe(probe.calls[number], float(moved[number])) for number in told)
 
 
 class _Probe:
