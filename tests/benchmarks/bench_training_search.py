@@ -10,13 +10,15 @@ The predictor learns the operators of `training_tables.py` alone. Printed are
 - CPU milliseconds of cutting 700 graph nodes to 64 stages, by method;
 - vTrain's 47 measured strategies of a 39B model on 512 A100: how far the one that is ranked first
   is from the measured best, and the rank correlation;
-- InternLM 7B on 8 to 1,024 A100: tokens/s and GPU, predicted and measured.
+- InternLM 7B on 8 to 1,024 A100: tokens/s and GPU, predicted and measured;
+- FASOP's placements of Llama 70B on 64 A40: how many, and the rank correlation of its steps.
 
     python tests/benchmarks/bench_training_search.py [path of the shared measurements]
         [--home FOLDER] [--drawn N]
 """
 
 import argparse
+import csv
 import resource
 import sys
 import time
@@ -34,6 +36,7 @@ from foretoken.domain.ports import PredictorPort
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_search import (
+    NodeGroup,
     TrainingSearchReport,
     TrainingSearchRequest,
     TrainingSpace,
@@ -81,6 +84,7 @@ def main(arguments: Sequence[str]) -> None:
         _compare_with_events(predictor, options.drawn)
         _rank_vtrain([step for step in steps if step.source == "vTrain, 39.1B"], predictor)
         _list_internlm([step for step in steps if step.source == "InternLM 7B"], predictor)
+        _rank_fasop(options.data / "fasop" / "results" / "llama70b.csv", predictor)
     _time_partition()
 
 
@@ -205,6 +209,54 @@ def _list_internlm(steps: Sequence[PublishedStep], predictor: PredictorPort) -> 
             f"InternLM 7B, {step.label}: {report.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, measured"
             f" {measured:,.0f}, {report.tokens_per_s_per_gpu / measured - 1:+.1%}"
         )
+
+
+def _rank_fasop(path: Path, predictor: PredictorPort) -> None:
+    """Rank FASOP's own placements of Llama 70B on eight nodes of A40; its sequence is not told."""
+    rows = list(csv.DictReader(path.open(encoding="utf-8")))
+    theirs = {
+        tuple(int(row[name]) for name in ("tp", "dp", "pp", "mbs")): float(row["step_time(s)"])
+        for row in rows
+        if row["is_oom"] == "False"
+    }
+    for recompute in ("none", "full"):
+        report, _ = _run(_fasop_request(recompute), predictor)
+        found = report.candidates
+        keys = zip(
+            found.tp.tolist(),
+            found.dp.tolist(),
+            found.pp.tolist(),
+            found.micro_batch_size.tolist(),
+            strict=True,
+        )
+        ours = dict(zip(keys, found.step_time_ms.tolist(), strict=True))
+        both = [(theirs[key], ours[key]) for key in ours if key in theirs]
+        rank = spearmanr(*zip(*both, strict=True)).statistic
+        _say(
+            f"FASOP, Llama 70B on 64 A40, recompute {recompute}: {report.num_points} points, its"
+            f" {len(rows)}; {report.num_fitting} fit here, {len(theirs)} there, {len(both)} both;"
+            f" rank correlation {rank:.2f}"
+        )
+
+
+def _fasop_request(recompute: str) -> TrainingSearchRequest:
+    scenario = TrainingScenario(
+        model=find_model("llama-2-70b"),
+        device="a40",
+        topology="a40_pcie",
+        sequence_length=1024,
+        global_batch_size=32,
+        recompute=recompute,
+    )
+    space = TrainingSpace(
+        node_groups=(NodeGroup(device="a40", num_nodes=8),),
+        partition="min_max",
+        micro_batch_sizes=(1, 2, 4, 8, 16, 32),
+        virtual_stages=(1,),
+    )
+    return TrainingSearchRequest(
+        scenario=scenario, space=space, num_finalists=0, max_candidates=1000
+    )
 
 
 def _time_partition() -> None:
