@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
     format_cell,
-    note,
     open_composition,
     state_of,
 )
@@ -83,11 +83,10 @@ def compare(
             lambda: stack(*_tables(compared, figures, changes), *(f"- {text}" for text in remarks)),
         )
         if page is not None:
-            from foretoken.simulator.report.page import compare_sections, render_page
+            from foretoken.simulator.report.page import compare_sections
 
             title = "Comparison: " + " against ".join(run.words for run in compared)
-            page.write_text(render_page(title, compare_sections(compared)), encoding="utf-8")
-            note(f"page written to {page}")
+            write_page(page, title, compare_sections(compared))
 
 
 def _read(services: Composition, run: str) -> tuple[KeptResult, AnyReport]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from foretoken.app.cli.page_file import write_page
 from foretoken.domain.report import ServingReport
 from foretoken.domain.result import AnyReport
 from foretoken.domain.search import CapacityReport, ServingSearchReport
@@ -11,7 +12,6 @@ from foretoken.domain.training_run import TrainingRunReport
 from foretoken.page.section import Section
 from foretoken.simulator.report.page import (
     capacity_sections,
-    render_page,
     search_sections,
     serving_sections,
     training_run_sections,
@@ -21,8 +21,8 @@ from foretoken.simulator.report.page import (
 
 
 def write_result_page(path: Path, title: str, report: AnyReport) -> None:
-    """Write the page of a report."""
-    path.write_text(render_page(title, _sections(report)), encoding="utf-8")
+    """Write the page of a report, and say so."""
+    write_page(path, title, _sections(report))
 
 
 def _sections(report: AnyReport) -> Sequence[Section]:

@@ -119,7 +119,6 @@ def show(
             from foretoken.app.cli.result_page import write_result_page
 
             write_result_page(page, result.title, report)
-            note(f"page written to {page}")
 
 
 @app.command()

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from foretoken.app.cli.latency_limit import LIMIT_HELP, describe_limit, parse_limits
 from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
-    note,
     open_composition,
     scenario_changes,
     show_progress,
@@ -125,10 +125,9 @@ def capacity(
             _without_columns(report), lambda: capacity_table(title, report, effort.confidence)
         )
         if out is not None:
-            from foretoken.simulator.report.page import capacity_sections, render_page
+            from foretoken.simulator.report.page import capacity_sections
 
-            out.write_text(render_page(title, capacity_sections(report)), encoding="utf-8")
-            note(f"page written to {out}")
+            write_page(out, title, capacity_sections(report))
 
 
 def _build_targets(targets: TargetOptions) -> ServingTargets:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.picture_file import check_page_option, check_picture_option
 from foretoken.app.cli.search_training_text import describe_finalist
 from foretoken.app.cli.stack import stack
@@ -268,10 +269,9 @@ def _write(
         write_columns(report.candidates, answer.export)
         note(f"{len(report.candidates.name):,} strategies written to {answer.export}")
     if answer.page is not None:
-        from foretoken.simulator.report.page import render_page, training_search_sections
+        from foretoken.simulator.report.page import training_search_sections
 
         sections = training_search_sections(report)
         if verdicts is not None:
             sections.append(comparison_section(report, report_rows(report), verdicts))
-        answer.page.write_text(render_page(title, sections), encoding="utf-8")
-        note(f"page written to {answer.page}")
+        write_page(answer.page, title, sections)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.search_launch import launch_best
 from foretoken.app.cli.search_options import (
     EffortOptions,
@@ -161,11 +162,9 @@ def _write(report: ServingSearchReport, title: str, results: ResultOptions) -> N
         write_columns(report.candidates, results.candidates)
         note(f"candidates written to {results.candidates}")
     if results.out is not None:
-        from foretoken.simulator.report.page import render_page, search_sections
+        from foretoken.simulator.report.page import search_sections
 
-        page = render_page(title, search_sections(report))
-        results.out.write_text(page, encoding="utf-8")
-        note(f"page written to {results.out}")
+        write_page(results.out, title, search_sections(report))
     if results.generate is not None:
         options = LaunchOptions(engine=results.server, model_id=results.model_id)
         launch_best(report, results.generate, options)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.picture_file import check_page_option
 from foretoken.app.cli.search_training_options import (
     ClusterOptions,
@@ -179,8 +180,6 @@ def _write(
         write_fasop(report, results.fasop, num_tokens)
         note(f"{len(report.candidates.name):,} strategies written to {results.fasop}")
     if results.page is not None:
-        from foretoken.simulator.report.page import render_page, training_search_sections
+        from foretoken.simulator.report.page import training_search_sections
 
-        page = render_page(title, training_search_sections(report, num_tokens))
-        results.page.write_text(page, encoding="utf-8")
-        note(f"page written to {results.page}")
+        write_page(results.page, title, training_search_sections(report, num_tokens))

@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.simulate_run_options import LengthOptions, MoneyOptions, build_request
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
@@ -14,7 +15,6 @@ from foretoken.app.cli.state import (
     check_output_path,
     describe_feasibility,
     format_cell,
-    note,
     note_jobs,
     open_composition,
     scenario_changes,
@@ -83,11 +83,9 @@ def run(
         if report.job_id:
             note_jobs((report.job_id,))
         if html is not None:
-            from foretoken.simulator.report.page import render_page, training_run_sections
+            from foretoken.simulator.report.page import training_run_sections
 
-            page = render_page(_title(request, report), training_run_sections(report))
-            html.write_text(page, encoding="utf-8")
-            note(f"page written to {html}")
+            write_page(html, _title(request, report), training_run_sections(report))
 
 
 def _title(request: TrainingRunRequest, report: TrainingRunReport) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
@@ -94,11 +95,10 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
 
 
 def _write_page(path: Path, scenario: ServingScenario, reports: Sequence[ServingReport]) -> None:
-    from foretoken.simulator.report.page import render_page, serving_sections
+    from foretoken.simulator.report.page import serving_sections
 
     title = f"{scenario.model.name} on {scenario.device}"
-    path.write_text(render_page(title, serving_sections(reports)), encoding="utf-8")
-    note(f"page written to {path}")
+    write_page(path, title, serving_sections(reports))
 
 
 def _loads(

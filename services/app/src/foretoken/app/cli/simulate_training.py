@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
@@ -101,11 +102,10 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
 
 
 def _write_page(path: Path, scenario: TrainingScenario, report: TrainingReport) -> None:
-    from foretoken.simulator.report.page import render_page, training_sections
+    from foretoken.simulator.report.page import training_sections
 
     title = f"{scenario.model.name} on {scenario.layout.num_devices} {scenario.device}"
-    path.write_text(render_page(title, training_sections(report)), encoding="utf-8")
-    note(f"page written to {path}")
+    write_page(path, title, training_sections(report))
 
 
 def _write_heat_map(path: Path, report: TrainingReport) -> None:

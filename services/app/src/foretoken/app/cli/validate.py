@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 
 from foretoken.app.cli.finding_text import finding_lines
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
@@ -93,12 +94,10 @@ def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
             _write_requests(requests_csv, validation.requests)
             note(f"requests written to {requests_csv}")
         if html is not None:
-            from foretoken.simulator.report.page import render_page
             from foretoken.simulator.validation.section import validation_sections
 
             title = f"{replayed.model.name} on {replayed.device}: measured and simulated"
-            html.write_text(render_page(title, validation_sections(validation)), encoding="utf-8")
-            note(f"page written to {html}")
+            write_page(html, title, validation_sections(validation))
 
 
 def _table(validation: ServingValidation) -> Table:

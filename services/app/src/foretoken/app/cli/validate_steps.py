@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.profile_closure import step_name
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
@@ -80,15 +81,11 @@ def steps(
                 validations.append(validate_steps(report, services.predictor))
         state.print_object(validations, lambda: _tables(validations))
         if html is not None:
-            from foretoken.simulator.report.page import render_page
             from foretoken.simulator.validation.steps_section import steps_sections
 
             names = dict.fromkeys(f"{item.model} on {item.device}" for item in validations)
-            page = render_page(
-                f"{', '.join(names)}: steps, measured and predicted", steps_sections(validations)
-            )
-            html.write_text(page, encoding="utf-8")
-            note(f"page written to {html}")
+            title = f"{', '.join(names)}: steps, measured and predicted"
+            write_page(html, title, steps_sections(validations))
 
 
 def _write_request(path: Path, reports: Sequence[ClosureReport]) -> None:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.finding_text import finding_lines
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
@@ -102,14 +103,11 @@ def _validate(
 def _write_page(
     path: Path, scenarios: Sequence[TrainingScenario], validations: Sequence[TrainingValidation]
 ) -> None:
-    from foretoken.simulator.report.page import render_page
     from foretoken.simulator.validation.training_section import training_validation_sections
 
     named = [f"{item.model.name} on {item.layout.num_devices} {item.device}" for item in scenarios]
     title = f"{', '.join(dict.fromkeys(named))}: measured and simulated"
-    page = render_page(title, training_validation_sections(validations))
-    path.write_text(page, encoding="utf-8")
-    note(f"page written to {path}")
+    write_page(path, title, training_validation_sections(validations))
 
 
 def validations_table(validations: Sequence[TrainingValidation]) -> Table:

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.plugins import scan_modules
-
-Numbers = NDArray[np.float64]
+from foretoken.simulator.grid import Floats
 
 _METHODS = "foretoken.simulator.search.placement.partition"
 # Sums of bytes in another order may differ in their last digits.
@@ -32,11 +31,11 @@ class Chain:
     what the stage has, (stages); both may be empty. Nothing is negative.
     """
 
-    costs: Numbers
+    costs: Floats
     kinds: tuple[int, ...]
-    transfers: Numbers
-    bytes_needed: Numbers
-    bytes_there: Numbers
+    transfers: Floats
+    bytes_needed: Floats
+    bytes_there: Floats
 
     @classmethod
     def of(
@@ -138,25 +137,25 @@ class Chain:
         )
 
     @cached_property
-    def room_bytes(self) -> Numbers:
+    def room_bytes(self) -> Floats:
         """Bytes that stages have, with room for rounded sums: (stages)."""
         return np.asarray(self.bytes_there * _ROUNDING)
 
     @cached_property
-    def cost_sums(self) -> Numbers:
+    def cost_sums(self) -> Floats:
         """Costs of the nodes before each: (kinds, nodes + 1)."""
         return _sums(self.costs)
 
     @cached_property
-    def byte_sums(self) -> Numbers:
+    def byte_sums(self) -> Floats:
         """Bytes of the nodes before each: (stages, nodes + 1)."""
         return _sums(self.bytes_needed)
 
-    def stage_costs(self, ends: NDArray[np.int64]) -> Numbers:
+    def stage_costs(self, ends: NDArray[np.int64]) -> Floats:
         """Return what stages that end before these nodes cost: (..., stages)."""
         starts = np.concatenate([np.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1)
         kinds = np.asarray(self.kinds)
-        found: Numbers = self.cost_sums[kinds, ends] - self.cost_sums[kinds, starts]
+        found: Floats = self.cost_sums[kinds, ends] - self.cost_sums[kinds, starts]
         if self.has_transfers:
             stages = np.arange(self.num_stages - 1)
             found[..., :-1] += self.transfers[ends[..., :-1] - 1, stages]
@@ -173,7 +172,7 @@ class Chain:
         return found
 
 
-def _sums(table: Numbers) -> Numbers:
+def _sums(table: Floats) -> Floats:
     sums = np.zeros((table.shape[1], len(table) + 1))
     np.cumsum(table.T, axis=1, out=sums[:, 1:])
     return sums

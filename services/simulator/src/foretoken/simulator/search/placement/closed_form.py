@@ -31,11 +31,10 @@ from foretoken.simulator.search.training.closed_form import (
     count_kept,
     rank_kept,
 )
-from foretoken.simulator.search.training.survey import Survey, SurveyRules
+from foretoken.simulator.search.training.survey import MEMORY, Survey, SurveyRules
 from foretoken.simulator.training.efficiency import count_step_flops
 from foretoken.simulator.training.schedule import find_schedule
 
-_MEMORY = "memory"
 # More than any degree, and than any micro batch.
 _RADIX = 4096
 # Strategies cut between two reports of progress, and timed together.
@@ -168,7 +167,7 @@ class _Placing:
         points = [self._points[row] for row in rows]
         for cut in cuts:
             if cut.reason:
-                self._survey.reasons.setdefault(_MEMORY, cut.reason)
+                self._survey.reasons.setdefault(MEMORY, cut.reason)
         strategies = replace(
             self._columns.take(np.array(rows)), chunk_layers=as_column([cut.layers for cut in cuts])
         )

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.simulator.grid import Ints
+from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.placement.chain import Chain
 from foretoken.simulator.search.placement.cluster import NodeKind, Pipeline
 from foretoken.simulator.search.placement.layer_kind import NUM_KINDS
@@ -21,7 +21,6 @@ from foretoken.simulator.search.placement.stage_cost import (
     LAST,
     MEASURES,
     ONLY,
-    Numbers,
     StageLines,
 )
 from foretoken.simulator.search.placement.stage_memory import MemoryLines
@@ -69,7 +68,7 @@ def make_chain(strategy: PlacedStrategy, site: StageSite, *, has_memory: bool) -
     return Chain.of(costs, stages, transfers=between[None, :] if len(stages) > 1 else (), **given)
 
 
-def find_room(strategy: PlacedStrategy, site: StageSite) -> Numbers:
+def find_room(strategy: PlacedStrategy, site: StageSite) -> Floats:
     """Return the bytes that the devices of every stage have: (stages)."""
     devices = [site.kinds[kind].device for kind in strategy.pipeline.stages]
     there = np.array([find_device(name).memory_bytes for name in devices], dtype=np.float64)
@@ -95,7 +94,7 @@ def count_by_chunk(layer_kinds: Ints, chunk_layers: Sequence[int]) -> Ints:
     return found
 
 
-def pass_times(lines: Sequence[StageLines | None]) -> tuple[Numbers, Numbers]:
+def pass_times(lines: Sequence[StageLines | None]) -> tuple[Floats, Floats]:
     """Return a micro batch's passes at the estimate: (kind, position) and (kind, kind of layer)."""
     constants, per_layer = np.zeros((len(lines), ONLY)), np.zeros((len(lines), NUM_KINDS))
     for kind, line in enumerate(lines):
@@ -107,7 +106,7 @@ def pass_times(lines: Sequence[StageLines | None]) -> tuple[Numbers, Numbers]:
 
 def transfer_times(
     pipeline: Pipeline, kinds: Sequence[NodeKind], lines: Sequence[StageLines | None]
-) -> Numbers:
+) -> Floats:
     """Return what stages send to the next, and the last to the first.
 
     (forward and back, stages, cases). Between kinds of nodes the slower end sets the pace.

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import OperatorNode, Overlap
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.placement.cluster import NodeKind
 from foretoken.simulator.search.placement.layer_kind import FIRST_KIND, list_layer_kinds
@@ -23,8 +23,6 @@ from foretoken.simulator.training.composition import ComposedStep, StepCompositi
 from foretoken.simulator.training.operator_prices import OperatorPrices, fetch_prices
 from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.variability import Spread, StepColumns
-
-Numbers = NDArray[np.float64]
 
 # Where a stage is; the only one is measured where it is asked for.
 FIRST, BETWEEN, LAST, ONLY = range(4)
@@ -72,12 +70,12 @@ class StageLines:
     a stage sends inside a node and to another, `back` the same of gradients: (case).
     """
 
-    constants: Numbers
-    per_layer: Numbers
-    near_us: Numbers
-    across_us: Numbers
-    near_back_us: Numbers
-    across_back_us: Numbers
+    constants: Floats
+    per_layer: Floats
+    near_us: Floats
+    across_us: Floats
+    near_back_us: Floats
+    across_back_us: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +168,14 @@ def _fit(samples: _WorkSamples, prices: OperatorPrices, cases: PriceCases) -> St
 
 def _fit_line(
     samples: Sequence[Sample], prices: OperatorPrices, cases: PriceCases
-) -> tuple[Numbers, Numbers]:
+) -> tuple[Floats, Floats]:
     """Return what stages have beside layers, and of each layer: (position, measure, case)."""
     few, many = (_measure(sample, prices, cases) for sample in samples)
     per_layer = (many - few) / (SAMPLE_LAYERS[1] - SAMPLE_LAYERS[0])
     return few - SAMPLE_LAYERS[0] * per_layer, per_layer
 
 
-def _measure(sample: Sample, prices: OperatorPrices, cases: PriceCases) -> Numbers:
+def _measure(sample: Sample, prices: OperatorPrices, cases: PriceCases) -> Floats:
     """Return the measures of every stage: (position, measure, case)."""
     schedule = find_schedule(sample.scenario.pipeline_schedule)
     rules = StepRules.of_scenario(sample.scenario, schedule, sample.orders)
@@ -189,7 +187,7 @@ def _measure(sample: Sample, prices: OperatorPrices, cases: PriceCases) -> Numbe
     return measured[..., : cases.num_cases]
 
 
-def _measure_stage(stage: int, sample: Sample, composed: ComposedStep) -> Numbers:
+def _measure_stage(stage: int, sample: Sample, composed: ComposedStep) -> Floats:
     passes, end = composed.passes[stage], composed.end.ranks[stage]
     duration = composed.timing.duration(stage)
     none = composed.timing.columns.constant(0)

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
-from foretoken.simulator.grid import Ints
+from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.placement.cluster import NodeKind
 from foretoken.simulator.search.placement.layer_kind import (
     FIRST_KIND,
@@ -34,8 +33,6 @@ from foretoken.simulator.training.memory.pass_peak import measure_chunk
 from foretoken.simulator.training.memory.state_bytes import count_states
 from foretoken.simulator.training.schedule import find_schedule
 
-Numbers = NDArray[np.float64]
-
 # What is counted of a chunk, in the order of `FullMoments`, then of all chunks of a stage.
 _NEEDS = ("saved", "weight_half", "forward", "backward")
 _PEAKS = slice(2, 4)
@@ -46,18 +43,18 @@ _STATES = ("kept", "gathered", "update")
 class MemoryLines:
     """Bytes that stages reserve on a device: `constants` (stages), `per_layer` (stages, kinds)."""
 
-    constants: Numbers
-    per_layer: Numbers
+    constants: Floats
+    per_layer: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lines:
     """Bytes over layers: both (position, kind of layer, figure), of needs and of states."""
 
-    constants: Numbers
-    per_layer: Numbers
+    constants: Floats
+    per_layer: Floats
 
-    def of(self, position: int, layers: Ints, figures: slice) -> Numbers:
+    def of(self, position: int, layers: Ints, figures: slice) -> Floats:
         """Return the figures of chunks with these layers of each kind: (chunks, figure).
 
         They add up over layers, from what the kind of layer that needs more has beside.
@@ -65,14 +62,14 @@ class _Lines:
         constants = self.constants[position, :, figures]
         is_there = (layers > 0)[:, :, None]
         beside = np.where(is_there, constants, -np.inf).max(axis=1)
-        found: Numbers = beside + layers @ self.per_layer[position, :, figures]
+        found: Floats = beside + layers @ self.per_layer[position, :, figures]
         return found
 
-    def of_largest(self, position: int, layers: Ints, figures: slice) -> Numbers:
+    def of_largest(self, position: int, layers: Ints, figures: slice) -> Floats:
         """Return the figures of the kind of layer that needs most: (chunks, figure)."""
         total = layers.sum(axis=1)[:, None, None]
         lines = self.constants[position, :, figures] + total * self.per_layer[position, :, figures]
-        found: Numbers = np.where((layers > 0)[:, :, None], lines, -np.inf).max(axis=1)
+        found: Floats = np.where((layers > 0)[:, :, None], lines, -np.inf).max(axis=1)
         return found
 
 
@@ -102,7 +99,7 @@ class StageMemories:
             self._lines[key] = moments, self._fit(strategy, kind, moments)
         return self._lines[key][1]
 
-    def measure(self, strategy: PlacedStrategy, kind: NodeKind, layers: Ints) -> Numbers:
+    def measure(self, strategy: PlacedStrategy, kind: NodeKind, layers: Ints) -> Floats:
         """Return the bytes that stages reserve: (stages).
 
         `layers` are those of every chunk, of each kind: (chunks, kinds).
@@ -120,7 +117,7 @@ class StageMemories:
         even = int(ceil_divide(self._scenario.model.num_layers, num_chunks))
         few, many = 1, max(2, even)
 
-        def measure(layer_kind: int, count: int) -> Numbers:
+        def measure(layer_kind: int, count: int) -> Floats:
             layers = np.zeros((num_chunks, NUM_KINDS), dtype=np.int64)
             layers[:, layer_kind] = count
             return self.measure(strategy, kind, layers)
@@ -160,7 +157,7 @@ def _find_moments(strategy: PlacedStrategy) -> tuple[FullMoments, ...]:
 
 def _fit_needs(samples: Sequence[Sequence[Sample]]) -> tuple[_Lines, _Lines]:
     """Return the lines of needs and of states, of samples of each kind of layer."""
-    found: list[tuple[Numbers, Numbers]] = []
+    found: list[tuple[Floats, Floats]] = []
     for own in samples:
         few, many = (_measure(sample) for sample in own)
         per_layer = (many - few) / (SAMPLE_LAYERS[1] - SAMPLE_LAYERS[0])
@@ -173,7 +170,7 @@ def _fit_needs(samples: Sequence[Sequence[Sample]]) -> tuple[_Lines, _Lines]:
     )
 
 
-def _measure(sample: Sample) -> Numbers:
+def _measure(sample: Sample) -> Floats:
     """Return needs, then states, of every stage of a sample: (stage, figure)."""
     rows = []
     for chunk in sample.operators.chunks:
@@ -205,7 +202,7 @@ def _allocate(
 
 def _by_position(
     layers: Ints, lines: _Lines, figures: slice, *, is_largest: bool = False, num_chunks: int = 0
-) -> Numbers:
+) -> Floats:
     """Return the figures of chunks, or of stages of so many chunks, in the model's order."""
     last = len(layers) - 1
     measure = lines.of_largest if is_largest else lines.of

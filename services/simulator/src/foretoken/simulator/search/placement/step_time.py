@@ -13,14 +13,13 @@ import numpy as np
 
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_truth import TrainingCalibration
-from foretoken.simulator.grid import Ints
+from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.placement.stage_cost import (
     BETWEEN,
     FIRST,
     LAST,
     MEASURES,
     ONLY,
-    Numbers,
     StageLines,
 )
 from foretoken.simulator.training.closed_form import PipelineShape, estimate_rank_ends_us
@@ -44,16 +43,16 @@ class PlacedStages:
 
     lines: Sequence[StageLines]
     layers: Ints
-    transfers: Numbers
+    transfers: Floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepFigures:
     """Steps of strategies: `step_us` is (strategies, cases), the ratios (strategies)."""
 
-    step_us: Numbers
-    bubble_ratio: Numbers
-    exposed_ratio: Numbers
+    step_us: Floats
+    bubble_ratio: Floats
+    exposed_ratio: Floats
 
 
 def time_steps(
@@ -155,12 +154,12 @@ class _StageTimes:
         self._transfers = np.array([item.transfers for item in placed])
         self._num_cases = self._transfers.shape[-1]
 
-    def of(self, name: str) -> Numbers:
+    def of(self, name: str) -> Floats:
         """Return a measure of every chunk."""
-        found: Numbers = self._values[:, :, MEASURES.index(name)]
+        found: Floats = self._values[:, :, MEASURES.index(name)]
         return found
 
-    def of_stages(self, name: str) -> Numbers:
+    def of_stages(self, name: str) -> Floats:
         """Return a measure of every stage: what its layers have, and it has beside them once.
 
         What chunks do in their passes they all have beside.
@@ -201,12 +200,12 @@ class _StageTimes:
             for chunk in range(last_chunk + 1)
         ]
 
-    def as_table(self, columns: Sequence[Time]) -> Numbers:
+    def as_table(self, columns: Sequence[Time]) -> Floats:
         """Return columns over strategies and cases as (strategies, ranks or chunks, cases)."""
         shape = len(self._values), self._num_cases
         return np.stack([np.reshape(column, shape) for column in columns], axis=1)
 
-    def left_us(self, starts_us: Numbers | None) -> Numbers:
+    def left_us(self, starts_us: Floats | None) -> Floats:
         """Return what of its reductions a stage waits for when its passes have ended.
 
         Buckets are ready one after the other over the last backward pass of their chunk.
@@ -230,24 +229,24 @@ class _StageTimes:
                 starts[:, own] + last_us[:, own] + deferred[:, own] / buckets[:, own],
             )
             free_us = np.where(deferred[:, own] > 0, end_us, free_us)
-        found: Numbers = self.of_stages("reduction") + np.maximum(0.0, free_us)
+        found: Floats = self.of_stages("reduction") + np.maximum(0.0, free_us)
         return found
 
-    def busy_us(self) -> Numbers:
+    def busy_us(self) -> Floats:
         """Return how long stages work on passes."""
         passes = self.of("forward") + self.of("backward_input") + self.of("backward_weight")
         chunks = self._num_micro_batches * passes - self.of("not_accumulated")
         return self._add_up(chunks + self.of("slowdown"))
 
-    def _add_up(self, of_chunks: Numbers) -> Numbers:
+    def _add_up(self, of_chunks: Floats) -> Floats:
         """Return the sums over the chunks of every stage: (strategies, stages, cases)."""
-        found: Numbers = of_chunks.reshape(
+        found: Floats = of_chunks.reshape(
             len(of_chunks), -1, self.num_stages, of_chunks.shape[-1]
         ).sum(axis=1)
         return found
 
 
-def _lines_by_chunk(placed: Sequence[PlacedStages]) -> tuple[Numbers, Numbers]:
+def _lines_by_chunk(placed: Sequence[PlacedStages]) -> tuple[Floats, Floats]:
     """Return the lines of chunks: (strategies, chunks, measures, cases).
 
     Those of layers have the kind of layer after the chunk.

@@ -7,7 +7,7 @@ import numpy as np
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.training_search import TrainingSearchRequest
-from foretoken.simulator.grid import Flags, Floats
+from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES, HardwareChange
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.call_prices import (
@@ -48,8 +48,14 @@ def list_changes(request: TrainingSearchRequest) -> tuple[Change, ...]:
 
 def scale_batch(request: TrainingSearchRequest, factor: float) -> TrainingSearchRequest:
     """Return the question for so many times the samples in a step; one sample is the least."""
-    sizes = tuple(max(1, int(size * factor)) for size in batch_sizes(request))
-    return replace(request, space=replace(request.space, global_batch_sizes=sizes))
+    sizes = scale_samples(np.array(batch_sizes(request)), factor)
+    space = replace(request.space, global_batch_sizes=tuple(sizes.tolist()))
+    return replace(request, space=space)
+
+
+def scale_samples(sizes: Ints, factor: float) -> Ints:
+    """Return so many times the samples of steps, rounded down; one sample is the least."""
+    return np.maximum(1, (sizes * factor).astype(np.int64))
 
 
 def batch_sizes(request: TrainingSearchRequest) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from foretoken.simulator.search.training.changes import (
     FirstFound,
     batch_sizes,
     scale_batch,
+    scale_samples,
     take_batches,
 )
 from foretoken.simulator.search.training.closed_form import (
@@ -96,7 +97,7 @@ class Sensitivities:
         """Return today's best under every change that it can run with."""
         best = ranked.take(np.zeros(1, dtype=np.int64))
         wanted = {
-            words: replace(best, global_batch_size=_scaled(best.global_batch_size, factor))
+            words: replace(best, global_batch_size=scale_samples(best.global_batch_size, factor))
             for words, factor in BATCH_CHANGES.items()
         }
         price, shapes = self._hardware.price, self._shapes
@@ -150,8 +151,4 @@ def _answer(strategies: Strategies, timer: StepTimer) -> tuple[Answers, np.ndarr
     """Return the answers of strategies, and their steps by what else is priced."""
     times = timer.time(strategies)
     answers = join_columns(strategies, times, measure_strategies(strategies))
-    return answers, times.variants_us[3:]
-
-
-def _scaled(sizes: np.ndarray, factor: float) -> np.ndarray:
-    return np.maximum(1, (sizes * factor).astype(np.int64))
+    return answers, times.others_us

@@ -53,6 +53,11 @@ class StepTimes:
         """Time with every operator at its upper bound."""
         return np.asarray(self.variants_us[2])
 
+    @property
+    def others_us(self) -> Floats:
+        """Times by what else is priced, where the bounds are there."""
+        return np.asarray(self.variants_us[3:])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PricedRows:

@@ -17,6 +17,9 @@ from foretoken.simulator.search.training.cells import CellCounts
 from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.strategies import Strategies
 
+# The verdict of strategies that can run and do not fit.
+MEMORY = "memory"
+
 # Returns the low and the high µs of the steps of some rows, [2, row].
 Bound = Callable[[Ints], Floats]
 
@@ -105,12 +108,12 @@ class Survey:
             self._kept = found
 
     def _add_too_large(self, answers: Answers) -> None:
-        self.rule_out("memory", answers.strategies, ~answers.fits)
+        self.rule_out(MEMORY, answers.strategies, ~answers.fits)
         fastest = int(np.argmin(answers.step_us / answers.tokens))
         speed_us = float((answers.step_us / answers.tokens)[fastest])
         if speed_us < self._fastest_out_us:
             self._fastest_out_us = speed_us
-            self._examples["memory"] = answers.strategies.take(np.array([fastest]))
+            self._examples[MEMORY] = answers.strategies.take(np.array([fastest]))
 
     def _find_best(self, answers: Answers) -> Flags:
         """Tell which are the best by each objective, of each shape, and on a front."""

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import SPAN_KINDS, MemoryColumns, SpanColumns, StageMemory
+from foretoken.simulator.grid import Floats
 from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.pass_peak import ChunkNeed, measure_chunk
 from foretoken.simulator.training.memory.state_bytes import StateBytes, count_states
 from foretoken.simulator.training.schedule import Pass, RankOrder
 from foretoken.simulator.training.stage_hardware import stage_devices
-
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +28,9 @@ class _Moments:
     All have one entry per moment.
     """
 
-    time_ms: Numbers
-    kept: Numbers
-    passing: Numbers
+    time_ms: Floats
+    kept: Floats
+    passing: Floats
 
 
 def measure_memory(
@@ -66,7 +65,7 @@ def _without_copies(chunks: Sequence[ChunkGraph]) -> Iterable[ChunkGraph]:
 
 
 def _follow(
-    order: RankOrder, needs: Sequence[ChunkNeed], spans: Mapping[str, Numbers], states: StateBytes
+    order: RankOrder, needs: Sequence[ChunkNeed], spans: Mapping[str, Floats], states: StateBytes
 ) -> _Moments:
     """Return what a rank holds: at both ends of each slot of its order, then while it updates."""
     passes = [
@@ -111,7 +110,7 @@ def _effect(item: Pass, needs: Sequence[ChunkNeed]) -> tuple[float, float, float
             return 0.0, 0.0, need.weight_half
 
 
-def _stage_spans(spans: SpanColumns | None, stage: int) -> Mapping[str, Numbers]:
+def _stage_spans(spans: SpanColumns | None, stage: int) -> Mapping[str, Floats]:
     """Return the spans of one rank, none without any."""
     names = ("chunk", "micro_batch", "kind", "start_ms", "end_ms")
     if spans is None:
@@ -121,8 +120,8 @@ def _stage_spans(spans: SpanColumns | None, stage: int) -> Mapping[str, Numbers]
 
 
 def _slot_times(
-    slots: NDArray[np.int64], passes: NDArray[np.int64], spans: Mapping[str, Numbers]
-) -> tuple[Numbers, Numbers]:
+    slots: NDArray[np.int64], passes: NDArray[np.int64], spans: Mapping[str, Floats]
+) -> tuple[Floats, Floats]:
     """Return when each slot begins and ends, in ms; 0 where no span tells.
 
     `passes` has a row of chunk, micro batch and kind for each entry of `slots`.

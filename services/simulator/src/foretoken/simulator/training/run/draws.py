@@ -7,12 +7,9 @@ is a run as `failures` describes it, event by event but all runs at once.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.training.run.failures import FailureModel, divide_work
-
-Numbers = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 # One per cent of the runs, 20, take longer than the 99th percentile.
 NUM_RUNS = 2001
@@ -21,7 +18,7 @@ _SEED = 19740901
 _MAX_TERMS = 1000
 
 
-def draw_runs(model: FailureModel, work_s: float, interval_s: float) -> Numbers:
+def draw_runs(model: FailureModel, work_s: float, interval_s: float) -> Floats:
     """Return how long each of `NUM_RUNS` drawn runs takes, in s."""
     generator = np.random.default_rng(_SEED)
     interval_s = min(interval_s, work_s)
@@ -38,7 +35,7 @@ def draw_runs(model: FailureModel, work_s: float, interval_s: float) -> Numbers:
 
 def _draw_segments(
     model: FailureModel, count: int, length_s: float, delay_s: float, generator: np.random.Generator
-) -> Numbers:
+) -> Floats:
     """Return the time of `count` segments, from one safe checkpoint to the next.
 
     Where nothing fails a segment takes `length_s`: the last `delay_s` of writing its checkpoint
@@ -59,17 +56,15 @@ def _draw_segments(
     )
 
 
-def _draw_failures(
-    num_successes: Counts, exponent: float, generator: np.random.Generator
-) -> Counts:
+def _draw_failures(num_successes: Ints, exponent: float, generator: np.random.Generator) -> Ints:
     """Return how many attempts fail before so many succeed, each with probability e^-exponent."""
     drawn = generator.negative_binomial(np.maximum(num_successes, 1), math.exp(-exponent))
     return np.where(num_successes > 0, drawn, 0)
 
 
 def _draw_lost(
-    num_failures: Counts, rate: float, length_s: float, generator: np.random.Generator
-) -> Numbers:
+    num_failures: Ints, rate: float, length_s: float, generator: np.random.Generator
+) -> Floats:
     """Return the sum of what attempts of a length had done when they failed, per run."""
     if not rate or not length_s or not num_failures.any():
         return np.zeros(len(num_failures))

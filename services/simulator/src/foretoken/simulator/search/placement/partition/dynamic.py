@@ -12,7 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.simulator.search.placement.chain import Chain, Cut, Numbers, PartitionMethod
+from foretoken.simulator.grid import Floats
+from foretoken.simulator.search.placement.chain import Chain, Cut, PartitionMethod
 from foretoken.simulator.search.placement.partition.min_max import cut_min_max
 
 _ROUNDING = 1 + 1e-9
@@ -35,7 +36,7 @@ def cut_optimally(chain: Chain) -> Cut:
     return Cut.at(ends, chain, is_optimal=True)
 
 
-def _extend_all(chain: Chain, extend: Callable[[Numbers, int], Numbers]) -> list[Numbers]:
+def _extend_all(chain: Chain, extend: Callable[[Floats, int], Floats]) -> list[Floats]:
     """Return the best of the first nodes, by how many they are, for every number of stages."""
     best = [np.concatenate([[0.0], np.full(chain.num_nodes, np.inf)])]
     for stage in range(chain.num_stages):
@@ -53,28 +54,28 @@ class _Tables:
     def __init__(self, chain: Chain, longest: float) -> None:
         self._chain = chain
         self._limit = longest
-        self._costs: dict[int, Numbers] = {}
+        self._costs: dict[int, Floats] = {}
 
-    def extend_longest(self, before: Numbers, stage: int) -> Numbers:
+    def extend_longest(self, before: Floats, stage: int) -> Floats:
         """Return the least longest stage by where this one ends, from those of one stage less."""
         costs = self._of_stage(stage)
         longest = np.maximum(_windows(before, costs.shape[1]), costs)
         return np.concatenate([[np.inf], longest.min(axis=1)])
 
-    def extend_total(self, before: Numbers, stage: int) -> Numbers:
+    def extend_total(self, before: Floats, stage: int) -> Floats:
         """Return the least total by where this stage ends, from those of one stage less."""
         costs = self._of_stage(stage)
         totals = _windows(before, costs.shape[1]) + costs
         return np.concatenate([[np.inf], totals.min(axis=1)])
 
-    def find_start(self, before: Numbers, stage: int, end: int) -> int:
+    def find_start(self, before: Floats, stage: int, end: int) -> int:
         """Return where the stage begins that ends before a node and has the least total."""
         costs = self._of_stage(stage)[end - 1]
         starts = np.arange(end - len(costs), end)
         known = np.where(starts >= 0, before[np.maximum(starts, 0)], np.inf)
         return int(starts[np.argmin(known + costs)])
 
-    def _of_stage(self, stage: int) -> Numbers:
+    def _of_stage(self, stage: int) -> Floats:
         """Return the costs of a stage, what it sends and what has no room included."""
         chain = self._chain
         costs = self._of_kind(chain.kinds[stage])
@@ -90,7 +91,7 @@ class _Tables:
             costs[costs > self._limit] = np.inf
         return costs
 
-    def _of_kind(self, kind: int) -> Numbers:
+    def _of_kind(self, kind: int) -> Floats:
         if kind not in self._costs:
             sums = self._chain.cost_sums[kind]
             costs = _spans(sums, _widest(sums, self._limit * _ROUNDING))
@@ -99,13 +100,13 @@ class _Tables:
         return self._costs[kind]
 
 
-def _windows(before: Numbers, width: int) -> Numbers:
+def _windows(before: Floats, width: int) -> Floats:
     """Return the best of one stage less by where this one ends and how many nodes it has."""
     starts = np.concatenate([np.full(width, np.inf), before[:-1]])
     return starts[_places(len(before) - 1, width)]
 
 
-def _widest(sums: Numbers, limit: float) -> int:
+def _widest(sums: Floats, limit: float) -> int:
     """Return the most nodes that a stage no longer than `limit` has."""
     most = len(sums) - 1
     if not np.isfinite(limit):
@@ -114,10 +115,10 @@ def _widest(sums: Numbers, limit: float) -> int:
     return int(min(most, max(1, int((ends - np.arange(len(sums))).max()) + 1)))
 
 
-def _spans(sums: Numbers, width: int) -> Numbers:
+def _spans(sums: Floats, width: int) -> Floats:
     """Return the sums over up to `width` nodes before each end, the most nodes first."""
     padded = np.concatenate([np.full(width, -np.inf), sums[:-1]])
-    found: Numbers = sums[1:, None] - padded[_places(len(sums) - 1, width)]
+    found: Floats = sums[1:, None] - padded[_places(len(sums) - 1, width)]
     return found
 
 

@@ -17,7 +17,8 @@ from scipy.optimize import (  # type: ignore[import-untyped]
 )
 from scipy.sparse import coo_array  # type: ignore[import-untyped]
 
-from foretoken.simulator.search.placement.chain import Chain, Cut, Numbers, PartitionMethod
+from foretoken.simulator.grid import Floats
+from foretoken.simulator.search.placement.chain import Chain, Cut, PartitionMethod
 from foretoken.simulator.search.placement.partition.min_max import cut_min_max
 
 # Seconds that the solver may take for one chain.
@@ -67,7 +68,7 @@ class _Program:
             options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
         )
 
-    def read_ends(self, values: Numbers) -> list[int]:
+    def read_ends(self, values: Floats) -> list[int]:
         """Return where stages end."""
         is_before = values[:-1].reshape(self._chain.num_nodes, self._num_cuts) > 1 / 2
         ends: list[int] = is_before.sum(axis=0).tolist()
@@ -116,7 +117,7 @@ class _Program:
         )
         return LinearConstraint(matrix.tocsc(), low, high)
 
-    def _sums(self, weights: Numbers) -> tuple[Numbers, Numbers]:
+    def _sums(self, weights: Floats) -> tuple[Floats, Floats]:
         """Return by stage what its nodes add up to: factors of variables, and a constant.
 
         `weights` has a row per node and a column per stage.
