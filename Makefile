@@ -113,6 +113,12 @@ test-slow: setup ## run what takes long: processes killed, Ray, the catalog as a
 test-lake: setup-lake ## run the catalog's tests as a lake (needs PostgreSQL) and with its DuckDB
 	$(LAKE_VENV)/bin/pytest --numprocesses $(WORKERS) --dist loadfile $(LAKE_TESTS)
 
+MUTATE_ARGS ?=
+.PHONY: mutate
+mutate: setup ## change MODULE (or a package, or several) in random places: which do its own tests miss?
+	@test -n "$(MODULE)" || { echo "name one: make mutate MODULE=foretoken.predictor.transfer.typical" >&2; exit 2; }
+	nice $(BIN)/python tests/mutation/mutate.py $(MODULE) $(MUTATE_ARGS)
+
 .PHONY: check
 check: check-style check-types check-imports check-sizes check-protos check-docker check-manifests ## everything that can be judged without running the services
 
