@@ -1,8 +1,8 @@
 """Change a module in random places, one at a time, and show which changes its own tests let pass.
 
 A module's own tests are the fast files below `tests/unit` and `tests/properties` that import it or
-bear its name; of a module that none names, those that import what imports it. Mutants are Cosmic
-Ray's, one for each place drawn. Nothing in the working tree changes: all happens in a copy.
+bear its name or its folder's; where there is none, those that import what imports it. Mutants are
+Cosmic Ray's, one for each place drawn. Nothing in the working tree changes: all is in a copy.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _TESTS = ("tests/unit", "tests/properties")
 # They give the same program nearly always (`==` and `is` of small numbers), or one that no test can
 # tell from the first but by its speed (a cache).
-_EQUIVALENT = ("Eq_Is", "Eq_IsNot", "NotEq_Is", "NotEq_IsNot", "RemoveDecorator")
+_EQUIVALENT = ("Eq_Is", "NotEq_IsNot", "RemoveDecorator")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,16 +113,19 @@ def _imports(path: Path) -> frozenset[str]:
 def _own_tests(
     module: str, modules: Mapping[str, Path], tests: Mapping[Path, frozenset[str]]
 ) -> tuple[str, ...]:
-    _, service, *_, name = module.split(".")
+    _, service, *folders, name = module.split(".")
+    words = [f"_{part}_" for part in (name, *folders[1:][-1:])]
+    places = {service, "properties"}
     named, seen = {module}, {module}
     while named:
         own = [
             test
             for test, imports in tests.items()
-            if imports & named or (service in test.parts and test.stem.endswith(f"_{name}"))
+            if imports & named
+            or (places & {*test.parts} and any(word in f"{test.stem}_" for word in words))
         ]
         if own:
-            return tuple(sorted(map(str, own)))
+            return tuple(sorted(map(str, own), reverse=True))  # the laws take longest
         named = {other for other, path in modules.items() if _imports(path) & named} - seen
         seen |= named
     return ()
@@ -156,8 +159,8 @@ def _draw(
 
 
 def _mutations(path: Path) -> Iterator[MutationSpec]:
-    """Yield the changes of a module, those of annotations left out: they change no behaviour."""
-    spans = _annotations(path)
+    """Yield the changes of a module but those of annotations and decorators: of no behaviour."""
+    spans = _inert_spans(path)
     with use_db(":memory:", WorkDB.Mode.create) as session:
         init([path], session, {})
         for item in session.work_items:
@@ -169,11 +172,12 @@ def _mutations(path: Path) -> Iterator[MutationSpec]:
                 yield mutation
 
 
-def _annotations(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+def _inert_spans(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     spans = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        kept = [getattr(node, name, None) for name in ("annotation", "returns")]
-        for part in (item for item in kept if isinstance(item, ast.expr)):
+        parts = [getattr(node, name, None) for name in ("annotation", "returns")]
+        parts += getattr(node, "decorator_list", [])
+        for part in (item for item in parts if isinstance(item, ast.expr)):
             end = (part.end_lineno or part.lineno, part.end_col_offset or part.col_offset)
             spans.append(((part.lineno, part.col_offset), end))
     return spans
