@@ -40,6 +40,7 @@ class SchedulerRun:
         self.running: list[SimRequest] = []
         self.waiting: deque[SimRequest] = deque()
         self.steps: list[SchedulerStep] = []
+        self._num_arrived = 0
         self._scheduler = scan_modules("foretoken.simulator.serving.schedulers", "SCHEDULER")[
             self.rules.scheduler
         ](self.rules)
@@ -48,8 +49,8 @@ class SchedulerRun:
 
     def arrive(self, prompt: int, answer: int) -> None:
         """Let another request wait."""
-        index = len(self.running) + len(self.waiting)
-        self.waiting.append(SimRequest(index, prompt, answer))
+        self.waiting.append(SimRequest(self._num_arrived, prompt, answer))
+        self._num_arrived += 1
 
     def step(self) -> SchedulerStep:
         """Choose a batch, compute it and let its tokens leave; a step takes a second."""
