@@ -62,6 +62,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--timeout", type=float, default=120.0, help="seconds of one mutant's tests"
     )
     parser.add_argument("--tests", nargs="*", help="test files instead of the modules' own")
+    parser.add_argument("--only", type=int, nargs="*", help="these numbers of the draw alone")
     parser.add_argument("--list", action="store_true", help="name the modules' own tests, run none")
     return parser.parse_args(arguments)
 
@@ -185,8 +186,9 @@ def _inert_spans(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 def _judge(mutants: Sequence[Mutant], options: argparse.Namespace) -> int:
     survived = []
-    for number, mutant in enumerate(mutants, start=1):
-        killed = False
+    chosen = options.only or range(1, len(mutants) + 1)
+    for number in chosen:
+        mutant, killed = mutants[number - 1], False
         if mutant.tests:
             command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m"]
             text = " ".join([*command, "'not slow and not gpu'", *mutant.tests])
@@ -199,8 +201,8 @@ def _judge(mutants: Sequence[Mutant], options: argparse.Namespace) -> int:
         if not killed:
             survived.append(number)
             print(result.diff if mutant.tests else "", flush=True)
-    share = 1 - len(survived) / len(mutants)
-    print(f"{len(mutants) - len(survived)} of {len(mutants)} mutants killed ({share:.0%})")
+    num_killed = len(chosen) - len(survived)
+    print(f"{num_killed} of {len(chosen)} mutants killed ({num_killed / len(chosen):.0%})")
     return 0
 
 
