@@ -5,8 +5,10 @@ import hashlib
 import io
 import json
 import zipfile
+from dataclasses import replace
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -157,6 +159,55 @@ def test_a_result_of_another_version_hides_no_others(text: str) -> None:
     first, *others = list_results(catalog)
     assert (first.job_id, first.title, first.created_at) == ("x-1", "", other.created_at)
     assert len(others) == len(_IDS)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"title": 5}', "{", "[" * 100_000])
+def test_an_artifact_that_is_no_result_hides_no_others(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = _catalog(*_IDS)
+    known = catalog.list_artifacts(RESULT_ARTIFACT)[0]
+    catalog.store_artifact(replace(known, name="other", metadata_json=text), ())
+    assert sorted(_IDS) == sorted(result.job_id for result in list_results(catalog))
+    assert "left out name='other'" in caplog.text
+
+
+def test_a_result_is_what_its_artifact_is_whatever_that_says() -> None:
+    catalog = _catalog(*_IDS)
+    known = catalog.list_artifacts(RESULT_ARTIFACT)[0]
+    catalog.store_artifact(replace(known, name="other"), ())
+    assert "other" in {result.job_id for result in list_results(catalog)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("report.json", b" " * (100 * 2**20)),
+        ("spans.parquet", b"no table"),
+        ("../../report.json", b"{}"),
+    ],
+)
+def test_a_file_that_does_harm_is_no_result(name: str, content: bytes) -> None:
+    """It unpacks to far more than it is, is no table, or climbs."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        if name != "report.json":
+            archive.writestr("report.json", "{}")
+        archive.writestr(name, content)
+    with pytest.raises(InvalidRequestError, match="not a result"):
+        unpack_report(file.getvalue(), TrainingReport)
+
+
+def test_a_table_that_unpacks_to_far_more_than_it_is_is_refused() -> None:
+    table = io.BytesIO()
+    zeros = pa.table({"stage": np.zeros(20_000_000, np.int64)})
+    pq.write_table(zeros, table, compression="zstd", use_dictionary=False)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("report.json", "{}")
+        archive.writestr("spans.parquet", table.getvalue())
+    with pytest.raises(InvalidRequestError, match="claims more bytes"):
+        unpack_report(file.getvalue(), TrainingReport)
 
 
 def test_a_deleted_result_is_gone() -> None:

@@ -1,8 +1,9 @@
 """Results that a catalog keeps of simulations and searches: listed, found and read."""
 
 import json
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from foretoken.domain import schema
 from foretoken.domain.artifact import Artifact
@@ -11,6 +12,8 @@ from foretoken.domain.ports import CatalogPort
 from foretoken.domain.result import REPORT_CLASSES, RESULT_ARTIFACT, AnyReport, KeptResult
 from foretoken.wire.result_file import label_file, read_label, unpack_report
 
+_log = logging.getLogger(__name__)
+
 # The newest result, and those before it: `latest~1` is the one before the newest.
 _LATEST = re.compile(r"latest(?:~(\d+))?")
 # More of those that a beginning fits are counted.
@@ -18,8 +21,8 @@ _MAX_NAMED = 4
 
 
 def list_results(catalog: CatalogPort) -> tuple[KeptResult, ...]:
-    """Return what is known of the kept results, newest first."""
-    return tuple(describe_result(artifact) for artifact in catalog.list_artifacts(RESULT_ARTIFACT))
+    """Return what is known of the kept results, newest first; what is damaged is left out."""
+    return describe_results(catalog.list_artifacts(RESULT_ARTIFACT))
 
 
 def find_result(catalog: CatalogPort, name: str) -> KeptResult:
@@ -91,14 +94,29 @@ def delete_result(catalog: CatalogPort, name: str) -> KeptResult:
     return result
 
 
-def describe_result(artifact: Artifact) -> KeptResult:
+def describe_results(artifacts: Iterable[Artifact]) -> tuple[KeptResult, ...]:
+    """Return what artifacts say of themselves; one that says nothing sound is logged alone."""
+    found = []
+    for artifact in artifacts:
+        try:
+            found.append(_describe_result(artifact))
+        except (InvalidRequestError, ValueError, RecursionError) as err:
+            _log.warning("a kept result is left out name=%r: %s", artifact.name, err)
+    return tuple(found)
+
+
+def _describe_result(artifact: Artifact) -> KeptResult:
     """Return what an artifact says of itself; what another version has besides is left out."""
+    said = json.loads(artifact.metadata_json)
+    if not isinstance(said, dict):
+        raise InvalidRequestError.of_field("metadata_json", "is no JSON object")
     content = {
-        "job_id": artifact.name,
         "kind": "",
         "title": "",
         "created_at": artifact.created_at,
-        **json.loads(artifact.metadata_json),
+        **said,
+        # Which artifact it is does not depend on what that says.
+        "job_id": artifact.name,
     }
     known = {name: content[name] for name in schema.field_types(KeptResult) if name in content}
     return schema.decode(KeptResult, known, artifact.name)

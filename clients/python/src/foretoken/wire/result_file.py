@@ -16,6 +16,7 @@ from foretoken.api.types.v1 import (
     training_search_pb2,
 )
 from foretoken.domain import schema
+from foretoken.domain.archive import Archive, UnpackBudget
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.report import ServingReport
 from foretoken.domain.result import AnyReport, KeptResult
@@ -29,6 +30,10 @@ from foretoken.wire.report_tables import table_fields, take_tables, with_tables
 _REPORT = "report.json"
 # What is known of the result, in files that are away from their catalog.
 _LABEL = "result.json"
+# A file that is missing, and what the readers of JSON and Parquet say of a damaged one.
+_DAMAGED = (
+    KeyError, ValueError, RecursionError, OSError, json_format.ParseError, pa.ArrowException
+)  # fmt: skip
 _MESSAGES: dict[type[AnyReport], Any] = {
     ServingReport: report_pb2.ServingReport,
     TrainingReport: report_pb2.TrainingReport,
@@ -62,22 +67,26 @@ def unpack_report(content: bytes, cls: type[AnyReport]) -> AnyReport:
 
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            message = json_format.Parse(
-                archive.read(_REPORT), _MESSAGES[cls](), ignore_unknown_fields=True
-            )
-            tables = {
-                name: pq.read_table(io.BytesIO(archive.read(_parquet_name(field))))
-                for name, field in table_fields(cls).items()
-                if _parquet_name(field) in archive.namelist()
-            }
-    except (zipfile.BadZipFile, KeyError, json_format.ParseError, pa.ArrowInvalid) as err:
+        archive = Archive.open(content)
+        message = json_format.Parse(archive[_REPORT], _MESSAGES[cls](), ignore_unknown_fields=True)
+        tables = {
+            name: _read_parquet(archive[_parquet_name(field)])
+            for name, field in table_fields(cls).items()
+            if _parquet_name(field) in archive
+        }
+    except (InvalidRequestError, *_DAMAGED) as err:
         raise InvalidRequestError(f"not a result of Foretoken: {err}") from err
     return with_tables(codec.decode(message, cls), tables, may_lack=True)
 
 
 def label_file(content: bytes, result: KeptResult) -> bytes:
-    """Return a packed report with what is known of it inside, for a file outside of the catalog."""
+    """Return a packed report with what is known of it inside, for a file outside of the catalog.
+
+    Raises:
+        InvalidRequestError: it is no archive.
+
+    """
+    Archive.open(content)
     file = io.BytesIO(content)
     with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_LABEL, json.dumps(schema.encode(result), indent=1))
@@ -92,11 +101,18 @@ def read_label(content: bytes) -> KeptResult:
 
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            label = json.loads(archive.read(_LABEL))
-    except (zipfile.BadZipFile, KeyError, json.JSONDecodeError) as err:
+        label = json.loads(Archive.open(content)[_LABEL])
+    except (InvalidRequestError, *_DAMAGED) as err:
         raise InvalidRequestError(f"not an exported result of Foretoken: {err}") from err
     return schema.decode(KeptResult, label, _LABEL)
+
+
+def _read_parquet(content: bytes) -> pa.Table:
+    about = pq.read_metadata(io.BytesIO(content))
+    groups = (about.row_group(index) for index in range(about.num_row_groups))
+    if sum(group.total_byte_size for group in groups) > UnpackBudget().allowed_bytes(len(content)):
+        raise InvalidRequestError("a table of it claims more bytes than one of its size may")
+    return pq.read_table(io.BytesIO(content))
 
 
 def _parquet_name(field: str) -> str:

@@ -1,15 +1,14 @@
 """Results that a catalog keeps of simulations and searches, for asyncio."""
 
 from foretoken.client.aio.catalog import AsyncCatalogClient
-from foretoken.client.results import describe_result, pick_result, unpack_result
+from foretoken.client.results import describe_results, pick_result, unpack_result
 from foretoken.domain.result import RESULT_ARTIFACT, AnyReport, KeptResult
 from foretoken.wire.result_file import label_file
 
 
 async def list_results(catalog: AsyncCatalogClient) -> tuple[KeptResult, ...]:
-    """Return what is known of the kept results, newest first."""
-    artifacts = await catalog.list_artifacts(RESULT_ARTIFACT)
-    return tuple(describe_result(artifact) for artifact in artifacts)
+    """Return what is known of the kept results, newest first; what is damaged is left out."""
+    return describe_results(await catalog.list_artifacts(RESULT_ARTIFACT))
 
 
 async def find_result(catalog: AsyncCatalogClient, name: str) -> KeptResult:

@@ -7,10 +7,8 @@ need.
 import codecs
 import json
 import math
-import struct
+import sys
 import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +19,8 @@ import numpy.typing as npt
 import yaml
 
 from foretoken.catalog.sources.file import SourceFile, current_budget, refuse
+from foretoken.domain.archive import DEFLATE_RATIO_MAX, Archive, UnpackBudget
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.plugins import parse_yaml
 
 # PyYAML reads about 0.2 MB/s; side files of profiles are a few kB.
@@ -31,12 +31,8 @@ _DEPTH_MAX = 64
 _DECODE_STEP = 1 << 20
 # Real lines have some kB.
 _LINE_MAX_BYTES = 1 << 20
-_ZIP_MEMBERS_MAX = 10_000
-_ZIP_ENTRY = b"PK\x01\x02"
-# Deflate compresses no further than this. Source: the technical details of zlib.net.
-_DEFLATE_RATIO_MAX = 1032
-_ZIP_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
-_ZIP_ENCRYPTED = 0x1
+# However well an array of one value compresses: the import's own budget limits the bytes.
+_ZIP_BUDGET = UnpackBudget(max_bytes=sys.maxsize, max_ratio=DEFLATE_RATIO_MAX)
 _NPY_VERSIONS = {(1, 0): np.lib.format.read_array_header_1_0}
 _NPY_VERSIONS[2, 0] = np.lib.format.read_array_header_2_0
 
@@ -137,40 +133,17 @@ def read_zip_members(source: SourceFile, path: Path) -> Mapping[str, bytes]:
     """Return the content of every file in a ZIP archive, by name; nothing is written to disk.
 
     Raises:
-        InvalidRequestError: it is no ZIP file, is damaged or encrypted, has too many members or one
-            twice, a member's name leads out of a folder, or they unpack to more than the import may
-            read.
+        InvalidRequestError: as `Archive.open`, or they unpack to more than the import may read.
 
     """
-    # Every entry of the archive's directory starts so; counted before the directory is loaded.
-    if source.content.count(_ZIP_ENTRY) > _ZIP_MEMBERS_MAX:
-        refuse(path, f"more than {_ZIP_MEMBERS_MAX} members")
     try:
-        with zipfile.ZipFile(BytesIO(source.content)) as archive:
-            members = [info for info in archive.infolist() if not info.filename.endswith("/")]
-            _check_members(members, path)
-            return {info.filename: archive.read(info) for info in members}
-    # zlib, struct and the decoding of names have errors of their own.
-    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError) as err:
-        refuse(path, f"not a ZIP file that can be read: {err}")
-    except (zlib.error, struct.error) as err:
-        refuse(path, f"a damaged ZIP file: {err}")
-
-
-def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
-    names = [info.filename for info in members]
-    if len(set(names)) < len(names):
-        refuse(path, "a member is there twice")
-    for info in members:
-        parts = info.filename.replace("\\", "/").split("/")
-        if ".." in parts or parts[0] == "" or ":" in parts[0]:
-            refuse(path, f"the member {info.filename!r} has no name, or leads out of the archive")
-        if info.flag_bits & _ZIP_ENCRYPTED or info.compress_type not in _ZIP_METHODS:
-            refuse(path, f"the member {info.filename!r} is encrypted, or packed in a rare way")
-        if info.file_size > _DEFLATE_RATIO_MAX * max(info.compress_size, 1):
-            refuse(path, f"the member {info.filename!r} claims more bytes than it can unpack to")
-    # An archive may let many members share the same bytes: what counts is what they unpack to.
-    current_budget().spend(sum(info.file_size for info in members), path)
+        archive = Archive.open(source.content, _ZIP_BUDGET)
+        current_budget().spend(archive.num_bytes, path)
+        return dict(archive)
+    except InvalidRequestError as err:
+        if err.violations:  # the import's budget names the file already
+            raise
+        refuse(path, err.message)
 
 
 def parse_npy(content: bytes, path: Path) -> npt.NDArray[Any]:
