@@ -68,6 +68,15 @@ def test_own_profiles_round_trip(tp: int, tmp_path: Path) -> None:
     assert profile == read_module_times(tmp_path / f"tiny_CPU_{tp}.json", {})
 
 
+def test_a_model_of_a_hostile_name_is_not_written_elsewhere(tmp_path: Path) -> None:
+    """The report may come from another machine's service or catalog."""
+    folder = tmp_path / "below" / "out"
+    profile = dataclasses.replace(_profile(), model="../../climbed")
+    with pytest.raises(InvalidRequestError, match=r"out: .* leads out of its folder"):
+        write_profiles(_report(profile), _CONFIG, folder)
+    assert [folder.parent, folder] == sorted(tmp_path.rglob("*"))
+
+
 def test_tables_round_trip(tmp_path: Path) -> None:
     """FASOP's table is read back with equal forward times; what it does not say is given."""
     profile = _profile()

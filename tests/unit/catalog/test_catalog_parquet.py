@@ -15,7 +15,7 @@ from pyarrow import dataset, parquet
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.dataset import MANIFEST_NAME, list_dims
-from foretoken.catalog.exporters.parquet import _DatasetWriter, _with_places
+from foretoken.catalog.exporters.parquet import _DatasetWriter, _with_places, _writing_to
 from foretoken.catalog.exporting import ExportReport, ExportRequest, find_exporter
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
@@ -363,16 +363,45 @@ def test_nothing_is_left_of_an_export_that_failed(tmp_path: Path) -> None:
     assert [] == list((tmp_path / "set").iterdir())
 
 
+def test_an_export_that_failed_removes_what_it_wrote_and_nothing_else(tmp_path: Path) -> None:
+    """Somebody put a file of his own there meanwhile."""
+    stored = {"run_id": "run-1", "batch_index": 0, "row_index": 0, "recorded_at": 0}
+    constants = [pa.array([stored[f.name]], f.type) for f in STORED_SCHEMA if f.name in stored]
+    (first,) = gemms([1]).to_batches()
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_arrays([*constants, *first.columns], schema=STORED_SCHEMA)
+        (tmp_path / "set" / "own").mkdir(parents=True)
+        (tmp_path / "set" / "own" / "notes.txt").write_text("mine")
+        raise ValueError("the catalog went away")
+
+    stream = pa.RecordBatchReader.from_batches(STORED_SCHEMA, rows())
+    with pytest.raises(Exception, match="the catalog went away"):
+        find_exporter("parquet").write(stream, ExportRequest(path=tmp_path / "set"))
+    left = [path.relative_to(tmp_path) for path in (tmp_path / "set").rglob("*")]
+    assert [Path("set/own"), Path("set/own/notes.txt")] == sorted(left)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_named(source: CatalogService, tmp_path: Path) -> None:
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageFullError, match="make room"), _writing_to(tmp_path):
+        Path("/dev/full").write_text("rows")
+
+
+def test_an_export_writes_through_no_link_that_lies_in_its_folder(
+    source: CatalogService, tmp_path: Path
+) -> None:
     (rows,) = read_table(source.read_measurements(_ALL)).combine_chunks().to_batches()
-    folder = tmp_path / "device=a30/operator=gemm"
+    other = tmp_path / "other.parquet"
+    other.write_text("somebody's")
+    folder = tmp_path / "set" / "device=a30/operator=gemm"
     folder.mkdir(parents=True)
-    (folder / "part-0.parquet").symlink_to("/dev/full")
-    writer = _DatasetWriter(tmp_path, list_dims())
+    (folder / "part-0.parquet").symlink_to(other)
+    writer = _DatasetWriter(tmp_path / "set", list_dims())
     writer.add(_with_places(rows.slice(0, 1)))
-    with pytest.raises(StorageFullError, match="make room"):
+    with pytest.raises(InvalidRequestError, match="leads out of its folder"):
         writer.close()
+    assert "somebody's" == other.read_text()
 
 
 def test_nothing_selected_is_nothing_to_export(catalog: CatalogService, tmp_path: Path) -> None:

@@ -43,6 +43,14 @@ def test_every_batch_has_a_receipt(catalog: CatalogService) -> None:
     assert expected == receipts
 
 
+@pytest.mark.parametrize("run_id", ["", "../run", "/abs/run", "run 1", ".run", "r" * 129, "r\0"])
+def test_a_run_keeps_to_the_alphabet_of_names(catalog: CatalogService, run_id: str) -> None:
+    """Who fetches the run elsewhere may make a file of it."""
+    with pytest.raises(InvalidRequestError, match=r"run_id: .* is no name"):
+        list(catalog.record(replace(run(), run_id=run_id), batches(gemms([1]))))
+    assert () == catalog.list_runs()
+
+
 def test_a_batch_is_stored_before_the_next_is_asked_for(catalog: CatalogService) -> None:
     recording = catalog.record(run(), batches(gemms([1]), gemms([2]), gemms([3])))
     counts = [_count(catalog) for _ in recording]

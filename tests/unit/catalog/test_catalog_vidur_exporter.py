@@ -100,6 +100,13 @@ def test_a_layer_becomes_one_row(tmp_path: Path) -> None:
     assert 9 == report.num_rows
 
 
+def test_a_device_of_a_hostile_name_is_not_written_elsewhere(tmp_path: Path) -> None:
+    """The catalog may be another's, and its rows what somebody sent it."""
+    with pytest.raises(InvalidRequestError, match="leads out of its folder"):
+        _export(tmp_path / "below", _layer(device="../../../climbed"))
+    assert [] == list(tmp_path.rglob("*.csv"))
+
+
 def test_both_norms_share_the_rows_there_are(tmp_path: Path) -> None:
     norms = [
         _row("rms_norm", {"num_tokens": 16, "hidden": _HIDDEN}, latency_us_median=time)

@@ -1,5 +1,6 @@
 """Jobs: states, progress, cancellation, results that outlive the process."""
 
+import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -254,6 +255,28 @@ def test_a_torn_file_of_a_job_keeps_nobody_from_the_others(
     second.open()
     assert (job,) == second.list()
     second.close()
+
+
+@pytest.mark.parametrize("job_id", ["../../other/x", "train-other", "*", ""])
+def test_a_file_that_says_to_be_another_job_is_left_aside(
+    runner: JobRunner, tmp_path: Path, job_id: str
+) -> None:
+    """Its id would become the path of files that are removed."""
+    job = _wait(runner, runner.create("train", lambda _: _Answer(value=1)))
+    state = {"job_id": job_id, "kind": "train", "state": "running"}
+    (tmp_path / "train-false.job.json").write_text(json.dumps(state))
+    second = JobRunner(tmp_path)
+    second.open()
+    assert (job,) == second.list()
+    second.close()
+    assert (tmp_path / "train-false.job.json").exists()
+
+
+def test_a_job_id_is_looked_up_before_it_is_a_path(runner: JobRunner) -> None:
+    for job_id in ("../../etc/passwd", "a" * 5000, "\0"):
+        for ask in (runner.get, runner.cancel, lambda job_id: list(runner.follow(job_id, "x"))):
+            with pytest.raises(UnknownJobError):
+                ask(job_id)
 
 
 def test_a_job_ends_for_who_watches_it_though_nothing_can_be_saved(

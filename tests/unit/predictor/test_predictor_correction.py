@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from predictor_fakes import FakeCatalog
 
+from foretoken.domain.artifact import Artifact
 from foretoken.domain.correction import Correction, CorrectionRequest, Observation, ObservedCall
 from foretoken.domain.errors import (
+    CorruptCatalogError,
     InvalidRequestError,
     UnknownCorrectionError,
     UnknownDeviceError,
@@ -46,6 +48,32 @@ def _request(observed_us: Iterable[float], by_group: bool = False) -> Correction
         ),
         by_group=by_group,
     )
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "/abs", ".x"])
+def test_a_correction_keeps_to_the_alphabet_of_names(name: str) -> None:
+    book = CorrectionBook(FakeCatalog(), lambda: _NOW)
+    with pytest.raises(InvalidRequestError, match=r"name: .* is no name"):
+        book.learn(replace(_request([1.0]), name=name), lambda _: LatencyReply("", ()))
+
+
+def test_an_artifact_that_is_no_correction_hides_no_others() -> None:
+    catalog = FakeCatalog()
+    for name, content in (("one", b"{}"), ("other", b"no JSON"), ("third", b"\xff")):
+        catalog.store_artifact(
+            Artifact(
+                kind="corrections",
+                name=name,
+                content_hash="0",
+                num_bytes=len(content),
+                created_at=_NOW,
+            ),
+            (content,),
+        )
+    book = CorrectionBook(catalog, lambda: _NOW)
+    assert () == book.list()
+    with pytest.raises(CorruptCatalogError, match="corrections/other is no correction"):
+        book.find("other")
 
 
 def _learn(raw_us: dict[str, FloatColumn], observed_us: FloatColumn, by_group: bool) -> Correction:

@@ -20,6 +20,7 @@ from foretoken.domain.errors import (
 from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.models.architecture import find_model
+from foretoken.domain.name import is_name
 from foretoken.domain.operator import find_operator
 from foretoken.domain.profiling import ProfileReport, ProfileRequest
 from foretoken.profiler.config import ProfilerConfig
@@ -61,6 +62,26 @@ def test_cpu_is_always_present(profiler: ProfilerService) -> None:
 def test_device_that_is_not_here_is_refused_with_what_is(profiler: ProfilerService) -> None:
     with pytest.raises(DeviceNotPresentError, match="it has cpu"):
         profiler.create_profile(ProfileRequest(device="no_such_gpu"))
+
+
+@pytest.mark.parametrize("name", ["x/../../..", "/abs", ".hidden", "a b", "x" * 129])
+def test_a_profile_whose_name_is_none_is_refused_at_once(
+    profiler: ProfilerService, name: str, tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for ask in (profiler.create_profile, profiler.outline_profile):
+        with pytest.raises(InvalidRequestError, match=r"name: .* is no name"):
+            ask(replace(SMALL, name=name))
+    assert before == sorted(tmp_path.rglob("*"))
+
+
+def test_the_longest_name_of_a_profile_is_recorded(profiler: ProfilerService) -> None:
+    request = ProfileRequest(
+        device="cpu", quick=True, operators=("residual_add",), name="n" * 128, time_cap_s=1e-3
+    )
+    report = finish(profiler, profiler.create_profile(request))
+    assert "n" * 128 == report.name
+    assert is_name(report.run_id)
 
 
 def test_calls_asked_for_by_name_are_planned_also_where_a_quick_sweep_would_not(

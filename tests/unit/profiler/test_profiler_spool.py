@@ -1,6 +1,7 @@
 """Rows outlive the process that measured them, and are handed over once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.errors import StorageFullError
+from foretoken.domain.errors import InvalidRequestError, StorageFullError
 from foretoken.domain.measurement import Run, RunKind
 from foretoken.profiler.recording.spool import RunSpool, find_left_runs
 
@@ -113,6 +114,33 @@ def test_folder_that_cannot_be_read_is_left_aside(tmp_path: Path) -> None:
     (tmp_path / "r1" / "run.json").write_text("{", encoding="utf-8")
     assert left_medians(tmp_path) == []
     assert (tmp_path / "r1").exists()
+
+
+@pytest.mark.parametrize("run_id", ["../r1", "/r1", "profile-cpu-x/../../..-0-1a", ""])
+def test_a_run_whose_id_is_no_name_is_not_kept(run_id: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"run_id: .* is no name"):
+        RunSpool(tmp_path / "spool", replace(RUN, run_id=run_id))
+
+
+def test_the_files_of_a_run_go_and_nothing_that_others_put_beside_them(tmp_path: Path) -> None:
+    spool = opened(tmp_path)
+    spool.append(0, row(1.5))
+    spool.seal(0, [row(1.5)])
+    spool.close()
+    folder = tmp_path / "r1"
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    (folder / "below").mkdir()
+    (left,) = find_left_runs(tmp_path)
+    left.finish()
+    assert ["below", "notes.txt"] == sorted(path.name for path in folder.iterdir())
+    assert [] == list(find_left_runs(tmp_path))
+
+
+def test_a_link_is_no_run_that_was_left(tmp_path: Path) -> None:
+    opened(tmp_path / "elsewhere").close()
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "r1").symlink_to(tmp_path / "elsewhere" / "r1")
+    assert [] == list(find_left_runs(tmp_path / "spool"))
 
 
 def test_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ from typing import Any
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
 from foretoken.domain.job import Job
+from foretoken.domain.name import check_name, is_name, path_inside
 
 if sys.platform != "win32":
     import fcntl
 
 _log = logging.getLogger(__name__)
 
+_STATE = "job.json"
 # Files of a job that are of no use once it has ended.
 _UNTIL_THE_END = ("request.json", "lock", "*.kept")
 
@@ -60,19 +62,21 @@ class JobFolder:
 
     def load_jobs(self) -> Iterator[Job]:
         """Yield the jobs of earlier processes, and of others that run now."""
-        for path in sorted(self.path.glob("*.job.json")):
+        for path in sorted(self.path.glob(f"*.{_STATE}")):
             job = _load(path)
-            if job is not None:
+            if job is not None and is_name(job.job_id) and self._file(job.job_id, _STATE) == path:
                 yield job
+            elif job is not None:
+                _log.warning("the state of another job is left aside path=%s", path)
 
     def load_job(self, job_id: str) -> Job | None:
         """Return a job as it is in its file now."""
-        return _load(self._file(job_id, "job.json"))
+        return _load(self._file(job_id, _STATE))
 
     def save_job(self, job: Job) -> None:
         """Write the state of a job; where that fails only the next process does not learn it."""
         try:
-            _write_whole(self._file(job.job_id, "job.json"), json.dumps(schema.encode(job)))
+            _write_whole(self._file(job.job_id, _STATE), json.dumps(schema.encode(job)))
         except OSError as err:
             _log.warning("the state of a job could not be saved job_id=%s: %s", job.job_id, err)
 
@@ -145,7 +149,7 @@ class JobFolder:
     def hand_on(self, job_id: str, heir: str) -> None:
         """Give what a failed job kept to another one, and remove what else it left."""
         for path in self.path.glob(f"{job_id}.*.kept"):
-            path.replace(self.path / path.name.replace(job_id, heir, 1))
+            path.replace(self._file(heir, path.name.removeprefix(f"{job_id}.")))
         self.tidy(job_id)
 
     def tidy(self, job_id: str) -> None:
@@ -162,7 +166,7 @@ class JobFolder:
             raise self._full(err) from err
 
     def _file(self, job_id: str, name: str) -> Path:
-        return self.path / f"{job_id}.{name}"
+        return path_inside(self.path, f"{check_name(job_id, 'job_id')}.{name}", "job_id")
 
     def _full(self, err: OSError) -> StorageFullError:
         return storage_full(self.path, err)

@@ -221,6 +221,7 @@ class JobRunner:
         self, job_id: str, name: str, first: int, is_closed: threading.Event
     ) -> Iterator[Any]:
         self._go_on_if_left(job_id)
+        self.get(job_id)
         path = self._folder.items_file(job_id, name)
         number = max(first, 0)
         while not is_closed.is_set():

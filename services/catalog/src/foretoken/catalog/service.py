@@ -16,7 +16,6 @@ from foretoken.catalog.sql.desk import SqlDesk, SqlLimits, SqlStatistics
 from foretoken.catalog.storage.store import Store
 from foretoken.catalog.upkeep import retention
 from foretoken.catalog.upkeep.backup import stream_backup
-from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
 from foretoken.domain.job_runner import JobProgress, JobRunner
@@ -39,6 +38,7 @@ from foretoken.domain.measurement import (
     SnapshotDiff,
     SqlQuery,
 )
+from foretoken.domain.name import check_name
 from foretoken.domain.operator import find_operator
 
 _CHECK = "check"
@@ -112,8 +112,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
                 again once there is room.
 
         """
-        if not run.run_id:
-            raise InvalidRequestError.of_field("run_id", "must not be empty")
+        check_name(run.run_id, "run_id")
         yield from self._ingest.record(run, batches)
 
     def statistics(self) -> IngestStatistics:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import numpy as np
 from foretoken.domain import schema
 from foretoken.domain.artifact import Artifact
 from foretoken.domain.correction import Correction, CorrectionRequest
-from foretoken.domain.errors import InvalidRequestError, UnknownCorrectionError
+from foretoken.domain.errors import CorruptCatalogError, InvalidRequestError, UnknownCorrectionError
 from foretoken.domain.estimate import (
     LatencyColumns,
     LatencyQuery,
@@ -19,12 +20,15 @@ from foretoken.domain.estimate import (
     table_of_calls,
 )
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.name import check_name
 from foretoken.domain.operator import find_operator
 from foretoken.domain.ports import CatalogPort
 from foretoken.predictor.correction_fit import COMMON_FACTOR, learn_correction
 from foretoken.predictor.roofline import FloatColumn
 
 Predict = Callable[[LatencyQuery], LatencyReply]
+
+_log = logging.getLogger(__name__)
 
 _KIND = "corrections"
 
@@ -43,10 +47,11 @@ class CorrectionBook:
 
         Raises:
             UnknownDeviceError: no such device file.
-            InvalidRequestError: calls that take no time.
+            InvalidRequestError: the name is none, or calls take no time.
             what `predict` raises.
 
         """
+        check_name(request.name, "name")
         known = replace(request, device=find_device(request.device).name)
         raw_us, model_version = _price(known, predict)
         correction = learn_correction(known, raw_us, model_version, self._now())
@@ -67,6 +72,7 @@ class CorrectionBook:
 
         Raises:
             UnknownCorrectionError: there is none; the message names the nearest.
+            CorruptCatalogError: what is kept under that name is no correction.
             InvalidRequestError: it is another device's than the one given.
 
         """
@@ -81,8 +87,14 @@ class CorrectionBook:
         return correction
 
     def list(self) -> tuple[Correction, ...]:
-        """Return the corrections, newest first."""
-        return tuple(self._read(artifact) for artifact in self._catalog.list_artifacts(_KIND))
+        """Return the corrections, newest first; an artifact that is none is left out."""
+        found = []
+        for artifact in self._catalog.list_artifacts(_KIND):
+            try:
+                found.append(self._read(artifact))
+            except CorruptCatalogError as err:
+                _log.warning("left out of the corrections: %s", err.message)
+        return tuple(found)
 
     def refresh(self) -> None:
         """Forget what was found: another process may have replaced it."""
@@ -90,7 +102,12 @@ class CorrectionBook:
 
     def _read(self, artifact: Artifact) -> Correction:
         content = b"".join(self._catalog.read_artifact(_KIND, artifact.name))
-        return schema.decode(Correction, json.loads(content), artifact.name)
+        try:
+            return schema.decode(Correction, json.loads(content), artifact.name)
+        except (ValueError, RecursionError, InvalidRequestError) as err:
+            raise CorruptCatalogError(
+                f"the artifact {_KIND}/{artifact.name} is no correction: {err}; delete it"
+            ) from err
 
 
 def factor_for(correction: Correction, operator: str) -> float:

@@ -16,6 +16,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.measurement import Run, RunKind
+from foretoken.domain.name import path_inside, text_to_name
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.profiling import ProfileOutline, ProfileReport, ProfileRequest
 from foretoken.profiler.config import ProfilerConfig, TimerSpec
@@ -297,8 +298,9 @@ class ProfileMaker:
             "num_planned": str(len(plan.all_calls)),
             "seed": str(request.seed),
         }
+        name = text_to_name(request.name)
         return Run(
-            run_id=f"profile-{device.name}-{request.name}-{shard_index}-{uuid.uuid4().hex[:8]}",
+            run_id=f"profile-{device.name}-{name}-{shard_index}-{uuid.uuid4().hex[:8]}",
             kind=RunKind.PROFILE,
             tool=TOOL,
             source=environment.get("gpu", environment["cpu"]),
@@ -315,7 +317,7 @@ class ProfileMaker:
 
     def _durations_path(self, request: ProfileRequest, device: str) -> Path:
         kind = "quick" if request.quick else "full"
-        return self._folder / "durations" / f"{device}-{kind}.json"
+        return path_inside(self._folder / "durations", f"{device}-{kind}.json")
 
     def _topology(self, device: str) -> str:
         if self._config.topology:

@@ -26,6 +26,7 @@ from foretoken.domain.profiling import (
 from foretoken.profiler.config import ProfilerConfig
 from foretoken.profiler.environment import describe_environment
 from foretoken.profiler.local_device import LocalDevice, find_local_device, list_local_devices
+from foretoken.profiler.planning.profile_name import name_profile
 from foretoken.profiler.planning.wanted_call import check_operators
 from foretoken.profiler.profile_job import ProfileMaker
 from foretoken.profiler.ranks.node import serve_node
@@ -93,10 +94,11 @@ class ProfilerService(RunsJobs):
         Raises:
             DeviceNotPresentError: this machine has no such device; the message lists what it has.
             UnknownOperatorError: the request names an operator that does not exist.
-            InvalidRequestError: it names one that cannot be timed here.
+            InvalidRequestError: it names one that cannot be timed here, or its own name is none.
             QueueFullError: too many jobs wait already.
 
         """
+        name_profile(request)
         device = find_local_device(request.device)
         site = self._maker.site(request, device)
         check_operators(request.operators, site.num_ranks * site.num_nodes)

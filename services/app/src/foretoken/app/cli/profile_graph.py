@@ -25,6 +25,7 @@ from foretoken.catalog.exporters.fasop.table import TableKey
 from foretoken.catalog.importers.fasop.columns import COLUMNS
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.name import path_inside
 from foretoken.domain.profiling import GraphReport, GraphRequest
 from foretoken.domain.training_truth import ModuleTime, ModuleTimes
 from foretoken.domain.units import US_PER_MS
@@ -179,7 +180,8 @@ def write_profiles(report: GraphReport, config: Mapping[str, Any], folder: Path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for profile in report.profiles:
-            path = folder / TableKey(profile.model, profile.device, profile.tp).file_name
+            name = TableKey(profile.model, profile.device, profile.tp).file_name
+            path = path_inside(folder, name, "out")
             own = path.with_suffix(".json")
             own.write_text(json.dumps(schema.encode(profile), indent=1) + "\n", encoding="utf-8")
             lines.append(f"{own}: for `module_times` of a training scenario")

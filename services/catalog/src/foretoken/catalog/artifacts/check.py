@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.name import check_name
 
 # A hundred of these, a page of a list, fit into a message of 16 MiB.
 MAX_METADATA_BYTES = 128 * 2**10
@@ -20,8 +21,7 @@ def check_artifact(artifact: Artifact, max_bytes: int) -> None:
 
     """
     for field in ("kind", "name"):
-        if not getattr(artifact, field):
-            raise InvalidRequestError.of_field(field, "must not be empty")
+        check_name(getattr(artifact, field), field)
     if not _SHA256.fullmatch(artifact.content_hash):
         raise InvalidRequestError.of_field(
             "content_hash", "is the content's SHA-256: 64 digits of 0-9 and a-f"
@@ -61,5 +61,5 @@ def _check_metadata(text: str) -> None:
         )
     try:
         json.loads(text)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise InvalidRequestError.of_field("metadata_json", f"is not JSON: {err}") from err

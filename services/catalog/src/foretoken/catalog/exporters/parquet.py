@@ -7,7 +7,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from foretoken.catalog.reading.content import ContentHash
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
 from foretoken.domain.measurement import Run, RunKind
+from foretoken.domain.name import path_inside
 from foretoken.domain.operator import find_operator
 
 _ROW_GROUP_ROWS = 100_000
@@ -41,8 +41,8 @@ _OPEN_FILES_MAX = 64
 def _save(rows: pa.RecordBatchReader, request: ExportRequest) -> ExportReport:
     content = ContentHash()
     run_ids: dict[str, None] = {}
-    with _emptied_on_failure(request.path):
-        writer = _DatasetWriter(request.path, list_dims())
+    writer = _DatasetWriter(request.path, list_dims())
+    with _removed_on_failure(request.path, writer.names):
         with contextlib.closing(writer):
             for piece in rows:
                 placed = _with_places(piece)
@@ -116,10 +116,10 @@ class _DatasetWriter:
             number = self._num_parts.get(partition, 0)
             self._num_parts[partition] = number + 1
             name = format_part_path(*partition, number)
-            path = self._root / name
+            path = path_inside(self._root, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._open[partition] = parquet.ParquetWriter(path, self._schema, compression="zstd")
             self.names.append(name)
+            self._open[partition] = parquet.ParquetWriter(path, self._schema, compression="zstd")
         return self._open[partition]
 
 
@@ -174,13 +174,17 @@ def _describe_file(root: Path, name: str) -> DatasetFile:
 
 
 @contextlib.contextmanager
-def _emptied_on_failure(root: Path) -> Iterator[None]:
-    """Leave no half of a dataset in a folder that was empty before."""
+def _removed_on_failure(root: Path, names: Sequence[str]) -> Iterator[None]:
+    """Leave no half of a dataset: of these files and their folders nothing, all else as it is."""
     try:
         yield
     except BaseException:
-        for entry in root.iterdir() if root.is_dir() else ():
-            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
+        for name in (*names, MANIFEST_NAME):
+            with contextlib.suppress(OSError):
+                (root / name).unlink()
+            for place in range(name.count("/")):
+                with contextlib.suppress(OSError):  # what another wrote there stays
+                    (root / name).parents[place].rmdir()
         raise
 
 

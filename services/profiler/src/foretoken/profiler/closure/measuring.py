@@ -12,6 +12,7 @@ import torch
 from foretoken.domain.errors import CancelledJobError, ForetokenError, InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.job_runner import JobProgress
+from foretoken.domain.name import text_to_name
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.profiling import (
     CLOSURE_KIND,
@@ -262,7 +263,7 @@ def _describe(
     now = datetime.now(tz=UTC)
     facts = model.facts
     return ClosureReport(
-        name=f"{request.model}-{device.name}-{now:%Y%m%dT%H%M%S%f}"[:-3].replace("/", "-"),
+        name=f"{text_to_name(request.model)}-{device.name}-{now:%Y%m%dT%H%M%S%f}"[:-3],
         device=device.name,
         model=request.model,
         architecture=model.architecture,

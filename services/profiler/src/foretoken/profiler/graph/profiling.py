@@ -1,6 +1,5 @@
 """Profile a model by its graph: every call timed once, folded to modules, for each rank shape."""
 
-import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from foretoken.domain.errors import CancelledJobError, ServiceUnavailableError
 from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.measurement import Run, RunKind
+from foretoken.domain.name import text_to_name
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.profiling import GRAPH_KIND, GraphReport, GraphRequest
 from foretoken.domain.training_truth import ModuleTimes
@@ -136,7 +136,7 @@ def _open_run(request: GraphRequest, rig: Rig, keeping: RowKeeping) -> Run:
         "seed": str(request.seed),
         "transformers": str(transformers.__version__),
     }
-    name = re.sub(r"[^a-z0-9.]+", "-", request.model.lower()).strip("-") or "model"
+    name = text_to_name(request.model.lower()).strip("-") or "model"
     return Run(
         run_id=f"graph-{rig.device.name}-{name}-{uuid.uuid4().hex[:12]}",
         kind=RunKind.PROFILE,

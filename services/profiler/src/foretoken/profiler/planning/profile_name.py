@@ -6,6 +6,7 @@ import uuid
 from dataclasses import replace
 
 from foretoken.domain import schema
+from foretoken.domain.name import check_name
 from foretoken.domain.profiling import ProfileRequest
 
 _NUM_DIGITS = 12
@@ -15,9 +16,13 @@ def name_profile(request: ProfileRequest) -> str:
     """Return the request's name, or one made of what it asks for: the same for the same.
 
     A request that skips nothing and has no name is a new profile each time.
+
+    Raises:
+        InvalidRequestError: its name is none.
+
     """
     if request.name:
-        return request.name
+        return check_name(request.name, "name")
     if not request.skip_covered:
         return uuid.uuid4().hex[:_NUM_DIGITS]
     # How long it may take does not make it another profile.

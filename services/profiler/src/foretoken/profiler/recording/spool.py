@@ -9,15 +9,16 @@ import fcntl
 import json
 import logging
 import os
-import shutil
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
 from foretoken.domain.measurement import MeasurementBatch, Run
+from foretoken.domain.name import check_name, path_inside
 from foretoken.wire.arrow import rows_to_table
 
 Row = Mapping[str, Any]
@@ -25,6 +26,7 @@ Row = Mapping[str, Any]
 _log = logging.getLogger(__name__)
 
 _RUN, _LOCK, _DONE = "run.json", "lock", "acknowledged"
+_BATCH = re.compile(r"\d{8,}\.(jsonl|tmp)")
 
 
 class RunSpool:
@@ -35,7 +37,7 @@ class RunSpool:
 
     def __init__(self, root: Path, run: Run) -> None:
         """Keep the rows of `run` under `root`; call `open` before use."""
-        self.path = root / run.run_id
+        self.path = path_inside(root, check_name(run.run_id, "run_id"))
         self._run = run
         self._lock: IO[bytes] | None = None
         self._file: IO[str] | None = None
@@ -71,7 +73,7 @@ class RunSpool:
     def finish(self) -> None:
         """Forget the run: the catalog has all of it."""
         self.close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        _forget(self.path)
 
     def close(self) -> None:
         """Let go of the folder; what is in it stays."""
@@ -110,7 +112,7 @@ class LeftRun:
     def finish(self) -> None:
         """Forget it: the catalog has all of it."""
         self.close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        _forget(self.path)
 
     def close(self) -> None:
         """Let go of it."""
@@ -119,7 +121,7 @@ class LeftRun:
 
 def find_left_runs(root: Path) -> Iterator[LeftRun]:
     """Yield what earlier processes left, oldest first, but nothing that a living one writes."""
-    folders = [path for path in root.glob("*") if (path / _RUN).exists()]
+    folders = [path for path in root.glob("*") if (path / _RUN).is_file() and not path.is_symlink()]
     for path in sorted(folders, key=lambda folder: folder.stat().st_mtime):
         try:
             lock = _take(path)
@@ -140,6 +142,18 @@ def _read_rows(path: Path) -> Iterator[Row]:
             yield json.loads(line)
         except ValueError:  # the process ended while it wrote the last line
             return
+
+
+def _forget(folder: Path) -> None:
+    """Remove the files of a run, and nothing else; the folder, where that was all."""
+    batches = [path for path in folder.glob("*") if _BATCH.fullmatch(path.name)]
+    # The last to go is what keeps the rest from being taken for a run.
+    for path in (*batches, folder / _RUN, folder / _DONE, folder / _LOCK):
+        for leftover in (path.with_suffix(".tmp"), path):
+            with suppress(OSError):
+                leftover.unlink()
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _batch_path(folder: Path, batch_index: int) -> Path:

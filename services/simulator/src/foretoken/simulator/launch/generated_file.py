@@ -11,6 +11,7 @@ import yaml
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.name import path_inside
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.simulator.launch.manifests import Manifest
 
@@ -31,11 +32,12 @@ def write_files(folder: Path, files: Mapping[str, str]) -> tuple[Path, ...]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        paths = tuple(path_inside(folder, name, "folder") for name in files)
+        for path, text in zip(paths, files.values(), strict=True):
+            path.write_text(text, encoding="utf-8")
     except OSError as err:
         raise InvalidRequestError.of_field("folder", f"{folder}: {err.strerror}") from err
-    return tuple(folder / name for name in files)
+    return paths
 
 
 def dump_manifests(manifests: Sequence[Manifest]) -> str:

@@ -491,7 +491,7 @@ class CreateCorrectionRequest(_message.Message):
     FRAMEWORK_FIELD_NUMBER: _builtins.int
     BY_GROUP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name; one of that name is replaced. Empty: an error."""
+    """Its name, in the characters of an artifact's; one of that name is replaced. Empty: an error."""
     device: _builtins.str
     """Name of the device. Empty: an error."""
     topology: _builtins.str

@@ -30,9 +30,11 @@ class Artifact(_message.Message):
     METADATA_JSON_FIELD_NUMBER: _builtins.int
     ACTIVE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """What it is for ("latency_models"). Empty: an error."""
+    """What it is for ("latency_models"), in the characters of a name. Empty: an error."""
     name: _builtins.str
-    """Its name, unique within the kind. Empty: an error."""
+    """Its name, unique within the kind: letters and digits of ASCII, ".", "_" and "-", at most 128, the
+    first no dot. Empty: an error.
+    """
     content_hash: _builtins.str
     """SHA-256 of the content, hexadecimal. Empty: an error."""
     byte_count: _builtins.int

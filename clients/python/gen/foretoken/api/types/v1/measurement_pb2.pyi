@@ -77,7 +77,7 @@ class Run(_message.Message):
     LICENCE_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """Its identity, chosen by the sender. Empty: an error."""
+    """Its identity, chosen by the sender, in the characters of an artifact's name. Empty: an error."""
     kind: Global___RunKind.ValueType
     """Where it comes from. Unspecified: an error."""
     tool: _builtins.str

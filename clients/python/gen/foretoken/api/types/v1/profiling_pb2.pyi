@@ -53,7 +53,9 @@ class ProfileRequest(_message.Message):
     time_cap_s: _builtins.float
     """Stop after this time in s. 0: no limit."""
     name: _builtins.str
-    """Name of the profile; one of the same name goes on where it stopped. Empty: made of the request."""
+    """Name of the profile, in the characters of an artifact's; one of the same name goes on where it
+    stopped. Empty: made of the request.
+    """
     training: _builtins.bool
     """Time what training the models asks for, too. False: serving alone."""
     kernels: _builtins.str

@@ -15,6 +15,7 @@ from foretoken.catalog.exporters.aiconfigurator.system_file import format_system
 from foretoken.catalog.exporters.aiconfigurator.writer import Written
 from foretoken.catalog.importers.aiconfigurator.formats import FAMILIES
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.name import path_inside
 from foretoken.domain.units import US_PER_MS
 
 _PROVENANCE = "collected"
@@ -83,20 +84,18 @@ class TableFiles:
         names: list[str] = []
         versions: dict[Path, list[Placement]] = {}
         for placement, pieces in sorted(self._pieces.items()):
-            folder = root / placement.folder
-            folder.mkdir(parents=True, exist_ok=True)
-            parquet.write_table(
-                _finish(pa.concat_tables(pieces)),
-                folder / f"{placement.table}.parquet",
-                compression="zstd",
-            )
-            names.append((placement.folder / f"{placement.table}.parquet").as_posix())
+            name = (placement.folder / f"{placement.table}.parquet").as_posix()
+            path = path_inside(root, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            parquet.write_table(_finish(pa.concat_tables(pieces)), path, compression="zstd")
+            names.append(name)
             versions.setdefault(placement.folder, []).append(placement)
         for relative, placements in versions.items():
-            (root / relative / "collection_meta.yaml").write_text(_meta(placements))
-            names.append((relative / "collection_meta.yaml").as_posix())
+            name = (relative / "collection_meta.yaml").as_posix()
+            path_inside(root, name).write_text(_meta(placements))
+            names.append(name)
         for name, text in self._systems():
-            (root / name).write_text(text)
+            path_inside(root, name).write_text(text)
             names.append(name)
         return tuple(sorted(names))
 

@@ -17,6 +17,7 @@ from foretoken.catalog.array import Floats
 from foretoken.catalog.importers.fasop.columns import COLUMNS
 from foretoken.catalog.importers.fasop.profile_rows import DEVICES, PRESETS
 from foretoken.catalog.importing import ImportNotes
+from foretoken.domain.name import path_inside
 
 # A model's last name counts: the first ones are short for it.
 _MODEL_NAMES = {preset: name for name, preset in PRESETS.items()}
@@ -98,7 +99,7 @@ def write_tables(
         else:
             files[name] = key
             folder.mkdir(parents=True, exist_ok=True)
-            np.savez(folder / name, data=data)
+            np.savez(path_inside(folder, name), data=data)
             if len(gap) < len(COLUMNS):
                 notes.add(name, f"ends before micro batch {2 ** len(data)}: {', '.join(gap)} lack")
             if table.num_averaged:

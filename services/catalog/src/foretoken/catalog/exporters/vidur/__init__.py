@@ -27,6 +27,7 @@ from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.name import path_inside
 
 _COLLECTIVES = ("all_reduce", "send_recv")
 # The operators of a layer, and which of their rows the files have no room for.
@@ -213,7 +214,7 @@ class _Export:
             self.notes.append(f"{name} is not written: no rows fit it")
             return
         self.notes.extend(f"{name}: {note}" for note in written.notes)
-        path = self._root / name
+        path = path_inside(self._root, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         options = csv.WriteOptions(quoting_style="none", quoting_header="none")
         csv.write_csv(_table_of(written.rows), path, options)
