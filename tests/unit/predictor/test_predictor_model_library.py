@@ -1,6 +1,9 @@
 """Versions of the latency models, shared by predictors through their catalog."""
 
+import io
+import json
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ from predictor_fakes import FakeCatalog, gemm_rows
 
 from foretoken.domain.errors import (
     CorruptCatalogError,
+    InvalidRequestError,
     NotTrainedError,
     ServiceUnavailableError,
     UnknownModelVersionError,
@@ -21,6 +25,7 @@ from foretoken.domain.ports import TrainRequest
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_archive import hash_content, pack_folder, unpack_folder
 from foretoken.predictor.model_store import read_models
+from foretoken.predictor.own_folder import open_scratch
 from foretoken.predictor.service import PredictorService
 
 _CALL = {"m": [600], "n": [4096], "k": [4096]}
@@ -210,6 +215,128 @@ def test_a_version_damaged_in_the_catalog_is_an_error_and_leaves_what_answers(
     _wait_for(lambda: _ask(other)[0] == version)
     service.close()
     other.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["/abs", "../x", "..", "a/b", "active", "Active", "active.tmp", "x.partial", "", "a b"]
+)
+def test_a_version_whose_name_would_be_another_path_is_none(
+    start: Start, tmp_path: Path, name: str
+) -> None:
+    """The catalog of an earlier release took any name."""
+    name = str(tmp_path / "precious") if name == "/abs" else name
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("mine")
+    catalog = FakeCatalog(gemm_rows())
+    service = start(catalog, "one")
+    version = _train(service)
+    content = catalog.artifacts["latency_models", version][1]
+    artifact = replace(catalog.artifacts["latency_models", version][0], name=name)
+    catalog.store_artifact(artifact, [content])
+    catalog.activate_artifact("latency_models", name)
+    assert [version] == [model.version for model in service.list_models()]
+    if name:
+        with pytest.raises(CorruptCatalogError, match="no model version"):
+            service.activate_model(name)
+    again = start(catalog, "one")
+    service.close()
+    again.close()
+    assert version == (tmp_path / "one" / "models" / "active").read_text()
+    assert {"models", "jobs"} == {path.name for path in (tmp_path / "one").iterdir()}
+    assert {version, "active"} == {path.name for path in (tmp_path / "one/models").iterdir()}
+    assert ["mine"] == [path.read_text() for path in (tmp_path / "precious").iterdir()]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", "5", '{"snapshot_hash": 1, "num_rows": "x"}'])
+def test_an_artifact_that_says_nothing_of_itself_is_left_out_of_the_versions(
+    start: Start, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = FakeCatalog(gemm_rows())
+    service = start(catalog, "one")
+    version = _train(service)
+    artifact, content = catalog.artifacts["latency_models", version]
+    # Begins like the sound one, which keeps its name.
+    other = replace(artifact, name=f"{version}x", metadata_json=text, is_active=False)
+    catalog.store_artifact(other, [content])
+    for _ in range(3):
+        assert [version] == [model.version for model in service.list_models()]
+    assert 1 == caplog.text.count("left out of the model versions")
+    assert version == _ask(service, version)[0]
+    with pytest.raises(CorruptCatalogError, match="is no model version"):
+        service.activate_model(other.name)
+    service.close()
+
+
+def test_a_folder_that_the_predictor_did_not_make_is_never_removed(
+    start: Start, tmp_path: Path
+) -> None:
+    """Neither one that bears a version's name, nor one that looks half unpacked."""
+    catalog = FakeCatalog(gemm_rows())
+    service = start(catalog, "one")
+    version = _train(service)
+    service.close()
+    models = tmp_path / "other" / "models"
+    for name in (version, "own.partial"):
+        (models / name).mkdir(parents=True)
+        (models / name / "precious").write_text("mine")
+    (models / "linked.partial").symlink_to(models / "own.partial")
+    other = start(catalog, "other")
+    with pytest.raises(CorruptCatalogError, match="was not made by this predictor"):
+        other.activate_model(version)
+    other.close()
+    for name in (version, "own.partial", "linked.partial"):
+        assert "mine" == (models / name / "precious").read_text()
+
+
+def test_what_a_dead_predictor_left_half_unpacked_is_removed(start: Start, tmp_path: Path) -> None:
+    models = tmp_path / "one" / "models"
+    models.mkdir(parents=True)
+    with open_scratch(models) as scratch:
+        left = models / "dead.partial"
+        scratch.rename(left)
+    assert left.exists()
+    start(FakeCatalog(), "one").close()
+    assert [] == list(models.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("members", "problem"),
+    [
+        ({"../climbed.txt": b"x"}, "leads out of the archive"),
+        ({"below/x.txt": b"x"}, "is no name"),
+        ({".made-by-foretoken": b""}, "is no name"),
+        ({"bomb": bytes(100 * 2**20)}, "unpacks to more than"),
+    ],
+)
+def test_an_archive_that_does_harm_is_not_unpacked(
+    tmp_path: Path, members: Mapping[str, bytes], problem: str
+) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(InvalidRequestError, match=problem):
+        unpack_folder(content.getvalue(), tmp_path / "models" / "copy")
+    assert [tmp_path / "models"] == list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("key", ["hash", "file"])
+def test_a_manifest_that_names_a_file_elsewhere_is_damaged(
+    start: Start, tmp_path: Path, key: str
+) -> None:
+    service = start(FakeCatalog(gemm_rows()), "one")
+    folder = tmp_path / "one" / "models" / _train(service)
+    service.close()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if key == "hash":
+        manifest["series"][0]["hash"] = str(tmp_path / "elsewhere")
+    else:
+        trees = {"constant": 0.0, "file": "../../../elsewhere.txt"}
+        manifest["transfers"] = [{"name": "x", "trees": trees}]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InvalidRequestError, match="leads out of its folder"):
+        read_models(folder, num_threads=1)
 
 
 def test_models_of_another_release_are_not_read(start: Start, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import hashlib
 import io
 import zipfile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-# What the names of folders end in that are not whole yet.
-PARTIAL = ".partial"
+from foretoken.domain.archive import Archive
+from foretoken.domain.name import check_name, path_inside
+from foretoken.predictor.own_folder import MARKER, open_scratch
 
 _VERSION_LENGTH = 16
 
@@ -20,8 +20,10 @@ def pack_folder(folder: Path) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(folder.iterdir()):
-            # Without a date and with one permission, whenever and by whomever it is written.
-            archive.writestr(zipfile.ZipInfo(path.name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+            if path.name != MARKER:
+                # Without a date and with one permission, whenever and by whomever it is written.
+                member = zipfile.ZipInfo(path.name)
+                archive.writestr(member, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return content.getvalue()
 
 
@@ -29,13 +31,17 @@ def unpack_folder(content: bytes, folder: Path) -> None:
     """Write an archive's files beside others; the folder appears whole or not at all.
 
     Several may do so at once: the first stays.
+
+    Raises:
+        InvalidRequestError: it is no archive, a member's name is none, or all unpack to more than
+            an archive of its size may.
+
     """
+    archive = Archive.open(content)
     # A write that fails half way, for want of space, leaves nothing behind.
-    with TemporaryDirectory(dir=folder.parent, suffix=PARTIAL, ignore_cleanup_errors=True) as path:
-        partial = Path(path)
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            for name in archive.namelist():
-                (partial / Path(name).name).write_bytes(archive.read(name))
+    with open_scratch(folder.parent) as partial:
+        for name in archive:
+            path_inside(partial, check_name(name, "member")).write_bytes(archive[name])
         try:
             partial.replace(folder)
         except OSError:

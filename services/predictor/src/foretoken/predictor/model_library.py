@@ -5,25 +5,23 @@ its catalog too. The active version changes for all predictors within a refresh.
 """
 
 import dataclasses
-import json
 import logging
-import shutil
 import threading
-import zipfile
-import zlib
 from collections import OrderedDict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import (
     CorruptCatalogError,
     ForetokenError,
+    InvalidRequestError,
+    NotTrainedError,
+    StorageFullError,
     UnknownModelVersionError,
 )
+from foretoken.domain.name import check_name, path_inside
 from foretoken.domain.ports import CatalogPort, ModelVersion
 from foretoken.predictor.model_archive import (
-    PARTIAL,
     hash_content,
     pack_folder,
     unpack_folder,
@@ -31,10 +29,15 @@ from foretoken.predictor.model_archive import (
 )
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.model_store import read_models, write_models
+from foretoken.predictor.own_folder import PARTIAL, open_scratch, remove_folder
+from foretoken.predictor.version_facts import VersionFacts
 
 _log = logging.getLogger(__name__)
 
 _KIND = "latency_models"
+# The file beside the copies that says which of them is active.
+_POINTER = "active"
+_TAKEN = (_POINTER, f"{_POINTER}.tmp")
 
 
 class ModelLibrary:
@@ -50,6 +53,7 @@ class ModelLibrary:
         self._max_loaded = max_loaded
         self._active = ModelSet()
         self._pinned: OrderedDict[str, ModelSet] = OrderedDict()
+        self._warned: set[tuple[str, str]] = set()
         self._pinning, self._switching = threading.Lock(), threading.Lock()
 
     @property
@@ -64,7 +68,8 @@ class ModelLibrary:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         for leftover in self._folder.glob(f"*{PARTIAL}"):
-            shutil.rmtree(leftover)
+            if not remove_folder(leftover):
+                _log.warning("left alone, nothing of the predictor: path=%s", leftover)
         try:
             self.refresh()
         except ForetokenError as err:
@@ -116,20 +121,20 @@ class ModelLibrary:
 
     def keep(self, models: ModelSet) -> ModelSet:
         """Keep models as a new version, which does not answer yet, and return them as read back."""
-        with TemporaryDirectory(dir=self._folder, suffix=PARTIAL) as scratch:
-            write_models(Path(scratch), models)
-            content = pack_folder(Path(scratch))
+        with open_scratch(self._folder) as scratch:
+            write_models(scratch, models)
+            content = pack_folder(scratch)
         content_hash = hash_content(content)
-        metadata = {"snapshot_hash": models.snapshot_hash, "num_rows": models.num_rows}
+        facts = VersionFacts(snapshot_hash=models.snapshot_hash, num_rows=models.num_rows)
         artifact = Artifact(
             kind=_KIND,
             name=version_of(content_hash),
             content_hash=content_hash,
             num_bytes=len(content),
             created_at=models.created_at,
-            metadata_json=json.dumps(metadata),
+            metadata_json=facts.to_json(),
         )
-        unpack_folder(content, self._folder / artifact.name)
+        unpack_folder(content, self._copy_of(artifact.name))
         # The same models may have been kept before.
         return self._fetch(self._catalog.store_artifact(artifact, (content,)))
 
@@ -150,45 +155,64 @@ class ModelLibrary:
         return _describe(self.take_up(self._fetch(self._resolve(version))))
 
     def list(self) -> tuple[ModelVersion, ...]:
-        """Return the versions, newest first."""
-        return tuple(_describe(artifact) for artifact in self._catalog.list_artifacts(_KIND))
+        """Return the versions, newest first; an artifact that is none is left out."""
+        found = []
+        for artifact in self._catalog.list_artifacts(_KIND):
+            try:
+                self._copy_of(artifact.name)
+                found.append(_describe(artifact))
+            except CorruptCatalogError as err:
+                self._warn_once(artifact, err)
+        return tuple(found)
 
     def _activate(self, models: ModelSet) -> None:
         # One assignment: a question under way is answered by the models it began with.
         self._active = models
-        temporary = self._folder / "active.tmp"
+        temporary = self._folder / f"{_POINTER}.tmp"
         temporary.write_text(models.version, encoding="utf-8")
-        temporary.replace(self._folder / "active")
+        temporary.replace(self._folder / _POINTER)
+
+    def _warn_once(self, artifact: Artifact, err: CorruptCatalogError) -> None:
+        """Say what is wrong with an artifact the first time that it is met."""
+        key = (artifact.name, artifact.created_at)
+        if key not in self._warned:
+            self._warned.add(key)
+            _log.warning("left out of the model versions: %s", err.message)
 
     def _open_copy(self, version: str) -> None:
-        if not version or not (self._folder / version).exists():
-            return
         try:
+            if not version or not self._copy_of(version).exists():
+                return
             self._active = self._load(version)
         except ForetokenError as err:
             _log.warning("the copy is of no use either: %s", err.message)
 
     def _resolve(self, version: str) -> Artifact:
         kept = self._catalog.list_artifacts(_KIND)
-        found = [artifact for artifact in kept if version and artifact.name.startswith(version)]
+        exact = [artifact for artifact in kept if artifact.name == version]
+        begun = [artifact for artifact in kept if version and artifact.name.startswith(version)]
+        found = exact or begun
         if len(found) != 1:
             raise UnknownModelVersionError.named(version, [artifact.name for artifact in kept])
         return found[0]
 
     def _fetch(self, artifact: Artifact) -> ModelSet:
-        folder = self._folder / artifact.name
+        facts, folder = VersionFacts.of(artifact), self._copy_of(artifact.name)
         if not folder.exists():
             self._copy(artifact)
         try:
             models = self._load(artifact.name)
         except CorruptCatalogError as err:
+            if not remove_folder(folder):
+                raise CorruptCatalogError(
+                    f"{err.message}; its copy {folder} was not made by this predictor, which leaves"
+                    " it alone: move it away"
+                ) from err
             _log.warning("copied anew: version=%s: %s", artifact.name, err.message)
-            shutil.rmtree(folder, ignore_errors=True)
             self._copy(artifact)
             models = self._load(artifact.name)
-        snapshot_hash = json.loads(artifact.metadata_json)["snapshot_hash"]
         return dataclasses.replace(
-            models, created_at=artifact.created_at, snapshot_hash=snapshot_hash
+            models, created_at=artifact.created_at, snapshot_hash=facts.snapshot_hash
         )
 
     def _copy(self, artifact: Artifact) -> None:
@@ -196,21 +220,42 @@ class ModelLibrary:
         if hash_content(content) != artifact.content_hash:
             raise CorruptCatalogError(f"the model version {artifact.name} arrived damaged; retry")
         try:
-            unpack_folder(content, self._folder / artifact.name)
-        except (zipfile.BadZipFile, zlib.error) as err:
+            unpack_folder(content, self._copy_of(artifact.name))
+        except InvalidRequestError as err:
             raise _unreadable(artifact.name, err) from err
+        except OSError as err:
+            raise StorageFullError(
+                f"the model version {artifact.name} cannot be copied to {self._folder}:"
+                f" {err.strerror}; make room"
+            ) from err
 
     def _load(self, version: str) -> ModelSet:
         try:
-            models = read_models(self._folder / version, self._num_threads)
-        except ForetokenError:
+            models = read_models(self._copy_of(version), self._num_threads)
+        except NotTrainedError:
             raise
         except Exception as err:  # what is damaged can fail anywhere
             raise _unreadable(version, err) from err
         return dataclasses.replace(models, version=version)
 
+    def _copy_of(self, version: str) -> Path:
+        """Return where the copy of a version lies, or will.
+
+        Raises:
+            CorruptCatalogError: the version's name is none, or that of another file here.
+
+        """
+        try:
+            if version.lower() in _TAKEN or version.endswith(PARTIAL):
+                raise InvalidRequestError.of_field("version", f"{version} is another file's name")
+            return path_inside(self._folder, check_name(version, "version"))
+        except InvalidRequestError as err:
+            raise CorruptCatalogError(
+                f"an artifact is no model version: {err.message}; delete it"
+            ) from err
+
     def _read_pointer(self) -> str:
-        pointer = self._folder / "active"
+        pointer = self._folder / _POINTER
         return pointer.read_text("utf-8") if pointer.exists() else ""
 
 
@@ -221,11 +266,11 @@ def _unreadable(version: str, err: Exception) -> CorruptCatalogError:
 
 
 def _describe(artifact: Artifact) -> ModelVersion:
-    metadata = json.loads(artifact.metadata_json)
+    facts = VersionFacts.of(artifact)
     return ModelVersion(
         version=artifact.name,
         created_at=artifact.created_at,
-        snapshot_hash=metadata["snapshot_hash"],
-        num_rows=metadata["num_rows"],
+        snapshot_hash=facts.snapshot_hash,
+        num_rows=facts.num_rows,
         is_active=artifact.is_active,
     )

@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain import schema
+from foretoken.domain.archive import Archive
 from foretoken.domain.errors import NotTrainedError
+from foretoken.domain.name import path_inside
 from foretoken.domain.report import OperatorTrainingReport
 from foretoken.predictor.features import FEATURE_REVISION
 from foretoken.predictor.honesty.calibration import Calibration
@@ -102,8 +104,7 @@ def _write_series(folder: Path, model: SeriesModel) -> dict[str, Any]:
 
 def _read_series(folder: Path, entry: Mapping[str, Any], num_threads: int) -> SeriesModel:
     key = SeriesKey(*entry["key"])
-    with np.load(folder / f"{entry['hash']}.npz") as stored:
-        arrays = dict(stored)
+    arrays = _read_arrays(path_inside(folder, f"{entry['hash']}.npz"))
     series = Series(
         key=key,
         points=arrays["points"],
@@ -137,7 +138,7 @@ def _read_regressor(
         if name.startswith(_REGRESSOR)
     }
     texts = {
-        name: (folder / _text_name(entry["hash"], name)).read_text("utf-8")
+        name: path_inside(folder, _text_name(entry["hash"], name)).read_text("utf-8")
         for name in entry["texts"]
     }
     state = RegressorState(own, texts, entry["numbers"])
@@ -175,7 +176,7 @@ def _write_trees(folder: Path, name: str, trees: Trees) -> dict[str, Any]:
 
 
 def _read_trees(folder: Path, entry: Mapping[str, Any], num_threads: int) -> Trees:
-    text = (folder / entry["file"]).read_text("utf-8") if entry["file"] else ""
+    text = path_inside(folder, entry["file"]).read_text("utf-8") if entry["file"] else ""
     return Trees.load(text, entry["constant"], num_threads)
 
 
@@ -186,6 +187,16 @@ def _write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
             content = io.BytesIO()
             np.lib.format.write_array(content, array, allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue())
+
+
+def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    archive = Archive.open(path.read_bytes())
+    return {
+        name.removesuffix(".npy"): np.lib.format.read_array(
+            io.BytesIO(archive[name]), allow_pickle=False
+        )
+        for name in archive
+    }
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
