@@ -130,9 +130,11 @@ def test_the_files_of_a_run_go_and_nothing_that_others_put_beside_them(tmp_path:
     folder = tmp_path / "r1"
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
     (folder / "below").mkdir()
+    (folder / "more.jsonl").write_text("mine", encoding="utf-8")
     (left,) = find_left_runs(tmp_path)
+    assert 2 == len(list(left.batches()))
     left.finish()
-    assert ["below", "notes.txt"] == sorted(path.name for path in folder.iterdir())
+    assert ["below", "more.jsonl", "notes.txt"] == sorted(path.name for path in folder.iterdir())
     assert [] == list(find_left_runs(tmp_path))
 
 

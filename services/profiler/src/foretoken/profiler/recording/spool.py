@@ -99,7 +99,8 @@ class LeftRun:
         """Yield the batches to send, in order, and one without rows that completes the run."""
         done = self.path / _DONE
         index = int(done.read_text(encoding="utf-8")) if done.exists() else 0
-        for path in sorted(self.path.glob("*.jsonl")):
+        paths = [path for path in self.path.glob("*.jsonl") if _BATCH.fullmatch(path.name)]
+        for path in sorted(paths):
             if int(path.stem) < index:  # acknowledged, but not yet deleted when the process ended
                 continue
             rows = list(_read_rows(path))
