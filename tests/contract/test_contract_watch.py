@@ -1,27 +1,34 @@
-"""What can happen to a remote watch: the client leaves, the service restarts, too many watch."""
+"""What can happen to a remote watch: clients leave, services restart, too many watch, no news."""
 
 import asyncio
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 from contract_fakes import FakeSimulator
 from contract_scenarios import SERVING, SERVING_REPORT
+from prometheus_client import CollectorRegistry
 
 from foretoken.api.simulator.v1.simulator_service_pb2 import WatchTrainingSearchRequest
 from foretoken.api.simulator.v1.simulator_service_pb2_grpc import SimulatorServiceStub
+from foretoken.app.config import ServerConfig
+from foretoken.app.serve import new_server
 from foretoken.client.aio.simulator import AsyncSimulatorClient
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.simulator import SimulatorClient
-from foretoken.domain.errors import ServiceUnavailableError
+from foretoken.domain.errors import ServiceUnavailableError, StreamIdleError
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.job_runner import JobProgress
-from foretoken.simulator.servicer import SERVICE, SimulatorServicer
-from foretoken.wire.serving import MAX_WATCHES, register_service
+from foretoken.simulator import servicer
+from foretoken.wire.errors import rpc_to_error
+
+_MAX_WATCHES = 4
+_BUDGETS = {"WatchJob": _MAX_WATCHES, "WatchTrainingSearch": _MAX_WATCHES}
 
 
 class _House:
@@ -31,17 +38,27 @@ class _House:
         self.may_end = threading.Event()
         self.simulator = FakeSimulator(folder, self._work)
         self.simulator.open()
-        self.servicer = SimulatorServicer(self.simulator)
         self.port = 0
 
-    def start(self) -> None:
-        self._server = grpc.server(ThreadPoolExecutor(12))
-        register_service(self._server, SERVICE, self.servicer)
+    def start(self, stream_idle_s: float = 60.0) -> None:
+        self.registry, self._closing = CollectorRegistry(), ExitStack()
+        config = ServerConfig(budgets=_BUDGETS, stream_idle_s=stream_idle_s, retry_after_s=0.02)
+        self._server = new_server(config, self.registry, self._closing)
+        servicer.register(self._server, self.simulator)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         self._server.start()
 
     def stop(self) -> None:
         self._server.stop(grace=None).wait()
+        self._closing.close()
+
+    def num_open(self, method: str) -> float:
+        return (
+            self.registry.get_sample_value(
+                "foretoken_simulator_requests_in_flight", {"method": method}
+            )
+            or 0.0
+        )
 
     def close(self) -> None:
         self.may_end.set()
@@ -72,14 +89,12 @@ def house(tmp_path: Path) -> Iterator[_House]:
     house.close()
 
 
-def _free_watches(
-    servicer: SimulatorServicer, wanted: int = MAX_WATCHES, patience_s: float = 10.0
-) -> int:
-    """How many more may watch, once the server noticed who came and left."""
+def _wait_for_open(house: _House, method: str, wanted: int, patience_s: float = 10.0) -> float:
+    """How many watch, once the server noticed who came and left."""
     deadline = time.monotonic() + patience_s
-    while servicer._watches._value != wanted and time.monotonic() < deadline:
+    while house.num_open(method) != wanted and time.monotonic() < deadline:
         time.sleep(0.01)
-    return servicer._watches._value
+    return house.num_open(method)
 
 
 def test_a_client_that_leaves_frees_the_watch(house: _House) -> None:
@@ -90,7 +105,7 @@ def test_a_client_that_leaves_frees_the_watch(house: _House) -> None:
             watch = client.watch_job(job.job_id)
             assert next(watch).job_id == job.job_id
             watch.close()  # type: ignore[attr-defined]
-        assert _free_watches(house.servicer) == MAX_WATCHES
+        assert _wait_for_open(house, "WatchJob", 0) == 0
 
 
 def test_clients_that_leave_a_search_free_its_threads(house: _House) -> None:
@@ -98,15 +113,15 @@ def test_clients_that_leave_a_search_free_its_threads(house: _House) -> None:
     with house.connect() as client, grpc.insecure_channel(house.options().address) as channel:
         job = client.create_serving_simulation(SERVING)
         stub = SimulatorServiceStub(channel)
-        for _ in range(4 * MAX_WATCHES):
+        for _ in range(4):
             calls = [
                 stub.WatchTrainingSearch(WatchTrainingSearchRequest(job_id=job.job_id))
-                for _ in range(MAX_WATCHES)
+                for _ in range(_MAX_WATCHES)
             ]
-            assert _free_watches(house.servicer, wanted=0) == 0
+            assert _wait_for_open(house, "WatchTrainingSearch", _MAX_WATCHES) == _MAX_WATCHES
             for call in calls:
                 call.cancel()
-            assert _free_watches(house.servicer) == MAX_WATCHES
+            assert _wait_for_open(house, "WatchTrainingSearch", 0) == 0
         assert client.get_job(job.job_id).state is JobState.RUNNING
 
 
@@ -150,8 +165,8 @@ def test_a_watch_gives_up_when_the_service_stays_away(house: _House) -> None:
 
 
 def test_more_watchers_than_streams_still_see_the_end(house: _House) -> None:
-    """The service spares some threads for other calls; the rest ask for the state."""
-    num_watchers = MAX_WATCHES + 3
+    """The server refuses those beyond its budget, and they ask for the state."""
+    num_watchers = _MAX_WATCHES + 3
     with house.connect() as client, ThreadPoolExecutor(num_watchers) as pool:
         job = client.create_serving_simulation(SERVING)
         ends = [
@@ -162,3 +177,30 @@ def test_more_watchers_than_streams_still_see_the_end(house: _House) -> None:
         assert client.get_job(job.job_id).state is JobState.RUNNING
         house.may_end.set()
         assert [end.result(10) for end in ends] == [JobState.SUCCEEDED] * num_watchers
+
+
+def test_a_watch_without_news_is_ended_and_taken_up_again(house: _House) -> None:
+    """The thread is given back, and the caller sees nothing of it."""
+    house.stop()
+    house.start(stream_idle_s=0.05)
+    with house.connect() as client, grpc.insecure_channel(house.options().address) as channel:
+        job = client.create_serving_simulation(SERVING)
+        stub = SimulatorServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.WatchTrainingSearch(WatchTrainingSearchRequest(job_id=job.job_id)))
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        error = rpc_to_error(caught.value, "simulator")
+        assert type(error) is StreamIdleError
+        assert "no news for 0.05 s" in error.message
+
+        watch = client.watch_job(job.job_id)
+        assert next(watch).state is JobState.RUNNING
+        ended = {"method": "WatchJob", "code": "DEADLINE_EXCEEDED"}
+        rest: list[Job] = []
+        reader = threading.Thread(target=lambda: rest.extend(watch))
+        reader.start()
+        while not house.registry.get_sample_value("foretoken_simulator_requests_total", ended):
+            time.sleep(0.01)
+        house.may_end.set()
+        reader.join(30.0)
+    assert rest[-1].state is JobState.SUCCEEDED

@@ -7,7 +7,7 @@ from typing import cast
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from foretoken.app.serve import _HealthServicer
+from foretoken.app.health import HealthServicer
 
 _LONG_S = 5.0
 
@@ -24,7 +24,7 @@ class _Call:
 
 def test_a_watcher_that_leaves_during_a_change_holds_nothing_up() -> None:
     """As in grpcio: an answer waits for the thread that is told that the call has ended."""
-    servicer, call = _HealthServicer(), _Call()
+    servicer, call = HealthServicer(), _Call()
     is_held_up: list[bool] = []
 
     def answer(response: HealthCheckResponse | None) -> None:

@@ -9,7 +9,7 @@ from foretoken.domain.operator import all_operators
 from foretoken.domain.planning import MAX_CANDIDATES, CandidateAxis, PlanRequest
 from foretoken.domain.ports import TrainRequest
 from foretoken.domain.surface import MAX_SURFACE_POINTS, SurfaceAxis, SurfaceQuery
-from foretoken.wire.serving import MAX_MESSAGE_BYTES
+from foretoken.wire.keepalive import MAX_MESSAGE_BYTES
 
 _WIDE = tuple(range(1, 10_001))
 

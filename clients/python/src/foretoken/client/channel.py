@@ -10,7 +10,7 @@ import grpc
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.errors import rpc_to_error
-from foretoken.wire.serving import MAX_MESSAGE_BYTES
+from foretoken.wire.keepalive import client_options
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
@@ -222,10 +222,7 @@ class Connection:
 def channel_arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
     """Return gRPC's arguments for a channel: limits, retries, balancing, keepalive."""
     return [
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", int(options.keepalive_s * 1_000)),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        *client_options(options.keepalive_s),
         ("grpc.enable_retries", 1),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.service_config", json.dumps(_service_config())),

@@ -236,6 +236,17 @@ class QueueFullError(ForetokenError):
     reason = "QUEUE_FULL"
 
 
+class ServerBusyError(QueueFullError):
+    """A server refused a call before it began, so that making it again is safe."""
+
+    reason = "SERVER_BUSY"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0, **details: str) -> None:
+        """Keep how long to wait before the next try."""
+        super().__init__(message, **details)
+        self.retry_after_s = retry_after_s
+
+
 class SearchTooLargeError(ForetokenError):
     """The space has more points than the service takes; narrow it."""
 
@@ -258,6 +269,12 @@ class StorageFullError(ForetokenError):
     """The disk the catalog lies on is full; make room and send again what has no receipt."""
 
     reason = "STORAGE_FULL"
+
+
+class StreamIdleError(ServiceUnavailableError):
+    """Nothing came over a stream for so long that the server ended it; open another."""
+
+    reason = "STREAM_IDLE"
 
 
 class QueryLimitError(ForetokenError):

@@ -1,7 +1,8 @@
 """Errors of the domain to gRPC status and back: the one table of codes.
 
 An error travels as its status code, its message and an `ErrorInfo` whose reason selects the class
-again on the other side; field violations travel as a `BadRequest`.
+again on the other side; field violations travel as a `BadRequest`, the delay after which a busy
+server may be asked again as a `RetryInfo`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +10,8 @@ from typing import cast
 from urllib.parse import quote
 
 import grpc
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
@@ -39,9 +41,11 @@ STATUS_BY_ERROR: Mapping[type[ForetokenError], grpc.StatusCode] = {
     errors.OutOfCoverageError: grpc.StatusCode.OUT_OF_RANGE,
     errors.DeviceMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.ServerBusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.SearchTooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.CatalogBusyError: grpc.StatusCode.UNAVAILABLE,
     errors.ServiceUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.StreamIdleError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.StorageFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueryLimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.SnapshotInUseError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -100,6 +104,8 @@ def error_to_status(error: ForetokenError) -> grpc.Status:
     details = [_pack(_error_info(error))]
     if isinstance(error, InvalidRequestError) and error.violations:
         details.append(_pack(_bad_request(error.violations)))
+    if isinstance(error, errors.ServerBusyError):
+        details.append(_pack(_retry_info(error.retry_after_s)))
     status = status_pb2.Status(code=code.value[0], message=message, details=details)
     return rpc_status.to_status(status)
 
@@ -127,6 +133,8 @@ def _rebuild(status: status_pb2.Status, info: error_details_pb2.ErrorInfo) -> Fo
         error = ForetokenError(f"{info.reason}: {status.message}")
     elif issubclass(cls, InvalidRequestError):
         error = cls(status.message, tuple(_violations(status)))
+    elif issubclass(cls, errors.ServerBusyError):
+        error = cls(status.message, _retry_after_s(status))
     else:
         error = cls(status.message)
     error.details = dict(info.metadata)
@@ -177,7 +185,23 @@ def _violations(status: status_pb2.Status) -> Iterator[FieldViolation]:
                 yield FieldViolation(violation.field, violation.description)
 
 
-def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest) -> any_pb2.Any:
+def _retry_info(delay_s: float) -> error_details_pb2.RetryInfo:
+    delay = duration_pb2.Duration()
+    delay.FromMilliseconds(round(delay_s * 1_000))
+    return error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+def _retry_after_s(status: status_pb2.Status) -> float:
+    message = error_details_pb2.RetryInfo()
+    delays = [
+        message.retry_delay.ToMilliseconds() / 1_000
+        for detail in status.details
+        if detail.Unpack(message)
+    ]
+    return max(delays, default=0.0)
+
+
+def _pack(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

@@ -9,7 +9,6 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -17,7 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from foretoken.api.types.v1 import job_pb2
-from foretoken.domain.errors import ForetokenError, InvalidRequestError, QueueFullError
+from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.job import Job
 from foretoken.domain.ports import JobsPort
 from foretoken.domain.watch import Watch
@@ -25,19 +24,6 @@ from foretoken.wire import codec
 from foretoken.wire.errors import error_to_status
 
 T = TypeVar("T")
-
-MAX_MESSAGE_BYTES = 16 * 2**20
-
-# Give these to every `grpc.server`: clients ping an idle stream once a minute.
-SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-)
-
-# Streams of job states that one service keeps at once: three services in one process must leave
-# some of the server's threads to other calls.
-MAX_WATCHES = 4
 
 _DEFAULT_PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1_000
@@ -80,19 +66,12 @@ def take_page(
 
 
 class JobRpcs:
-    """The job rpcs of a service, over its port.
+    """The job rpcs of a service, over its port."""
 
-    A watch holds a thread of the server, so only `max_watches` may run at once; the client asks
-    for the state now and then where it is refused.
-    """
-
-    def __init__(
-        self, jobs: JobsPort, *, max_watches: int = MAX_WATCHES, watch_interval_s: float = 0.05
-    ) -> None:
+    def __init__(self, jobs: JobsPort, *, watch_interval_s: float = 0.05) -> None:
         """Keep the port, which is looked at every `watch_interval_s` for a watch."""
         self._jobs = jobs
         self._watch_interval_s = watch_interval_s
-        self._watches = threading.BoundedSemaphore(max_watches)
 
     def get_job(self, request: job_pb2.GetJobRequest, _context: grpc.ServicerContext) -> Any:
         """Return a job now."""
@@ -110,54 +89,29 @@ class JobRpcs:
         self, request: job_pb2.WatchJobRequest, context: grpc.ServicerContext
     ) -> Iterator[job_pb2.Job]:
         """Stream a job's states until it is final or the client is gone."""
-        with self._watching():
-            yield from self._watch(request.job_id, context)
-
-    def hand_on(self, watch: Watch[T], context: grpc.ServicerContext) -> Iterator[T]:
-        """Yield what comes until the end, or until the client is gone.
-
-        Raises:
-            QueueFullError: too many watch already.
-
-        """
-        # gRPC calls back in a thread of its own, so that a client's leaving ends also the waiting.
-        with self._watching():
-            if context.add_callback(watch.close):
-                yield from watch
-
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Hold one of the threads that may watch.
-
-        Raises:
-            QueueFullError: all of them do already.
-
-        """
-        if not self._watches.acquire(blocking=False):
-            raise QueueFullError("too many jobs are watched; ask for the state instead")
-        try:
-            yield
-        finally:
-            self._watches.release()
-
-    def cancel_job(self, request: job_pb2.CancelJobRequest, _context: grpc.ServicerContext) -> Any:
-        """Ask a job to stop."""
-        return codec.encode(self._jobs.cancel_job(request.job_id), job_pb2.Job)
-
-    def _watch(self, job_id: str, context: grpc.ServicerContext) -> Iterator[job_pb2.Job]:
         # The port's own watch would sleep through the client's leaving.
         is_gone = threading.Event()
         if not context.add_callback(is_gone.set):
             return
         seen: Job | None = None
         while not is_gone.is_set():
-            job = self._jobs.get_job(job_id)
+            job = self._jobs.get_job(request.job_id)
             if job != seen:
                 yield codec.encode(job, job_pb2.Job)
                 seen = job
             if job.state.is_final:
                 return
             is_gone.wait(self._watch_interval_s)
+
+    def hand_on(self, watch: Watch[T], context: grpc.ServicerContext) -> Iterator[T]:
+        """Yield what comes until the end, or until the client is gone."""
+        # gRPC calls back in a thread of its own, so that a client's leaving ends also the waiting.
+        if context.add_callback(watch.close):
+            yield from watch
+
+    def cancel_job(self, request: job_pb2.CancelJobRequest, _context: grpc.ServicerContext) -> Any:
+        """Ask a job to stop."""
+        return codec.encode(self._jobs.cancel_job(request.job_id), job_pb2.Job)
 
 
 def _build_handler(method: MethodDescriptor, servicer: object) -> "grpc.RpcMethodHandler[Any, Any]":

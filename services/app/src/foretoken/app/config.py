@@ -15,7 +15,7 @@ from typing import Any
 
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain import schema
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.errors import Checks, InvalidRequestError
 from foretoken.domain.plugins import parse_yaml_value, read_yaml
 
 EMBEDDED = "embedded"
@@ -47,12 +47,26 @@ class ServerConfig:
     TLS is on when certificate and key files are given; with `tls_client_ca_file` clients must
     show a certificate. With `token_file` calls must carry the token in that file, except those
     for health.
+
+    Of each method `max_workers` calls run at once, or what `budgets` says of it (`Record: 64`), and
+    `max_queued_calls` wait; of methods that hold their thread for minutes, which are `Record`,
+    uploads and watches, none wait. What is refused may be asked again `retry_after_s` later. A call
+    whose first message takes longer than `first_message_s`, and a stream over which nothing comes
+    for `stream_idle_s`, are ended. A connection older than `max_connection_age_s` (0: any) takes no
+    more calls, and those that run get `connection_grace_s`.
     """
 
     host: str = "127.0.0.1"
     port: int = 50051
     metrics_port: int = 9090
     max_workers: int = 16
+    max_queued_calls: int = 64
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    retry_after_s: float = 1.0
+    first_message_s: float = 10.0
+    stream_idle_s: float = 300.0
+    max_connection_age_s: float = 1800.0
+    connection_grace_s: float = 660.0
     drain_s: float = 0.0
     grace_s: float = 10.0
     tls_certificate_file: str = ""
@@ -61,7 +75,8 @@ class ServerConfig:
     token_file: str = ""
 
     def __post_init__(self) -> None:
-        """Check the ports, and that TLS is whole or off; half of it would serve in the clear."""
+        """Check the ports, the limits, and that TLS is whole or off: half would be in the clear."""
+        InvalidRequestError.check("server", self._limits())
         for name, lowest in (("port", 0), ("metrics_port", -1)):
             if not lowest <= getattr(self, name) <= _MAX_PORT:
                 raise InvalidRequestError.of_field(name, f"is from {lowest} to {_MAX_PORT}")
@@ -72,6 +87,17 @@ class ServerConfig:
             raise InvalidRequestError.of_field(
                 "tls_client_ca_file", "clients show certificates over TLS only; set the server's"
             )
+
+    def _limits(self) -> Checks:
+        least = {"max_workers": 1, "max_queued_calls": 0, "max_connection_age_s": 0}
+        checks = {
+            name: (getattr(self, name) >= low, f"is at least {low}") for name, low in least.items()
+        }
+        for name in ("retry_after_s", "first_message_s", "stream_idle_s", "connection_grace_s"):
+            checks[name] = (getattr(self, name) > 0, "is more than 0")
+        for method, budget in self.budgets.items():
+            checks[f"budgets.{method}"] = (budget >= 1, "is at least 1")
+        return checks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

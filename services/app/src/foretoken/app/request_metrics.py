@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -34,17 +35,40 @@ class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[type-arg]
     ) -> Handler | None:
         """Wrap the method's handler; calls outside our own API pass as they are."""
         handler = continuation(handler_call_details)
-        parts = handler_call_details.method.strip("/").split(".")
-        if handler is None or parts[:2] != ["foretoken", "api"]:
+        metrics, method = self._find(handler_call_details.method)
+        if handler is None or metrics is None:
             return handler
+        return metrics.wrap(handler, method)
+
+    def close(self) -> None:
+        """Take the metrics away, so that another server of this process can have its own."""
+        for metrics in self._by_service.values():
+            metrics.unregister(self._registry)
+
+    def count_refused(self, full_method: str) -> None:
+        """Count a call that was refused because there were too many."""
+        metrics, method = self._find(full_method)
+        if metrics is not None:
+            metrics.refused.labels(method).inc()
+
+    def count_undecodable(self, full_method: str) -> None:
+        """Count bytes that were sent to a method and are no message."""
+        metrics, method = self._find(full_method)
+        if metrics is not None:
+            metrics.undecodable.labels(method).inc()
+
+    def _find(self, full_method: str) -> tuple[_ServiceMetrics | None, str]:
+        parts = full_method.strip("/").split(".")
+        if parts[:2] != ["foretoken", "api"]:
+            return None, ""
         service, method = parts[2], parts[-1].split("/")[-1]
         if service not in self._by_service:
             self._by_service[service] = _ServiceMetrics(service, self._registry)
-        return self._by_service[service].wrap(handler, method)
+        return self._by_service[service], method
 
 
 class _ServiceMetrics:
-    """The three metrics of one service."""
+    """The metrics of one service."""
 
     def __init__(self, service: str, registry: CollectorRegistry) -> None:
         prefix = f"foretoken_{service}"
@@ -64,6 +88,28 @@ class _ServiceMetrics:
         self._in_flight = Gauge(
             f"{prefix}_requests_in_flight", "Calls now running", ("method",), registry=registry
         )
+        self.refused = Counter(
+            f"{prefix}_refused_requests_total",
+            "Calls refused because there were too many of their method",
+            ("method",),
+            registry=registry,
+        )
+        self.undecodable = Counter(
+            f"{prefix}_undecodable_messages_total",
+            "Messages whose bytes could not be decoded",
+            ("method",),
+            registry=registry,
+        )
+
+    def unregister(self, registry: CollectorRegistry) -> None:
+        for metric in (
+            self._requests,
+            self._seconds,
+            self._in_flight,
+            self.refused,
+            self.undecodable,
+        ):
+            registry.unregister(metric)
 
     def wrap(self, handler: Handler, method: str) -> Handler:
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
@@ -81,6 +127,8 @@ class _ServiceMetrics:
         return handler
 
     def _time_unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+        # With what says in which threads it runs.
+        @functools.wraps(behaviour)
         def timed(request: Any, context: grpc.ServicerContext) -> Any:
             started = time.perf_counter()
             self._in_flight.labels(method).inc()
@@ -92,6 +140,7 @@ class _ServiceMetrics:
         return timed
 
     def _time_stream(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+        @functools.wraps(behaviour)
         def timed(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             started = time.perf_counter()
             self._in_flight.labels(method).inc()

@@ -15,32 +15,20 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, start_http_server
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
+from foretoken.app.admission import build_admission
 from foretoken.app.authentication import TokenCheck
 from foretoken.app.compose import Composition
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
+from foretoken.app.health import HealthServicer
 from foretoken.app.predictor_metrics import ObservedPredictor, PredictorMetrics
 from foretoken.app.request_metrics import RequestMetrics
+from foretoken.app.time_limits import TimeLimits
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.wire.serving import SERVER_OPTIONS
+from foretoken.wire.keepalive import SERVER_OPTIONS, age_options
 
 _log = logging.getLogger(__name__)
-
-
-class _HealthServicer(health.HealthServicer):
-    """Health whose watchers may leave while it changes.
-
-    grpcio's own waits, with its lock held, for a watcher to take an answer, while the one thread
-    that could say the watcher has gone waits for that lock: clients and server that stop in the
-    same moment would never end.
-    """
-
-    def _on_close_callback(
-        self, send_response_callback: Callable[..., None], service: str
-    ) -> Callable[[], None]:
-        forget = super()._on_close_callback(send_response_callback, service)
-        return lambda: threading.Thread(target=forget, daemon=True).start()
 
 
 class RunningServer:
@@ -84,19 +72,11 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
     # What was left unfinished goes on: this process stays.
     simulator = {"resumes_at_start": True, **config.simulator}
     composition = Composition(replace(config, endpoints=endpoints, simulator=simulator))
-    interceptors: list[grpc.ServerInterceptor] = [RequestMetrics(REGISTRY)]  # type: ignore[type-arg]
-    if config.server.token_file:
-        interceptors.append(TokenCheck.read(config.server.token_file))
-    server = grpc.server(
-        ThreadPoolExecutor(config.server.max_workers, thread_name_prefix="grpc"),
-        interceptors=interceptors,
-        # Two servers on one port would each get some of the calls.
-        options=(*SERVER_OPTIONS, ("grpc.so_reuseport", 0)),
-    )
-    health_servicer = _HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     with ExitStack() as undo:
         undo.callback(composition.close)
+        server = new_server(config.server, REGISTRY, undo)
+        health_servicer = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         full_names = [_register(name, server, composition) for name in names]
         if "catalog" in names:
             undo.callback(_publish_catalog(composition))
@@ -114,6 +94,41 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
     for full_name in (*full_names, ""):
         health_servicer.set(full_name, health_pb2.HealthCheckResponse.SERVING)
     return RunningServer(server, health_servicer, closing, port)
+
+
+def new_server(
+    config: ServerConfig, registry: CollectorRegistry, closing: ExitStack
+) -> grpc.Server:
+    """Return a server without services, which counts, checks and admits the calls of any.
+
+    What is to be closed behind it is added to `closing`.
+
+    Raises:
+        InvalidRequestError: the file of the token cannot be read, or a budget is of no method.
+
+    """
+    metrics = RequestMetrics(registry)
+    closing.callback(metrics.close)
+    limits = TimeLimits()
+    limits.open()
+    closing.callback(limits.close)
+    admission = build_admission(config, limits, metrics)
+    closing.callback(admission.close)
+    interceptors: list[grpc.ServerInterceptor] = [metrics]  # type: ignore[type-arg]
+    if config.token_file:
+        interceptors.append(TokenCheck.read(config.token_file))
+    interceptors.append(admission)
+    return grpc.server(
+        # For what is refused without a token; what is admitted has threads of its own.
+        ThreadPoolExecutor(1, thread_name_prefix="grpc"),
+        interceptors=interceptors,
+        options=(
+            *SERVER_OPTIONS,
+            *age_options(config.max_connection_age_s, config.connection_grace_s),
+            # Two servers on one port would each get some of the calls.
+            ("grpc.so_reuseport", 0),
+        ),
+    )
 
 
 def serve_until_stopped(

@@ -1,0 +1,196 @@
+"""How many calls of each method a server takes at once; it refuses more before they begin.
+
+Every method has threads of its own: calls that hold theirs, however many, keep no other method from
+being answered, health least of all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import grpc
+
+from foretoken.api.catalog.v1 import catalog_service_pb2
+from foretoken.api.predictor.v1 import predictor_service_pb2
+from foretoken.api.profiler.v1 import profiler_service_pb2
+from foretoken.api.simulator.v1 import simulator_service_pb2
+from foretoken.app.call_guard import CallGuard, Patience
+from foretoken.app.config import ServerConfig
+from foretoken.app.request_metrics import RequestMetrics
+from foretoken.app.time_limits import TimeLimits
+from foretoken.domain.errors import InvalidRequestError, ServerBusyError, find_near
+from foretoken.wire.errors import error_to_status
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+# By method, where the server's own number is too few: each holds its thread for minutes, mostly
+# waiting. Health is asked by every client that balances.
+BUDGETS: Mapping[str, int] = {
+    "Record": 64,
+    "WatchJob": 256,
+    "WatchServingSearch": 64,
+    "WatchTrainingSearch": 64,
+    "Check": 64,
+    "Watch": 64,
+}
+
+
+class Lane:
+    """The threads of one method, and the calls that run in them or wait for one."""
+
+    def __init__(self, method: str, num_threads: int, max_queued: int) -> None:
+        """Begin without calls; threads are made as they are needed."""
+        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix=method.rpartition("/")[2])
+        self._num_threads = num_threads
+        self._max_queued = max_queued
+        self._lock = threading.Lock()
+        self._num_calls = 0
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that run or wait."""
+        return self._num_calls
+
+    def enter(self) -> bool:
+        """Take one more call, if there is room."""
+        with self._lock:
+            has_room = self._num_calls < self._num_threads + self._max_queued
+            self._num_calls += has_room
+        return has_room
+
+    def leave(self) -> None:
+        """End a call."""
+        with self._lock:
+            self._num_calls -= 1
+
+    def describe(self) -> str:
+        """Return what it takes, for who is refused."""
+        queued = f", and {self._max_queued} wait" if self._max_queued else ""
+        return f"{self._num_threads} of its calls run already{queued}"
+
+
+class Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Guards and admits calls.
+
+    gRPC asks interceptors in its own thread, before the call has one: refusing takes no thread
+    that a call could hold.
+    """
+
+    def __init__(
+        self,
+        guard: CallGuard,
+        new_lane: Callable[[str, Handler], Lane],
+        retry_after_s: float,
+        count_refused: Callable[[str], None],
+    ) -> None:
+        """Keep how lanes are made, and what is told of every method that refused a call."""
+        self._guard = guard
+        self._new_lane = new_lane
+        self._retry_after_s = retry_after_s
+        self._count_refused = count_refused
+        # By method, and only of those that exist.
+        self._admitted: dict[str, tuple[Lane, Handler, Handler]] = {}
+        self._refusing = ThreadPoolExecutor(1, thread_name_prefix="refusals")
+
+    def close(self) -> None:
+        """Make no more threads; those there are end with their calls."""
+        for lane, _, _ in self._admitted.values():
+            lane.pool.shutdown(wait=False)
+        self._refusing.shutdown(wait=False)
+
+    def num_calls(self, method: str) -> int:
+        """Return how many calls of a method, by its full name, run or wait."""
+        return self._admitted[method][0].num_calls if method in self._admitted else 0
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Return the guarded handler, or one that refuses."""
+        method = handler_call_details.method
+        if method not in self._admitted:
+            handler = continuation(handler_call_details)
+            if handler is None:
+                return None
+            lane = self._new_lane(method, handler)
+            guarded = _run_in(lane.pool, self._guard.guard(method, handler, lane.leave))
+            self._admitted[method] = (lane, guarded, self._refusal(method, lane))
+        lane, guarded, refusal = self._admitted[method]
+        if lane.enter():
+            return guarded
+        self._count_refused(method)
+        return refusal
+
+    def _refusal(self, method: str, lane: Lane) -> Handler:
+        error = ServerBusyError(
+            f"{method.rpartition('/')[2]}: {lane.describe()}; try again later", self._retry_after_s
+        )
+        status = error_to_status(error)
+
+        def refuse(_requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+            context.abort_with_status(status)
+            yield
+
+        # On the wire a single message is a stream of one, so this refuses every kind of call.
+        return _run_in(self._refusing, grpc.stream_stream_rpc_method_handler(refuse))
+
+
+def _run_in(pool: Executor, handler: Handler) -> Handler:
+    """Return a handler of streams whose calls run in the threads of a pool."""
+    behaviour: Any = handler.stream_stream or handler.stream_unary
+
+    def run(messages: Any, *rest: Any) -> Any:
+        return behaviour(messages, *rest)
+
+    # gRPC's own health service says so where it is to run, too.
+    run.experimental_thread_pool = pool  # type: ignore[attr-defined]
+    if getattr(behaviour, "experimental_non_blocking", False):
+        run.experimental_non_blocking = True  # type: ignore[attr-defined]
+    if handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(
+            run, response_serializer=handler.response_serializer
+        )
+    return grpc.stream_unary_rpc_method_handler(
+        run, response_serializer=handler.response_serializer
+    )
+
+
+def build_admission(config: ServerConfig, limits: TimeLimits, metrics: RequestMetrics) -> Admission:
+    """Return the admission that a server's configuration describes.
+
+    Raises:
+        InvalidRequestError: a budget of a method that no service has.
+
+    """
+    known = _method_names()
+    for name in config.budgets:
+        if name not in known:
+            near = ", ".join(find_near(name, known))
+            raise InvalidRequestError.of_field(
+                f"server.budgets.{name}", f"no service has that method; near are {near}"
+            )
+
+    def new_lane(method: str, handler: Handler) -> Lane:
+        name = method.rpartition("/")[2]
+        budget = config.budgets.get(name, BUDGETS.get(name, config.max_workers))
+        holds_thread = handler.request_streaming or name.startswith("Watch")
+        return Lane(method, budget, 0 if holds_thread else config.max_queued_calls)
+
+    patience = Patience(first_message_s=config.first_message_s, idle_s=config.stream_idle_s)
+    guard = CallGuard(patience, limits, metrics.count_undecodable)
+    return Admission(guard, new_lane, config.retry_after_s, metrics.count_refused)
+
+
+def _method_names() -> set[str]:
+    files = (
+        catalog_service_pb2,
+        predictor_service_pb2,
+        profiler_service_pb2,
+        simulator_service_pb2,
+    )
+    services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
+    return {*BUDGETS, *(method for service in services for method in service.methods_by_name)}

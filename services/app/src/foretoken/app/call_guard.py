@@ -1,0 +1,190 @@
+"""Calls as clients may send them: bytes that are no message, and streams over which nothing comes.
+
+To gRPC, every guarded method takes a stream of bytes. So they are decoded here, in the thread of
+the call; gRPC would do it in its one thread for all events, and log a traceback where it fails. And
+waiting for them ends: gRPC waits for the message of a call as long as the client says nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from foretoken.app.message_reader import MessageReader
+from foretoken.app.time_limits import TimeLimits
+from foretoken.domain.errors import ForetokenError, InvalidRequestError, StreamIdleError
+from foretoken.wire.errors import error_to_status
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+_END = object()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long a call's first message may take, and how long a stream may be silent, in s."""
+
+    first_message_s: float
+    idle_s: float
+
+
+class CallGuard:
+    """Makes guarded handlers of handlers."""
+
+    def __init__(
+        self, patience: Patience, limits: TimeLimits, count_undecodable: Callable[[str], None]
+    ) -> None:
+        """Keep what is told of every method that was sent bytes that are no message."""
+        self._patience = patience
+        self._limits = limits
+        self._count_undecodable = count_undecodable
+
+    def guard(self, method: str, handler: Handler, leave: Callable[[], None]) -> Handler:
+        """Return the same method over a stream of bytes; `leave` is called when a call is over."""
+        call = _Call(self, method, handler, leave)
+        if handler.response_streaming:
+            is_handed_on = getattr(call.behaviour, "experimental_non_blocking", False)
+            return grpc.stream_stream_rpc_method_handler(
+                call.hand_on if is_handed_on else call.answer_with_stream,
+                response_serializer=handler.response_serializer,
+            )
+        return grpc.stream_unary_rpc_method_handler(
+            call.answer, response_serializer=handler.response_serializer
+        )
+
+    def open_requests(
+        self, call: "_Call", messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> AbstractContextManager[Any]:
+        """Return what a method is handed: its request, or the stream of its requests."""
+        if call.handler.request_streaming:
+            return MessageReader(
+                messages,
+                call.decode,
+                first_s=self._patience.first_message_s,
+                idle_s=self._patience.idle_s,
+            )
+        with self._limits.act_after(self._patience.first_message_s, context.cancel):
+            message = next(messages, None)
+        if message is None:
+            raise InvalidRequestError(f"{call.method} takes one message, and none came")
+        return nullcontext(call.decode(message))
+
+    def pace(self, responses: Iterator[Any], context: "_WatchedContext") -> Iterator[Any]:
+        """Yield what is answered, as long as there are answers and somebody takes them.
+
+        Raises:
+            StreamIdleError: there was none for so long.
+
+        """
+        idle_s = self._patience.idle_s
+        while True:
+            with self._limits.act_after(idle_s, context.end):
+                response = next(responses, _END)
+            if response is _END:
+                break
+            # A client that reads no more can be told nothing either.
+            with self._limits.act_after(idle_s, context.cancel):
+                yield response
+        if context.is_ended:
+            raise StreamIdleError(
+                f"the stream is ended, for there was no news for {idle_s:g} s; open another"
+            )
+
+    def decode(self, method: str, deserialize: Callable[[bytes], Any], message: bytes) -> Any:
+        """Return the message that bytes stand for.
+
+        Raises:
+            InvalidRequestError: they stand for none.
+
+        """
+        try:
+            return deserialize(message)
+        except DecodeError:
+            self._count_undecodable(method)
+            raise InvalidRequestError(
+                f"{len(message)} bytes were sent to {method} that are no message of its kind;"
+                " is the client of the same version?"
+            ) from None
+
+
+class _Call:
+    """One method: what it is, and how its calls are answered."""
+
+    def __init__(
+        self, guard: CallGuard, method: str, handler: Handler, leave: Callable[[], None]
+    ) -> None:
+        self.method = method
+        self.handler = handler
+        kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        behaviours = (getattr(handler, kind) for kind in kinds)
+        self.behaviour: Callable[..., Any] = next(one for one in behaviours if one is not None)
+        # One without takes the bytes as they are.
+        self._deserialize: Callable[[bytes], Any] = handler.request_deserializer or bytes
+        self._guard = guard
+        self._leave = leave
+
+    def decode(self, message: bytes) -> Any:
+        return self._guard.decode(self.method, self._deserialize, message)
+
+    def answer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        try:
+            with self._guard.open_requests(self, messages, context) as requests:
+                return self.behaviour(requests, context)
+        except ForetokenError as err:
+            context.abort_with_status(error_to_status(err))
+        finally:
+            self._leave()
+
+    def answer_with_stream(
+        self, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        watched = _WatchedContext(context)
+        try:
+            with (
+                self._guard.open_requests(self, messages, context) as requests,
+                closing(self.behaviour(requests, watched)) as responses,
+            ):
+                yield from self._guard.pace(responses, watched)
+        except ForetokenError as err:
+            context.abort_with_status(error_to_status(err))
+        finally:
+            self._leave()
+
+    def hand_on(
+        self, messages: Iterator[bytes], context: grpc.ServicerContext, send: Callable[..., None]
+    ) -> None:
+        """Answer as health's `Watch` does, which gives the thread back and is called later."""
+        try:
+            with self._guard.open_requests(self, messages, context) as request:
+                self.behaviour(request, context, send)
+        except ForetokenError as err:
+            context.abort_with_status(error_to_status(err))
+        finally:
+            self._leave()
+
+    hand_on.experimental_non_blocking = True  # type: ignore[attr-defined]
+
+
+class _WatchedContext:
+    """A call's context; what is to be done at its end can also be done before."""
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self._context = context
+        self._callbacks: list[Callable[[], None]] = []
+        self.is_ended = False
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        self._callbacks.append(callback)
+        return self._context.add_callback(callback)
+
+    def end(self) -> None:
+        """Let a watch end; an answer that is being worked on has no callback and goes on."""
+        self.is_ended = bool(self._callbacks)
+        for callback in self._callbacks:
+            callback()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
