@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self, TypeVar, cast
+from typing import Self, TypeVar
 
 import grpc
 import pyarrow as pa
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
-from foretoken.api.types.v1 import artifact_pb2, measurement_pb2
+from foretoken.api.types.v1 import measurement_pb2
 from foretoken.client.channel import Connection
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.jobs import MAX_PAGE_SIZE, JobsClient
@@ -148,14 +148,12 @@ class CatalogClient(JobsClient):
         The content is asked for in a thread of gRPC's.
         """
         upload = Upload(artifact)
-        # Called as one that takes a single request is, but with all of them.
-        store = cast(
-            "grpc.UnaryUnaryMultiCallable[Iterator[catalog_pb2.StoreArtifactRequest],"
-            " artifact_pb2.Artifact]",
-            self._stub.StoreArtifact,
-        )
         with upload.telling():
-            answer = self._scan(store, upload.messages(content))
+            answer = self._connection.ask(
+                lambda left_s: self._stub.StoreArtifact(upload.messages(content), timeout=left_s),
+                self._connection.options.stream_deadline_s,
+                is_repeatable=not isinstance(content, Iterator),
+            )
         return codec.decode(answer, Artifact)
 
     def read_artifact(self, kind: str, name: str) -> Iterator[bytes]:

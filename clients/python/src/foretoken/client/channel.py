@@ -1,14 +1,16 @@
 """A connection to a service: its options, its deadlines, and errors as the domain's own."""
 
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 import grpc
 
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.client.refusals import Refusals
+from foretoken.domain.errors import InvalidRequestError, ServerBusyError
 from foretoken.wire.errors import rpc_to_error
 from foretoken.wire.keepalive import client_options
 
@@ -106,9 +108,15 @@ class ServerStream(Protocol[A_co]):
 class Connection:
     """One channel to one address; several clients may share it."""
 
-    def __init__(self, options: ChannelOptions, service: str = "service") -> None:
+    def __init__(
+        self,
+        options: ChannelOptions,
+        service: str = "service",
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         """Keep the options; `service` names the other side in messages."""
         self.options = options
+        self._sleep = sleep
         self._peer = f"{service} at {options.address}"
         self._channel: grpc.Channel | None = None
 
@@ -157,11 +165,29 @@ class Connection:
             ForetokenError: the service's error, or `ServiceUnavailableError`.
 
         """
+        return self.ask(
+            lambda left_s: method(request, timeout=left_s), deadline_s or self.options.deadline_s
+        )
+
+    def ask(
+        self, attempt: Callable[[float], A], deadline_s: float, *, is_repeatable: bool = True
+    ) -> A:
+        """Return what an attempt returns, which is given the seconds left; again where refused.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
         self._check_open()
-        try:
-            return method(request, timeout=deadline_s or self.options.deadline_s)
-        except grpc.RpcError as err:
-            raise rpc_to_error(err, self._peer) from None
+        refusals = Refusals(self.options, deadline_s)
+        while True:
+            try:
+                return attempt(refusals.left_s)
+            except grpc.RpcError as err:
+                error = rpc_to_error(err, self._peer)
+            if not is_repeatable:
+                raise error
+            self._sleep(refusals.delay_after(error))
 
     def pages(
         self, method: "grpc.UnaryUnaryMultiCallable[PageQ, PageA]", request: PageQ
@@ -180,7 +206,30 @@ class Connection:
             request.page_token = page.next_page_token
 
     def stream(self, method: "grpc.UnaryStreamMultiCallable[Q, A]", request: Q) -> Iterator[A]:
-        """Yield the answers to one request.
+        """Yield the answers to one request, which is made again where it is refused.
+
+        The call starts with the first answer that is asked for; leaving early cancels it.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
+        refusals = Refusals(self.options, self.options.stream_deadline_s)
+        has_begun = False
+        while True:
+            try:
+                for answer in self.watch(method, request):
+                    has_begun = True
+                    yield answer
+            except ServerBusyError as err:
+                if has_begun:
+                    raise
+                self._sleep(refusals.delay_after(err))
+            else:
+                return
+
+    def watch(self, method: "grpc.UnaryStreamMultiCallable[Q, A]", request: Q) -> Iterator[A]:
+        """Yield the answers to one request, once.
 
         The call starts with the first answer that is asked for; leaving early cancels it.
 

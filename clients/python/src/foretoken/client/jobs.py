@@ -9,7 +9,7 @@ import grpc
 from foretoken.api.types.v1 import job_pb2
 from foretoken.client.channel import Connection
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
+from foretoken.domain.errors import ServerBusyError, ServiceUnavailableError, StreamIdleError
 from foretoken.domain.job import Job
 from foretoken.wire import codec
 
@@ -73,10 +73,11 @@ class JobsClient:
                         yield job
             except ServiceUnavailableError as err:
                 watch.lose(err)
-            except QueueFullError:
+            except ServerBusyError as err:
                 job = self.get_job(job_id)
                 if watch.accept(job):
                     yield job
+                watch.refuse(err)
             if not watch.is_over:
                 self._sleep(watch.delay_s)
 
@@ -87,34 +88,44 @@ class JobsClient:
 
     def _stream_states(self, job_id: str) -> Iterator[Job]:
         request = job_pb2.WatchJobRequest(job_id=job_id)
-        for message in self._connection.stream(self._job_stub.WatchJob, request):
+        for message in self._connection.watch(self._job_stub.WatchJob, request):
             yield codec.decode(message, Job)
 
 
 class LossCount:
-    """How often a stream broke in a row, and how long to wait before the next."""
+    """How often a stream broke or was refused in a row, and how long to wait before the next."""
 
     def __init__(self, options: ChannelOptions) -> None:
         """Begin with none."""
         self._options = options
-        self._num_losses = 0
+        self.forget()
 
     @property
     def delay_s(self) -> float:
         """Seconds to wait before the next stream, doubling with every loss in a row."""
-        return self._options.delay_after(self._num_losses)
+        return self._options.delay_after(self._num_losses, self._retry_after_s)
 
     def forget(self) -> None:
         """Begin anew, as something has arrived."""
         self._num_losses = 0
+        self._retry_after_s = 0.0
 
-    def add(self, error: ServiceUnavailableError | QueueFullError) -> None:
-        """Take note of a stream that broke or was refused.
+    def refuse(self, error: ServerBusyError) -> None:
+        """Take note of how long a busy server wants to be left alone."""
+        self._retry_after_s = error.retry_after_s
+
+    def add(self, error: ServiceUnavailableError | ServerBusyError) -> None:
+        """Take note of a stream that broke or was refused, or was ended for want of news.
 
         Raises:
-            ServiceUnavailableError, QueueFullError: the same, when it was too often in a row.
+            ServiceUnavailableError, ServerBusyError: the same, when it was too often in a row.
 
         """
+        if isinstance(error, StreamIdleError):
+            self.forget()
+            return
+        if isinstance(error, ServerBusyError):
+            self.refuse(error)
         self._num_losses += 1
         if self._num_losses > self._options.max_reconnects:
             raise error
@@ -144,6 +155,10 @@ class WatchState:
         is_new = job != self._seen
         self._seen = job
         return is_new
+
+    def refuse(self, error: ServerBusyError) -> None:
+        """Take note of how long a busy server wants to be left alone."""
+        self._losses.refuse(error)
 
     def lose(self, error: ServiceUnavailableError) -> None:
         """Take note of a broken stream.

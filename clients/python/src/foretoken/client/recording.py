@@ -5,12 +5,14 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from foretoken.api.types.v1 import measurement_pb2
 from foretoken.client.channel import Connection
-from foretoken.domain.errors import CatalogBusyError, ServiceUnavailableError
+from foretoken.client.channel_options import ChannelOptions
+from foretoken.domain.errors import CatalogBusyError, ServerBusyError, ServiceUnavailableError
 from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run, RunKind
 from foretoken.wire import codec, ipc
 
@@ -19,7 +21,7 @@ from foretoken.wire import codec, ipc
 GROUP_BATCHES = 64
 GROUP_BYTES = 32 * 2**20
 
-LOST = (ServiceUnavailableError, CatalogBusyError)
+LOST = (ServiceUnavailableError, CatalogBusyError, ServerBusyError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,13 @@ class Parcel:
 
 
 Group = tuple[Parcel, ...]
+T = TypeVar("T")
+
+
+def delay_after(error: Exception, num_losses: int, options: ChannelOptions) -> float:
+    """Return the seconds to wait before the next stream, which are at least what a server asks."""
+    at_least_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
+    return options.delay_after(num_losses, at_least_s)
 
 
 def run_message(run: Run) -> catalog_pb2.RecordRequest:
@@ -151,14 +160,7 @@ class RunSender:
 
     def finish(self) -> None:
         """End the stream in order: the catalog learns that no more comes."""
-        self._requests.put(None)
-        try:
-            for _ in self._receipts:
-                pass
-        except ServiceUnavailableError:
-            # Where every batch has its receipt, only the farewell got lost.
-            if not self._num_receipts:
-                raise
+        self._retry(self._say_farewell)
 
     def abandon(self) -> None:
         """Break off; a batch without a receipt may be stored or not, and may be sent again."""
@@ -184,20 +186,30 @@ class RunSender:
 
     def _take_group(self) -> Iterator[BatchReceipt]:
         for _ in range(self._group_sizes[0]):
-            yield self._take_receipt()
+            yield self._retry(self._next_receipt)
         self._group_sizes.popleft()
 
-    def _take_receipt(self) -> BatchReceipt:
-        """Return the receipt of the first pending batch; where it is lost, send all again."""
+    def _retry(self, action: Callable[[], T]) -> T:
+        """Return what an action does; where the stream is lost, what is pending is sent again."""
         options = self._connection.options
         for num_losses in range(options.max_reconnects):
             try:
-                return self._next_receipt()
-            except LOST:
+                return action()
+            except LOST as err:
                 self.abandon()
-                self._sleep(options.delay_after(num_losses + 1))
+                self._sleep(delay_after(err, num_losses + 1, options))
                 self._open()
-        return self._next_receipt()
+        return action()
+
+    def _say_farewell(self) -> None:
+        self._requests.put(None)
+        try:
+            for _ in self._receipts:
+                pass
+        except ServiceUnavailableError:
+            # Where every batch has its receipt, only the farewell got lost.
+            if not self._num_receipts:
+                raise
 
     def _next_receipt(self) -> BatchReceipt:
         receipt = next(self._receipts, None)

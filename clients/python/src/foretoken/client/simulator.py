@@ -16,7 +16,7 @@ from foretoken.api.types.v1 import (
 from foretoken.client.channel import Connection
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.jobs import JobsClient, LossCount
-from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
+from foretoken.domain.errors import ServerBusyError, ServiceUnavailableError
 from foretoken.domain.job import Job
 from foretoken.domain.report import ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
@@ -146,7 +146,7 @@ class SimulatorClient(JobsClient):
 
         def watch(first: int) -> Iterator[Any]:
             request = simulator_pb2.WatchServingSearchRequest(job_id=job_id, first=first)
-            return self._connection.stream(self._stub.WatchServingSearch, request)
+            return self._connection.watch(self._stub.WatchServingSearch, request)
 
         for message in self._follow(watch, first):
             yield codec.decode(message, Finalist)
@@ -195,7 +195,7 @@ class SimulatorClient(JobsClient):
 
         def watch(first: int) -> Iterator[Any]:
             request = simulator_pb2.WatchTrainingSearchRequest(job_id=job_id, first=first)
-            return self._connection.stream(self._stub.WatchTrainingSearch, request)
+            return self._connection.watch(self._stub.WatchTrainingSearch, request)
 
         for message in self._follow(watch, first):
             yield codec.decode(message, StrategyFinalist)
@@ -209,7 +209,7 @@ class SimulatorClient(JobsClient):
                     losses.forget()
                     first += 1
                     yield message
-            except (ServiceUnavailableError, QueueFullError) as err:
+            except (ServiceUnavailableError, ServerBusyError) as err:
                 losses.add(err)
                 self._sleep(losses.delay_s)
             else:

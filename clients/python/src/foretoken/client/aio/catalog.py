@@ -1,15 +1,14 @@
 """The catalog as a remote service, for asyncio."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from typing import Self, TypeVar, cast
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import Self, TypeVar
 
 import grpc
 import pyarrow as pa
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
-from foretoken.api.types.v1 import artifact_pb2
 from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.aio.jobs import AsyncJobsClient
 from foretoken.client.aio.recording import AsyncRunSender, Batches
@@ -159,14 +158,14 @@ class AsyncCatalogClient(AsyncJobsClient):
     ) -> Artifact:
         """Keep a file; the same name and content again changes nothing."""
         upload = Upload(artifact)
-        # Called as one that takes a single request is, but with all of them.
-        store = cast(
-            "grpc.aio.UnaryUnaryMultiCallable[AsyncIterator[catalog_pb2.StoreArtifactRequest],"
-            " artifact_pb2.Artifact]",
-            self._stub.StoreArtifact,
-        )
         with upload.telling():
-            answer = await self._scan(store, upload.messages_async(content))
+            answer = await self._connection.ask(
+                lambda left_s: self._stub.StoreArtifact(
+                    upload.messages_async(content), timeout=left_s
+                ),
+                self._connection.options.stream_deadline_s,
+                is_repeatable=not isinstance(content, Iterator | AsyncIterator),
+            )
         return codec.decode(answer, Artifact)
 
     async def read_artifact(self, kind: str, name: str) -> AsyncIterator[bytes]:

@@ -1,13 +1,15 @@
 """A connection to a service for asyncio."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Self, TypeVar
 
 import grpc
 
 from foretoken.client.channel import PageA, PageQ, channel_arguments, channel_credentials
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.client.refusals import Refusals
+from foretoken.domain.errors import InvalidRequestError, ServerBusyError
 from foretoken.wire.errors import rpc_to_error
 
 A = TypeVar("A")
@@ -17,9 +19,15 @@ Q = TypeVar("Q")
 class AsyncConnection:
     """One channel to one address, for the event loop it was opened in."""
 
-    def __init__(self, options: ChannelOptions, service: str = "service") -> None:
+    def __init__(
+        self,
+        options: ChannelOptions,
+        service: str = "service",
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         """Keep the options; `service` names the other side in messages."""
         self.options = options
+        self._sleep = sleep
         self._peer = f"{service} at {options.address}"
         self._channel: grpc.aio.Channel | None = None
 
@@ -68,11 +76,33 @@ class AsyncConnection:
             ForetokenError: the service's error, or `ServiceUnavailableError`.
 
         """
+        return await self.ask(
+            lambda left_s: method(request, timeout=left_s), deadline_s or self.options.deadline_s
+        )
+
+    async def ask(
+        self,
+        attempt: Callable[[float], Awaitable[A]],
+        deadline_s: float,
+        *,
+        is_repeatable: bool = True,
+    ) -> A:
+        """Return what an attempt returns, which is given the seconds left; again where refused.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
         self._check_open()
-        try:
-            return await method(request, timeout=deadline_s or self.options.deadline_s)
-        except grpc.aio.AioRpcError as err:
-            raise rpc_to_error(err, self._peer) from None
+        refusals = Refusals(self.options, deadline_s)
+        while True:
+            try:
+                return await attempt(refusals.left_s)
+            except grpc.aio.AioRpcError as err:
+                error = rpc_to_error(err, self._peer)
+            if not is_repeatable:
+                raise error
+            await self._sleep(refusals.delay_after(error))
 
     async def pages(
         self, method: "grpc.aio.UnaryUnaryMultiCallable[PageQ, PageA]", request: PageQ
@@ -93,7 +123,32 @@ class AsyncConnection:
     async def stream(
         self, method: "grpc.aio.UnaryStreamMultiCallable[Q, A]", request: Q
     ) -> AsyncIterator[A]:
-        """Yield the answers to one request; leaving early cancels the call.
+        """Yield the answers to one request, which is made again where it is refused.
+
+        Leaving early cancels the call.
+
+        Raises:
+            ForetokenError: the service's error, or `ServiceUnavailableError`.
+
+        """
+        refusals = Refusals(self.options, self.options.stream_deadline_s)
+        has_begun = False
+        while True:
+            try:
+                async for answer in self.watch(method, request):
+                    has_begun = True
+                    yield answer
+            except ServerBusyError as err:
+                if has_begun:
+                    raise
+                await self._sleep(refusals.delay_after(err))
+            else:
+                return
+
+    async def watch(
+        self, method: "grpc.aio.UnaryStreamMultiCallable[Q, A]", request: Q
+    ) -> AsyncIterator[A]:
+        """Yield the answers to one request, once; leaving early cancels the call.
 
         Raises:
             ForetokenError: the service's error, or `ServiceUnavailableError`.

@@ -9,7 +9,7 @@ import grpc
 from foretoken.api.types.v1 import job_pb2
 from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.jobs import MAX_PAGE_SIZE, WatchState
-from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
+from foretoken.domain.errors import ServerBusyError, ServiceUnavailableError
 from foretoken.domain.job import Job
 from foretoken.wire import codec
 
@@ -67,16 +67,17 @@ class AsyncJobsClient:
         request = job_pb2.WatchJobRequest(job_id=job_id)
         while not watch.is_over:
             try:
-                async for message in self._connection.stream(self._job_stub.WatchJob, request):
+                async for message in self._connection.watch(self._job_stub.WatchJob, request):
                     job = codec.decode(message, Job)
                     if watch.accept(job):
                         yield job
             except ServiceUnavailableError as err:
                 watch.lose(err)
-            except QueueFullError:
+            except ServerBusyError as err:
                 job = await self.get_job(job_id)
                 if watch.accept(job):
                     yield job
+                watch.refuse(err)
             if not watch.is_over:
                 await self._sleep(watch.delay_s)
 

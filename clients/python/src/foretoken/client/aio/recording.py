@@ -3,11 +3,18 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.client.aio.channel import AsyncConnection
-from foretoken.client.recording import LOST, Group, Grouping, Parcel, run_message
+from foretoken.client.recording import (
+    LOST,
+    Group,
+    Grouping,
+    Parcel,
+    delay_after,
+    run_message,
+)
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run
 from foretoken.wire import codec
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     # The stub files alone know this class.
     from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceAsyncStub
 
+T = TypeVar("T")
 Batches = Iterable[MeasurementBatch] | AsyncIterable[MeasurementBatch]
 
 
@@ -58,14 +66,7 @@ class AsyncRunSender:
 
     async def finish(self) -> None:
         """End the stream in order: the catalog learns that no more comes."""
-        self._requests.put_nowait(None)
-        try:
-            async for _ in self._receipts:
-                pass
-        except ServiceUnavailableError:
-            # Where every batch has its receipt, only the farewell got lost.
-            if not self._num_receipts:
-                raise
+        await self._retry(self._say_farewell)
 
     async def abandon(self) -> None:
         """Break off; a batch without a receipt may be stored or not, and may be sent again."""
@@ -83,21 +84,31 @@ class AsyncRunSender:
             self._pending.append(parcel)
             self._put(parcel)
         while self._pending:
-            yield await self._take_receipt()
+            yield await self._retry(self._next_receipt)
 
-    async def _take_receipt(self) -> BatchReceipt:
-        """Return the receipt of the first pending batch; where it is lost, send all again."""
+    async def _retry(self, action: Callable[[], Awaitable[T]]) -> T:
+        """Return what an action does; where the stream is lost, what is pending is sent again."""
         options = self._connection.options
         for num_losses in range(options.max_reconnects):
             try:
-                return await self._next_receipt()
-            except LOST:
+                return await action()
+            except LOST as err:
                 for parcel in self._pending:
                     parcel.want_receipt()
                 await self.abandon()
-                await self._sleep(options.delay_after(num_losses + 1))
+                await self._sleep(delay_after(err, num_losses + 1, options))
                 self._open()
-        return await self._next_receipt()
+        return await action()
+
+    async def _say_farewell(self) -> None:
+        self._requests.put_nowait(None)
+        try:
+            async for _ in self._receipts:
+                pass
+        except ServiceUnavailableError:
+            # Where every batch has its receipt, only the farewell got lost.
+            if not self._num_receipts:
+                raise
 
     async def _next_receipt(self) -> BatchReceipt:
         if not self._num_sent:

@@ -17,7 +17,7 @@ from foretoken.client.aio.channel import AsyncConnection
 from foretoken.client.aio.jobs import AsyncJobsClient
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.jobs import LossCount
-from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
+from foretoken.domain.errors import ServerBusyError, ServiceUnavailableError
 from foretoken.domain.job import Job
 from foretoken.domain.report import ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
@@ -146,7 +146,7 @@ class AsyncSimulatorClient(AsyncJobsClient):
 
         def watch(first: int) -> AsyncIterator[Any]:
             request = simulator_pb2.WatchServingSearchRequest(job_id=job_id, first=first)
-            return self._connection.stream(self._stub.WatchServingSearch, request)
+            return self._connection.watch(self._stub.WatchServingSearch, request)
 
         async for message in self._follow(watch, first):
             yield codec.decode(message, Finalist)
@@ -195,7 +195,7 @@ class AsyncSimulatorClient(AsyncJobsClient):
 
         def watch(first: int) -> AsyncIterator[Any]:
             request = simulator_pb2.WatchTrainingSearchRequest(job_id=job_id, first=first)
-            return self._connection.stream(self._stub.WatchTrainingSearch, request)
+            return self._connection.watch(self._stub.WatchTrainingSearch, request)
 
         async for message in self._follow(watch, first):
             yield codec.decode(message, StrategyFinalist)
@@ -211,7 +211,7 @@ class AsyncSimulatorClient(AsyncJobsClient):
                     losses.forget()
                     first += 1
                     yield message
-            except (ServiceUnavailableError, QueueFullError) as err:
+            except (ServiceUnavailableError, ServerBusyError) as err:
                 losses.add(err)
                 await self._sleep(losses.delay_s)
             else:
