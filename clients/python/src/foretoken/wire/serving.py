@@ -135,6 +135,9 @@ def _translate_unary(behaviour: Callable[..., Any]) -> Callable[..., Any]:
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
         try:
             return behaviour(request, context)
+        except grpc.RpcError:
+            # The client left while it was read from. gRPC knows its own error again.
+            raise
         except Exception as err:  # noqa: BLE001
             # The boundary of the process: every error must become a status.
             _abort(context, err)

@@ -65,7 +65,7 @@ class ServerConfig:
     retry_after_s: float = 1.0
     first_message_s: float = 10.0
     stream_idle_s: float = 300.0
-    max_connection_age_s: float = 1800.0
+    max_connection_age_s: float = 0.0
     connection_grace_s: float = 660.0
     drain_s: float = 0.0
     grace_s: float = 10.0
