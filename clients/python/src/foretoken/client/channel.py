@@ -298,8 +298,15 @@ def channel_credentials(options: ChannelOptions) -> grpc.ChannelCredentials | No
     if token is None:
         return credentials
     return grpc.composite_channel_credentials(
-        credentials, grpc.access_token_call_credentials(token.decode().strip())
+        credentials, grpc.access_token_call_credentials(_decode_token(token, options.token_file))
     )
+
+
+def _decode_token(token: bytes, path: str) -> str:
+    try:
+        return token.decode("ascii").strip()
+    except UnicodeDecodeError as err:
+        raise InvalidRequestError.of_field("token_file", f"{path} holds no token: {err}") from err
 
 
 def _service_config() -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.text_file import read_text
 
 
 @cache
@@ -56,6 +57,15 @@ _Loader.add_implicit_resolver(
 )
 
 
+# What the loader lets through where a value is none of its kind (`!!int x`, a 32nd of January) or
+# does not fit.
+_UNLOADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+# Deeper than anything of ours. The loader in C recurses without a limit, and ends the process.
+_DEPTH_MAX = 64
+# Each level takes a bracket, or a character at the beginning of a line.
+_DEEP_BLOCK = re.compile(rf"^[ \t?:-]{{{_DEPTH_MAX}}}", re.MULTILINE)
+
+
 def parse_yaml(text: str, origin: str) -> Mapping[str, Any]:
     """Return the mapping in a YAML text.
 
@@ -64,15 +74,27 @@ def parse_yaml(text: str, origin: str) -> Mapping[str, Any]:
 
     """
     try:
+        _check_depth(text, origin)
         # The loader is a subclass of the safe one.
         content = yaml.load(text, Loader=_Loader)  # noqa: S506
-    except yaml.YAMLError as err:
+    except (yaml.YAMLError, *_UNLOADABLE) as err:
         # The loader draws the place over several lines.
-        problem = " ".join(str(err).split())
+        problem = " ".join(str(err).split()) or type(err).__name__
         raise InvalidRequestError(f"{origin}: not valid YAML: {problem}") from err
     if not isinstance(content, Mapping):
         raise InvalidRequestError(f"{origin}: expected a mapping, found {type(content).__name__}")
     return content
+
+
+def _check_depth(text: str, origin: str) -> None:
+    if text.count("[") + text.count("{") < _DEPTH_MAX and _DEEP_BLOCK.search(text) is None:
+        return
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEPTH_MAX:
+            raise InvalidRequestError(f"{origin}: YAML nested deeper than {_DEPTH_MAX}")
 
 
 def parse_yaml_value(text: str, origin: str) -> Any:
@@ -89,16 +111,10 @@ def read_yaml(path: Path, field: str) -> dict[str, Any]:
     """Return the mapping in a YAML file; `field` is what an error is about.
 
     Raises:
-        InvalidRequestError: the file cannot be read or is no YAML mapping.
+        InvalidRequestError: the file cannot be read, is not UTF-8 or is no YAML mapping.
 
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as err:
-        raise InvalidRequestError.of_field(
-            field, f"cannot read {path}: {err.strerror or err}"
-        ) from err
-    return dict(parse_yaml(text, str(path)))
+    return dict(parse_yaml(read_text(path, field), str(path)))
 
 
 def scan_yaml(package: str, folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -16,6 +16,8 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError, find_ne
 
 T = TypeVar("T")
 
+_SHOWN_BITS = 256
+
 
 def decode(cls: type[T], value: Any, path: str = "") -> T:
     """Build `cls` from plain data.
@@ -113,7 +115,7 @@ def _decode_dataclass(
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
-        violations.append(FieldViolation(path, f"expected a mapping, found {value!r}"))
+        violations.append(FieldViolation(path, f"expected a mapping, found {_show(value)}"))
         return None
     hints = field_types(cls)
     before = len(violations)
@@ -149,7 +151,7 @@ def _unknown_key(key: Any, known: Iterable[str]) -> str:
 
 def _decode_sequence(hint: Any, value: Any, path: str, violations: list[FieldViolation]) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        violations.append(FieldViolation(path, f"expected a list, found {value!r}"))
+        violations.append(FieldViolation(path, f"expected a list, found {_show(value)}"))
         return None
     item_type = typing.get_args(hint)[0]
     return tuple(
@@ -160,7 +162,7 @@ def _decode_sequence(hint: Any, value: Any, path: str, violations: list[FieldVio
 
 def _decode_mapping(hint: Any, value: Any, path: str, violations: list[FieldViolation]) -> Any:
     if not isinstance(value, Mapping):
-        violations.append(FieldViolation(path, f"expected a mapping, found {value!r}"))
+        violations.append(FieldViolation(path, f"expected a mapping, found {_show(value)}"))
         return None
     key_type, item_type = typing.get_args(hint)
     return {
@@ -177,13 +179,17 @@ def _decode_scalar(hint: Any, value: Any, path: str, violations: list[FieldViola
     if issubclass(hint, enum.Enum):
         return _decode_enum(hint, value, path, violations)
     is_bool = isinstance(value, bool)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        # No message, table or array holds it.
+        violations.append(FieldViolation(path, f"{_show(value)} does not fit into 64 bits"))
+        return None
     if hint is float and isinstance(value, int) and not is_bool:
         return float(value)
-    if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
     if isinstance(value, hint) and (not is_bool or hint is bool):
         return value
-    violations.append(FieldViolation(path, f"expected {hint.__name__}, found {value!r}"))
+    violations.append(FieldViolation(path, f"expected {hint.__name__}, found {_show(value)}"))
     return None
 
 
@@ -192,11 +198,21 @@ def _decode_enum(
 ) -> enum.Enum | None:
     if isinstance(value, hint):
         return value
-    member = hint.__members__.get(str(value).upper())
+    member = hint.__members__.get((value if isinstance(value, str) else _show(value)).upper())
     if member is None:
         names = ", ".join(name.lower() for name in hint.__members__)
-        violations.append(FieldViolation(path, f"{value!r} is not one of {names}"))
+        violations.append(FieldViolation(path, f"{_show(value)} is not one of {names}"))
     return member
+
+
+def _show(value: Any) -> str:
+    """Return a value as a message shows it; Python refuses to write integers of 4,300 digits."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        return repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} with an integer of too many digits"
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

@@ -165,7 +165,7 @@ def _fill(value: object, message: Message) -> None:
             continue
         try:
             _put(plan, item, message)
-        except (TypeError, ValueError) as err:
+        except (TypeError, ValueError, OverflowError) as err:
             raise InvalidRequestError.of_field(plan.name, f"cannot be sent: {err}") from err
 
 

@@ -112,7 +112,10 @@ def _read_parquet(content: bytes) -> pa.Table:
     groups = (about.row_group(index) for index in range(about.num_row_groups))
     if sum(group.total_byte_size for group in groups) > UnpackBudget().allowed_bytes(len(content)):
         raise InvalidRequestError("a table of it claims more bytes than one of its size may")
-    return pq.read_table(io.BytesIO(content))
+    table = pq.read_table(io.BytesIO(content))
+    # Nothing else looks at whether texts are UTF-8.
+    table.validate(full=True)
+    return table
 
 
 def _parquet_name(field: str) -> str:

@@ -41,6 +41,8 @@ _LAYER_MODULE = re.compile(r"model_layers_(\d+)_(\w+)")
 _SIZES_MAX = 16
 # Every rank of a FASOP profile computes the whole vocabulary.
 _UNSPLIT = "lm_head"
+# Some thirty years.
+_MAX_MS = 1e12
 
 
 def read_module_times(path: Path, facts: Mapping[str, Any]) -> ModuleTimes:
@@ -160,8 +162,8 @@ def _outside(
 
 def _median(entry: Mapping[str, Any], place: str, path: Path) -> float:
     value = entry.get("median_ms")
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        refuse(path, f"combined_timing.{place}.median_ms: {value!r} is not a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MAX_MS:
+        refuse(path, f"combined_timing.{place}.median_ms: {value!r:.40} is not a time in ms")
     return float(value)
 
 

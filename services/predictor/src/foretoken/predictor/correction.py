@@ -23,6 +23,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.name import check_name
 from foretoken.domain.operator import find_operator
 from foretoken.domain.ports import CatalogPort
+from foretoken.domain.text_file import parse_json
 from foretoken.predictor.correction_fit import COMMON_FACTOR, learn_correction
 from foretoken.predictor.roofline import FloatColumn
 
@@ -103,8 +104,9 @@ class CorrectionBook:
     def _read(self, artifact: Artifact) -> Correction:
         content = b"".join(self._catalog.read_artifact(_KIND, artifact.name))
         try:
-            return schema.decode(Correction, json.loads(content), artifact.name)
-        except (ValueError, RecursionError, InvalidRequestError) as err:
+            found = parse_json(content, "correction")
+            return schema.decode(Correction, found, artifact.name)
+        except InvalidRequestError as err:
             raise CorruptCatalogError(
                 f"the artifact {_KIND}/{artifact.name} is no correction: {err}; delete it"
             ) from err

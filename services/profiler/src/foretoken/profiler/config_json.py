@@ -1,9 +1,9 @@
 """What a Hugging Face `config.json` says of a model that is built with random weights."""
 
-import json
 from typing import Any
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.text_file import parse_json
 
 # What says how a checkpoint was stored, or would have code fetched: neither has a bearing on a
 # model with random weights.
@@ -36,10 +36,7 @@ def read_config_json(config_json: str) -> dict[str, Any]:
         InvalidRequestError: it is no JSON object.
 
     """
-    try:
-        content = json.loads(config_json)
-    except ValueError as err:
-        raise InvalidRequestError.of_field("config_json", f"is not JSON: {err}") from err
+    content = parse_json(config_json, "config_json")
     if not isinstance(content, dict):
         raise InvalidRequestError.of_field("config_json", "holds no JSON object")
     return {key: value for key, value in content.items() if key not in _LEFT_OUT}

@@ -5,16 +5,19 @@ of training, tokens and numerics are ignored; a key that changes the operators a
 is an error, so that no model is simulated as another one.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec
+from foretoken.domain.text_file import read_json
 
 # Constructor arguments of a ModelArchitecture.
 _Fields = dict[str, Any]
+
+# Far above any count or width of a model, and small enough to be reckoned with.
+_MAX_SIZE = 2**31 - 1
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -55,12 +58,7 @@ def load_hf_config(path: Path) -> ModelArchitecture:
 
     """
     file = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as err:
-        raise InvalidRequestError.of_field("model", f"cannot read {file}: {err.strerror}") from err
-    except ValueError as err:
-        raise InvalidRequestError.of_field("model", f"{file} is not JSON: {err}") from err
+    config = read_json(file, "model")
     if not isinstance(config, Mapping):
         raise InvalidRequestError.of_field("model", f"{file} holds no JSON object")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
@@ -92,6 +90,9 @@ class _ConfigReader:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(key, f"expected an integer, found {value!r}")
+            return default
+        if abs(value) > _MAX_SIZE:
+            self.refuse(key, f"is more than {_MAX_SIZE:,}")
             return default
         return value
 

@@ -4,7 +4,6 @@
 `calibrate training` learns what hosts add to training steps.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table, format_ratio, open_composition, state_of
 from foretoken.domain import schema
 from foretoken.domain.correction import Correction, CorrectionRequest, Observation, ObservedCall
-from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType, OperatorCall, Phase
+from foretoken.domain.text_file import read_json
 
 _DEFAULT = "operators"
 
@@ -137,10 +136,7 @@ def read_observations(path: Path) -> tuple[Observation, ...]:
         InvalidRequestError: it is no JSON, or a key is missing, unknown or of the wrong type.
 
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as err:
-        raise InvalidRequestError.of_field("observations", f"{path} is no JSON: {err}") from err
+    content = read_json(path, "observations")
     entries = schema.decode(ObservationFile, {"observations": content}).observations
     return tuple(
         Observation(

@@ -23,6 +23,10 @@ def split_words(
     )
 
 
+# Of what is wrong, in a message.
+_SHOWN = 40
+
+
 def order_dims(operator: str, dims: Mapping[str, int]) -> Mapping[str, int]:
     """Return dimensions in the operator's order, which they lose on their way over a wire."""
     spec = all_operators().get(operator)
@@ -37,9 +41,14 @@ def parse_whole(name: str, text: str) -> int:
 
     """
     try:
-        return int(text)
+        value = int(text)
     except ValueError as err:
-        raise InvalidRequestError.of_field(name, f"expected a whole number, got {text!r}") from err
+        raise InvalidRequestError.of_field(
+            name, f"expected a whole number, got {text[:_SHOWN]!r}"
+        ) from err
+    if abs(value) >= 2**63:
+        raise InvalidRequestError.of_field(name, f"{text[:_SHOWN]} does not fit into 64 bits")
+    return value
 
 
 def parse_values(name: str, text: str) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """`foretoken memory`: what a training strategy must hold on every device."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.app.scenario_file import build_training_scenario
+from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.scenario import TrainingScenario
@@ -122,9 +124,9 @@ def _read(path: Path | None, strategy: StrategyOptions) -> TrainingScenario:
         if not value:
             raise InvalidRequestError.of_field(option, "is needed without a scenario file")
     if "global_batch_size" not in changes:
-        layout = {axis: int(changes.get(f"layout.{axis}", 1)) for axis in ("pp", "dp")}
-        samples = layout["dp"] * int(changes.get("micro_batch_size", 1))
-        changes["global_batch_size"] = _ROUNDS * layout["pp"] * samples
+        names = ("layout.pp", "layout.dp", "micro_batch_size")
+        sizes = [schema.decode(int, changes.get(name, 1), name) for name in names]
+        changes["global_batch_size"] = _ROUNDS * math.prod(sizes)
     return build_training_scenario({}, changes, Path("memory.yaml"))
 
 

@@ -32,6 +32,7 @@ from foretoken.domain.profiling import (
     ClosureStep,
     MeasuredStep,
 )
+from foretoken.domain.text_file import read_text
 from foretoken.domain.units import GIB, US_PER_MS
 from foretoken.profiler.closure.hf_config import config_of_architecture
 
@@ -170,10 +171,7 @@ def read_model_config(name_or_path: str) -> tuple[str, str]:
     else:
         return preset.name, json.dumps(config_of_architecture(preset))
     file = path / "config.json" if path.is_dir() else path
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as err:
-        raise InvalidRequestError.of_field("model", f"cannot read {file}: {err}") from err
+    text = read_text(file, "model")
     return (file.resolve().parent.name if file.name == "config.json" else file.stem), text
 
 

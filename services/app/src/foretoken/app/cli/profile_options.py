@@ -1,7 +1,7 @@
 """What to profile, as the options of `foretoken profile` say it."""
 
 import csv
-import json
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from foretoken.domain.estimate import DType, OperatorCall, Phase
 from foretoken.domain.models.load import load_model
 from foretoken.domain.operator import find_operator
 from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.text_file import read_json, read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +129,7 @@ def build_request(subject: SubjectOptions, effort: EffortOptions) -> ProfileRequ
 
 
 def _read_request(path: Path) -> ProfileRequest:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise InvalidRequestError.of_field("request", f"{path}: {err}") from err
-    return schema.decode(ProfileRequest, content, path.name)
+    return schema.decode(ProfileRequest, read_json(path, "request"), path.name)
 
 
 def read_points(path: Path) -> Iterator[OperatorCall]:
@@ -145,15 +142,14 @@ def read_points(path: Path) -> Iterator[OperatorCall]:
         InvalidRequestError: a column or a value is missing or wrong, with its line.
 
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
+    reader = csv.DictReader(io.StringIO(read_text(path, "points")))
+    try:
         _check_columns(path, reader.fieldnames or ())
         for row in reader:
-            try:
-                yield _call_of_row(row)
-            except InvalidRequestError as err:
-                place = f"{path}, line {reader.line_num}"
-                raise InvalidRequestError.of_field("points", f"{place}: {err.message}") from err
+            yield _call_of_row(row)
+    except (InvalidRequestError, csv.Error) as err:
+        place = f"{path}, line {reader.line_num}"
+        raise InvalidRequestError.of_field("points", f"{place}: {err}") from err
 
 
 def _check_columns(path: Path, columns: Sequence[str]) -> None:

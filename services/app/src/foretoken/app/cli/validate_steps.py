@@ -24,6 +24,7 @@ from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.profiling import CLOSURE_KIND, ClosureReport, ProfileRequest
+from foretoken.domain.text_file import parse_json, read_json
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.validation.steps import (
     StepComparison,
@@ -121,18 +122,15 @@ def _read_reports(catalog: CatalogPort, names: Sequence[str]) -> list[ClosureRep
 
 def _read_report(catalog: CatalogPort, name: str, kept: Sequence[str]) -> ClosureReport:
     if name in kept:
-        text = b"".join(catalog.read_artifact(CLOSURE_KIND, name)).decode()
+        stored = b"".join(catalog.read_artifact(CLOSURE_KIND, name))
+        content = parse_json(stored, "reports", name)
     elif Path(name).is_file():
-        text = Path(name).read_text(encoding="utf-8")
+        content = read_json(Path(name), "reports")
     else:
         known = ", ".join(kept) or "none"
         raise InvalidRequestError.of_field(
             "reports", f"{name} is no file, and the catalog has no such steps; it has {known}"
         )
-    try:
-        content = json.loads(text)
-    except ValueError as err:
-        raise InvalidRequestError.of_field("reports", f"{name} is not JSON: {err}") from err
     return schema.decode(ClosureReport, content, name)
 
 

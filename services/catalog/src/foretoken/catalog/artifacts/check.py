@@ -1,12 +1,12 @@
 """What an artifact must say of itself before it is stored."""
 
-import json
 import re
 from datetime import UTC, datetime
 
 from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.name import check_name
+from foretoken.domain.text_file import parse_json
 
 # A hundred of these, a page of a list, fit into a message of 16 MiB.
 MAX_METADATA_BYTES = 128 * 2**10
@@ -59,7 +59,4 @@ def _check_metadata(text: str) -> None:
         raise InvalidRequestError.of_field(
             "metadata_json", f"exceeds {MAX_METADATA_BYTES} bytes; put it into the file"
         )
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError) as err:
-        raise InvalidRequestError.of_field("metadata_json", f"is not JSON: {err}") from err
+    parse_json(text, "metadata_json")

@@ -152,8 +152,8 @@ def parse_parquet(source: SourceFile, path: Path, required: Sequence[str] = ()) 
 
     Raises:
         InvalidRequestError: it is not a Parquet file, unpacks to more than the import may read, has
-            too many columns, nested columns or no rows, names a column twice, or lacks a required
-            one.
+            too many columns, nested columns, texts that are not UTF-8 or no rows, names a column
+            twice, or lacks a required one.
 
     """
     try:
@@ -165,7 +165,22 @@ def parse_parquet(source: SourceFile, path: Path, required: Sequence[str] = ()) 
         table = file.read(use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as err:
         refuse(path, f"not a Parquet file: {err}")
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        check_texts(column, name, path)
     return _check_table(SourceTable(source, path, table, has_lines=False), required)
+
+
+def check_texts(column: pa.ChunkedArray, name: str, path: Path) -> None:
+    """Check that the texts of a column of a Parquet file are UTF-8; nothing else looks at them.
+
+    Raises:
+        InvalidRequestError: they are not; names the column.
+
+    """
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as err:
+        refuse(path, f"column {name!r} cannot be read: {err}")
 
 
 def _check_header(source: SourceFile, path: Path) -> None:

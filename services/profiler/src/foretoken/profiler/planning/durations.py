@@ -62,7 +62,14 @@ class CaseDurations:
                 self._told_s[operator], self._taken_s[operator] = float(told_s), float(taken_s)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, AttributeError, TypeError) as err:
+        except (
+            OSError,
+            ValueError,
+            OverflowError,
+            RecursionError,
+            AttributeError,
+            TypeError,
+        ) as err:
             _log.warning("durations of earlier runs cannot be read path=%s: %s", path, err)
 
     def save(self, path: Path) -> None:

@@ -16,6 +16,7 @@ from foretoken.catalog.dataset import (
 )
 from foretoken.catalog.dims import DIM_COLUMNS
 from foretoken.catalog.sources.file import current_budget, read_source_file, refuse
+from foretoken.catalog.sources.table import check_texts
 from foretoken.domain.operator import find_operator
 from foretoken.wire.arrow import LATER_COLUMNS
 
@@ -56,6 +57,8 @@ class DatasetReader:
         except (pa.ArrowException, OSError, ValueError) as err:
             refuse(path, f"cannot be read: {err}")
         names = self._schema.names
+        for name in names:
+            check_texts(table.column(name), name, path)
         columns = {name: pa.nulls(table.num_rows) for name in LATER_COLUMNS}
         columns |= {name: _unpack(table.column(name), path) for name in names}
         device, operator = parse_part_path(entry.path)
