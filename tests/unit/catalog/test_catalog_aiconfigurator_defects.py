@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from aiconfigurator_tables import (
     ATTENTION,
@@ -16,8 +17,11 @@ from aiconfigurator_tables import (
     read_plan,
     write_table,
 )
+from pyarrow import parquet
 
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
+
+_TEXTS = ("framework", "version", "device", "op_name", "kernel_source")
 
 
 @pytest.mark.parametrize(
@@ -150,3 +154,19 @@ def test_a_table_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     options = {"max_bytes": str(path.stat().st_size + 10_000)}
     with pytest.raises(InvalidRequestError, match="one import may read"):
         read_plan(tmp_path, options=options)
+
+
+@pytest.mark.parametrize("has_dictionary", [True, False])
+@pytest.mark.parametrize("column", [*_TEXTS, "gemm_dtype", "of_no_use"])
+def test_texts_that_are_not_utf8_are_named(
+    tmp_path: Path, column: str, has_dictionary: bool
+) -> None:
+    """Parquet says that they are text and checks nothing."""
+    path = write_table(tmp_path / "gemm_perf.parquet", {**GEMM, "of_no_use": "x"})
+    table = parquet.read_table(path)
+    spoilt = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff\xfe"]).buffers())
+    table = table.set_column(table.schema.get_field_index(column), column, spoilt)
+    parquet.write_table(table, path, use_dictionary=has_dictionary)
+    message = f"gemm_perf.parquet: column '{column}' cannot be read: .*UTF8"
+    with pytest.raises(InvalidRequestError, match=message):
+        read_plan(tmp_path)

@@ -288,3 +288,12 @@ def test_apex_collectives_are_read_by_the_example_mapping(
     assert expected == counts
     (note,) = (note for note in plan.notes if note.startswith("V100"))
     assert "V100-PCIE-16GB/reduce_scatter.csv: 16 rows are left out by `where`" == note
+
+
+@pytest.mark.parametrize("column", ["kernel", "of_no_use"])
+def test_texts_of_a_parquet_file_that_are_not_utf8_are_named(tmp_path: Path, column: str) -> None:
+    columns = {"tokens": [16], "k": [4], "ms": [0.5], "kernel": ["x"], "of_no_use": ["x"]}
+    spoilt = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff\xfe"]).buffers())
+    parquet.write_table(pa.table({**columns, column: spoilt}), tmp_path / "a.parquet")
+    with pytest.raises(InvalidRequestError, match=f"a.parquet: column '{column}' cannot be read"):
+        _read(tmp_path, {**_GEMM, "files": "*.parquet", "kernel": {"column": "kernel"}})

@@ -433,3 +433,26 @@ def test_more_partitions_than_files_may_be_open_go_into_more_parts(
 def test_no_dimension_has_the_name_of_another_column() -> None:
     names = {name for spec in all_operators().values() for name in spec.dim_names}
     assert set() == names & set(STORED_SCHEMA.names)
+
+
+@pytest.mark.parametrize("column", ["kernel", "status_reason", "run_id"])
+def test_texts_that_are_not_utf8_are_named(
+    source: CatalogService, tmp_path: Path, column: str
+) -> None:
+    """In a file that is as its manifest says."""
+    folder = tmp_path / "set"
+    _export(source, folder)
+    path = folder / _PART
+    found = parquet.ParquetFile(path).read()
+    buffers = pa.array([b"\xff\xfe"] * len(found)).buffers()
+    spoilt = pa.Array.from_buffers(pa.string(), len(found), buffers)
+    place = found.schema.get_field_index(column)
+    parquet.write_table(found.set_column(place, found.schema.field(place), spoilt), path)
+
+    def change(manifest: Any) -> None:
+        entry = next(one for one in manifest["files"] if one["path"] == _PART)
+        entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    _edit_manifest(folder, change)
+    with pytest.raises(InvalidRequestError, match=f"{_PART}: column '{column}' cannot be read"):
+        list(_import(folder).batches)

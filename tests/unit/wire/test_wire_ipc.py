@@ -1,14 +1,18 @@
 """Arrow IPC bytes in pieces."""
 
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.report import RequestColumns
 from foretoken.wire import ipc
+from foretoken.wire.arrow import rows_to_table
 
 
 def test_a_table_comes_back_from_its_pieces() -> None:
@@ -61,3 +65,29 @@ def test_columns_must_be_numbers(column: pa.Array) -> None:
 def test_requests_without_a_column_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="num_preemptions"):
         ipc.table_to_record(pa.table({"arrival_s": [0.0]}), RequestColumns)
+
+
+_NUMBERS = ipc.columns_to_ipc({"m": np.arange(20), "n": np.arange(20) * 1.5})
+_ROWS = b"".join(ipc.write_chunks(rows_to_table([{"operator": "gemm", "device": "a30"}])))
+
+
+@st.composite
+def _damaged(draw: st.DrawFn, original: bytes) -> bytes:
+    content = bytearray(original)
+    for _ in range(draw(st.integers(1, 4))):
+        content[draw(st.integers(0, len(content) - 1))] = draw(st.integers(0, 255))
+    return bytes(content[: draw(st.integers(0, 2 * len(content)))])
+
+
+@settings(max_examples=400)
+@given(st.one_of(_damaged(_NUMBERS), _damaged(_ROWS)))
+@example(_NUMBERS.replace(b"m\x00", b"\xff\x00"))
+def test_damaged_bytes_are_read_or_refused(content: bytes) -> None:
+    """Also where a name of a column is not UTF-8, or a type is none that Arrow reads."""
+    for read in (
+        ipc.ipc_to_columns,
+        lambda data: ipc.read_chunks([data]).schema.names,
+        lambda data: ipc.open_chunks([data]).read_all().schema.names,
+    ):
+        with contextlib.suppress(InvalidRequestError):
+            read(content)

@@ -181,9 +181,9 @@ def _decode_scalar(hint: Any, value: Any, path: str, violations: list[FieldViola
     is_bool = isinstance(value, bool)
     if hint is int and isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        # No message, table or array holds it.
-        violations.append(FieldViolation(path, f"{_show(value)} does not fit into 64 bits"))
+    if not _can_be_kept(value):
+        problem = "does not fit into 64 bits" if isinstance(value, int) else "is no Unicode text"
+        violations.append(FieldViolation(path, f"{_show(value)} {problem}"))
         return None
     if hint is float and isinstance(value, int) and not is_bool:
         return float(value)
@@ -203,6 +203,20 @@ def _decode_enum(
         names = ", ".join(name.lower() for name in hint.__members__)
         violations.append(FieldViolation(path, f"{_show(value)} is not one of {names}"))
     return member
+
+
+def _can_be_kept(value: Any) -> bool:
+    """Return whether messages, tables and files can hold a value.
+
+    Integers of YAML and JSON have as many digits as one likes; their texts, and arguments, may have
+    half of a pair of surrogates.
+    """
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    try:
+        return not isinstance(value, str) or value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _show(value: Any) -> str:

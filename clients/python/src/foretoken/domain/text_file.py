@@ -7,6 +7,27 @@ from typing import Any
 from foretoken.domain.errors import InvalidRequestError
 
 
+def is_there(path: Path) -> bool:
+    """Return whether there is a file or folder; none is there by a name that no file can have."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def find_beside(folder: Path, name: str, field: str) -> Path:
+    """Return the path that a file in a folder names: `~` is a home, what is relative lies beside.
+
+    Raises:
+        InvalidRequestError: it is in the home of nobody.
+
+    """
+    try:
+        return folder / Path(name).expanduser()
+    except RuntimeError as err:
+        raise InvalidRequestError.of_field(field, f"{name}: {err}") from err
+
+
 def read_text(path: Path, field: str) -> str:
     """Return a file's text in UTF-8; `field` is what an error is about.
 
@@ -16,14 +37,13 @@ def read_text(path: Path, field: str) -> str:
     """
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as err:
-        raise InvalidRequestError.of_field(
-            field, f"cannot read {path}: {err.strerror or err}"
-        ) from err
     except UnicodeDecodeError as err:
         raise InvalidRequestError.of_field(
             field, f"{path} is not UTF-8 text: {err.reason} at byte {err.start}"
         ) from err
+    except (OSError, ValueError) as err:  # a null in the name is a ValueError
+        reason = err.strerror if isinstance(err, OSError) else ""
+        raise InvalidRequestError.of_field(field, f"cannot read {path}: {reason or err}") from err
 
 
 def parse_json(text: str | bytes, field: str, origin: str = "") -> Any:

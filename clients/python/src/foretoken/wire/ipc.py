@@ -36,6 +36,21 @@ def write_chunks(rows: ArrowStream, chunk_bytes: int = CHUNK_BYTES) -> Iterator[
     yield from pending.pop_all(chunk_bytes)
 
 
+# What bytes that are no stream of Arrow's raise.
+_UNREADABLE = (pa.ArrowException, OSError, EOFError, ValueError)
+
+
+def _check_names(schema: pa.Schema) -> list[str]:
+    """Return the names, which must be UTF-8, before anybody else asks for them.
+
+    Raises:
+        ValueError: one is not.
+
+    """
+    names: list[str] = schema.names
+    return names
+
+
 def read_chunks(chunks: Iterable[bytes]) -> pa.Table:
     """Return the table whose IPC stream was cut into pieces.
 
@@ -45,9 +60,13 @@ def read_chunks(chunks: Iterable[bytes]) -> pa.Table:
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(b"".join(chunks))) as reader:
-            return reader.read_all()
-    except (pa.ArrowInvalid, OSError, EOFError) as err:
+            table = reader.read_all()
+        _check_names(table.schema)
+        # Whether the buffers are as long as the columns.
+        table.validate()
+    except _UNREADABLE as err:
         raise InvalidRequestError.of_field("arrow_ipc", f"not an Arrow IPC stream: {err}") from err
+    return table
 
 
 def open_chunks(chunks: Iterable[bytes]) -> pa.RecordBatchReader:
@@ -68,9 +87,10 @@ def _read_batches(chunks: Iterable[bytes]) -> Iterator[Any]:
     try:
         joined = io.BufferedReader(_Joined(chunks))
         with pa.ipc.open_stream(pa.PythonFile(joined, mode="r")) as reader:
+            _check_names(reader.schema)
             yield reader.schema
             yield from reader
-    except (pa.ArrowInvalid, OSError, EOFError) as err:
+    except _UNREADABLE as err:
         raise InvalidRequestError.of_field("arrow_ipc", f"not an Arrow IPC stream: {err}") from err
 
 

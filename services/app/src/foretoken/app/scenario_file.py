@@ -15,6 +15,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.load import load_model
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.text_file import find_beside, is_there
 
 if TYPE_CHECKING:
     from foretoken.domain.search import ServingSearchRequest
@@ -137,11 +138,13 @@ def _load_training_files(content: dict[str, Any], folder: Path) -> None:
         from foretoken.app.module_times_file import read_module_times
 
         facts = {name: value for name, value in profile.items() if name != "file"}
-        path = folder / Path(profile["file"]).expanduser()
+        path = find_beside(folder, profile["file"], "module_times.file")
         content["module_times"] = read_module_times(path, facts)
     calibration = content.get("calibration")
     if isinstance(calibration, str):
-        content["calibration"] = read_yaml(folder / Path(calibration).expanduser(), "calibration")
+        content["calibration"] = read_yaml(
+            find_beside(folder, calibration, "calibration"), "calibration"
+        )
 
 
 def _load_model(section: Any, key: str, folder: Path) -> None:
@@ -149,13 +152,20 @@ def _load_model(section: Any, key: str, folder: Path) -> None:
     name = section.get(key) if isinstance(section, dict) else None
     if isinstance(name, str):
         beside = folder / name
-        section[key] = load_model(str(beside) if beside.exists() else name)
+        section[key] = load_model(str(beside) if is_there(beside) else name)
 
 
 def _write_as_text(section: Any, key: str) -> None:
     """Let a file say `has_prefix_caching: false`: these options travel as YAML text."""
     if isinstance(section, dict) and isinstance(section.get(key), Mapping):
         section[key] = {
-            name: value if isinstance(value, str) else json.dumps(value)
+            name: value if isinstance(value, str) else _to_text(value, f"{key}.{name}")
             for name, value in section[key].items()
         }
+
+
+def _to_text(value: Any, field: str) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as err:
+        raise InvalidRequestError.of_field(field, f"is no plain value: {err}") from err

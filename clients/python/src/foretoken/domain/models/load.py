@@ -5,6 +5,7 @@ from pathlib import Path
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.models.hf_config import load_hf_config
+from foretoken.domain.text_file import is_there
 
 
 def load_model(name_or_path: str) -> ModelArchitecture:
@@ -21,7 +22,7 @@ def load_model(name_or_path: str) -> ModelArchitecture:
         return find_model(name_or_path)
     except UnknownModelError:
         path = Path(name_or_path)
-        if path.exists():
+        if is_there(path):
             return load_hf_config(path)
         if path.suffix == ".json":
             raise InvalidRequestError.of_field("model", f"there is no file {path}") from None

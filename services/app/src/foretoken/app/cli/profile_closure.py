@@ -32,7 +32,7 @@ from foretoken.domain.profiling import (
     ClosureStep,
     MeasuredStep,
 )
-from foretoken.domain.text_file import read_text
+from foretoken.domain.text_file import is_there, read_text
 from foretoken.domain.units import GIB, US_PER_MS
 from foretoken.profiler.closure.hf_config import config_of_architecture
 
@@ -166,7 +166,7 @@ def read_model_config(name_or_path: str) -> tuple[str, str]:
         preset = find_model(name_or_path)
     except UnknownModelError:
         path = Path(name_or_path)
-        if not path.exists():
+        if not is_there(path):
             raise
     else:
         return preset.name, json.dumps(config_of_architecture(preset))

@@ -24,7 +24,7 @@ from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.profiling import CLOSURE_KIND, ClosureReport, ProfileRequest
-from foretoken.domain.text_file import parse_json, read_json
+from foretoken.domain.text_file import is_there, parse_json, read_json
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.validation.steps import (
     StepComparison,
@@ -124,7 +124,7 @@ def _read_report(catalog: CatalogPort, name: str, kept: Sequence[str]) -> Closur
     if name in kept:
         stored = b"".join(catalog.read_artifact(CLOSURE_KIND, name))
         content = parse_json(stored, "reports", name)
-    elif Path(name).is_file():
+    elif is_there(Path(name)):
         content = read_json(Path(name), "reports")
     else:
         known = ", ".join(kept) or "none"

@@ -55,6 +55,8 @@ def read_truth(path: Path, name: str = "") -> MeasuredTraining:
         InvalidRequestError: not one configuration of that name, or a value that is no number.
 
     """
+    if not recognises(path):
+        _refuse(path, f"cannot be read, or has not the columns {', '.join(_COLUMNS)}")
     rows = _choose(path, _read(path), name)
     first = rows[0]
     steps = _read_steps(path, first)
@@ -167,7 +169,7 @@ def _read(path: Path) -> list[_Row]:
 def _number(path: Path, row: _Row, column: str) -> float:
     try:
         return float(row[column])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         _refuse(path, f"{column} of {row.get('component', 'a step')} is no number")
 
 
