@@ -36,8 +36,8 @@ def write_chunks(rows: ArrowStream, chunk_bytes: int = CHUNK_BYTES) -> Iterator[
     yield from pending.pop_all(chunk_bytes)
 
 
-# What bytes that are no stream of Arrow's raise.
-_UNREADABLE = (pa.ArrowException, OSError, EOFError, ValueError)
+# What bytes that are no stream of Arrow's raise, also where they claim to be immensely long.
+_UNREADABLE = (pa.ArrowException, OSError, EOFError, MemoryError, OverflowError, ValueError)
 
 
 def _check_names(schema: pa.Schema) -> list[str]:
