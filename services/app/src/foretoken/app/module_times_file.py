@@ -163,7 +163,7 @@ def _outside(
 def _median(entry: Mapping[str, Any], place: str, path: Path) -> float:
     value = entry.get("median_ms")
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MAX_MS:
-        refuse(path, f"combined_timing.{place}.median_ms: {value!r:.40} is not a time in ms")
+        refuse(path, f"combined_timing.{place}.median_ms: {value!r:.40} is not a number of ms")
     return float(value)
 
 
