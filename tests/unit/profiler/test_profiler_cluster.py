@@ -70,7 +70,10 @@ class _Cluster:
         """Record what a shard would; the first `num_doubted` timed rows are doubted."""
         environment = {"profile": "short", "shard": shard, "num_planned": str(num_planned)}
         run = Run(
-            run_id=f"run-{shard}", kind=RunKind.PROFILE, tool="tests", environment=environment
+            run_id=f"run-{shard}".replace("/", "-"),
+            kind=RunKind.PROFILE,
+            tool="tests",
+            environment=environment,
         )
         rows = rows_to_table(
             [
