@@ -1,15 +1,15 @@
 """Machine code is kept between processes, and never outlives the sources it was made from."""
 
-import ast
 import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import foretoken.simulator
-from foretoken.simulator.jit import COMPILED_SOURCES, Addressed, compiled, is_ready
+import pytest
 
-_FOLDER = Path(foretoken.simulator.__path__[0])
-_NAMED = {path for pattern in COMPILED_SOURCES for path in _FOLDER.glob(pattern)}
+from foretoken.simulator.jit import Addressed, compiled, is_ready
 
 
 def test_a_compiled_function_answers_as_the_plain_one() -> None:
@@ -19,26 +19,38 @@ def test_a_compiled_function_answers_as_the_plain_one() -> None:
     assert compiled(double)(21) == 42
 
 
-def test_every_compiled_function_that_calls_others_is_kept_by_all_their_sources() -> None:
-    """The compiler looks at a function's own file alone; a change beside it must be seen too."""
-    modules = {_module_of(path): path for path in _FOLDER.rglob("*.py")}
-    compiling = {name for name, path in modules.items() if "@compiled" in path.read_text("utf-8")}
-    not_named = sorted(
-        name
-        for name in compiling
-        if modules[name] not in _NAMED and compiling & _imports(modules[name])
+@pytest.mark.parametrize("compiler", ["simulator.jit", "predictor.regression.jit"])
+def test_a_changed_constant_of_another_file_is_seen_with_a_warm_cache(
+    compiler: str, tmp_path: Path
+) -> None:
+    """The compiler looks at a function's own file alone; a constant is compiled in."""
+    folder = tmp_path / "foretoken" / "probe"
+    folder.mkdir(parents=True)
+    (folder / "code.py").write_text(
+        "from foretoken.probe.rule import SHARE\n"
+        f"from foretoken.{compiler} import compiled\n"
+        "@compiled\n"
+        "def tell():\n"
+        "    return SHARE\n"
+        "print(tell(), sum(tell.stats.cache_hits.values()))\n"
     )
-    assert [] == not_named
-    assert len(compiling) > 1
+    told = []
+    for share in (7, 7, 8):
+        (folder / "rule.py").write_text(f"SHARE = {share}\n")
+        told.append(_run_probe(tmp_path))
+    assert ["7 0", "7 1", "8 0"] == told
 
 
-def _module_of(path: Path) -> str:
-    return "foretoken.simulator." + ".".join(path.relative_to(_FOLDER).with_suffix("").parts)
-
-
-def _imports(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text("utf-8"))
-    return {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+def _run_probe(folder: Path) -> str:
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "NUMBA_CACHE_DIR": str(folder / "cache"),
+    }
+    command = [sys.executable, "-c", "import foretoken.probe.code"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _make_half() -> Callable[[int], int]:

@@ -1,22 +1,25 @@
 """Compile numeric functions with numba, and keep what was compiled where that is possible."""
 
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import numba
 from numba.core.caching import FunctionCache
+from numba.core.registry import cpu_target
 
-from foretoken.simulator.source_hash import hash_sources
+from foretoken.domain.source_hash import compiled_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Every file with compiled functions; they are compiled into one another.
-COMPILED_SOURCES = ("jit.py", "cost_tables.py", "serving/fast/*.py")
-
-
-_SOURCES_HASH = hash_sources(Path(__file__).parent, COMPILED_SOURCES)
+# What machine code rests on beside the sources: versions, and the processor as numba names it.
+_CODEGEN: Any = cpu_target.target_context.codegen()
+_COMPILER = (
+    *(f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")),
+    *map(str, _CODEGEN.magic_tuple()),
+)
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -25,9 +28,10 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     It runs beside other threads, without the lock of the interpreter, which it does not need. The
     machine code is kept beside the module or in the user's cache, for the next process; where
     neither can be written it is compiled anew in each. numba keeps it by the function's name and
-    looks only at its own file, so the name says which sources it was compiled from.
+    looks only at its own file, so the name says which sources it was compiled from: all that its
+    module imports, for constants are compiled in.
     """
-    function.__qualname__ += f"_{_SOURCES_HASH}"
+    function.__qualname__ = compiled_name(function, *_COMPILER)
     try:
         made = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:  # no folder to keep it in
@@ -66,7 +70,7 @@ class Addressed(Generic[P, R]):
     """
 
     def __init__(self, function: Callable[P, R], signature: Any) -> None:
-        function.__qualname__ += f"_{_SOURCES_HASH}"
+        function.__qualname__ = compiled_name(function, *_COMPILER)
         self._function = function
         self._signature = signature
         self._made: Any = None

@@ -1,16 +1,31 @@
 """Compile inner loops to machine code, kept on disk between processes where that can be."""
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from importlib.metadata import version
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from numba.core.registry import cpu_target
 
+from foretoken.domain.source_hash import compiled_name
+
+# What machine code rests on beside the sources: versions, and the processor as numba names it.
+_CODEGEN: Any = cpu_target.target_context.codegen()
+_COMPILER = (
+    *(f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")),
+    *map(str, _CODEGEN.magic_tuple()),
+)
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 def compiled(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Return the function compiled when first called; dividing by zero is no error in it."""
+    """Return the function compiled when first called; dividing by zero is no error in it.
+
+    numba keeps machine code by the function's name and looks only at its own file, so the name says
+    which sources it was compiled from.
+    """
+    function.__qualname__ = compiled_name(function, *_COMPILER)
     try:
         made = numba.njit(cache=True, error_model="numpy")(function)
     except RuntimeError:

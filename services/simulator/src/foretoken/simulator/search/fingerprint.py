@@ -14,7 +14,6 @@ import numpy as np
 
 import foretoken.domain
 import foretoken.simulator
-from foretoken.simulator.source_hash import hash_sources
 
 # Code, and data that is looked up by name: devices, models, profiles.
 _SOURCES = ("**/*.py", "**/*.yaml", "**/*.json")
@@ -39,8 +38,13 @@ def code_version() -> str:
     Results of another version, or of code that was edited since, are not mixed with ours.
     """
     folders = (Path(foretoken.simulator.__file__).parent, Path(foretoken.domain.__file__).parent)
-    hashes = (hash_sources(folder, _SOURCES) for folder in folders)
-    return "-".join((version("foretoken"), *hashes))
+    return "-".join((version("foretoken"), *map(_hash_sources, folders)))
+
+
+def _hash_sources(folder: Path) -> str:
+    """Return a hash of the sources of a folder, in the order of their paths."""
+    paths = sorted({path for pattern in _SOURCES for path in folder.glob(pattern)})
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 
 
 def _feed(value: Any, update: Callable[[bytes], None]) -> None:
