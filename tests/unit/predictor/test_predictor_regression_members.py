@@ -218,6 +218,18 @@ def test_steps_that_are_better_in_one_group_only_do_not_count() -> None:
     assert learn_shares([halves], 3)[Tier.BEYOND, STEPS] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("answer_log", "share"), [(1.8, 0.5), (2.0, 0.5), (2.2, 1.0)], ids=["less", "just", "more"]
+)
+def test_equal_shares_are_left_for_a_gain_of_more_than_a_hundredth(
+    answer_log: float, share: float
+) -> None:
+    """99 points err by 1 under all shares; at the last one only the second member errs."""
+    answers = np.ones((100, 2))
+    answers[-1] = 0.0, answer_log
+    assert share == learn_shares([unseen(answers, Tier.GRID)], 2)[Tier.GRID, 0]
+
+
 def test_points_left_out_are_asked_of_models_that_do_not_know_them() -> None:
     design = gemms(120)
     row_of = {tuple(point): row for row, point in enumerate(design.points.tolist())}

@@ -1,5 +1,6 @@
 """SGLang: prompts first, a share of the answers reserved, retraction of the shortest answers."""
 
+import pytest
 from scheduler_steps import SchedulerRun
 
 
@@ -66,6 +67,19 @@ def test_a_retraction_loses_no_token() -> None:
     steps = _overcommitted().run()
     assert [step for step in steps if step.preempted]
     assert 2 * 300 == sum(len(step.decodes) + len(step.prompts) for step in steps)
+
+
+@pytest.mark.parametrize(("answer", "is_admitted"), [(260, True), (262, False)])
+def test_after_a_retraction_what_ran_so_far_is_reserved(answer: int, *, is_admitted: bool) -> None:
+    """Who stays has 272 of 300 tokens: of the 28 to come (271 + 20) / 301 are reserved, 27.1.
+
+    Of 600 - 30 - 272 = 298 free that leaves 270.9 for a prompt of 10 and its answer.
+    """
+    run = _overcommitted()
+    run.arrive(10, answer)
+    while not run.step().preempted:
+        pass
+    assert is_admitted == (2 in run.step().prompts)
 
 
 def test_mixed_prompts_have_what_decodes_leave() -> None:

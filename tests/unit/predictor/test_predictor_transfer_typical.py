@@ -1,0 +1,60 @@
+"""How efficient an operator is where it was not measured: what tells it, and in what doubt."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from predictor_fakes import Rows, gemm_rows
+
+from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.operator import find_operator
+from foretoken.domain.report import PredictorTrainingReport
+from foretoken.predictor.service import PredictorService
+from foretoken.predictor.transfer.typical import transfer_names
+
+MakePredictor = Callable[[Rows], PredictorService]
+Train = Callable[..., PredictorTrainingReport]
+
+_ROWS = ("any row operator on a30", "any streaming operator on a30")
+_ANY_ROWS = ("any row operator on any gpu", "any streaming operator on any gpu")
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("", ("rms_norm on any gpu", *_ROWS, *_ANY_ROWS)),
+        (
+            "cache=warm",
+            ("rms_norm (cache=warm) on any gpu", "rms_norm on any gpu", *_ROWS, *_ANY_ROWS),
+        ),
+        ("form=chain", ("rms_norm (form=chain) on any gpu", _ROWS[-1], _ANY_ROWS[-1])),
+    ],
+)
+def test_other_work_is_told_by_the_widest_kind_alone(
+    variant: str, expected: tuple[str, ...]
+) -> None:
+    """A chain of kernels is neither the plain operator nor one kernel that treats rows alike."""
+    assert expected == transfer_names(find_operator("rms_norm"), find_device("a30"), variant)
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "expected"), [(1.0, 1.3), (4.0, 4.0)], ids=["they agree", "they do not"]
+)
+def test_the_doubt_is_what_devices_err_on_one_left_out_but_never_little(
+    slowdown: float, expected: float, make_predictor: MakePredictor, train: Train
+) -> None:
+    """Told from the other, one of two devices is too fast by the factor, the other too slow."""
+    fast = gemm_rows(lambda _: 4.0, device="a30")
+    slow = gemm_rows(lambda _: 4.0 * slowdown, device="a100_sxm_80")
+    service = make_predictor([*fast, *slow])
+    train(service)
+    found = _ask_h100(service)
+    assert float(found.high_us[0] / found.latency_us[0]) == pytest.approx(expected, rel=0.05)
+    assert float(found.latency_us[0] / found.low_us[0]) == pytest.approx(expected, rel=0.05)
+
+
+def _ask_h100(service: PredictorService) -> LatencyColumns:
+    columns = {"m": np.array([64]), "n": np.array([4096]), "k": np.array([4096])}
+    table = OperatorTable(operator="gemm", dtype=DType.FP16, columns=columns)
+    return service.predict(LatencyQuery(device="h100_sxm", tables=(table,))).tables[0]
