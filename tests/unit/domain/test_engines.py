@@ -85,3 +85,19 @@ def test_a_tier_serves_a_cache_or_swapping() -> None:
     assert EngineSpec(profile="vllm-0.19", kv_tiers=(_TIER,)).resolve().has_prefix_caching
     swapping = EngineSpec(profile="vllm-v0", rules={"preemption": "swap"}, kv_tiers=(_TIER,))
     assert swapping.resolve().preemption == "swap"
+
+
+@pytest.mark.parametrize(
+    ("profile", "software"),
+    [
+        ("vllm-0.19", "vllm 0.19"),
+        ("vllm-0.14", "vllm 0.14-0.16"),
+        ("vllm-0.15", "vllm 0.15"),
+        ("vllm-v0", "vllm 0.2-0.7"),
+        ("trtllm-1.0", "trtllm 0.20-1.3"),
+        ("plain", ""),
+        ("sarathi", ""),
+    ],
+)
+def test_a_profile_with_versions_is_of_a_software(profile: str, software: str) -> None:
+    assert software == find_engine(profile).software

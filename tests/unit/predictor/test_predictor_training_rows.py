@@ -5,7 +5,7 @@ import pytest
 from predictor_fakes import FakeCatalog, gemm_rows, row_of
 
 from foretoken.domain.measurement import MeasurementFilter
-from foretoken.predictor.model_set import matches
+from foretoken.predictor.software import matches
 from foretoken.predictor.training_rows import SeriesKey, build_series, read_series
 
 GEMM = SeriesKey("gemm", "a30", "", "fp16", "forward", "")

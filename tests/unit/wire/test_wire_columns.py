@@ -1,12 +1,21 @@
 """Queries and replies as columns: forms, limits, refusals."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
 from foretoken.api.types.v1 import estimate_pb2, operator_pb2
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    LatencyReply,
+    OperatorTable,
+    Phase,
+)
 from foretoken.wire import columns, ipc
 
 
@@ -22,6 +31,30 @@ def _query(**dims: object) -> LatencyQuery:
 def test_many_rows_travel_as_arrow(num_rows: int, expected: str) -> None:
     message = columns.encode_query(_query(m=np.arange(num_rows)))
     assert expected == message.tables[0].WhichOneof("data")
+
+
+def test_whose_measurements_are_preferred_and_whose_answer_travel() -> None:
+    query = _query(m=np.arange(3))
+    asked = replace(
+        query,
+        tables=(replace(query.tables[0], kernel="k", tentative=True),),
+        preferred_framework="vllm 0.19",
+    )
+    message = columns.encode_query(asked)
+    found = columns.decode_query(message)
+    assert "vllm 0.19" == found.preferred_framework
+    assert found.tables[0].tentative
+    times_us = np.ones(3)
+    estimates = LatencyColumns(
+        latency_us=times_us,
+        low_us=times_us,
+        high_us=times_us,
+        provenance=np.ones(3, np.int64),
+        other_framework="nccl 2.29.2",
+    )
+    reply = LatencyReply(model_version="", tables=(estimates,))
+    [table] = columns.decode_reply(columns.encode_reply(reply, message)).tables
+    assert "nccl 2.29.2" == table.other_framework
 
 
 @pytest.mark.parametrize("as_arrow", [False, True])

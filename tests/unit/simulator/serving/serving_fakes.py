@@ -1,7 +1,8 @@
 """A predictor that knows the data sheet, and ready-made scenarios."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,12 +39,18 @@ from foretoken.wire import ipc
 class RooflinePredictor:
     """Answers whole columns with the roofline, between 0.8 and 1.5 of it; keeps the queries.
 
-    GEMMs count as measured, attention as extrapolated, the rest as analytical.
+    GEMMs count as measured, attention as extrapolated, the rest as analytical. `frameworks` are the
+    software that stands in for the engine's, by operator.
     """
 
-    def __init__(self, versions: tuple[ModelVersion, ...] = ()) -> None:
+    def __init__(
+        self,
+        versions: tuple[ModelVersion, ...] = (),
+        frameworks: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.queries: list[LatencyQuery] = []
         self.versions = versions
+        self.frameworks = frameworks
 
     def predict(self, query: LatencyQuery) -> LatencyReply:
         self.queries.append(query)
@@ -68,6 +75,7 @@ class RooflinePredictor:
             low_us=0.8 * latency_us,
             high_us=1.5 * latency_us,
             provenance=np.full(len(latency_us), _provenance_of(table.operator).value),
+            other_framework=self.frameworks.get(table.operator, ""),
         )
 
     def create_training(self, request: TrainRequest) -> Job:

@@ -88,6 +88,28 @@ def test_the_report_is_consistent_with_itself() -> None:
     assert report.goodput_rps == report.request_throughput_rps
 
 
+@pytest.mark.parametrize(("framework", "software"), [("", "vllm 0.19"), ("vllm 0.20", "vllm 0.20")])
+def test_whose_measurements_stand_in_for_the_engines_is_a_remark(
+    framework: str, software: str
+) -> None:
+    others = {"add_rms_norm": "trtllm 1.0", "gemm": "trtllm 1.0", "all_reduce": "nccl 2.29.2"}
+    predictor = RooflinePredictor(frameworks=others)
+    scenario = build_scenario(
+        workload=_LIGHT, engine=EngineSpec(), framework=framework, layout=ParallelLayout(tp=2)
+    )
+    notes = simulate(scenario, predictor).notes
+    assert [
+        f"add_rms_norm, gemm: measured under trtllm 1.0, not {software} (wider interval)",
+        f"all_reduce: measured under nccl 2.29.2, not {software} (wider interval)",
+    ] == sorted(notes)
+    [query] = predictor.queries
+    assert (framework, "vllm 0.19") == (query.framework, query.preferred_framework)
+
+
+def test_without_other_software_there_is_no_remark() -> None:
+    assert () == simulate(build_scenario(workload=_LIGHT)).notes
+
+
 def test_the_mfu_of_one_long_prefill_is_its_flops_over_the_peak() -> None:
     scenario = build_scenario(
         workload=_offline(1, 2048, 1), engine=plain_engine(max_num_batched_tokens=2048)

@@ -184,6 +184,16 @@ def test_what_nobody_measured_is_noted() -> None:
     assert "gemm" in note
 
 
+def test_whose_measurements_stand_in_for_the_trainers_is_noted() -> None:
+    predictor = RooflinePredictor("vllm 0.24.0")
+    scenario = build_scenario(trainer=_trained_by("megatron-core"))
+    report = simulate_training(scenario, predictor, None)
+    assert {"pytorch"} == {query.preferred_framework for query in predictor.queries}
+    [note] = [note for note in report.notes if "vllm" in note]
+    assert "gemm" in note
+    assert note.endswith(": measured under vllm 0.24.0, not pytorch (wider interval)")
+
+
 def test_a_format_the_device_lacks_is_noted() -> None:
     notes = _simulate(build_scenario(dtype=DType.FP8)).notes
     expected = "a100_sxm_80 has no fp8: products of fp8 take as long as in a wider format"

@@ -25,10 +25,14 @@ DEVICE, TOPOLOGY = "a100_sxm_80", "a100_dgx"
 
 
 class RooflinePredictor:
-    """Answers with the roofline, between 0.8 and 1.5 of it; counts how often it was asked."""
+    """Answers with the roofline, between 0.8 and 1.5 of it; counts how often it was asked.
 
-    def __init__(self) -> None:
+    `framework` is the software that stands in for the trainer's.
+    """
+
+    def __init__(self, framework: str = "") -> None:
         self.queries: list[LatencyQuery] = []
+        self.framework = framework
 
     def predict(self, query: LatencyQuery) -> LatencyReply:
         self.queries.append(query)
@@ -53,6 +57,7 @@ class RooflinePredictor:
             low_us=[0.8 * latency for latency in latencies],
             high_us=[1.5 * latency for latency in latencies],
             provenance=[Provenance.ANALYTICAL.value] * len(latencies),
+            other_framework=self.framework,
         )
 
     def create_training(self, request: TrainRequest) -> Job:

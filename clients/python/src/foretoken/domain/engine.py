@@ -93,6 +93,19 @@ class EngineProfile:
     graph_bytes_ratio: float = 0.0
     sampler_bytes_per_logit: float = 14.0
 
+    @property
+    def software(self) -> str:
+        """Whose measurements time this engine: its name and versions ("vllm 0.14-0.16").
+
+        A profile asked for at another version of its range ("vllm-0.15") is of that version. Empty
+        where a profile gives rules and no release of a software.
+        """
+        if not self.versions:
+            return ""
+        asked = self.name.removeprefix(f"{self.engine}-")
+        is_of_file = self.name in all_engines() or not _version_numbers(asked)
+        return f"{self.engine} {self.versions if is_of_file else asked}"
+
     def __post_init__(self) -> None:
         """Refuse limits and rules no engine can follow."""
         violations = [

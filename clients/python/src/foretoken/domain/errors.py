@@ -181,6 +181,13 @@ class UnknownCorrectionError(_UnknownNameError):
     kind = "correction"
 
 
+class UnknownMeasurementError(_UnknownNameError):
+    """Nothing was measured under a framework, by a kernel or in a variant of that name."""
+
+    reason = "UNKNOWN_MEASUREMENT"
+    kind = "measurement"
+
+
 class UnknownArtifactError(_UnknownNameError):
     """The catalog keeps no artifact of that kind and name."""
 

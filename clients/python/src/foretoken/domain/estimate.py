@@ -79,7 +79,9 @@ class OperatorTable:
 
     `variant` is the special case asked about as "key=value;..." ("quant=fp8_block"; see
     `domain/variant.py`), empty the plain one. `kernel` is the kernel source ("flashinfer"); empty
-    the one an engine would choose, the fastest measured at each point.
+    the one an engine would choose, the fastest measured at each point. A kernel or a variant of
+    which there is nothing is an error, but where the table is `tentative`: then it is answered by
+    what is nearest, in doubt.
     """
 
     operator: str
@@ -88,6 +90,7 @@ class OperatorTable:
     columns: Mapping[str, Quantity]
     variant: str = ""
     kernel: str = ""
+    tentative: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -99,7 +102,9 @@ class OperatorTable:
 class LatencyQuery:
     """Ask how long operator calls take on one device.
 
-    `framework` narrows the measurements to one software stack ("vllm 0.19"); empty takes any.
+    `framework` narrows the measurements to one software stack ("vllm 0.19"); empty takes any, those
+    of `preferred_framework` ("vllm 0.14-0.16" is a range of versions) first, then those of its
+    nearest version, then another's in a wider interval.
     With `refuse_extrapolation` a call outside the measured coverage is an `OutOfCoverageError`.
     `model_version` pins the models that answer; empty takes the active ones. With
     `prefer_measured` a point that was measured is answered by its measurement alone, else by that
@@ -110,6 +115,7 @@ class LatencyQuery:
     tables: tuple[OperatorTable, ...]
     topology: str = ""
     framework: str = ""
+    preferred_framework: str = ""
     refuse_extrapolation: bool = False
     model_version: str = ""
     prefer_measured: bool = False
@@ -124,8 +130,9 @@ class LatencyColumns:
     `provenance` holds `Provenance` values as integers. `nearest` are the dimensions of the nearest
     measured point, `nearest_us` what it took, `nearest_octaves` how far it is in the dimension that
     differs most, in factors of two (infinite where nothing was measured; then the others are 0).
-    `basis` says in words what the table's estimates rest on. `correction_factor` is what a
-    correction has multiplied all three times with.
+    `basis` says in words what the table's estimates rest on, `other_framework` whose measurements
+    stand in for those of the software asked for or preferred (empty: its own, or none was named).
+    `correction_factor` is what a correction has multiplied all three times with.
     """
 
     latency_us: Quantity
@@ -136,6 +143,7 @@ class LatencyColumns:
     nearest_us: Quantity = ()
     nearest_octaves: Quantity = ()
     basis: str = ""
+    other_framework: str = ""
     correction_factor: float = 1.0
 
     @property

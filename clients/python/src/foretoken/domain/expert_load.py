@@ -15,6 +15,7 @@ from functools import cache, lru_cache
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
+_EVEN = ("", "balanced", "uniform")
 _POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
 # Shares of a power law between 1 and 0.8 of the tokens; for so few tokens that not every expert can
 # get one, between 0.01 and 2. Source: as above.
@@ -94,11 +95,16 @@ def larger(first: Quantity, second: Quantity) -> Quantity:
     return (first + second + abs(first - second)) // 2
 
 
+def is_routing(name: str) -> bool:
+    """Return whether a spread of tokens over experts goes by this name."""
+    return name in _EVEN or _POWER_LAW.fullmatch(name) is not None
+
+
 def _exponent_of(name: str) -> float | None:
     match = _POWER_LAW.fullmatch(name)
     if match:
         return float(match[1])
-    if name in ("", "balanced", "uniform"):
+    if name in _EVEN:
         return None
     raise InvalidRequestError.of_field(
         "moe_routing", f"{name!r} is not balanced, uniform or power_law_A"

@@ -284,7 +284,7 @@ class ServingReport:
     `pools` are those of a cluster (empty: replicas behind a round robin), `transfer_ms` the time
     from a request's first token to its KV cache on the decode replica, `num_retries` how often
     requests began anew, `tokens_per_decode_mean` what a decoding sequence gets in a step (above 1
-    where it is speculative).
+    where it is speculative). `notes` are remarks: whose measurements stand in for the engine's own.
     """
 
     feasibility: Feasibility = field(default_factory=Feasibility)
@@ -363,6 +363,7 @@ class ServingReport:
     transfer_ms: Percentiles = field(default_factory=Percentiles)
     num_retries: int = 0
     tokens_per_decode_mean: float = 1.0
+    notes: tuple[str, ...] = ()
 
 
 # Percents at which `ServingReport.itl_ms_quantiles` are: finer towards the end, where tails are.

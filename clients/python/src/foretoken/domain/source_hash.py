@@ -16,9 +16,12 @@ def compiled_name(function: Callable[..., object], *compiler: str) -> str:
     """Return the name under which machine code of a function is kept, with a hash in it.
 
     The hash is of every source that the function's module imports, of Python, and of what
-    `compiler` says of the compiler, the libraries it knows and the processor it compiles for.
+    `compiler` says of the compiler, the libraries it knows and the processor it compiles for. Code
+    without a source file keeps its name: nothing is kept of it.
     """
-    return f"{function.__qualname__}_{_hash_file(Path(function.__code__.co_filename), compiler)}"
+    path = Path(function.__code__.co_filename)
+    name = function.__qualname__
+    return f"{name}_{_hash_file(path, compiler)}" if path.is_file() else name
 
 
 @cache

@@ -21,6 +21,8 @@ DEFAULT_TRAINER = "plain"
 class TrainerProfile:
     """What a training framework does, by its own rules.
 
+    `software` is what runs its kernels, whose measurements come first (empty: any).
+
     Kernels: `attention` is `flash` (one fused kernel) or `unfused` (scores, softmax and values
     apart); a fused kernel takes `attention_time_ratio` times as long as those measured, which are
     FlashAttention 2. `gradient_accumulation` says how a micro batch's weight gradients are added
@@ -88,6 +90,7 @@ class TrainerProfile:
     framework: str = ""
     versions: str = ""
     source: str = ""
+    software: str = ""
     attention: str = "flash"
     attention_time_ratio: float = 1.0
     gradient_accumulation: str = "fused"
@@ -167,7 +170,7 @@ class TrainerProfile:
 
 
 # Fields that say what a profile is of: no rules, which change what a step takes.
-_DESCRIPTION = ("name", "framework", "versions", "source")
+_DESCRIPTION = ("name", "framework", "versions", "source", "software")
 _ALLOWED = {
     "attention": ("flash", "unfused"),
     "gradient_accumulation": ("fused", "separate", "converted"),

@@ -54,6 +54,7 @@ def encode_query(query: LatencyQuery) -> predictor_pb2.PredictRequest:
         tables=[_encode_table(table) for table in query.tables],
         topology=query.topology,
         framework=query.framework,
+        preferred_framework=query.preferred_framework,
         refuse_extrapolation=query.refuse_extrapolation,
         model_version=query.model_version,
         prefer_measured=query.prefer_measured,
@@ -75,6 +76,7 @@ def decode_query(message: predictor_pb2.PredictRequest) -> LatencyQuery:
         ),
         topology=message.topology,
         framework=message.framework,
+        preferred_framework=message.preferred_framework,
         refuse_extrapolation=message.refuse_extrapolation,
         model_version=message.model_version,
         prefer_measured=message.prefer_measured,
@@ -173,6 +175,7 @@ def _encode_table(table: OperatorTable) -> operator_pb2.OperatorTable:
         phase=operator_pb2.Phase.Value(f"PHASE_{table.phase.name}"),
         variant=table.variant,
         kernel=table.kernel,
+        tentative=table.tentative,
     )
     if table.num_rows >= ARROW_ROWS:
         message.arrow_ipc = ipc.columns_to_ipc(columns)
@@ -217,6 +220,7 @@ def _decode_table(message: operator_pb2.OperatorTable, path: str) -> OperatorTab
         columns={name: _whole_numbers(name, column) for name, column in columns.items()},
         variant=message.variant,
         kernel=message.kernel,
+        tentative=message.tentative,
     )
 
 
@@ -228,7 +232,9 @@ def encode_estimates(table: LatencyColumns, *, as_arrow: bool) -> estimate_pb2.L
             columns[name] = np.full(len(columns["latency_us"]), value)
     nearest = {name: np.asarray(column, np.int64) for name, column in table.nearest.items()}
     message = estimate_pb2.LatencyColumns(
-        basis=table.basis, correction_factor=table.correction_factor
+        basis=table.basis,
+        correction_factor=table.correction_factor,
+        other_framework=table.other_framework,
     )
     if as_arrow:
         named = {f"{_NEAREST_PREFIX}{name}": column for name, column in nearest.items()}
@@ -269,6 +275,7 @@ def decode_estimates(message: estimate_pb2.LatencyColumns) -> LatencyColumns:
         **columns,
         nearest=nearest,
         basis=message.basis,
+        other_framework=message.other_framework,
         correction_factor=message.correction_factor
         if message.HasField("correction_factor")
         else 1.0,

@@ -32,6 +32,7 @@ STATUS_BY_ERROR: Mapping[type[ForetokenError], grpc.StatusCode] = {
     errors.UnknownJobError: grpc.StatusCode.NOT_FOUND,
     errors.UnknownModelVersionError: grpc.StatusCode.NOT_FOUND,
     errors.UnknownCorrectionError: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownMeasurementError: grpc.StatusCode.NOT_FOUND,
     errors.UnknownArtifactError: grpc.StatusCode.NOT_FOUND,
     errors.DatasetExistsError: grpc.StatusCode.ALREADY_EXISTS,
     errors.NotTrainedError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -27,6 +27,7 @@ from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.query_columns import read_columns
 from foretoken.predictor.query_target import find_target
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
+from foretoken.predictor.software import software_doubt_log
 from foretoken.predictor.source import (
     Source,
     find_source,
@@ -43,8 +44,8 @@ from foretoken.predictor.transfer.siblings import move_to_sibling
 # How far apart two measurements of one point lie where a series cannot tell for itself, and the
 # least that is ever claimed. Source: 90th percentile of repeated points, 1.4 to 3.4 %.
 _NOISE_LOG, _MIN_NOISE_LOG = 0.034, 0.014
-# Further doubt about the times of another software stack, kernel or variant, and about a backward
-# pass scaled from the forward pass. Source: versions move attention and MoE by 5 to 97 %, most
+# Further doubt about the times of another kernel or variant, and about a backward pass scaled from
+# the forward pass. Source: versions move attention and MoE by 5 to 97 %, most
 # operators by less.
 _OTHER_CODE_LOG = float(np.log(1.3))
 _SCALED_BACKWARD_LOG = float(np.log(1.5))
@@ -83,6 +84,7 @@ class Estimator:
 
         Raises:
             UnknownDeviceError, UnknownTopologyError, UnknownOperatorError: no file of that name.
+            UnknownMeasurementError: a framework, kernel or variant of which there is no row.
             InvalidRequestError: columns that are not the operator's dimensions.
             NotTrainedError, OutOfCoverageError: extrapolation is refused and would be needed.
 
@@ -90,6 +92,7 @@ class Estimator:
         if query.refuse_extrapolation and not self._models.series:
             raise NotTrainedError("no latency model is trained; run a training first")
         device = find_device(query.device)
+        self._models.known.check(query)
         tables = tuple(self._recall(table, query, device) for table in query.tables)
         if query.refuse_extrapolation:
             for table, estimates in zip(query.tables, tables, strict=True):
@@ -126,7 +129,7 @@ class Estimator:
         if not is_inside.any():
             return self._answer(call, query)
         target = target_inside_node(call.target)
-        wanted = Wanted(query.framework, call.table.variant, call.table.kernel)
+        wanted = Wanted.of(query, call.table)
         alike = target_linked_alike(self._models, call.spec, target, wanted)
         if target is call.target and alike is None:
             return self._answer(call, query)
@@ -153,7 +156,7 @@ class Estimator:
 
     def _answer(self, call: _Call, query: LatencyQuery) -> LatencyColumns:
         spec, target, table = call.spec, call.target, call.table
-        wanted = Wanted(query.framework, table.variant, table.kernel)
+        wanted = Wanted.of(query, table)
         source = find_source(self._models, spec, target, wanted)
         design = build_design(spec, call.columns, target)
         if source is not None:
@@ -179,7 +182,12 @@ class Estimator:
         measured = design if is_own else build_design(spec, call.columns, source.target)
         weight = 1.0 if query.prefer_measured else self._measured_weight
         transfer = self._models.transfer(spec, device, call.table.variant)
-        found = _limit_doubt(self._from_series(source.choice, measured, weight), transfer)
+        answered = self._from_series(source.choice, measured, weight)
+        for other in source.choices[1:] if not query.framework else ():
+            if np.isin(answered.provenance, _COVERED).all():
+                break
+            answered = _take_surer(answered, self._from_series(other, measured, weight))
+        found = _limit_doubt(answered, transfer)
         if not is_own:
             moved = move_to_sibling(found, measured.base_us, design.base_us)
             return limit_to_sustained(moved, spec, device, design)
@@ -220,13 +228,13 @@ class Estimator:
             noise_log = model.series.noise_log
             blend_us, bounds_us = _blend(measured_us, latency_us[rows], noise_log, measured_weight)
             latency_us[rows], (low_us[rows], high_us[rows]) = blend_us, bounds_us
-            if not choice.is_other_dtype:
+            if not choice.is_other_dtype and not choice.other_framework:
                 provenance[rows] = Provenance.MEASURED.value
         if choice.is_other_code:
             provenance[:] = Provenance.EXTRAPOLATED.value
-            doubt_log = max(_OTHER_CODE_LOG, model.series.noise_log)
-            low_us *= np.exp(-doubt_log)
-            high_us *= np.exp(doubt_log)
+        doubt_log = _doubt_of_choice(choice)
+        low_us *= np.exp(-doubt_log)
+        high_us *= np.exp(doubt_log)
         nearest = neighbours.rows[:, 0]
         return replace(
             _pack(latency_us, np.maximum(low_us, floor_us), high_us, provenance),
@@ -234,6 +242,7 @@ class Estimator:
             nearest_us=model.series.latency_us[nearest],
             nearest_octaves=neighbours.distance_octaves,
             basis=choice.basis,
+            other_framework=choice.other_framework,
         )
 
     def _stand_in(self, call: _Call, query: LatencyQuery) -> LatencyColumns | None:
@@ -247,7 +256,7 @@ class Estimator:
         if call.spec.stand_in is None:
             return None
         name, dims = call.spec.stand_in(call.columns)
-        if not self._can_tell(find_operator(name), call.target, query.framework):
+        if not self._can_tell(find_operator(name), call.target, query):
             return None
         num_rows = len(next(iter(call.columns.values())))
         columns = {dim: np.broadcast_to(values, (num_rows,)) for dim, values in dims.items()}
@@ -263,11 +272,12 @@ class Estimator:
         )
         return replace(estimates, basis=f"{name}, which takes about as long: {found.basis}")
 
-    def _can_tell(self, spec: OperatorSpec, target: Target, framework: str) -> bool:
+    def _can_tell(self, spec: OperatorSpec, target: Target, query: LatencyQuery) -> bool:
         """Tell whether an operator may have been measured, quicker than by asking for estimates."""
         if spec.stand_in is not None:
             return True
-        if find_source(self._models, spec, target, Wanted(framework)) is not None:
+        wanted = Wanted(query.framework, preferred=query.preferred_framework)
+        if find_source(self._models, spec, target, wanted) is not None:
             return True
         return self._models.transfer(spec, target.device).grounds.has_measured(spec)
 
@@ -338,6 +348,22 @@ def _blend(
     low_us = np.minimum(latency_us, measured_us) * np.exp(-noise)
     high_us = np.maximum(latency_us, measured_us) * np.exp(noise)
     return latency_us, (low_us, high_us)
+
+
+def _doubt_of_choice(choice: Choice) -> float:
+    """Return the further doubt about times of another software, kernel or variant."""
+    key = choice.model.series.key
+    doubts_log = [software_doubt_log(choice.software, key.spec, key.variant)]
+    if choice.is_other_code:
+        doubts_log += [_OTHER_CODE_LOG, choice.model.series.noise_log]
+    return max(doubts_log)
+
+
+def _take_surer(found: LatencyColumns, other: LatencyColumns) -> LatencyColumns:
+    """Return the rows of another answer that it is surer of, where the first one extrapolates."""
+    is_surer = other.high_us * found.low_us < found.high_us * other.low_us
+    takes_other = is_surer & ~np.isin(found.provenance, _COVERED)
+    return choose_rows(~takes_other, found, other, ("nearest to what was asked", "surer"))
 
 
 def _limit_doubt(estimates: LatencyColumns, transfer: TransferModel) -> LatencyColumns:

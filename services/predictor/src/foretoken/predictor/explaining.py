@@ -69,7 +69,7 @@ def explain(models: ModelSet, query: LatencyQuery, predict: Predict) -> Explanat
         efficiency_ratio=float(limits.roofline_us[0]) / estimate.latency_us,
         tier="unmeasured",
     )
-    wanted = Wanted(query.framework, table.variant, table.kernel)
+    wanted = Wanted.of(query, table)
     place = target
     if _is_inside_node(columns):
         place = target_inside_node(target)

@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.operator import OperatorSpec
 from foretoken.domain.variant import parse_variant
+from foretoken.predictor.known_names import KnownNames
 from foretoken.predictor.roofline import Target
+from foretoken.predictor.software import Relation, matches, parse_software
 from foretoken.predictor.trainer import SeriesModel
-from foretoken.predictor.training_rows import SeriesKey
+from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer import TransferModel, default_transfer, transfer_names
 from foretoken.predictor.transfer.borrowing import BorrowingRegressor
 
@@ -25,12 +27,30 @@ _TWINS = {DType.FP16: DType.BF16, DType.BF16: DType.FP16}
 class Choice:
     """The model that answers, and where it is not what was asked for.
 
-    `is_other_code` means another software stack's, kernel's or variant's measurements.
+    `is_other_code` means another kernel's or variant's measurements, or another software's than one
+    that was asked for by name; `software` what the measured one, `measured_by`, is to that which
+    runs the calls.
     """
 
     model: SeriesModel
     is_other_dtype: bool = False
     is_other_code: bool = False
+    software: Relation = Relation.SAME
+    versions_apart: tuple[int, ...] = ()
+    measured_by: str = ""
+
+    @property
+    def other_framework(self) -> str:
+        """Whose measurements stand in for those of the software in mind; empty: none do."""
+        return "" if self.software in (Relation.SAME, Relation.LIBRARY) else self.measured_by
+
+    @property
+    def rank(self) -> tuple[bool, Relation, tuple[int, ...], bool, int, str]:
+        """Where it stands among others, the nearest to what was asked first."""
+        series = self.model.series
+        size, name = -len(series.points), series.key.framework
+        apart = (self.software, self.versions_apart)
+        return (self.is_other_code, *apart, self.is_other_dtype, size, name)
 
     @property
     def basis(self) -> str:
@@ -48,12 +68,24 @@ class Choice:
 class Wanted:
     """Which series is asked for, beside operator and target; empty takes any framework or kernel.
 
-    An empty variant is the plain case.
+    An empty variant is the plain case. Where no `framework` is asked for, measurements of the
+    `preferred` one come first, then those of its nearest version.
     """
 
     framework: str = ""
     variant: str = ""
     kernel: str = ""
+    preferred: str = ""
+
+    @property
+    def software(self) -> str:
+        """The software in mind: asked for, or else preferred."""
+        return self.framework or self.preferred
+
+    @classmethod
+    def of(cls, query: LatencyQuery, table: OperatorTable) -> "Wanted":
+        """Return which series a table of a query asks for."""
+        return cls(query.framework, table.variant, table.kernel, query.preferred_framework)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +104,12 @@ class ModelSet:
         init=False, repr=False, compare=False
     )
     _sampled_variants: Mapping[str, Sequence[str]] = field(init=False, repr=False, compare=False)
+    known: KnownNames = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Index the models by what they have in common but framework and kernel."""
+        known = KnownNames.of(model.series for model in self.series.values())
+        object.__setattr__(self, "known", known)
         found: dict[SeriesKey, list[SeriesModel]] = {}
         for key, model in self.series.items():
             found.setdefault(_circumstances(key), []).append(model)
@@ -96,19 +131,22 @@ class ModelSet:
         return sum(len(model.series.points) for model in own_models(self.series))
 
     def choose(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Choice | None:
-        """Return the model of the series nearest to what is asked, None where there is none.
+        """Return the model of the series nearest to what is asked, None where there is none."""
+        return next(iter(self.rank(spec, target, wanted)), None)
+
+    def rank(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Sequence[Choice]:
+        """Return the models that may answer, the nearest to what is asked first.
 
         A variant nobody measured is answered in doubt: by one that differs in nothing but how
         tokens were routed to experts, else by the plain case, else by one that differs in how it
-        was sampled. A framework asked for counts for more than which of two twin formats.
+        was sampled. Software counts for more than which of two twin formats.
         """
         for variant in self._near_variants(spec, wanted.variant):
-            found = list(self._choices(spec, target, replace(wanted, variant=variant)))
-            if found:
-                choice = min(found, key=lambda choice: choice.is_other_code)
-                is_other = choice.is_other_code or variant != wanted.variant
-                return replace(choice, is_other_code=is_other)
-        return None
+            found = self._choices(spec, target, replace(wanted, variant=variant))
+            if ranked := sorted(found, key=lambda choice: choice.rank):
+                is_other = variant != wanted.variant
+                return [replace(c, is_other_code=c.is_other_code or is_other) for c in ranked]
+        return ()
 
     def _choices(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Iterator[Choice]:
         for dtype in _candidates(target):
@@ -121,9 +159,8 @@ class ModelSet:
                 "",
                 wanted.variant,
             )
-            choice = _choose(self._by_circumstances.get(key, ()), wanted)
-            if choice is not None:
-                is_other_dtype = dtype is not target.dtype and not spec.is_collective
+            is_other_dtype = dtype is not target.dtype and not spec.is_collective
+            for choice in _relate(self._by_circumstances.get(key, ()), wanted):
                 yield replace(choice, is_other_dtype=is_other_dtype)
 
     def _near_variants(self, spec: OperatorSpec, variant: str) -> Sequence[str]:
@@ -142,26 +179,43 @@ class ModelSet:
         return next(found, default_transfer()).for_device(spec, device)
 
 
-def _choose(found: Sequence[SeriesModel], wanted: Wanted) -> Choice | None:
-    if not found:
-        return None
-    kernels = {model.series.key.kernel for model in found}
-    kernel = wanted.kernel if wanted.kernel in kernels else ""
-    of_kernel = [model for model in found if model.series.key.kernel == kernel]
-    asked = [
-        model
-        for model in of_kernel
-        if wanted.framework and matches(model.series.key.framework, wanted.framework)
-    ]
-    united = [model for model in of_kernel if not model.series.key.framework]
-    is_other = kernel != wanted.kernel or bool(wanted.framework and not asked)
-    return Choice(max(asked or united or of_kernel, key=_num_points), is_other_code=is_other)
+def _relate(found: Sequence[SeriesModel], wanted: Wanted) -> Iterator[Choice]:
+    """Yield the models of one set of circumstances, each with what it is to the one asked for.
+
+    Without any software in mind that is one model: of all software together. That is what answers
+    for all other software than the one in mind, too.
+    """
+    of_kernel = [model for model in found if _is_of_kernel(model.series, wanted.kernel)]
+    alike = of_kernel or [model for model in found if not model.series.key.kernel]
+    if not alike:
+        return
+    is_other_kernel = not of_kernel
+    named = [model for model in alike if model.series.key.framework]
+    united = [model for model in alike if not model.series.key.framework]
+    if not (named and wanted.software):
+        model = max(united or alike, key=_num_points)
+        yield Choice(model, is_other_code=is_other_kernel or bool(wanted.framework))
+        return
+    others = []
+    for model in named:
+        key = model.series.key
+        relation, apart = parse_software(wanted.software).relate(key.framework, key.operator)
+        if relation is Relation.OTHER:
+            others.append(model)
+            continue
+        is_other = bool(wanted.framework) and not matches(key.framework, wanted.framework)
+        is_other = is_other and relation is not Relation.LIBRARY
+        yield Choice(model, False, is_other_kernel or is_other, relation, apart, key.framework)
+    if others:
+        model = max(united if len(others) > 1 and united else others, key=_num_points)
+        names = ", ".join(sorted(other.series.key.framework for other in others))
+        is_other = is_other_kernel or bool(wanted.framework)
+        yield Choice(model, False, is_other, Relation.OTHER, (), names)
 
 
-def matches(framework: str, asked: str) -> bool:
-    """Tell whether "vllm 0.19.0" is what "vllm", "vllm 0.19" or "vllm 0.19.0" asks for."""
-    have, want = framework.lower(), asked.lower()
-    return have == want or (have.startswith(want) and have[len(want)] in " .+-")
+def _is_of_kernel(series: Series, kernel: str) -> bool:
+    """Tell whether a series is a kernel's own, or its rows are of no other."""
+    return series.key.kernel == kernel or (not series.key.kernel and series.kernels == (kernel,))
 
 
 def own_models(series: Mapping[SeriesKey, SeriesModel]) -> Iterator[SeriesModel]:

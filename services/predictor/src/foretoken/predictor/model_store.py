@@ -38,7 +38,7 @@ from foretoken.predictor.transfer.borrowing import is_borrowing, own_state, rest
 from foretoken.predictor.transfer.grounds import Grounds
 
 # Raised when what is written changes; features have a revision of their own.
-_FORMAT_REVISION = 1
+_FORMAT_REVISION = 2
 _REVISION = [_FORMAT_REVISION, FEATURE_REVISION]
 # What the arrays of a regressor are named after, beside those of its series.
 _REGRESSOR = "regressor_"
@@ -89,6 +89,7 @@ def _write_series(folder: Path, model: SeriesModel) -> dict[str, Any]:
         "key": astuple(series.key),
         "hash": model.content_hash,
         "noise_log": series.noise_log,
+        "kernels": series.kernels,
         "min_roofline_ratio": model.min_roofline_ratio,
         "floor_slack_ratio": model.floor.slack_ratio,
         "spread_power": calibration.spread_power,
@@ -110,6 +111,7 @@ def _read_series(folder: Path, entry: Mapping[str, Any], num_threads: int) -> Se
         points=arrays["points"],
         latency_us=arrays["latency_us"],
         noise_log=entry["noise_log"],
+        kernels=tuple(entry["kernels"]),
     )
     return SeriesModel(
         series=series,

@@ -1,5 +1,6 @@
 """Whose measurements answer a question: the device's own, or those of one that is much like it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.domain.hardware.device import find_device
@@ -12,10 +13,15 @@ from foretoken.predictor.transfer.siblings import find_linked_alike, find_siblin
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The model that answers, and what its rows were measured on."""
+    """The models that may answer, the nearest to what was asked first, and where they measured."""
 
-    choice: Choice
+    choices: Sequence[Choice]
     target: Target
+
+    @property
+    def choice(self) -> Choice:
+        """The model nearest to what was asked."""
+        return self.choices[0]
 
 
 def find_source(
@@ -26,14 +32,14 @@ def find_source(
     Links are not those of the chip, so a collective has no source elsewhere; inside a node
     `target_linked_alike` may know one.
     """
-    choice = models.choose(spec, target, wanted)
-    if choice is not None:
-        return Source(choice, target)
+    choices = models.rank(spec, target, wanted)
+    if choices:
+        return Source(choices, target)
     for sibling in () if spec.is_collective else find_siblings(target.device):
         elsewhere = replace(target, device=sibling)
-        choice = models.choose(spec, elsewhere, wanted)
-        if choice is not None:
-            return Source(choice, elsewhere)
+        choices = models.rank(spec, elsewhere, wanted)
+        if choices:
+            return Source(choices, elsewhere)
     return None
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,13 +74,14 @@ class Series:
 
     `noise_log` is the 90th percentile, in log units, of how far one more measurement of a point
     would lie from its median, by another framework where several are united; 0 where no point was
-    measured twice.
+    measured twice. `kernels` are those of its rows, also of rows that count in another series.
     """
 
     key: SeriesKey
     points: npt.NDArray[np.int64]
     latency_us: FloatColumn
     noise_log: float = 0.0
+    kernels: tuple[str, ...] = ()
 
     @property
     def columns(self) -> Columns:
@@ -96,7 +97,7 @@ class Series:
     @property
     def content_hash(self) -> str:
         """Identity of the circumstances and every point."""
-        digest = hashlib.sha256(repr(dataclasses.astuple(self.key)).encode())
+        digest = hashlib.sha256(repr((dataclasses.astuple(self.key), self.kernels)).encode())
         digest.update(np.ascontiguousarray(self.points).tobytes())
         digest.update(np.ascontiguousarray(self.latency_us).tobytes())
         return digest.hexdigest()
@@ -121,8 +122,10 @@ def read_series(stream: ArrowStream) -> tuple[Series, ...]:
     series: dict[SeriesKey, Series] = {}
     for key, parts in groups.items():
         rows = pa.concat_tables(parts)
-        series[key] = build_series(key, *read_points(key.spec, take_fastest_kernel(key.spec, rows)))
-        series |= _kernel_series(key, rows)
+        fastest = build_series(key, *read_points(key.spec, take_fastest_kernel(key.spec, rows)))
+        kernels = tuple(sorted(set(rows["kernel"].to_pylist()) - {""}))
+        series[key] = dataclasses.replace(fastest, kernels=kernels)
+        series |= _kernel_series(key, rows, kernels)
     by_circumstances: dict[SeriesKey, list[Series]] = {}
     for item in series.values():
         if item.key.kernel:
@@ -156,7 +159,13 @@ def unite_series(key: SeriesKey, members: Iterable[Series]) -> Series:
     noises = [item.noise_log for item in ranked]
     if len(apart):
         noises.append(float(np.quantile(apart, 0.9)))
-    return Series(key=key, points=points, latency_us=latency_us, noise_log=max(noises))
+    return Series(
+        key=key,
+        points=points,
+        latency_us=latency_us,
+        noise_log=max(noises),
+        kernels=tuple(sorted({name for item in ranked for name in item.kernels})),
+    )
 
 
 def build_series(key: SeriesKey, points: npt.NDArray[np.int64], latency_us: FloatColumn) -> Series:
@@ -239,16 +248,15 @@ def _canonical_key(values: tuple[str, ...]) -> SeriesKey | None:
     return SeriesKey(operator, device, topology, dtype.lower(), phase.lower(), framework, variant)
 
 
-def _kernel_series(key: SeriesKey, rows: pa.Table) -> dict[SeriesKey, Series]:
+def _kernel_series(key: SeriesKey, rows: pa.Table, names: Sequence[str]) -> dict[SeriesKey, Series]:
     """Return one series per kernel by name, where there is more than one kernel."""
-    names = sorted(set(rows["kernel"].to_pylist()) - {""})
     found: dict[SeriesKey, Series] = {}
     for name in names if len(names) > 1 else ():
         own = dataclasses.replace(key, kernel=name)
         points, latency_us = read_points(key.spec, rows.filter(pc.equal(rows["kernel"], name)))
         series = build_series(own, points, latency_us)
         if len(series.points) >= _MIN_KERNEL_POINTS:
-            found[own] = series
+            found[own] = dataclasses.replace(series, kernels=(name,))
     return found
 
 

@@ -45,6 +45,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         topology=scenario.topology,
         framework=scenario.framework,
         engine=engine.engine,
+        software=engine.software,
         kernels=tuple(sorted(scenario.kernels.items())),
         options=serving_options(scenario),
         layout=engine_layout(scenario),
@@ -92,6 +93,7 @@ def fetch_surfaces(spec: SurfaceSpec, predictor: PredictorPort) -> LatencySurfac
         tables=questions.tables,
         topology=spec.topology,
         framework=spec.framework,
+        preferred_framework=spec.software,
         prefer_measured=True,
     )
     reply = predictor.predict(query)

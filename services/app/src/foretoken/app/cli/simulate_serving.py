@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
@@ -120,7 +121,7 @@ def _loads(
 
 
 def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
-    """Return the table of one or more serving reports, a column per report."""
+    """Return the table of one or more serving reports, a column per report, and the remarks."""
     rows: list[list[object]] = [
         ["feasible", *(describe_feasibility(r.feasibility) for r in reports)]
     ]
@@ -149,7 +150,9 @@ def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
     rows.append(
         ["rests on", *(describe_shares(report.step_time_ratio_by_provenance) for report in reports)]
     )
-    return build_table(title, headers, rows)
+    table = build_table(title, headers, rows)
+    notes = dict.fromkeys(text for report in reports for text in report.notes)
+    return stack(table, *(f"- {text}" for text in notes)) if notes else table
 
 
 def _pool_rows(reports: Sequence[ServingReport]) -> list[list[object]]:

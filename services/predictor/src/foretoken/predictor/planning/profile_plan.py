@@ -145,7 +145,7 @@ def _price(request: PlanRequest, columns: Columns, predict: Predict) -> FloatCol
         device=request.device,
         tables=(table,),
         topology=request.topology,
-        framework=request.framework,
+        preferred_framework=request.framework,
     )
     return np.asarray(predict(query).tables[0].latency_us)
 

@@ -112,4 +112,11 @@ def choose_rows(
         nearest_us=pick("nearest_us"),
         nearest_octaves=pick("nearest_octaves"),
         basis=f"{names[0]}: {first.basis}; {names[1]}: {second.basis}",
+        other_framework=join_names(first.other_framework, second.other_framework),
     )
+
+
+def join_names(*texts: str) -> str:
+    """Return all names of texts that list some, each once."""
+    names = (name for text in texts for name in text.split(", ") if name)
+    return ", ".join(dict.fromkeys(names))

@@ -22,6 +22,7 @@ from foretoken.simulator.cost.prefill_crowd import each_more
 from foretoken.simulator.cost.substitute import Substitute
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
 from foretoken.simulator.grid import Floats
+from foretoken.simulator.software_note import list_software_notes
 
 _BATCHES: Mapping[str, Callable[[Axes], BatchShape]] = {
     "tokens": family.tokens_batch,
@@ -103,6 +104,10 @@ class SurfaceForm:
             mixed_tokens=np.searchsorted(token_counts, self._mixed_tokens),
             floor_us=self._floor_us(),
             num_engines=self._spec.layout.dp,
+            notes=list_software_notes(
+                ((node.operator, by_node[id(node)]) for node in nodes),
+                self._spec.framework or self._spec.software,
+            ),
         )
 
     def _all_axes(self) -> dict[str, Axes]:

@@ -77,6 +77,7 @@ class Substitute:
             low_us=local.low_us + remote_us,
             high_us=local.high_us + remote_us,
             provenance=local.provenance,
+            other_framework=local.other_framework,
         )
 
 
@@ -104,8 +105,8 @@ def _sum_tables(table: OperatorTable, is_captured: Flags) -> Sequence[tuple[Oper
         (other, is_own & (is_captured if lane == "graph" else ~is_captured))
         for lane in _LANES
         for other in (
-            replace(table, variant=f"lane={lane}"),
-            replace(table, kernel=f"vllm_custom_{lane}"),
+            replace(table, variant=f"lane={lane}", tentative=True),
+            replace(table, kernel=f"vllm_custom_{lane}", tentative=True),
         )
     )
 
@@ -134,4 +135,5 @@ def _merge(plain: LatencyColumns, other: LatencyColumns, takes_other: Flags) -> 
         low_us=np.where(takes_other, other.low_us, plain.low_us),
         high_us=np.where(takes_other, other.high_us, plain.high_us),
         provenance=np.where(takes_other, other.provenance, plain.provenance),
+        other_framework=(other if takes_other.all() else plain).other_framework,
     )

@@ -14,8 +14,9 @@ from foretoken.simulator.grid import Floats, Ints
 class SurfaceSpec:
     """What surfaces depend on; equal specifications share them under one model version.
 
-    `layout.dp` is above 1 only where engines run in lock step and share experts. A sequence is
-    sampled from at `rows_per_seq` of its tokens at most.
+    `software` is the engine with its versions, whose measurements come first. `layout.dp` is above
+    1 only where engines run in lock step and share experts. A sequence is sampled from at
+    `rows_per_seq` of its tokens at most.
     """
 
     model: ModelArchitecture
@@ -23,6 +24,7 @@ class SurfaceSpec:
     topology: str
     framework: str
     engine: str
+    software: str
     kernels: tuple[tuple[str, str], ...]
     options: LoweringOptions
     layout: ParallelLayout
@@ -66,7 +68,8 @@ class LatencySurfaces:
     (new tokens, context) of one sequence and `prefill_more` of each more in the same step, `group`
     (tokens of all engines in lock step; None where each runs on its own). `decode_tokens` and
     `mixed_tokens` give, from 0 tokens on, the point of `tokens` a step is padded to; `floor_us` by
-    [stage, decode or mixed, tokens] is what its launches take.
+    [stage, decode or mixed, tokens] is what its launches take. `notes` say whose measurements stand
+    in for the engine's own.
     """
 
     model_version: str
@@ -82,3 +85,4 @@ class LatencySurfaces:
     mixed_tokens: Ints
     floor_us: Floats
     num_engines: int = 1
+    notes: tuple[str, ...] = ()

@@ -162,7 +162,7 @@ def fit_curves(
         query = LatencyQuery(
             device=device,
             topology=topology,
-            framework=framework,
+            preferred_framework=framework,
             tables=tuple(
                 _table(curve.key, np.concatenate([grid, curve.sizes]))
                 for curve, grid in zip(members, grids, strict=True)

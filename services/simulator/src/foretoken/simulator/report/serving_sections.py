@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from foretoken.domain.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, VERMILION
-from foretoken.page.section import Fact, Picture, Section
+from foretoken.page.section import DataTable, Fact, Picture, Section
 from foretoken.simulator.report import serving_detail as detail
 from foretoken.simulator.report import serving_numbers as numbers
 from foretoken.simulator.report.number_text import format_number
@@ -41,6 +41,10 @@ def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
     if served:
         labels = [detail.label_load(report) for report in served]
         sections += [numbers.totals(served, labels), *_details(served), *_heaviest(served[-1])]
+    if notes := dict.fromkeys(note for report in ordered for note in report.notes):
+        rows = [(note,) for note in notes]
+        table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
+        sections.append(Section(title="Remarks", table=table))
     if ordered:
         sections.append(configuration_section(ordered[-1].scenario_json))
     return sections

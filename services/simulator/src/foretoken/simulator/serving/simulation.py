@@ -77,6 +77,7 @@ class PreparedDeployment:
     setup: DeploymentSetup | ClusterSetup | None = None
     costs: Sequence[StepCosts] = ()
     model_version: str = ""
+    notes: tuple[str, ...] = ()
 
     def must_compile(self, plan: RequestPlan) -> bool:
         """Whether a plan waits for the compiler first."""
@@ -105,7 +106,7 @@ class PreparedDeployment:
 
     def report(self, record: ServingRecord, known: ServingReport) -> ServingReport:
         """Return what a run tells beside what is known of it, without its bulk columns."""
-        known = replace(known, model_version=self.model_version)
+        known = replace(known, model_version=self.model_version, notes=self.notes)
         fleet = make_fleet(self.scenario, record)
         accounts = [
             cost.account(record.steps[engine])
@@ -163,6 +164,7 @@ def prepare_deployment(
         setup=_time_drafts(setup, costs),
         costs=costs,
         model_version=surfaces[specs[0][0]].model_version,
+        notes=tuple(dict.fromkeys(note for each in surfaces.values() for note in each.notes)),
     )
 
 

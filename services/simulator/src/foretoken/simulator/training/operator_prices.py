@@ -17,6 +17,7 @@ from foretoken.domain.hardware.roofline import compute_terms
 from foretoken.domain.operator import OperatorSpec, find_operator
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.latency_source import LatencySource
+from foretoken.simulator.software_note import list_software_notes
 from foretoken.simulator.training.module_profile import MeasuredPrices
 from foretoken.simulator.training.stage_hardware import StageHardware
 
@@ -54,6 +55,7 @@ class OperatorPrices:
     model_version: str
     by_call: Mapping[_Key, Price]
     measured: MeasuredPrices | None = None
+    notes: tuple[str, ...] = ()
     stages: "tuple[OperatorPrices, ...]" = ()
 
     def of_stage(self, stage: int) -> "OperatorPrices":
@@ -80,11 +82,11 @@ class OperatorPrices:
             _key(node) for node in nodes if self.find(node).provenance is Provenance.ANALYTICAL
         }
         if not unmeasured:
-            return of_modules
+            return (*of_modules, *self.notes)
         calls = Counter(table[0] for table, _ in unmeasured)
         names = ", ".join(f"{name} ({count})" for name, count in sorted(calls.items()))
         note = f"no measurement, priced by the data sheet (distinct calls): {names}"
-        return (*of_modules, note)
+        return (*of_modules, *self.notes, note)
 
 
 def fetch_prices(
@@ -95,10 +97,12 @@ def fetch_prices(
     for node in nodes:
         key = _key(node)
         tables.setdefault(key[0], {})[key] = None
+    software = scenario.trainer.resolve().software
     query = LatencyQuery(
         device=scenario.device,
         topology=scenario.topology,
         framework=scenario.framework,
+        preferred_framework=software,
         tables=tuple(_table(table, calls) for table, calls in tables.items()),
     )
     reply, device = predictor.predict(query), find_device(scenario.device)
@@ -112,7 +116,9 @@ def fetch_prices(
                 provenance=Provenance(int(columns.provenance[row])),
             )
             by_call[key] = _sustained(price, key, device)
-    return OperatorPrices(reply.model_version, by_call)
+    answers = zip((table[0] for table in tables), reply.tables, strict=True)
+    notes = list_software_notes(answers, scenario.framework or software)
+    return OperatorPrices(reply.model_version, by_call, notes=notes)
 
 
 def fetch_stage_prices(

@@ -36,6 +36,7 @@ class PredictRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     PREFER_MEASURED_FIELD_NUMBER: _builtins.int
     CORRECTION_FIELD_NUMBER: _builtins.int
+    PREFERRED_FRAMEWORK_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     """Name of the device. Empty: an error."""
     topology: _builtins.str
@@ -50,6 +51,10 @@ class PredictRequest(_message.Message):
     """A measured point is answered by its measurement alone. False: by the model around it too."""
     correction: _builtins.str
     """Name of a correction to apply. Empty: none."""
+    preferred_framework: _builtins.str
+    """Where no framework is named, the one whose measurements come first ("vllm 0.14-0.16" is a range
+    of versions), then those of its nearest version. Empty: none.
+    """
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_operator_pb2.OperatorTable]:
         """The calls. Empty: none."""
@@ -65,10 +70,11 @@ class PredictRequest(_message.Message):
         model_version: _builtins.str = ...,
         prefer_measured: _builtins.bool = ...,
         correction: _builtins.str = ...,
+        preferred_framework: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "device", b"device", "framework", b"framework", "model_version", b"model_version", "prefer_measured", b"prefer_measured", "refuse_extrapolation", b"refuse_extrapolation", "tables", b"tables", "topology", b"topology"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "device", b"device", "framework", b"framework", "model_version", b"model_version", "prefer_measured", b"prefer_measured", "preferred_framework", b"preferred_framework", "refuse_extrapolation", b"refuse_extrapolation", "tables", b"tables", "topology", b"topology"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

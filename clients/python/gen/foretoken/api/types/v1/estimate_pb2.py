@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from foretoken.api.types.v1 import operator_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_operator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%foretoken/api/types/v1/estimate.proto\x12\x16\x66oretoken.api.types.v1\x1a%foretoken/api/types/v1/operator.proto\"\xe0\x01\n\x0f\x45stimateColumns\x12\x12\n\nlatency_us\x18\x01 \x03(\x01\x12\x0e\n\x06low_us\x18\x02 \x03(\x01\x12\x0f\n\x07high_us\x18\x03 \x03(\x01\x12\x36\n\nprovenance\x18\x04 \x03(\x0e\x32\".foretoken.api.types.v1.Provenance\x12\x12\n\nnearest_us\x18\x05 \x03(\x01\x12\x17\n\x0fnearest_octaves\x18\x06 \x03(\x01\x12\x33\n\x07nearest\x18\x07 \x01(\x0b\x32\".foretoken.api.types.v1.DimColumns\"\xae\x01\n\x0eLatencyColumns\x12:\n\x07\x63olumns\x18\x01 \x01(\x0b\x32\'.foretoken.api.types.v1.EstimateColumnsH\x00\x12\x13\n\tarrow_ipc\x18\x02 \x01(\x0cH\x00\x12\r\n\x05\x62\x61sis\x18\x03 \x01(\t\x12\x1e\n\x11\x63orrection_factor\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04\x64\x61taB\x14\n\x12_correction_factor\"\xfe\x02\n\x0fLatencyEstimate\x12\x12\n\nlatency_us\x18\x01 \x01(\x01\x12\x0e\n\x06low_us\x18\x02 \x01(\x01\x12\x0f\n\x07high_us\x18\x03 \x01(\x01\x12\x36\n\nprovenance\x18\x04 \x01(\x0e\x32\".foretoken.api.types.v1.Provenance\x12\x15\n\rmodel_version\x18\x05 \x01(\t\x12\r\n\x05\x62\x61sis\x18\x06 \x01(\t\x12\x45\n\x07nearest\x18\x07 \x03(\x0b\x32\x34.foretoken.api.types.v1.LatencyEstimate.NearestEntry\x12\x12\n\nnearest_us\x18\x08 \x01(\x01\x12\x17\n\x0fnearest_octaves\x18\t \x01(\x01\x12\x1e\n\x11\x63orrection_factor\x18\n \x01(\x01H\x00\x88\x01\x01\x1a.\n\x0cNearestEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x14\n\x12_correction_factor*\xb2\x01\n\nProvenance\x12\x1a\n\x16PROVENANCE_UNSPECIFIED\x10\x00\x12\x17\n\x13PROVENANCE_MEASURED\x10\x01\x12\x1b\n\x17PROVENANCE_INTERPOLATED\x10\x02\x12\x1b\n\x17PROVENANCE_EXTRAPOLATED\x10\x03\x12\x19\n\x15PROVENANCE_ANALYTICAL\x10\x04\x12\x1a\n\x16PROVENANCE_TRANSFERRED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%foretoken/api/types/v1/estimate.proto\x12\x16\x66oretoken.api.types.v1\x1a%foretoken/api/types/v1/operator.proto\"\xe0\x01\n\x0f\x45stimateColumns\x12\x12\n\nlatency_us\x18\x01 \x03(\x01\x12\x0e\n\x06low_us\x18\x02 \x03(\x01\x12\x0f\n\x07high_us\x18\x03 \x03(\x01\x12\x36\n\nprovenance\x18\x04 \x03(\x0e\x32\".foretoken.api.types.v1.Provenance\x12\x12\n\nnearest_us\x18\x05 \x03(\x01\x12\x17\n\x0fnearest_octaves\x18\x06 \x03(\x01\x12\x33\n\x07nearest\x18\x07 \x01(\x0b\x32\".foretoken.api.types.v1.DimColumns\"\xc7\x01\n\x0eLatencyColumns\x12:\n\x07\x63olumns\x18\x01 \x01(\x0b\x32\'.foretoken.api.types.v1.EstimateColumnsH\x00\x12\x13\n\tarrow_ipc\x18\x02 \x01(\x0cH\x00\x12\r\n\x05\x62\x61sis\x18\x03 \x01(\t\x12\x1e\n\x11\x63orrection_factor\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\x0fother_framework\x18\x05 \x01(\tB\x06\n\x04\x64\x61taB\x14\n\x12_correction_factor\"\xfe\x02\n\x0fLatencyEstimate\x12\x12\n\nlatency_us\x18\x01 \x01(\x01\x12\x0e\n\x06low_us\x18\x02 \x01(\x01\x12\x0f\n\x07high_us\x18\x03 \x01(\x01\x12\x36\n\nprovenance\x18\x04 \x01(\x0e\x32\".foretoken.api.types.v1.Provenance\x12\x15\n\rmodel_version\x18\x05 \x01(\t\x12\r\n\x05\x62\x61sis\x18\x06 \x01(\t\x12\x45\n\x07nearest\x18\x07 \x03(\x0b\x32\x34.foretoken.api.types.v1.LatencyEstimate.NearestEntry\x12\x12\n\nnearest_us\x18\x08 \x01(\x01\x12\x17\n\x0fnearest_octaves\x18\t \x01(\x01\x12\x1e\n\x11\x63orrection_factor\x18\n \x01(\x01H\x00\x88\x01\x01\x1a.\n\x0cNearestEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x14\n\x12_correction_factor*\xb2\x01\n\nProvenance\x12\x1a\n\x16PROVENANCE_UNSPECIFIED\x10\x00\x12\x17\n\x13PROVENANCE_MEASURED\x10\x01\x12\x1b\n\x17PROVENANCE_INTERPOLATED\x10\x02\x12\x1b\n\x17PROVENANCE_EXTRAPOLATED\x10\x03\x12\x19\n\x15PROVENANCE_ANALYTICAL\x10\x04\x12\x1a\n\x16PROVENANCE_TRANSFERRED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LATENCYESTIMATE_NEARESTENTRY']._loaded_options = None
   _globals['_LATENCYESTIMATE_NEARESTENTRY']._serialized_options = b'8\001'
-  _globals['_PROVENANCE']._serialized_start=894
-  _globals['_PROVENANCE']._serialized_end=1072
+  _globals['_PROVENANCE']._serialized_start=919
+  _globals['_PROVENANCE']._serialized_end=1097
   _globals['_ESTIMATECOLUMNS']._serialized_start=105
   _globals['_ESTIMATECOLUMNS']._serialized_end=329
   _globals['_LATENCYCOLUMNS']._serialized_start=332
-  _globals['_LATENCYCOLUMNS']._serialized_end=506
-  _globals['_LATENCYESTIMATE']._serialized_start=509
-  _globals['_LATENCYESTIMATE']._serialized_end=891
-  _globals['_LATENCYESTIMATE_NEARESTENTRY']._serialized_start=823
-  _globals['_LATENCYESTIMATE_NEARESTENTRY']._serialized_end=869
+  _globals['_LATENCYCOLUMNS']._serialized_end=531
+  _globals['_LATENCYESTIMATE']._serialized_start=534
+  _globals['_LATENCYESTIMATE']._serialized_end=916
+  _globals['_LATENCYESTIMATE_NEARESTENTRY']._serialized_start=848
+  _globals['_LATENCYESTIMATE_NEARESTENTRY']._serialized_end=894
 # @@protoc_insertion_point(module_scope)

@@ -132,6 +132,7 @@ class LatencyColumns(_message.Message):
     ARROW_IPC_FIELD_NUMBER: _builtins.int
     BASIS_FIELD_NUMBER: _builtins.int
     CORRECTION_FACTOR_FIELD_NUMBER: _builtins.int
+    OTHER_FRAMEWORK_FIELD_NUMBER: _builtins.int
     arrow_ipc: _builtins.bytes
     """As one Arrow IPC stream with the columns `latency_us`, `low_us`, `high_us`, `nearest_us`,
     `nearest_octaves` (double), `provenance` (int64, the numbers of `Provenance`) and, where
@@ -141,6 +142,10 @@ class LatencyColumns(_message.Message):
     """In words, what the estimates rest on. Empty: not said."""
     correction_factor: _builtins.float
     """What a correction has multiplied all times with. Not set: 1."""
+    other_framework: _builtins.str
+    """Software whose measurements stand in for the one asked for or preferred ("nccl 2.29.2").
+    Empty: none do.
+    """
     @_builtins.property
     def columns(self) -> Global___EstimateColumns:
         """As plain columns."""
@@ -152,10 +157,11 @@ class LatencyColumns(_message.Message):
         arrow_ipc: _builtins.bytes = ...,
         basis: _builtins.str = ...,
         correction_factor: _builtins.float | None = ...,
+        other_framework: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_correction_factor", b"_correction_factor", "arrow_ipc", b"arrow_ipc", "columns", b"columns", "correction_factor", b"correction_factor", "data", b"data"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_correction_factor", b"_correction_factor", "arrow_ipc", b"arrow_ipc", "basis", b"basis", "columns", b"columns", "correction_factor", b"correction_factor", "data", b"data"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_correction_factor", b"_correction_factor", "arrow_ipc", b"arrow_ipc", "basis", b"basis", "columns", b"columns", "correction_factor", b"correction_factor", "data", b"data", "other_framework", b"other_framework"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__correction_factor: _TypeAlias = _typing.Literal["correction_factor"]  # noqa: Y015
     _WhichOneofArgType__correction_factor: _TypeAlias = _typing.Literal["_correction_factor", b"_correction_factor"]  # noqa: Y015

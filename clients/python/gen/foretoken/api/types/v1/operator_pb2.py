@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%foretoken/api/types/v1/operator.proto\x12\x16\x66oretoken.api.types.v1\")\n\tDimColumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\x03\"@\n\nDimColumns\x12\x32\n\x07\x63olumns\x18\x01 \x03(\x0b\x32!.foretoken.api.types.v1.DimColumn\"\xf2\x01\n\rOperatorTable\x12\x10\n\x08operator\x18\x01 \x01(\t\x12,\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Dtype\x12,\n\x05phase\x18\x03 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Phase\x12\x35\n\x07\x63olumns\x18\x04 \x01(\x0b\x32\".foretoken.api.types.v1.DimColumnsH\x00\x12\x13\n\tarrow_ipc\x18\x05 \x01(\x0cH\x00\x12\x0f\n\x07variant\x18\x06 \x01(\t\x12\x0e\n\x06kernel\x18\x07 \x01(\tB\x06\n\x04\x64\x61ta\"\x88\x02\n\x0cOperatorCall\x12\x10\n\x08operator\x18\x01 \x01(\t\x12,\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Dtype\x12,\n\x05phase\x18\x03 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Phase\x12<\n\x04\x64ims\x18\x04 \x03(\x0b\x32..foretoken.api.types.v1.OperatorCall.DimsEntry\x12\x0f\n\x07variant\x18\x05 \x01(\t\x12\x0e\n\x06kernel\x18\x06 \x01(\t\x1a+\n\tDimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*\x9c\x01\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_FP32\x10\x01\x12\x0e\n\nDTYPE_TF32\x10\x02\x12\x0e\n\nDTYPE_FP16\x10\x03\x12\x0e\n\nDTYPE_BF16\x10\x04\x12\r\n\tDTYPE_FP8\x10\x05\x12\x0e\n\nDTYPE_INT8\x10\x06\x12\x0e\n\nDTYPE_INT4\x10\x07\x12\r\n\tDTYPE_FP4\x10\x08*E\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_FORWARD\x10\x01\x12\x12\n\x0ePHASE_BACKWARD\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%foretoken/api/types/v1/operator.proto\x12\x16\x66oretoken.api.types.v1\")\n\tDimColumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\x03\"@\n\nDimColumns\x12\x32\n\x07\x63olumns\x18\x01 \x03(\x0b\x32!.foretoken.api.types.v1.DimColumn\"\x85\x02\n\rOperatorTable\x12\x10\n\x08operator\x18\x01 \x01(\t\x12,\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Dtype\x12,\n\x05phase\x18\x03 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Phase\x12\x35\n\x07\x63olumns\x18\x04 \x01(\x0b\x32\".foretoken.api.types.v1.DimColumnsH\x00\x12\x13\n\tarrow_ipc\x18\x05 \x01(\x0cH\x00\x12\x0f\n\x07variant\x18\x06 \x01(\t\x12\x0e\n\x06kernel\x18\x07 \x01(\t\x12\x11\n\ttentative\x18\x08 \x01(\x08\x42\x06\n\x04\x64\x61ta\"\x88\x02\n\x0cOperatorCall\x12\x10\n\x08operator\x18\x01 \x01(\t\x12,\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Dtype\x12,\n\x05phase\x18\x03 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Phase\x12<\n\x04\x64ims\x18\x04 \x03(\x0b\x32..foretoken.api.types.v1.OperatorCall.DimsEntry\x12\x0f\n\x07variant\x18\x05 \x01(\t\x12\x0e\n\x06kernel\x18\x06 \x01(\t\x1a+\n\tDimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*\x9c\x01\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_FP32\x10\x01\x12\x0e\n\nDTYPE_TF32\x10\x02\x12\x0e\n\nDTYPE_FP16\x10\x03\x12\x0e\n\nDTYPE_BF16\x10\x04\x12\r\n\tDTYPE_FP8\x10\x05\x12\x0e\n\nDTYPE_INT8\x10\x06\x12\x0e\n\nDTYPE_INT4\x10\x07\x12\r\n\tDTYPE_FP4\x10\x08*E\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_FORWARD\x10\x01\x12\x12\n\x0ePHASE_BACKWARD\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPERATORCALL_DIMSENTRY']._loaded_options = None
   _globals['_OPERATORCALL_DIMSENTRY']._serialized_options = b'8\001'
-  _globals['_DTYPE']._serialized_start=687
-  _globals['_DTYPE']._serialized_end=843
-  _globals['_PHASE']._serialized_start=845
-  _globals['_PHASE']._serialized_end=914
+  _globals['_DTYPE']._serialized_start=706
+  _globals['_DTYPE']._serialized_end=862
+  _globals['_PHASE']._serialized_start=864
+  _globals['_PHASE']._serialized_end=933
   _globals['_DIMCOLUMN']._serialized_start=65
   _globals['_DIMCOLUMN']._serialized_end=106
   _globals['_DIMCOLUMNS']._serialized_start=108
   _globals['_DIMCOLUMNS']._serialized_end=172
   _globals['_OPERATORTABLE']._serialized_start=175
-  _globals['_OPERATORTABLE']._serialized_end=417
-  _globals['_OPERATORCALL']._serialized_start=420
-  _globals['_OPERATORCALL']._serialized_end=684
-  _globals['_OPERATORCALL_DIMSENTRY']._serialized_start=641
-  _globals['_OPERATORCALL_DIMSENTRY']._serialized_end=684
+  _globals['_OPERATORTABLE']._serialized_end=436
+  _globals['_OPERATORCALL']._serialized_start=439
+  _globals['_OPERATORCALL']._serialized_end=703
+  _globals['_OPERATORCALL_DIMSENTRY']._serialized_start=660
+  _globals['_OPERATORCALL_DIMSENTRY']._serialized_end=703
 # @@protoc_insertion_point(module_scope)

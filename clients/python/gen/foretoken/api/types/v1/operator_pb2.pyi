@@ -156,6 +156,7 @@ class OperatorTable(_message.Message):
     ARROW_IPC_FIELD_NUMBER: _builtins.int
     VARIANT_FIELD_NUMBER: _builtins.int
     KERNEL_FIELD_NUMBER: _builtins.int
+    TENTATIVE_FIELD_NUMBER: _builtins.int
     operator: _builtins.str
     """Name of the operator ("gemm"). Empty: an error."""
     dtype: Global___Dtype.ValueType
@@ -168,6 +169,8 @@ class OperatorTable(_message.Message):
     """The special case, as "key=value;..." ("quant=fp8_block"). Empty: the plain one."""
     kernel: _builtins.str
     """The kernel source ("flashinfer"). Empty: the fastest that was measured."""
+    tentative: _builtins.bool
+    """A kernel or variant of which there is nothing is answered in doubt. False: it is an error."""
     @_builtins.property
     def columns(self) -> Global___DimColumns:
         """As plain columns."""
@@ -182,10 +185,11 @@ class OperatorTable(_message.Message):
         arrow_ipc: _builtins.bytes = ...,
         variant: _builtins.str = ...,
         kernel: _builtins.str = ...,
+        tentative: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "columns", b"columns", "data", b"data"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "columns", b"columns", "data", b"data", "dtype", b"dtype", "kernel", b"kernel", "operator", b"operator", "phase", b"phase", "variant", b"variant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "columns", b"columns", "data", b"data", "dtype", b"dtype", "kernel", b"kernel", "operator", b"operator", "phase", b"phase", "tentative", b"tentative", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["columns", "arrow_ipc"]  # noqa: Y015
     _WhichOneofArgType_data: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015

@@ -52,7 +52,7 @@ def grid_axes(spec: SurfaceSpec, load: LoadProfile, batches: Sequence[int]) -> M
 def fetch_grids(
     wanted: Sequence[tuple[SurfaceSpec, Mapping[str, Axes]]], predictor: LatencySource
 ) -> list[LatencySurfaces]:
-    """Return the surfaces of many engines; one query for each device, topology and framework.
+    """Return the surfaces of many engines; one query for each device, topology and software.
 
     Raises:
         InvalidRequestError: a layout does not fit its model.
@@ -60,7 +60,7 @@ def fetch_grids(
 
     """
     forms = [SurfaceForm(spec, replica_ranks(spec), axes) for spec, axes in wanted]
-    places = [(spec.device, spec.topology, spec.framework) for spec, _ in wanted]
+    places = [(spec.device, spec.topology, spec.framework, spec.software) for spec, _ in wanted]
     found: dict[int, LatencySurfaces] = {}
     for place in dict.fromkeys(places):
         members = [index for index, other in enumerate(places) if other == place]
@@ -68,13 +68,14 @@ def fetch_grids(
         for index in members:
             for table in forms[index].questions().tables:
                 questions.add(table)
-        device, topology, framework = place
+        device, topology, framework, software = place
         reply = predictor.predict(
             LatencyQuery(
                 device=device,
                 tables=questions.tables,
                 topology=topology,
                 framework=framework,
+                preferred_framework=software,
                 prefer_measured=True,
             )
         )

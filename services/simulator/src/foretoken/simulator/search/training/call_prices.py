@@ -102,6 +102,7 @@ class CallBook:
             device=scenario.device,
             topology=scenario.topology,
             framework=scenario.framework,
+            preferred_framework=scenario.trainer.resolve().software,
             tables=tuple(
                 OperatorTable(
                     operator=operator,

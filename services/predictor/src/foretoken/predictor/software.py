@@ -1,0 +1,120 @@
+"""Whose measurements answer: the software in mind, its nearest version, else another's in doubt."""
+
+import enum
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from foretoken.domain.operator import OperatorSpec
+
+_Version = tuple[int, ...]
+_LEADING_DIGITS = re.compile(r"\d+")
+_NUM_PARTS = 3
+# Names of one software.
+_ALIASES = {"torch": "pytorch"}
+# All stacks call NCCL for their collectives, but serving engines sum with kernels of their own.
+_NCCL, _ALL_REDUCE = "nccl", "all_reduce"
+_HAVE_OWN_ALL_REDUCE = frozenset({"vllm", "sglang", "trtllm"})
+
+
+class Relation(enum.IntEnum):
+    """What measured software is to the one asked for, the nearest first.
+
+    A library is what the software asked for calls itself: as good as its own measurements, where it
+    has none.
+    """
+
+    SAME = 0
+    VERSION = 1
+    LIBRARY = 2
+    OTHER = 3
+
+
+# Within which factor 90 % of the times of one software lie of those of another version of it, and
+# of another software, by group of operators: the plain case and variants. Source:
+# tests/benchmarks/bench_software_disagreement.py, four GPUs under vLLM, SGLang, TensorRT-LLM and
+# NCCL; GEMMs without those that were timed with their launches. What no two stacks measured (such
+# as collectives at two versions) has attention's, which are in the middle.
+_APART: Mapping[str, Sequence[tuple[float, float]]] = {
+    "attention": ((1.50, 1.91), (1.79, 2.60)),
+    "communication": ((1.50, 3.54), (1.79, 1.72)),
+    "gemm": ((1.18, 1.76), (1.84, 1.93)),
+    "moe": ((4.44, 3.70), (4.44, 3.70)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """A name, and the range of versions that is meant, both ends included; empty: not said."""
+
+    name: str
+    first: _Version = ()
+    last: _Version = ()
+
+    def relate(self, have: str, operator: str) -> tuple[Relation, _Version]:
+        """Return what software that measured an operator is to this one, and how far its version.
+
+        Without a name or a version nothing says that it is another.
+        """
+        other = parse_software(have)
+        if not other.name:
+            return Relation.SAME, ()
+        if other.name != self.name:
+            return (Relation.LIBRARY if self._calls(other, operator) else Relation.OTHER), ()
+        if not (self.first and other.first):
+            return Relation.SAME, ()
+        apart = self._versions_apart(other.first)
+        return (Relation.VERSION if any(apart) else Relation.SAME), apart
+
+    def _calls(self, library: "Software", operator: str) -> bool:
+        """Tell whether this software runs an operator by another's library."""
+        has_own = operator == _ALL_REDUCE and self.name in _HAVE_OWN_ALL_REDUCE
+        return library.name == _NCCL and not has_own
+
+    def _versions_apart(self, have: _Version) -> _Version:
+        """Return how far a version is from the range, part by part: major, minor, micro."""
+        is_older = have[: len(self.first)] < self.first
+        if not is_older and have[: len(self.last)] <= self.last:
+            return ()
+        end = self.first if is_older else self.last
+        parts = zip(_fill(have), _fill(end), strict=True)
+        return tuple(abs(one - two) for one, two in parts)
+
+
+def software_doubt_log(relation: Relation, spec: OperatorSpec, variant: str) -> float:
+    """Return the further doubt about an operator's times of software of such a relation."""
+    version, other = _APART.get(spec.group, _APART["attention"])[bool(variant)]
+    doubts = {Relation.VERSION: version, Relation.OTHER: other}
+    return math.log(doubts.get(relation, 1.0))
+
+
+@cache
+def parse_software(text: str) -> Software:
+    """Return what "vllm", "vllm 0.19.0" or "vllm 0.14-0.16" names."""
+    name, _, versions = text.strip().lower().partition(" ")
+    first, _, last = versions.partition("-")
+    name = _ALIASES.get(name, name)
+    return Software(name, _numbers(first), _numbers(last) or _numbers(first))
+
+
+def matches(framework: str, asked: str) -> bool:
+    """Tell whether "vllm 0.19.0" is what "vllm", "vllm 0.19" or "vllm 0.19.0" asks for."""
+    have, want = framework.lower(), asked.lower()
+    return have == want or (have.startswith(want) and have[len(want)] in " .+-")
+
+
+def _numbers(version: str) -> _Version:
+    """Return the numbers a version begins with: (1, 3, 0) of "1.3.0rc20"."""
+    numbers = []
+    for part in version.split("."):
+        found = _LEADING_DIGITS.match(part)
+        if found is None:
+            break
+        numbers.append(int(found.group()))
+    return tuple(numbers)
+
+
+def _fill(version: _Version) -> _Version:
+    return (*version, *(0,) * _NUM_PARTS)[:_NUM_PARTS]

@@ -1,0 +1,23 @@
+"""What to know of an answer that rests on the measurements of other software."""
+
+from collections.abc import Iterable
+
+from foretoken.domain.estimate import LatencyColumns
+
+
+def list_software_notes(
+    answers: Iterable[tuple[str, LatencyColumns]], software: str
+) -> tuple[str, ...]:
+    """Return whose measurements stand in for those of the software that runs the operators.
+
+    `answers` are operators with what the predictor said of their calls; one note for each software,
+    in the order in which they first answer.
+    """
+    operators: dict[str, dict[str, None]] = {}
+    for operator, answer in answers:
+        if answer.other_framework:
+            operators.setdefault(answer.other_framework, {})[operator] = None
+    return tuple(
+        f"{', '.join(sorted(names))}: measured under {framework}, not {software} (wider interval)"
+        for framework, names in operators.items()
+    )
