@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -235,6 +236,24 @@ def test_a_stream_that_says_nothing_is_ended_with_a_reason(
             assert "nothing came over it for 0.05 s" in call.details()
             assert _wait_for(lambda: _value(registry, "requests_in_flight", method), 0.0) == 0.0
         raw.close()
+
+
+@pytest.mark.parametrize("method", ["Record", "StoreArtifact", "DescribeCoverage"])
+def test_a_client_that_leaves_is_no_error_of_the_service(
+    registry: CollectorRegistry, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is its leaving logged with a traceback."""
+    with (
+        serve(servicer.register, FakeCatalog(), None, registry) as options,
+        grpc.insecure_channel(options.address) as channel,
+        caplog.at_level(logging.INFO),
+    ):
+        raw = RawCalls(channel)
+        raw.open_silent(f"{_SERVICE}/{method}")
+        assert _wait_for(lambda: _value(registry, "requests_in_flight", method), 1.0) == 1.0
+        raw.close()
+        assert _wait_for(lambda: _value(registry, "requests_in_flight", method), 0.0) == 0.0
+    assert [] == caplog.records
 
 
 def test_a_recording_that_measures_long_is_taken_up_again(catalog: _HeldCatalog) -> None:
