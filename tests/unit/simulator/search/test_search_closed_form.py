@@ -132,3 +132,17 @@ def test_prefill_replicas_compute_prompts_at_the_rate_of_their_steps() -> None:
     assert found.ttft_us[0].tolist() == pytest.approx([pair_us, 4 * piece_us])
     expected = [2 * US_PER_S / pair_us, US_PER_S / (4 * piece_us)]
     assert found.rate_rps[0].tolist() == pytest.approx(expected)
+
+
+def test_decode_replicas_emit_the_tokens_of_all_they_hold() -> None:
+    """Each of so many requests gets a token a step, and is done after all but its first."""
+    profile = find_engine("vllm-0.20")
+    form = ReplicaForm(_FlatTimes(), closed_form_rules(profile, ParallelLayout()), _load())
+    batches = np.array([1.0, 4.0, 64.0])
+
+    found = form.decode(batches)
+
+    step_us = _STEP_US + _TOKEN_US * batches
+    assert found.tpot_us[0].tolist() == pytest.approx(step_us.tolist())
+    expected = batches / (step_us * (_ANSWER - 1)) * US_PER_S
+    assert found.rate_rps[0].tolist() == pytest.approx(expected.tolist())
