@@ -50,25 +50,47 @@ def test_replicas_are_the_fewest_that_carry_the_target(rate: float, target: floa
     st.integers(min_value=1, max_value=3),
     st.integers(min_value=1, max_value=3),
     st.integers(min_value=2, max_value=12),
+    st.booleans(),
 )
-def test_pairs_carry_most_for_each_device(
-    prefill: float, decode: float, first: int, second: int, most: int
+def test_pairs_carry_most_for_each_device_that_counts(
+    prefill: float, decode: float, first: int, second: int, most: int, counts_idle: bool
 ) -> None:
-    """No pair that fits carries more for each device than the one chosen."""
-    best = 0.0
-    for one, two in product(range(1, most + 1), repeat=2):
-        devices = one * first + two * second
-        if devices <= most:
-            best = max(best, min(one * prefill, two * decode) / devices)
+    """No pair that fits carries more for each device that counts than the one chosen."""
+
+    def each(one: int, two: int) -> float:
+        counted = most if counts_idle else one * first + two * second
+        return min(one * prefill, two * decode) / counted
+
+    fitting = [
+        (one, two)
+        for one, two in product(range(1, most + 1), repeat=2)
+        if one * first + two * second <= most
+    ]
 
     chosen = pair_replicas(
-        np.array([prefill]), np.array([decode]), (np.array([first]), np.array([second])), most
+        np.array([prefill]),
+        np.array([decode]),
+        (np.array([first]), np.array([second])),
+        most,
+        counts_idle=counts_idle,
     )
 
-    one, two = int(chosen[0][0]), int(chosen[1][0])
-    devices = one * first + two * second
-    if best:
-        assert devices <= most
-        assert min(one * prefill, two * decode) / devices >= best * (1 - 1e-6)
+    pair = int(chosen[0][0]), int(chosen[1][0])
+    if fitting:
+        assert pair in fitting
+        assert each(*pair) >= max(each(*other) for other in fitting) * (1 - 1e-6)
     else:
-        assert (one, two) == (1, 1)
+        assert pair == (1, 1)
+
+
+def test_a_pair_that_leaves_devices_idle_gives_way_to_one_that_uses_all() -> None:
+    """Of 8 devices 2 + 4 carry most for each, 3 + 5 a quarter more in all."""
+    rates = np.array([10.0]), np.array([5.0])
+    devices = np.array([1]), np.array([1])
+
+    used, owned = (
+        pair_replicas(*rates, devices, 8, counts_idle=counts_idle) for counts_idle in (False, True)
+    )
+
+    assert [int(num[0]) for num in used] == [2, 4]
+    assert [int(num[0]) for num in owned] == [3, 5]

@@ -309,6 +309,15 @@ def test_a_report_is_printed_with_ranks_ties_answers_and_counts() -> None:
     assert any(line.startswith("answers twice as long -30.0%") for line in lines)
 
 
+def test_idle_devices_have_a_column() -> None:
+    """Where a deployment leaves some of the GPUs there are, the table says how many."""
+    report = build_search()
+    idle = replace(report.candidates, num_idle_devices=(3,) * len(report.candidates.name))
+
+    assert not any(" idle " in line for line in _lines(report))
+    assert any(" idle " in line for line in _lines(replace(report, candidates=idle)))
+
+
 def test_a_search_in_vain_says_so_and_why() -> None:
     lines = _lines(
         ServingSearchReport(num_points=4, num_distinct=4, num_ruled_out_by_verdict={"memory": 4})

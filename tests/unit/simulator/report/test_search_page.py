@@ -25,6 +25,7 @@ from foretoken.simulator.report.search_candidates import (
     describe_replicas,
     missed_outcomes,
     qualified_rows,
+    steady_figures,
 )
 
 _HOSTILE = ' <b>&"$x$'
@@ -57,6 +58,35 @@ def test_a_page_fetches_nothing_and_is_well_formed(pages: dict[str, str], name: 
     for figure in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
         ET.fromstring(figure)  # noqa: S314  our own output
         assert "currentColor" in figure
+
+
+def test_a_page_says_how_many_devices_are_idle() -> None:
+    """The ranking has a column of them, and the best says whether they count."""
+    report = build_search()
+    num = len(report.candidates.name)
+    idle = replace(report.candidates, num_idle_devices=(2,) * num)
+    counted = replace(idle, num_counted_devices=tuple(n + 2 for n in idle.num_devices))
+
+    pages = [_page(replace(report, candidates=columns)) for columns in (idle, counted)]
+
+    assert "idle GPUs" not in _page(report)
+    assert all("<th" in page and "idle GPUs" in page for page in pages)
+    assert "2 idle, not counted per GPU" in pages[0]
+    assert "2 idle, counted per GPU" in pages[1]
+
+
+def test_figures_of_a_simulation_are_per_device_that_counts() -> None:
+    """With a quarter of the devices idle and counted, each yields three quarters as much."""
+    report = build_search()
+    columns, finalist = report.candidates, report.finalists[0]
+    more = tuple(int(n * 4 / 3) for n in columns.num_devices)
+
+    each, *latencies = steady_figures(finalist, columns)
+    of_all, *same = steady_figures(finalist, replace(columns, num_counted_devices=more))
+
+    ratio = columns.num_devices[finalist.candidate] / more[finalist.candidate]
+    assert of_all == pytest.approx(each * ratio)
+    assert latencies == same
 
 
 def test_a_page_answers_first_and_keeps_the_request_last(pages: dict[str, str]) -> None:

@@ -153,6 +153,37 @@ def test_without_error_only_equals_tie() -> None:
     assert len(unsure.ties) > len(sure.ties)
 
 
+def test_ranks_count_the_devices_that_are_owned_or_those_used() -> None:
+    """Of five GPUs tp 2 leaves one idle, tp 4 too; what counts decides what is best per GPU."""
+    space = replace(_request().space, max_devices=5, tp=(1, 2, 4))
+    prices = {_DEVICE: 2.0}
+    owned = _run(_request(space=replace(space, usd_per_hour=prices))).candidates
+    used = _run(_request(space=replace(space, usd_per_hour=prices), counted_gpus="used")).candidates
+
+    for table, counts_idle in ((owned, True), (used, False)):
+        fits = np.asarray(table.verdict != "devices")
+        num_used, num_idle = table.num_devices[fits], table.num_idle_devices[fits]
+        counted = np.full(len(num_used), 5) if counts_idle else num_used
+        each = table.output_throughput_tps[fits] / counted
+        assert table.num_counted_devices[fits].tolist() == counted.tolist()
+        assert set((num_used + num_idle).tolist()) == {5}
+        assert table.output_throughput_tps_per_gpu[fits].tolist() == pytest.approx(each.tolist())
+        assert table.usd_per_hour[fits].tolist() == pytest.approx((2.0 * counted).tolist())
+        assert set(num_idle) >= {0, 1}
+
+
+def test_a_sized_deployment_leaves_nothing_idle() -> None:
+    """With a rate to carry, GPUs that a deployment does not need count neither way."""
+    owned, used = (
+        _run(_request(target_rps=20.0, counted_gpus=counted)).candidates
+        for counted in ("owned", "used")
+    )
+
+    assert not owned.num_idle_devices.any()
+    assert owned.name.tolist() == used.name.tolist()
+    assert owned.rank.tolist() == used.rank.tolist()
+
+
 def test_looser_limits_never_lower_the_best() -> None:
     """What meets a limit meets a looser one."""
     found = [_best(_run(_request(targets=_limits(2000, tpot)))) for tpot in (4, 6, 9, 30)]

@@ -12,6 +12,8 @@ from foretoken.domain.units import Quantity
 LIMITED_METRICS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
 OBJECTIVES = ("throughput_per_gpu", "cost", "num_devices", "latency")
 SERVING_MODES = ("aggregated", "disaggregated")
+# GPUs that throughput and cost are counted per.
+COUNTED_GPUS = ("owned", "used")
 _HIGHEST_PERCENTILE = 100
 
 
@@ -207,6 +209,10 @@ class ServingSearchRequest:
     `target_rps` each deployment is sized to carry that rate. With `has_sensitivity` the best is
     asked again with links 2x, memory bandwidth or capacity +50 %, arithmetic 2x, and prompts and
     answers half and twice as long.
+
+    Throughput and cost count the GPUs of `counted_gpus`: all `max_devices` that are "owned", those
+    that a deployment leaves idle too, or only those it has "used". A deployment that is sized for a
+    target rate leaves none idle: what it does not need is not owned.
     """
 
     scenario: ServingScenario
@@ -216,6 +222,17 @@ class ServingSearchRequest:
     target_rps: float = 0.0
     num_finalists: int = 5
     has_sensitivity: bool = False
+    counted_gpus: str = COUNTED_GPUS[0]
+
+    @property
+    def num_owned_devices(self) -> int:
+        """Devices there are whether or not a deployment uses them; 0 where it is sized."""
+        return 0 if self.target_rps else self.space.max_devices
+
+    @property
+    def counts_idle(self) -> bool:
+        """Whether devices that a deployment leaves idle count in its throughput and its cost."""
+        return self.counted_gpus == "owned" and not self.target_rps
 
     def __post_init__(self) -> None:
         """Refuse objectives there are not."""
@@ -225,6 +242,10 @@ class ServingSearchRequest:
                 "objective": (
                     self.objective in OBJECTIVES,
                     f"must be one of {', '.join(OBJECTIVES)}",
+                ),
+                "counted_gpus": (
+                    self.counted_gpus in COUNTED_GPUS,
+                    f"must be one of {', '.join(COUNTED_GPUS)}",
                 ),
                 "target_rps": (self.target_rps >= 0, "must not be negative; 0 is no target"),
                 "num_finalists": (self.num_finalists >= 0, "must not be negative"),
@@ -238,12 +259,13 @@ class CandidateColumns(Columns):
 
     `mode` is one of `SERVING_MODES`. Degrees, `batch_size` (requests that run on a replica) and
     `num_batched_tokens` are of the decode replicas where there are two pools, with `prefill_tp`,
-    `prefill_replicas` and so on beside (0: aggregated). Throughput counts output tokens;
-    `tps_per_user` is 1000 over TPOT. Each `_low` and `_high` is the bound of the predictor's
-    interval. `verdict` is "ok", or what rules the point out (`memory`, `layout`, `ttft_ms`,
-    `bound`, ...) with its `reason`. `rank` counts from 1 (0: does not qualify); equal ranks are
-    ties within the error. `is_pareto_user` is on the front of tokens/s/GPU against tokens/s/user,
-    `is_pareto_cost` on that of cost against latency.
+    `prefill_replicas` and so on beside (0: aggregated). A deployment has `num_devices` and leaves
+    `num_idle_devices` of those owned; throughput and cost count `num_counted_devices`, both or the
+    former alone, as asked. Throughput counts output tokens; `tps_per_user` is 1000 over TPOT. Each
+    `_low` and `_high` is the bound of the predictor's interval. `verdict` is "ok", or what rules
+    the point out (`memory`, `layout`, `ttft_ms`, `bound`, ...) with its `reason`. `rank` counts
+    from 1 (0: does not qualify); equal ranks are ties within the error. `is_pareto_user` is on the
+    front of tokens/s/GPU against tokens/s/user, `is_pareto_cost` on that of cost against latency.
     """
 
     name: Quantity = ()
@@ -253,6 +275,8 @@ class CandidateColumns(Columns):
     quantization: Quantity = ()
     router: Quantity = ()
     num_devices: Quantity = ()
+    num_idle_devices: Quantity = ()
+    num_counted_devices: Quantity = ()
     replicas: Quantity = ()
     tp: Quantity = ()
     pp: Quantity = ()
@@ -272,6 +296,7 @@ class CandidateColumns(Columns):
     tpot_low_ms: Quantity = ()
     tpot_high_ms: Quantity = ()
     request_throughput_rps: Quantity = ()
+    output_throughput_tps: Quantity = ()
     output_throughput_tps_per_gpu: Quantity = ()
     tps_per_gpu_low: Quantity = ()
     tps_per_gpu_high: Quantity = ()

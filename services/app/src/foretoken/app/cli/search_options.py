@@ -18,6 +18,7 @@ from foretoken.app.scenario_file import (
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import (
+    COUNTED_GPUS,
     OBJECTIVES,
     SERVING_MODES,
     LatencyLimit,
@@ -100,7 +101,10 @@ class SpaceOptions:
         ),
     ] = ""
     gpus: Annotated[
-        int, typer.Option(min=1, help="Most GPUs of a deployment.", rich_help_panel=_SPACE)
+        int,
+        typer.Option(
+            min=1, help="GPUs you have: the most of a deployment.", rich_help_panel=_SPACE
+        ),
     ] = 8
     price: Annotated[
         list[str] | None,
@@ -200,6 +204,15 @@ class TargetOptions:
             rich_help_panel=_TARGETS,
         ),
     ] = OBJECTIVES[0]
+    count_gpus: Annotated[
+        str,
+        typer.Option(
+            "--count-gpus",
+            help="GPUs that throughput and cost are per: `owned` (all of --gpus, idle ones too) or"
+            " `used`. With --target-rps always those used.",
+            rich_help_panel=_TARGETS,
+        ),
+    ] = COUNTED_GPUS[0]
     target_rps: Annotated[
         float,
         typer.Option(
@@ -261,6 +274,7 @@ def build_request(
         space=_build_space(space),
         targets=ServingTargets(limits=_limits(targets), slo_attainment_ratio=targets.attainment),
         objective=targets.objective,
+        counted_gpus=targets.count_gpus,
         target_rps=targets.target_rps,
         num_finalists=effort.finalists,
         has_sensitivity=effort.sensitivity,

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table
-from foretoken.domain.search import Finalist, Sensitivity, ServingSearchReport
+from foretoken.domain.search import CandidateColumns, Finalist, Sensitivity, ServingSearchReport
 from foretoken.simulator.report.search_candidates import (
     Row,
     best_of_layouts,
@@ -34,7 +34,7 @@ def report_table(title: str, report: ServingSearchReport, num_shown: int) -> Tab
     else:
         parts += ["", *_nothing(title, report)]
     if report.finalists:
-        parts.append(_finalists(report.finalists))
+        parts.append(_finalists(report.finalists, report.candidates))
     if report.sensitivities:
         parts.append(_sensitivities(report.sensitivities))
     return stack(*parts, "", *_answers(report, ranked), *_counts(report))
@@ -64,8 +64,10 @@ def _columns(ranked: Sequence[Row]) -> dict[str, _Column]:
     }
     if len({row["device"] for row in ranked}) > 1:
         columns["device"] = lambda row: row["device"]
+    columns["GPUs"] = lambda row: row["num_devices"]
+    if any(row["num_idle_devices"] for row in ranked):
+        columns["idle"] = lambda row: row["num_idle_devices"]
     columns |= {
-        "GPUs": lambda row: row["num_devices"],
         "tokens/s per GPU": lambda row: float(row["output_throughput_tps_per_gpu"]),
         "90 % interval": lambda row: (
             f"{row['tps_per_gpu_low']:,.4g} to {row['tps_per_gpu_high']:,.4g}"
@@ -79,7 +81,7 @@ def _columns(ranked: Sequence[Row]) -> dict[str, _Column]:
     return columns
 
 
-def _finalists(finalists: Sequence[Finalist]) -> Table:
+def _finalists(finalists: Sequence[Finalist], candidates: CandidateColumns) -> Table:
     columns = (
         "simulated request by request",
         "requests/s",
@@ -94,7 +96,7 @@ def _finalists(finalists: Sequence[Finalist]) -> Table:
         (
             finalist.name,
             proposed_rate(finalist),
-            *steady_figures(finalist),
+            *steady_figures(finalist, candidates),
             "met"
             if finalist.is_met
             else "missed: " + ", ".join(missed_outcomes(finalist.outcomes)),

@@ -122,10 +122,12 @@ def proposed_rate(finalist: Finalist) -> float:
     return rates[0] if rates else finalist.report.offered_rps
 
 
-def steady_figures(finalist: Finalist) -> tuple[float, float, float, float, float]:
+def steady_figures(
+    finalist: Finalist, candidates: CandidateColumns
+) -> tuple[float, float, float, float, float]:
     """Return tokens/s of a device, mean and P99 of TTFT and TPOT in ms, once the load is steady.
 
-    Of the whole simulation where no part of it is steady.
+    Of the whole simulation where no part of it is steady. The devices are those that count.
     """
     report, steady = finalist.report, finalist.report.steady
     each = report.output_throughput_tps_per_gpu
@@ -136,6 +138,7 @@ def steady_figures(finalist: Finalist) -> tuple[float, float, float, float, floa
         if steady.num_requests
         else (report.ttft_ms, report.tpot_ms)
     )
+    each *= _used_ratio(candidates, finalist.candidate)
     return each, ttft.mean, ttft.p99, tpot.mean, tpot.p99
 
 
@@ -166,6 +169,13 @@ def _describe_miss(outcome: LimitOutcome) -> str:
     if outcome.metric == "slo":
         return f"{what} {outcome.value:.1%} < {outcome.limit:.1%}"
     return f"{what} {_describe_ms(outcome.value)} > {_describe_ms(outcome.limit)} ms"
+
+
+def _used_ratio(candidates: CandidateColumns, row: int) -> float:
+    """Return the share of the devices that count which a candidate uses."""
+    if len(candidates.num_counted_devices) == 0:
+        return 1.0
+    return float(candidates.num_devices[row] / candidates.num_counted_devices[row])
 
 
 def _describe_ms(value: float) -> str:

@@ -3,7 +3,12 @@
 import json
 from collections.abc import Callable, Sequence
 
-from foretoken.domain.search import Finalist, Sensitivity, ServingSearchReport
+from foretoken.domain.search import (
+    CandidateColumns,
+    Finalist,
+    Sensitivity,
+    ServingSearchReport,
+)
 from foretoken.page.figure import SERIES
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.number_text import format_number
@@ -47,7 +52,7 @@ def search_sections(report: ServingSearchReport) -> list[Section]:
     if rows:
         sections.append(fronts_section(report))
     if report.finalists:
-        sections.append(_finalists(report.finalists))
+        sections.append(_finalists(report.finalists, report.candidates))
         sections += _load_curves(report.finalists)
     if report.num_ruled_out_by_verdict:
         sections.append(rejections_section(report.num_ruled_out_by_verdict, rows))
@@ -116,7 +121,7 @@ def _facts(report: ServingSearchReport, best: Row) -> list[Fact]:
         Fact(
             label="devices",
             value=f"{best['num_devices']:,}",
-            note=f"{best['device']}, {describe_replicas(best)}",
+            note=f"{best['device']}, {describe_replicas(best)}{_idle_note(best)}",
         ),
     ]
     if best["usd_per_million_output_tokens"] > 0:
@@ -146,6 +151,15 @@ def _facts(report: ServingSearchReport, best: Row) -> list[Fact]:
     return facts
 
 
+def _idle_note(row: Row) -> str:
+    """Return how many of the devices there are a deployment leaves idle, and if they count."""
+    if not row["num_idle_devices"]:
+        return ""
+    counts = row["num_counted_devices"] > row["num_devices"]
+    told = "counted" if counts else "not counted"
+    return f"; {row['num_idle_devices']:,} idle, {told} per GPU"
+
+
 def _ranking(ranked: Sequence[Row]) -> Section:
     columns = _ranking_columns(ranked)
     shown = best_of_layouts(ranked)[:_MAX_RANKED]
@@ -171,8 +185,10 @@ def _ranking_columns(ranked: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
     }
     if len({row["device"] for row in ranked}) > 1:
         columns["device"] = lambda row: str(row["device"])
+    columns["GPUs"] = lambda row: f"{row['num_devices']:,}"
+    if any(row["num_idle_devices"] for row in ranked):
+        columns["idle GPUs"] = lambda row: f"{row['num_idle_devices']:,}"
     columns |= {
-        "GPUs": lambda row: f"{row['num_devices']:,}",
         "tokens/s per GPU": lambda row: format_number(row["output_throughput_tps_per_gpu"]),
         "90 % interval": lambda row: _interval(row, "tps_per_gpu_low", "tps_per_gpu_high"),
         "tokens/s per user": lambda row: format_number(row["tps_per_user"]),
@@ -191,7 +207,7 @@ def _has_slo(finalist: Finalist) -> bool:
     return bool(scenario.get("slo_classes")) or any((scenario.get("slo") or {}).values())
 
 
-def _finalists(finalists: Sequence[Finalist]) -> Section:
+def _finalists(finalists: Sequence[Finalist], candidates: CandidateColumns) -> Section:
     # Without an SLO every request would be in it.
     has_slo = any(_has_slo(finalist) for finalist in finalists)
     rows: list[list[str | Cell]] = []
@@ -203,7 +219,7 @@ def _finalists(finalists: Sequence[Finalist]) -> Section:
             [
                 finalist.name,
                 format_number(proposed_rate(finalist)),
-                *(format_number(value) for value in steady_figures(finalist)),
+                *(format_number(value) for value in steady_figures(finalist, candidates)),
                 *([f"{report.slo_attainment_ratio:.1%}"] if has_slo else []),
                 "meets the targets" if finalist.is_met else verdict,
             ]
@@ -285,7 +301,7 @@ def _costs(ranked: Sequence[Row]) -> Section:
             format_number(row["usd_per_hour"]),
             format_number(row["usd_per_million_output_tokens"]),
             format_number(row["request_throughput_rps"]),
-            format_number(row["output_throughput_tps_per_gpu"] * row["num_devices"]),
+            format_number(row["output_throughput_tps"]),
             describe_rank(row, ranked),
         ]
         for row in cheapest

@@ -7,7 +7,7 @@ import numpy as np
 
 from foretoken.domain.search import ServingSearchRequest
 from foretoken.domain.units import S_PER_HOUR
-from foretoken.simulator.grid import Floats
+from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.points import Points
@@ -17,8 +17,15 @@ _MILLION = 1e6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """[variant, point]: output tokens/s of a device, and dollars a million output tokens."""
+    """[variant, point]: output tokens/s of all and of a device, dollars a million output tokens.
 
+    A point leaves `num_idle` of the devices there are; its tokens/s and dollars are those of the
+    `num_counted` ones.
+    """
+
+    num_idle: Ints
+    num_counted: Ints
+    tps: Floats
     tps_per_gpu: Floats
     usd_per_million: Floats
     usd_per_hour: Floats
@@ -30,7 +37,10 @@ def find_figures(
     load: LoadProfile,
     request: ServingSearchRequest,
 ) -> Figures:
-    """Return the figures of points; without prices all cost 0."""
+    """Return the figures of points; without prices all cost 0.
+
+    Where idle devices count they cost what the used ones cost on average.
+    """
     tps = points.rate_rps * load.decode_mean
     prices = np.array([_price(request, answer.kind.device) for answer in answers] or [0.0])
     devices = np.array([answer.kind.layout.num_devices for answer in answers] or [0])
@@ -39,8 +49,15 @@ def find_figures(
     first = np.where(has_prefill, points.prefill_kind, 0)
     hour = hour + has_prefill * points.prefill_replicas * devices[first] * prices[first]
     safe = np.where(tps > 0, tps, 1.0)
+    used = np.maximum(points.num_devices, 1)
+    idle = np.maximum(request.num_owned_devices - used, 0)
+    counted = used + idle if request.counts_idle else used
+    hour = hour * counted / used
     return Figures(
-        tps_per_gpu=tps / np.maximum(points.num_devices, 1),
+        num_idle=idle,
+        num_counted=counted,
+        tps=tps,
+        tps_per_gpu=tps / counted,
         usd_per_million=np.where(tps > 0, hour / S_PER_HOUR / safe * _MILLION, 0.0),
         usd_per_hour=hour,
     )

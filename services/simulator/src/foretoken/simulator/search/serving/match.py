@@ -31,6 +31,7 @@ class PairSearch:
     load: LoadProfile
     max_devices: int
     target_rps: float
+    counts_idle: bool
 
 
 def match_pairs(
@@ -144,7 +145,11 @@ def _count_pools(
         )
     ones = np.ones(len(prefill_rps), dtype=np.int64)
     return pair_replicas(
-        prefill_rps, decode_rps, (ones * devices[0], ones * devices[1]), search.max_devices
+        prefill_rps,
+        decode_rps,
+        (ones * devices[0], ones * devices[1]),
+        search.max_devices,
+        counts_idle=search.counts_idle,
     )
 
 

@@ -51,6 +51,7 @@ def make_closed_form(
             load=load,
             max_devices=space.max_devices,
             target_rps=request.target_rps,
+            counts_idle=request.counts_idle,
         )
         found, ruled_out = match_pairs(pairs, answers.engines)
         parts.append(found)

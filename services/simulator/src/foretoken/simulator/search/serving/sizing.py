@@ -17,16 +17,22 @@ def count_replicas(rate_rps: Floats, devices: int, max_devices: int, target_rps:
 
 
 def pair_replicas(
-    prefill_rps: Floats, decode_rps: Floats, devices: tuple[Ints, Ints], max_devices: int
+    prefill_rps: Floats,
+    decode_rps: Floats,
+    devices: tuple[Ints, Ints],
+    max_devices: int,
+    *,
+    counts_idle: bool,
 ) -> tuple[Ints, Ints]:
     """Return how many prefill and decode replicas match, entry by entry.
 
-    The pair that carries most for each device, and of those the largest. Where not even one of each
-    fits, one of each.
+    The pair that carries most for each device, and of those the largest; where idle devices count
+    the pair that carries most, and of those the smallest. Where not even one of each fits, one of
+    each.
     """
     prefill_devices, decode_devices = devices
     best = np.zeros(len(prefill_rps))
-    best_total = np.zeros(len(prefill_rps))
+    second = np.zeros(len(prefill_rps))
     num_prefill = np.ones(len(prefill_rps), dtype=np.int64)
     num_decode = np.ones(len(prefill_rps), dtype=np.int64)
     for num in range(1, max_devices):
@@ -38,11 +44,12 @@ def pair_replicas(
             others = np.clip(rounded, 1, np.maximum(left, 1)).astype(np.int64)
             carried = np.minimum(num * prefill_rps, others * decode_rps)
             each = carried / (num * prefill_devices + others * decode_devices)
-            is_better = each > best * (1 + 1e-9)
-            is_larger = (each >= best * (1 - 1e-9)) & (carried > best_total)
-            chosen = (left >= 1) & (is_better | is_larger)
-            best = np.where(chosen, each, best)
-            best_total = np.where(chosen, carried, best_total)
+            value, other = (carried, each) if counts_idle else (each, carried)
+            is_better = value > best * (1 + 1e-9)
+            is_equal = (value >= best * (1 - 1e-9)) & (other > second)
+            chosen = (left >= 1) & (is_better | is_equal)
+            best = np.where(chosen, value, best)
+            second = np.where(chosen, other, second)
             num_prefill = np.where(chosen, num, num_prefill)
             num_decode = np.where(chosen, others, num_decode)
     return num_prefill, num_decode
