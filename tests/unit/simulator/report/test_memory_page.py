@@ -38,7 +38,7 @@ def test_a_page_tells_the_fullest_stage_and_what_helps() -> None:
 
 def test_a_picture_has_what_is_not_in_tensors_and_the_device() -> None:
     picture = draw_stages(_REPORT.memory, "memory")
-    for text in ("allocator and driver", "device: 80 GiB", "weights", "activations"):
+    for text in ("allocator and headroom", "device: 80 GiB", "weights", "activations"):
         assert text in picture
     assert "gradients" not in picture
 

@@ -5,7 +5,8 @@ import pytest
 from training_memory_graphs import memory_scenario
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.memory_headroom import training_headroom_bytes
+from foretoken.domain.trainer import TrainerSpec, find_trainer
 from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.search.training.memory_ranks import cut_pipeline
 from foretoken.simulator.search.training.memory_states import Shards
@@ -55,8 +56,12 @@ def test_states_of_a_rank_by_hand() -> None:
 
 def test_margins_are_of_the_strategys_own_device() -> None:
     found = measure_strategies(_strategies(device=[0, 1], zero_stage=0))
-    sizes = [find_device(name).memory_bytes for name in _DEVICES]
-    assert found.margin_bytes + found.reserved_bytes == pytest.approx(sizes, rel=1e-12)
+    trainer = find_trainer("plain")
+    rooms = [
+        device.memory_bytes - training_headroom_bytes(device, trainer, [8])
+        for device in map(find_device, _DEVICES)
+    ]
+    assert found.margin_bytes + found.reserved_bytes == pytest.approx(rooms, rel=1e-12)
     assert found.fits.tolist() == [False, False]
     assert measure_strategies(_strategies(pp=8)).fits.tolist() == [True]
 

@@ -14,14 +14,12 @@ from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.lora import is_adapter_node
 from foretoken.domain.lowering import Nodes
+from foretoken.domain.memory_headroom import context_bytes, visible_bytes
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operator import find_operator
 from foretoken.domain.units import GIB
 from foretoken.domain.variant import parse_variant, stored_dtype
 
-# What the driver keeps of the memory that nvidia-smi shows: 0.46 GiB of an H100's, 0.47 GiB of an
-# RTX 4090's, 0.59 GiB of an H200's. Source: torch.cuda.mem_get_info of each, as engines log it.
-_DRIVER_BYTES = GIB // 2
 # Widths of the residual stream alive in a layer: two handed in, one on its way out.
 _NUM_RESIDUALS = 3
 # Workspace of PyTorch's matrix products. Source: PyTorch, CUDABlas workspace defaults.
@@ -40,7 +38,8 @@ class ServingMemory:
     (see `EngineProfile`), `reserved_bytes` what it takes beside its tensors, `graphs_bytes` what
     captured graphs take, `window_bytes` the part of the KV cache that layers with a sliding window
     need for all sequences together, `window_bytes_per_token` for each token in the window. What is
-    left holds blocks of `kv_bytes_per_token`.
+    left holds blocks of `kv_bytes_per_token`. Of the `device_bytes` that a process sees its context
+    takes `context_bytes`, which none of the others can have.
     `adapters_bytes` of the weights are slots of LoRA adapters, and `draft_bytes` the draft's where
     the engine speculates, whose KV cache takes `draft_kv_bytes_per_token` of a token's.
     """
@@ -54,6 +53,7 @@ class ServingMemory:
     window_bytes: float = 0.0
     window_bytes_per_token: float = 0.0
     device_bytes: float = 0.0
+    context_bytes: float = 0.0
     memory_rule: str = "utilization"
     adapters_bytes: float = 0.0
     draft_bytes: float = 0.0
@@ -68,7 +68,7 @@ class ServingMemory:
         left_bytes = self.usable_bytes - held_bytes
         if self.memory_rule == "free":
             # The share is one of what the rest of the device leaves.
-            left_bytes = self.device_bytes - held_bytes
+            left_bytes = self.device_bytes - self.context_bytes - held_bytes
             left_bytes *= self.usable_bytes / self.device_bytes
         return left_bytes - self.window_bytes
 
@@ -84,7 +84,7 @@ class ServingMemory:
     @property
     def infeasibility(self) -> str:
         """Why the rank does not fit and what would help, or nothing."""
-        outside_bytes = self.device_bytes - self.usable_bytes
+        outside_bytes = self.device_bytes - self.context_bytes - self.usable_bytes
         if (
             self.memory_rule == "static"
             and self.device_bytes
@@ -132,7 +132,7 @@ def plan_serving_memory(
 
     `nodes` are its operators on the largest batch the engine runs, prefill and decode both.
     """
-    device_bytes = device.memory_bytes - (_DRIVER_BYTES if device.kind == "gpu" else 0)
+    device_bytes, outside_bytes = visible_bytes(device), context_bytes(device)
     weights_bytes = sum(node.weights_bytes for node in nodes) + _rotation_bytes(nodes, model)
     adapters_bytes = sum(node.weights_bytes for node in nodes if is_adapter_node(node))
     window_tokens = model.sliding_window + engine.block_size
@@ -141,7 +141,10 @@ def plan_serving_memory(
     if any(_communicates(node) for node in nodes):
         reserved_bytes += engine.collective_bytes
     return ServingMemory(
-        usable_bytes=device_bytes * engine.memory_utilization_ratio,
+        # An engine that asks for more than is free when it starts does not.
+        usable_bytes=min(
+            device_bytes * engine.memory_utilization_ratio, device_bytes - outside_bytes
+        ),
         weights_bytes=weights_bytes,
         activations_bytes=_activations_bytes(nodes, model, engine, device),
         kv_bytes_per_token=token_bytes,
@@ -150,6 +153,7 @@ def plan_serving_memory(
         window_bytes=engine.max_num_seqs * window_tokens * window_token_bytes,
         window_bytes_per_token=window_token_bytes,
         device_bytes=device_bytes,
+        context_bytes=outside_bytes,
         memory_rule=engine.memory_rule,
         adapters_bytes=adapters_bytes,
     )

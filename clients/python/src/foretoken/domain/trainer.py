@@ -78,12 +78,12 @@ class TrainerProfile:
     Memory: with `overwrites_logits` the loss keeps their gradient in place of the logits, otherwise
     a softmax in fp32, which their gradient replaces with `overwrites_softmax`. With
     `keeps_gradient_placeholders` a fused accumulation hands autograd an empty gradient of each
-    shape of weight, which stays allocated. With `trains_master_weights` the
-    weights themselves have `master_dtype`, and layers cast them as they need them.
-    `workspace_bytes` are what libraries take of the allocator for good, `expert_workspace_bytes`
-    what the grouped products of experts take besides. An allocator reserves
-    `reserved_ratio` times what tensors occupy; `context_bytes` are held outside of it (driver,
-    communicators).
+    shape of weight, which stays allocated. With `trains_master_weights` the weights themselves have
+    `master_dtype`, and layers cast them as they need them. `workspace_bytes` are what libraries
+    take of the allocator for good, `expert_workspace_bytes` what the grouped products of experts
+    take besides. An allocator reserves `reserved_ratio` times what tensors occupy; `context_bytes`
+    of the device it cannot have (0: what driver, context and communicators take by
+    `memory_headroom`).
     """
 
     name: str

@@ -12,10 +12,11 @@ class StageMemory:
     """Peak bytes on one device of a pipeline stage, by what occupies them at that moment.
 
     A stage is one rank of the pipeline with all its chunks of layers. `reserved_bytes` is what the
-    allocator takes from the device for `total_bytes`, what is held outside of it included, and
-    `device_bytes` what the device has. `peak_ms` is when in the step the peak is, `largest` names
-    what dominates it (`activations: mlp_activation`), `num_in_flight` counts the micro batches
-    whose activations it holds then. `advice` says what would help most where it does not fit.
+    allocator takes from the device for `total_bytes`, `headroom_bytes` what driver, context and
+    communicators hold outside of it, and `device_bytes` what the device has. `peak_ms` is when in
+    the step the peak is, `largest` names what dominates it (`activations: mlp_activation`),
+    `num_in_flight` counts the micro batches whose activations it holds then. `advice` says what
+    would help most where it does not fit.
     """
 
     stage: int
@@ -25,6 +26,7 @@ class StageMemory:
     activations_bytes: float = 0.0
     temporary_bytes: float = 0.0
     reserved_bytes: float = 0.0
+    headroom_bytes: float = 0.0
     device_bytes: float = 0.0
     peak_ms: float = 0.0
     num_in_flight: float = 0.0
@@ -45,7 +47,7 @@ class StageMemory:
     @property
     def margin_bytes(self) -> float:
         """What is left on the device; negative where the stage does not fit."""
-        return self.device_bytes - self.reserved_bytes
+        return self.device_bytes - self.headroom_bytes - self.reserved_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

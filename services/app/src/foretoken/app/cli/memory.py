@@ -165,13 +165,14 @@ def _stage_table(stages: tuple[StageMemory, ...]) -> Table:
             f"stage {stage.stage}",
             *(_gib(getattr(stage, f"{part}_bytes")) for part in _PARTS),
             _gib(stage.reserved_bytes),
+            _gib(stage.headroom_bytes),
             _gib(stage.device_bytes),
             _gib(stage.margin_bytes),
             f"{stage.num_in_flight:.3g}",
         )
         for stage in stages
     ]
-    columns = ("", *_PARTS, "reserved", "device", "margin", "micro batches held")
+    columns = ("", *_PARTS, "reserved", "headroom", "device", "margin", "micro batches held")
     return build_table("Peak of one device (GiB)", columns, rows)
 
 

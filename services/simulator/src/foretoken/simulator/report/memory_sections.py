@@ -16,7 +16,7 @@ from foretoken.simulator.report.training_sections import scenario_section
 
 _MAX_BARS = 32
 # What the allocator, the driver and communicators take beside tensors.
-_RESERVE = "allocator and driver"
+_RESERVE = "allocator and headroom"
 _COLORS = {**OF_MEMORY, _RESERVE: GREY}
 
 
@@ -65,7 +65,8 @@ def _overview(report: TrainingMemoryReport) -> Section:
 def _stages(stages: Sequence[StageMemory]) -> Section:
     caption = (
         "At the moment each stage holds most. Activations are those of all micro batches it then"
-        " has in flight; temporary is what lives within an operator, often the logits."
+        " has in flight; temporary is what lives within an operator, often the logits. Headroom is"
+        " what driver, context and communicators hold of the device."
     )
     if len(stages) > _MAX_BARS:
         caption += f" Drawn are the {_MAX_BARS} fullest of {len(stages)} stages."
@@ -93,7 +94,8 @@ def _with_device(stage: StageMemory) -> str:
 
 def _parts_gib(stage: StageMemory) -> Mapping[str, float]:
     parts = {name: getattr(stage, f"{name}_bytes") / GIB for name in OF_MEMORY}
-    return {**parts, _RESERVE: (stage.reserved_bytes - stage.total_bytes) / GIB}
+    besides = stage.reserved_bytes + stage.headroom_bytes - stage.total_bytes
+    return {**parts, _RESERVE: besides / GIB}
 
 
 def _table(stages: Sequence[StageMemory]) -> DataTable:
@@ -101,6 +103,7 @@ def _table(stages: Sequence[StageMemory]) -> DataTable:
         [
             str(stage.stage),
             f"{stage.reserved_bytes / GIB:.2f}",
+            f"{stage.headroom_bytes / GIB:.2f}",
             f"{stage.device_bytes / GIB:.2f}",
             _margin(stage),
             format_number(stage.num_in_flight),
@@ -109,9 +112,9 @@ def _table(stages: Sequence[StageMemory]) -> DataTable:
         ]
         for stage in stages
     ]
-    headers = ["stage", "reserved (GiB)", "device (GiB)", "margin (GiB)", "in flight"]
-    headers += ["largest part", "advice"]
-    return DataTable(headers=headers, rows=rows, text_columns=(5, 6))
+    headers = ["stage", "reserved (GiB)", "headroom (GiB)", "device (GiB)", "margin (GiB)"]
+    headers += ["in flight", "largest part", "advice"]
+    return DataTable(headers=headers, rows=rows, text_columns=(6, 7))
 
 
 def _margin(stage: StageMemory) -> Cell | str:

@@ -15,7 +15,6 @@ from foretoken.simulator.report.training_search_rows import (
     STEP_PARTS,
     closed_form_error,
     describe_step,
-    reserved_gib,
     split_step,
 )
 
@@ -58,7 +57,7 @@ def _row(finalist: StrategyFinalist) -> list[str | Cell]:
     report = finalist.report
     reason = report.feasibility.reason
     error = closed_form_error(finalist)
-    free = (report.device_memory_bytes / GIB) - reserved_gib(report)
+    free = min((stage.margin_bytes for stage in report.memory), default=0.0) / GIB
     return [
         finalist.name,
         str(finalist.rank) if finalist.rank else "-",
@@ -111,5 +110,5 @@ def _memory(finalists: Sequence[StrategyFinalist]) -> Picture:
 
 
 def _held_gib(stage: StageMemory) -> Mapping[str, float]:
-    besides = max(stage.reserved_bytes - stage.total_bytes, 0.0) / GIB
+    besides = max(stage.reserved_bytes + stage.headroom_bytes - stage.total_bytes, 0.0) / GIB
     return {**parts_gib(stage), "held besides": besides}

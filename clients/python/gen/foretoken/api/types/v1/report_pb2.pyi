@@ -1005,6 +1005,7 @@ class StageMemory(_message.Message):
     IN_FLIGHT_COUNT_FIELD_NUMBER: _builtins.int
     LARGEST_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
+    HEADROOM_BYTES_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     """The rank of the pipeline. 0: the first."""
     weights_bytes: _builtins.float
@@ -1029,6 +1030,8 @@ class StageMemory(_message.Message):
     """What occupies most ("activations"). Empty: nothing."""
     advice: _builtins.str
     """What would help most where it does not fit. Empty: it fits."""
+    headroom_bytes: _builtins.float
+    """What driver, context and communicators hold of the device, in bytes. 0: not told."""
     def __init__(
         self,
         *,
@@ -1044,10 +1047,11 @@ class StageMemory(_message.Message):
         in_flight_count: _builtins.float = ...,
         largest: _builtins.str = ...,
         advice: _builtins.str = ...,
+        headroom_bytes: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activations_bytes", b"activations_bytes", "advice", b"advice", "device_bytes", b"device_bytes", "gradients_bytes", b"gradients_bytes", "in_flight_count", b"in_flight_count", "largest", b"largest", "optimizer_bytes", b"optimizer_bytes", "peak_ms", b"peak_ms", "reserved_bytes", b"reserved_bytes", "stage", b"stage", "temporary_bytes", b"temporary_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activations_bytes", b"activations_bytes", "advice", b"advice", "device_bytes", b"device_bytes", "gradients_bytes", b"gradients_bytes", "headroom_bytes", b"headroom_bytes", "in_flight_count", b"in_flight_count", "largest", b"largest", "optimizer_bytes", b"optimizer_bytes", "peak_ms", b"peak_ms", "reserved_bytes", b"reserved_bytes", "stage", b"stage", "temporary_bytes", b"temporary_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

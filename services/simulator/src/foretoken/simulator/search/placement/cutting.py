@@ -5,12 +5,14 @@ alike, so a round is the chain: its nodes are the layers at one place of every r
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.memory_headroom import TRAINING_AXES, training_headroom_bytes
+from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.placement.chain import Chain
 from foretoken.simulator.search.placement.cluster import NodeKind, Pipeline
@@ -34,9 +36,10 @@ class StageSite:
     """What decides how layers are cut, beside the method.
 
     `layer_kinds` has the kind of every layer, `memory_ratio` is the memory of devices over what
-    they have.
+    they have; the `scenario` says what a trainer leaves free.
     """
 
+    scenario: TrainingScenario
     kinds: Sequence[NodeKind]
     lines: Sequence[StageLines | None]
     memory: MemoryLines
@@ -69,10 +72,20 @@ def make_chain(strategy: PlacedStrategy, site: StageSite, *, has_memory: bool) -
 
 
 def find_room(strategy: PlacedStrategy, site: StageSite) -> Floats:
-    """Return the bytes that the devices of every stage have: (stages)."""
-    devices = [site.kinds[kind].device for kind in strategy.pipeline.stages]
-    there = np.array([find_device(name).memory_bytes for name in devices], dtype=np.float64)
-    return there * site.memory_ratio
+    """Return the bytes that the allocators of every stage can have: (stages)."""
+    trainer, work = site.scenario.trainer.resolve(), strategy.work
+    layout = replace(site.scenario.layout, tp=work.tp, cp=work.cp, dp=work.dp)
+    layout = replace(layout, pp=len(strategy.pipeline.stages))
+    degrees = [layout.degree(axis) for axis in TRAINING_AXES]
+    devices = [find_device(site.kinds[kind].device) for kind in strategy.pipeline.stages]
+    return np.array(
+        [
+            device.memory_bytes * site.memory_ratio
+            - training_headroom_bytes(device, trainer, degrees)
+            for device in devices
+        ],
+        dtype=np.float64,
+    )
 
 
 def count_in_rounds(layer_kinds: Ints, rounds: int) -> Ints:

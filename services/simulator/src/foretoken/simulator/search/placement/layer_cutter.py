@@ -64,6 +64,7 @@ class LayerCutter:
         """
         kinds = self._space.kinds
         site = StageSite(
+            scenario=self._space.scenario,
             kinds=kinds,
             lines=self._prices.lines_of(point.work),
             memory=self._memories.lines(point, kinds[point.pipeline.stages[0]]),

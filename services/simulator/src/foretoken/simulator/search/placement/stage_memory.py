@@ -108,7 +108,7 @@ class StageMemories:
         needs, states = self._find_needs(strategy.work, kind, is_alone=len(moments) == 1)
         trainer = self._scenario.trainer.resolve()
         found = _allocate(moments, layers, needs, states)
-        return np.array(found) * trainer.reserved_ratio + trainer.context_bytes
+        return np.array(found) * trainer.reserved_ratio
 
     def _fit(
         self, strategy: PlacedStrategy, kind: NodeKind, moments: Sequence[FullMoments]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.memory_headroom import TRAINING_AXES, training_headroom_bytes
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.legality import count_replicas
 from foretoken.simulator.search.training.memory_places import (
@@ -53,11 +54,20 @@ def measure_strategies(
         return StrategyMemory(reserved_bytes=np.zeros(0), margin_bytes=np.zeros(0))
     rows, number = number_rows(_keys(strategies))
     reserved = _Meter(strategies.take(rows), shapes or ShapeLibrary()).measure()[number]
-    devices = [find_device(name).memory_bytes for name in strategies.source.devices]
-    return StrategyMemory(
-        reserved_bytes=reserved,
-        margin_bytes=np.array(devices, dtype=np.float64)[strategies.device] - reserved,
-    )
+    return StrategyMemory(reserved_bytes=reserved, margin_bytes=_find_room(strategies) - reserved)
+
+
+def _find_room(strategies: Strategies) -> Floats:
+    """Return what the allocator of each strategy can have of its device."""
+    trainer = strategies.source.scenario.trainer.resolve()
+    degrees = [getattr(strategies, axis) for axis in TRAINING_AXES]
+    rooms = [
+        device.memory_bytes - training_headroom_bytes(device, trainer, degrees)
+        for device in map(find_device, strategies.source.devices)
+    ]
+    wide = np.stack([np.broadcast_to(room, len(strategies)) for room in rooms])
+    found: Floats = wide[strategies.device, np.arange(len(strategies))].astype(np.float64)
+    return found
 
 
 def _keys(strategies: Strategies) -> list[Ints]:
@@ -96,7 +106,7 @@ class _Meter:
                 chosen = np.flatnonzero(of_stage == index)
                 passing = peaks[of_row[chosen]]
                 allocated[rows[chosen]] = self._fullest(rows[chosen], stage, cut, passing)
-        return allocated * trainer.reserved_ratio + trainer.context_bytes
+        return allocated * trainer.reserved_ratio
 
     def _pipelines(self) -> Iterator[tuple[Ints, tuple[FullMoments, ...]]]:
         """Yield strategies whose ranks hold as many micro batches, with the ranks' moments."""

@@ -28,8 +28,9 @@ def judge_memory(
     advice = _advise(fullest, scenario, measure)
     part = fullest.largest.partition(":")[0]
     reason = (
-        f"stage {fullest.stage} needs {fullest.reserved_bytes / GIB:.1f} GiB per device and it has "
-        f"{fullest.device_bytes / GIB:.1f} GiB; most of it is {fullest.largest} "
+        f"stage {fullest.stage} needs {fullest.reserved_bytes / GIB:.1f} GiB per device, which has "
+        f"{fullest.device_bytes / GIB:.1f} GiB less {fullest.headroom_bytes / GIB:.1f} for driver, "
+        f"context and communicators; most of it is {fullest.largest} "
         f"({getattr(fullest, f'{part}_bytes') / GIB:.1f} GiB); {advice}"
     )
     advised = tuple(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.memory_headroom import TRAINING_AXES, training_headroom_bytes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import SPAN_KINDS, MemoryColumns, SpanColumns, StageMemory
 from foretoken.simulator.grid import Floats
@@ -160,6 +161,8 @@ def _stage_memory(
         "temporary": passing + states.placeholders,
     }
     reserved = sum(parts.values()) * trainer.reserved_ratio
+    device = find_device(stage_devices(scenario)[stage])
+    degrees = [scenario.layout.degree(axis) for axis in TRAINING_AXES]
     return StageMemory(
         stage=stage,
         weights_bytes=parts["weights"],
@@ -167,8 +170,9 @@ def _stage_memory(
         optimizer_bytes=parts["optimizer"],
         activations_bytes=parts["activations"],
         temporary_bytes=parts["temporary"],
-        reserved_bytes=reserved + trainer.context_bytes,
-        device_bytes=float(find_device(stage_devices(scenario)[stage]).memory_bytes),
+        reserved_bytes=reserved,
+        headroom_bytes=training_headroom_bytes(device, trainer, degrees),
+        device_bytes=float(device.memory_bytes),
         peak_ms=float(moments.time_ms[peak]),
         num_in_flight=kept / saved if saved else 0.0,
         largest=_largest(parts, needs, states),
