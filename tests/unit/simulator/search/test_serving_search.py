@@ -298,6 +298,25 @@ def test_one_replica_stands_for_all_that_are_alike() -> None:
 
 
 @pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_what_a_finalist_was_served_obeys_littles_law(mode: str) -> None:
+    """Requests/s times how long each takes are the places of the closed loop it was run with."""
+    space = replace(_request().space, tp=(1,), max_num_seqs=(96,), max_devices=2, modes=(mode,))
+    lengths = {
+        "prefill": LengthSpec(kind="uniform", minimum=50, maximum=350),
+        "decode": LengthSpec(kind="uniform", minimum=5, maximum=40),
+    }
+    scenario = replace(_request().scenario, workload=WorkloadSpec(**lengths))
+
+    finalist = _run(_request(scenario=scenario, space=space, num_finalists=1)).finalists[0]
+
+    options = json.loads(finalist.report.scenario_json)["workload"]["arrival_options"]
+    steady = finalist.report.steady
+    places = steady.request_throughput_rps * steady.e2e_latency_ms.mean / 1000
+    assert places == pytest.approx(int(options["concurrency"]), rel=1e-3)
+    assert float(options["ramp_s"]) > 0
+
+
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
 def test_the_closed_form_is_what_a_steady_simulation_shows(mode: str) -> None:
     """Long answers that are all alike: rate and time per token within 5 %."""
     space = replace(_request().space, tp=(1,), max_num_seqs=(4, 8, 12, 16), modes=(mode,))

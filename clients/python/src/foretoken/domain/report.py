@@ -257,7 +257,7 @@ class SteadyWindow:
     From a tenth after the first arrival to a tenth before the last one, or before the last
     completion where all arrive at once; of a search's finalist without the rounds in which it warms
     up. Latencies are those of the requests that arrived in it, rates count tokens and completions
-    in it.
+    in it; of a finalist's closed loop they are what is under way over how long a request is.
     """
 
     start_s: float = 0.0

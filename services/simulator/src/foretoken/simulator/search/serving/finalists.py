@@ -20,7 +20,12 @@ from foretoken.simulator.search.serving.candidate_scenario import (
     CandidateLoad,
     CandidateMaker,
 )
-from foretoken.simulator.search.serving.steady import is_steady, measure_between, take_requests
+from foretoken.simulator.search.serving.steady import (
+    find_warm_up,
+    is_steady,
+    measure_between,
+    take_requests,
+)
 from foretoken.simulator.serving.draft import list_surface_specs
 from foretoken.simulator.serving.fleet import pool_scenarios
 from foretoken.simulator.serving.metrics import is_completed
@@ -128,7 +133,7 @@ class _SteadyRun:
 def _run_steadily(deployment: PreparedDeployment, task: LoadTask) -> _SteadyRun:
     """Return a run that was warmed up until it was steady, or as long as is reasonable."""
     workload = task.scenario.workload
-    num_longer = _MAX_LONGER if task.wants_report else 0
+    num_longer = _MAX_LONGER
     while True:
         plan = resolve_workload(workload, task.scenario.slo_classes, task.scenario.seed)
         record = deployment.run(plan, lambda _: None)
@@ -137,11 +142,14 @@ def _run_steadily(deployment: PreparedDeployment, task: LoadTask) -> _SteadyRun:
         end = plan.num_requests - task.num_under_way
         first = end - task.num_measured
         steady = take_requests(record, first, end)
-        if num_longer == 0 or is_steady(steady):
-            window = measure_between(record, first, end)
+        # Before every place of a loop was used once, none is steady.
+        begun = min(task.num_under_way, first)
+        warm_up = begun + find_warm_up(take_requests(record, begun, end))
+        if num_longer == 0 or (warm_up <= first and is_steady(steady)):
+            window = measure_between(record, first, end, is_loop=plan.concurrency > 0)
             return _SteadyRun(record=record, steady=steady, window=window)
         num_longer -= 1
-        workload = replace(workload, num_requests=plan.num_requests + first)
+        workload = replace(workload, num_requests=plan.num_requests + max(first, end // 2))
 
 
 def _whole_window(record: ServingRecord) -> SteadyWindow:
