@@ -47,10 +47,10 @@ def measure_between(
 ) -> SteadyWindow:
     """Return the figures of the time from the arrival of request `first` to that of `end`.
 
-    Where there is none of that number, to the last arrival. Of a closed loop the rates are what is under way over how long each request is: Little's law.
-    Completions that are counted come near it only over very many rounds, for those begun before the
-    window and those left after it are never as many. Source: Glynn and Whitt (1989), "Indirect
-    estimation via L = lambda W".
+    Where there is none of that number, to the last arrival. Of a closed loop the rates are what is
+    under way over how long each request is: Little's law. Completions that are counted come near it
+    only over very many rounds, for those begun before the window and those left after it are never
+    as many. Source: Glynn and Whitt (1989), "Indirect estimation via L = lambda W".
     """
     arrival = np.asarray(record.requests.arrival_ns)
     start_ns, end_ns = int(arrival[first:end].min()), int(arrival[first : end + 1].max())
