@@ -22,7 +22,8 @@ Floats = NDArray[np.float64]
 
 _STEP_US, _TOKEN_US = 1000.0, 10.0
 _PROMPT, _ANSWER = 400, 60
-_ROUNDS = 12
+# So that the lengths drawn have about their mean.
+_ROUNDS, _NUM_MORE = 12, 300
 
 
 class _FlatTimes:
@@ -45,11 +46,12 @@ def _load() -> LoadProfile:
     return LoadProfile(
         prefill_mean=_PROMPT,
         decode_mean=_ANSWER,
-        prefill_second_ratio=1.0,
+        # That of lengths between half and one and a half times the mean, all as likely.
+        prefill_second_ratio=1 + 1 / 12,
         context_mean=_PROMPT + _ANSWER / 2,
         raggedness=(1.0,) * 13,
         longest=_PROMPT + _ANSWER,
-        is_even=True,
+        is_even=False,
     )
 
 
@@ -59,11 +61,21 @@ def _answer(profile: EngineProfile, batch: float, limit: float) -> SteadyState:
     return form.aggregated(np.array([batch]), np.array([limit]))
 
 
-def _simulate(profile: EngineProfile, batch: int, limit: int) -> tuple[float, float, float]:
-    """Return mean TTFT and TPOT in µs and requests/s, without the first three rounds."""
-    num = _ROUNDS * batch
-    ones = np.ones(num, dtype=np.int64)
-    plan = plan_requests(0 * ones, _PROMPT * ones, _ANSWER * ones)
+def _simulate(
+    profile: EngineProfile, batch: int, limit: int, each_us: float
+) -> tuple[float, float, float]:
+    """Return mean TTFT and TPOT in µs and requests/s, without the first three rounds.
+
+    The first requests come evenly over the time that one takes.
+    """
+    num = _ROUNDS * batch + _NUM_MORE
+    rng = np.random.default_rng(5)
+    prompts, answers = (
+        rng.integers(mean // 2, mean * 3 // 2 + 1, num) for mean in (_PROMPT, _ANSWER)
+    )
+    gap_ns = int(1000 * each_us / batch)
+    ramp_ns = np.minimum(np.arange(num), batch - 1) * gap_ns
+    plan = plan_requests(ramp_ns, prompts, answers)
     plan = replace(plan, concurrency=batch)
 
     rules = replace(
@@ -79,22 +91,23 @@ def _simulate(profile: EngineProfile, batch: int, limit: int) -> tuple[float, fl
     first, last = np.asarray(requests.first_token_ns)[late], np.asarray(requests.finished_ns)[late]
     arrival = np.asarray(requests.arrival_ns)[late]
     e2e_s = float((last - arrival).mean()) / NS_PER_S
-    tpot_us = float(((last - first) / (_ANSWER - 1)).mean()) / 1000
+    tpot_us = float((last - first).mean()) / (_ANSWER - 1) / 1000
     return float((first - arrival).mean()) / 1000, tpot_us, batch / e2e_s
 
 
 @pytest.mark.parametrize("profile", ["vllm-0.20", "sglang-0.5", "trtllm-1.0"])
 @pytest.mark.parametrize(("batch", "limit"), [(1, 512), (4, 512), (8, 512), (16, 2048)])
 def test_steady_state_is_that_of_the_simulation(profile: str, batch: int, limit: int) -> None:
-    """Rate and TPOT are within 4 % of a simulated closed loop, TTFT within 20 %."""
+    """Rate and TPOT are within 4 % of a simulated closed loop, TTFT within 30 %."""
     rules = find_engine(profile)
     found = _answer(rules, batch, limit)
+    each_us = float(found.ttft_us[0, 0] + (_ANSWER - 1) * found.tpot_us[0, 0])
 
-    ttft_us, tpot_us, rate_rps = _simulate(rules, batch, limit)
+    ttft_us, tpot_us, rate_rps = _simulate(rules, batch, limit, each_us)
 
     assert found.rate_rps[0, 0] == pytest.approx(rate_rps, rel=0.04)
     assert found.tpot_us[0, 0] == pytest.approx(tpot_us, rel=0.04)
-    assert found.ttft_us[0, 0] == pytest.approx(ttft_us, rel=0.20)
+    assert found.ttft_us[0, 0] == pytest.approx(ttft_us, rel=0.30)
 
 
 def test_one_request_alone_takes_its_own_steps() -> None:

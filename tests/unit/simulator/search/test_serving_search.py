@@ -37,6 +37,7 @@ from foretoken.simulator.search.serving.search import (
     candidate_scenario,
     count_points,
 )
+from foretoken.simulator.search.serving.target import TTFT_ERROR_RATIO
 
 _DEVICE = "h100_sxm"
 
@@ -354,6 +355,68 @@ def test_the_winner_meets_its_targets_when_simulated() -> None:
     assert report.candidates.verdict[list(report.candidates.name).index(first.name)] == "tpot_ms"
     qualified = int((np.asarray(report.candidates.rank) > 0).sum())
     assert sum(report.num_ruled_out_by_verdict.values()) + qualified == report.num_distinct
+
+
+def _first_miss(report: ServingSearchReport) -> tuple[float, float]:
+    """Return the TTFT of a search's one finalist in closed form and as simulated, in ms."""
+    finalist = report.finalists[0]
+    told = float(report.candidates.ttft_ms[finalist.candidate])
+    return told, finalist.report.steady.ttft_ms.mean
+
+
+def _late_request(limit_ms: float) -> ServingSearchRequest:
+    space = ServingSpace(max_devices=2, tp=(1,), modes=("aggregated",), max_num_seqs=(24, 32, 40))
+    space = replace(space, max_num_batched_tokens=(2048,))
+    limit = LatencyLimit(metric="ttft_ms", percentile=0, limit_ms=limit_ms)
+    lengths = {
+        "prefill": LengthSpec(kind="lognormal", mean=200, spread=0.6),
+        "decode": LengthSpec(kind="lognormal", mean=20, spread=0.6),
+    }
+    request = _request(num_finalists=1, space=space, targets=ServingTargets(limits=(limit,)))
+    return replace(request, scenario=replace(request.scenario, workload=WorkloadSpec(**lengths)))
+
+
+def test_a_late_point_is_simulated_before_it_is_ruled_out() -> None:
+    """Between the simulated TTFT and the closed form's a limit is met, and the point ranks."""
+    told_ms, simulated_ms = _first_miss(_run(_late_request(1e6)))
+    assert simulated_ms < told_ms < TTFT_ERROR_RATIO * simulated_ms
+
+    report = _run(_late_request((told_ms + simulated_ms) / 2))
+
+    winner = report.finalists[0]
+    assert report.num_near >= report.num_near_simulated > 0
+    assert report.num_near_ruled_in > 0
+    assert report.best == winner.name
+    assert winner.is_met
+    assert report.candidates.verdict[winner.candidate] == "ok"
+    assert report.candidates.ttft_ms[winner.candidate] > (told_ms + simulated_ms) / 2
+
+
+def test_a_late_point_that_simulation_finds_late_is_out() -> None:
+    """Where simulations miss the limit too they say so; at most two for each finalist wanted."""
+    _, simulated_ms = _first_miss(_run(_late_request(1e6)))
+
+    report = _run(_late_request(simulated_ms * 0.9))
+
+    missed = [item for item in report.finalists if not item.is_met]
+    assert report.num_near_simulated <= 2
+    assert report.num_near_ruled_out > 0
+    assert report.num_near_ruled_in + report.num_near_ruled_out <= report.num_near
+    for item in missed:
+        assert report.candidates.verdict[item.candidate] == "ttft_ms"
+        assert "when simulated" in report.candidates.reason[item.candidate]
+    qualified = int((np.asarray(report.candidates.rank) > 0).sum())
+    assert sum(report.num_ruled_out_by_verdict.values()) + qualified == report.num_distinct
+
+
+def test_without_simulations_the_closed_form_holds() -> None:
+    """No finalist, no judge: what is late in closed form is ruled out by it."""
+    told_ms, simulated_ms = _first_miss(_run(_late_request(1e6)))
+
+    report = _run(replace(_late_request((told_ms + simulated_ms) / 2), num_finalists=0))
+
+    late = np.asarray(report.candidates.ttft_ms) > (told_ms + simulated_ms) / 2
+    assert set(np.asarray(report.candidates.verdict)[late]) == {"ttft_ms"}
 
 
 def test_a_candidate_is_a_scenario_of_its_deployment() -> None:

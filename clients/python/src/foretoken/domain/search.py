@@ -351,16 +351,22 @@ class ServingSearchReport:
 
     `num_points` were enumerated, of which `num_distinct` differ; `num_ruled_out_by_verdict` counts
     what rules points out, `num_evaluated` were answered in closed form and `num_simulated` request
-    by request. `best` names the first; `ties` those within the error of it. `min_devices` is the
-    least number of GPUs, and `min_usd_per_hour` the least price, that carries the target rate (0:
-    none asked or possible), by the candidates of those names. `candidates` travel apart, as a
-    table.
+    by request. `num_near` points are over a limit on TTFT by no more than the closed form may be
+    wrong: `num_near_simulated` of them were simulated before they were ruled out, which ruled
+    `num_near_ruled_in` of them in and `num_near_ruled_out` out. `best` names the first; `ties`
+    those within the error of it. `min_devices` is the least number of GPUs, and `min_usd_per_hour`
+    the least price, that carries the target rate (0: none asked or possible), by the candidates of
+    those names. `candidates` travel apart, as a table.
     """
 
     num_points: int = 0
     num_distinct: int = 0
     num_evaluated: int = 0
     num_simulated: int = 0
+    num_near: int = 0
+    num_near_simulated: int = 0
+    num_near_ruled_in: int = 0
+    num_near_ruled_out: int = 0
     num_ruled_out_by_verdict: Mapping[str, int] = field(default_factory=dict)
     best: str = ""
     ties: tuple[str, ...] = ()

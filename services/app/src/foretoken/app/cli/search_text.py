@@ -151,6 +151,12 @@ def _counts(report: ServingSearchReport) -> list[str]:
         f" {report.num_evaluated:,} answered in closed form, {report.num_simulated:,} simulated"
     )
     lines = [points]
+    if report.num_near:
+        lines.append(
+            f"{report.num_near:,} are over the limit on TTFT by less than the closed form may be"
+            f" wrong: {report.num_near_simulated:,} simulated, {report.num_near_ruled_in:,} ruled"
+            f" in and {report.num_near_ruled_out:,} out by simulation"
+        )
     if ruled_out:
         words = (f"{count:,} {describe_verdict(name)}" for name, count in ruled_out)
         lines.append(f"ruled out: {', '.join(words)}")

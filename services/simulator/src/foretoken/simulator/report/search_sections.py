@@ -70,6 +70,12 @@ def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:
         f" simulated request by request, in {report.wall_s:.3g} s with {report.cpu_s:.3g} s of CPU"
         " time."
     )
+    if report.num_near:
+        counts += (
+            f" {report.num_near:,} are over the limit on TTFT by less than the closed form may be"
+            f" wrong; of these {report.num_near_simulated:,} were simulated, which ruled"
+            f" {report.num_near_ruled_in:,} in and {report.num_near_ruled_out:,} out."
+        )
     if not ranked:
         return Section(
             title="The best deployment",

@@ -648,6 +648,10 @@ class ServingSearchReport(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     REQUEST_JSON_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    NEAR_COUNT_FIELD_NUMBER: _builtins.int
+    NEAR_SIMULATED_COUNT_FIELD_NUMBER: _builtins.int
+    NEAR_RULED_IN_COUNT_FIELD_NUMBER: _builtins.int
+    NEAR_RULED_OUT_COUNT_FIELD_NUMBER: _builtins.int
     point_count: _builtins.int
     """Points that were enumerated. 0: none."""
     distinct_count: _builtins.int
@@ -678,6 +682,14 @@ class ServingSearchReport(_message.Message):
     """The resolved request as JSON. Empty: not kept."""
     job_id: _builtins.str
     """The job whose candidates can be read. Empty: none."""
+    near_count: _builtins.int
+    """Points over a limit on TTFT by no more than the closed form may be wrong. 0: none."""
+    near_simulated_count: _builtins.int
+    """Of these, simulated before they were ruled out. 0: none."""
+    near_ruled_in_count: _builtins.int
+    """Of these, ruled in by a simulation. 0: none."""
+    near_ruled_out_count: _builtins.int
+    """Of these, ruled out by a simulation. 0: none."""
     @_builtins.property
     def ruled_out_by_verdict_count(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Points ruled out by verdict. Empty: none."""
@@ -716,10 +728,14 @@ class ServingSearchReport(_message.Message):
         model_version: _builtins.str = ...,
         request_json: _builtins.str = ...,
         job_id: _builtins.str = ...,
+        near_count: _builtins.int = ...,
+        near_simulated_count: _builtins.int = ...,
+        near_ruled_in_count: _builtins.int = ...,
+        near_ruled_out_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "cpu_s", b"cpu_s", "distinct_count", b"distinct_count", "evaluated_count", b"evaluated_count", "finalists", b"finalists", "job_id", b"job_id", "min_devices", b"min_devices", "min_devices_by", b"min_devices_by", "min_usd_per_hour", b"min_usd_per_hour", "min_usd_per_hour_by", b"min_usd_per_hour_by", "model_version", b"model_version", "point_count", b"point_count", "request_json", b"request_json", "ruled_out_by_verdict_count", b"ruled_out_by_verdict_count", "sensitivities", b"sensitivities", "simulated_count", b"simulated_count", "ties", b"ties", "wall_s", b"wall_s", "worker_count", b"worker_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "cpu_s", b"cpu_s", "distinct_count", b"distinct_count", "evaluated_count", b"evaluated_count", "finalists", b"finalists", "job_id", b"job_id", "min_devices", b"min_devices", "min_devices_by", b"min_devices_by", "min_usd_per_hour", b"min_usd_per_hour", "min_usd_per_hour_by", b"min_usd_per_hour_by", "model_version", b"model_version", "near_count", b"near_count", "near_ruled_in_count", b"near_ruled_in_count", "near_ruled_out_count", b"near_ruled_out_count", "near_simulated_count", b"near_simulated_count", "point_count", b"point_count", "request_json", b"request_json", "ruled_out_by_verdict_count", b"ruled_out_by_verdict_count", "sensitivities", b"sensitivities", "simulated_count", b"simulated_count", "ties", b"ties", "wall_s", b"wall_s", "worker_count", b"worker_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

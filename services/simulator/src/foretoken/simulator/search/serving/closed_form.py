@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from foretoken.domain.units import US_PER_S
-from foretoken.simulator.grid import Flags, Floats
+from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.rules import EngineRules
 from foretoken.simulator.search.serving.step_time import NUM_VARIANTS, MixedSteps
@@ -48,8 +48,7 @@ class _Flow:
 
     `per_step` requests are done in a step, of decoding where prompts have steps of their own. A
     step that computes prompts computes `piece_total` tokens of them in `prompt_us`; `share` of all
-    steps do, or where prompts have steps of their own so many for each step of decoding. `is_full`
-    where every step does, and prompts wait.
+    steps do, or where prompts have steps of their own so many for each step of decoding.
     """
 
     per_step: Floats
@@ -58,7 +57,6 @@ class _Flow:
     decode_us: Floats
     mean_us: Floats
     share: Floats
-    is_full: Flags
 
 
 class _Crowd(NamedTuple):
@@ -90,7 +88,7 @@ class ReplicaForm:
         away, crowd = np.ones(num.shape), _Crowd(np.zeros(num.shape), np.zeros(num.shape))
         for _ in range(_NUM_ROUNDS):
             flow = self._flow(num, budget, num / (self._answer + away), crowd)
-            away = self._steps_away(num, budget, away, flow)
+            away = self._steps_away(num, budget, away)
             rate = num / (self._answer + away) / flow.mean_us
             arriving = rate * flow.prompt_us if self._rules.mixes else flow.per_step
             crowd = _Crowd(arriving, self._busy(num, budget, flow))
@@ -138,19 +136,17 @@ class ReplicaForm:
             )
         decode_us = self._decode_us(np.maximum(num_decodes, 1.0))
         room = self._room(num, budget, num_decodes)
-        if not self._load.is_even:
-            # Requests come one by one: those of one step are computed in the next.
-            num_new = np.maximum(crowd.arriving, 1e-9)
-            piece = self._prompt / np.ceil(self._prompt / room)
-            alone = np.minimum(room, piece * num_new / -np.expm1(-num_new))
-            room = alone + (room - alone) * crowd.busy
+        # Requests come one by one: those of one step are computed in the next.
+        num_new = np.maximum(crowd.arriving, 1e-9)
+        piece = self._prompt / np.ceil(self._prompt / room)
+        alone = np.minimum(room, piece * num_new / -np.expm1(-num_new))
+        room = alone + (room - alone) * crowd.busy
         # Those whose prompts a step computes do not decode in it.
         others = np.maximum(num - np.maximum(room / self._prompt, 1.0), 0.0)
         beside = np.minimum(num_decodes, others) if rules.mixes else np.zeros(num.shape)
         prompt_us, _ = self._prompt_us(room, beside)
         share = num_decodes / self._answer * self._prompt / room
-        is_full = np.asarray(rules.mixes & (share > 1.0 - 1e-9))
-        share = np.where(is_full, 1.0, share)
+        share = np.minimum(share, 1.0) if rules.mixes else share
         rest = 1.0 - share if rules.mixes else 1.0
         return _Flow(
             per_step=num_decodes / self._answer,
@@ -159,7 +155,6 @@ class ReplicaForm:
             decode_us=decode_us,
             mean_us=share * prompt_us + rest * decode_us,
             share=share,
-            is_full=is_full,
         )
 
     def _room(self, num: Floats, budget: Floats, num_decodes: Floats) -> Floats:
@@ -176,28 +171,22 @@ class ReplicaForm:
         """Return the tokens of whole prompts; a prompt longer than a step is computed in pieces."""
         return np.where(self._prompt <= room, np.floor(room / self._prompt) * self._prompt, room)
 
-    def _steps_away(self, num: Floats, budget: Floats, away: Floats, flow: _Flow) -> Floats:
+    def _steps_away(self, num: Floats, budget: Floats, away: Floats) -> Floats:
         """Return in how many steps of others a request gets no token but its first."""
         lag = self._lag(num)
         if not self._rules.mixes:
             # Prompts of one step have all been computed when the next of decoding comes.
             return lag
-        own = lag + self._num_pieces(num, budget, flow)
-        if not self._load.is_even:
-            return own + self._steps_waiting(num, budget, own, away)
-        # With too many requests some wait until others have left.
-        full = budget * self._answer / (self._prompt + self._answer)
-        return np.where(flow.is_full, np.maximum((num / full - 1.0) * self._answer, own), own)
+        own = lag + self._num_pieces(num, budget)
+        return own + self._steps_waiting(num, budget, own, away)
 
     def _lag(self, num: Floats) -> Floats:
         """Return the steps already scheduled when a request comes: one if asynchronous."""
         return np.where(num > 1.0, float(self._rules.is_asynchronous), 0.0)
 
-    def _num_pieces(self, num: Floats, budget: Floats, flow: _Flow) -> Floats:
+    def _num_pieces(self, num: Floats, budget: Floats) -> Floats:
         """Return the steps from the first in which a request is looked at to its first token."""
-        room = flow.piece_total
-        if not self._load.is_even:
-            room = self._room(num, budget, np.minimum(num, budget / 2))
+        room = self._room(num, budget, np.minimum(num, budget / 2))
         return np.maximum(np.ceil(self._prompt / room - 1e-9), 1.0)
 
     def _ttft_us(self, num: Floats, away: Floats, flow: _Flow) -> Floats:
@@ -205,24 +194,12 @@ class ReplicaForm:
         lag = self._lag(num)
         if not self._rules.mixes:
             return self._ttft_apart_us(num, flow)
-        if not self._load.is_even:
-            ttft_us: Floats = (away - lag) * flow.prompt_us + lag * flow.mean_us
-            return ttft_us
-        # Requests come in the order and the groups in which they were first admitted, one group
-        # after the other; only before the first of them nobody's prompt is computed.
-        num_groups = np.maximum(num / np.maximum(flow.piece_total / self._prompt, 1.0), 1.0)
-        first_us = (flow.prompt_us - flow.decode_us) / num_groups
-        ttft_us = away * flow.prompt_us - lag * first_us
-        return np.where(flow.is_full, away * flow.prompt_us, ttft_us)
+        ttft_us: Floats = (away - lag) * flow.prompt_us + lag * flow.mean_us
+        return ttft_us
 
     def _ttft_apart_us(self, num: Floats, flow: _Flow) -> Floats:
         """Return the same where nobody decodes, or is done, while prompts are computed."""
         pieces = np.maximum(np.ceil(self._prompt / flow.piece_total - 1e-9), 1.0)
-        if self._load.is_even:
-            # All prompts there are come first, so all decode together and are done together.
-            num_steps = np.maximum(num * self._prompt / flow.piece_total, 1.0)
-            ttft_us: Floats = (num_steps + pieces) / 2 * flow.prompt_us
-            return ttft_us
         # Others who are done in the same step, or were in the one before.
         others = flow.per_step * (num - 1.0) / num
         occupied = -np.expm1(-others)

@@ -25,8 +25,9 @@ class LoadProfile:
     `context_mean` is that of a decoding request at a random step: a long answer is seen for longer;
     `raggedness` is the longest context of 1, 2, 4, ... such requests over it. `longest` is the
     longest prompt and answer together, `prefill_second_ratio` the mean square of prompts over the
-    square of their mean. `is_even` where all requests are alike: in a closed loop they then keep
-    the order and the gaps in which they were first admitted. `rate_rps` is that of a trace.
+    square of their mean. `is_even` where all requests are alike: prompts of a closed loop that are
+    computed apart then keep the order and the gaps in which they first came. `rate_rps` is that of
+    a trace.
     """
 
     prefill_mean: float
@@ -40,8 +41,6 @@ class LoadProfile:
 
     def raggedness_of(self, num_seqs: Floats) -> Floats:
         """Return how much longer than the mean the longest context of so many requests is."""
-        if self.is_even:
-            return np.ones_like(num_seqs)
         places = np.log2(np.clip(num_seqs, 1.0, _BATCHES[-1]))
         ragged: Floats = np.interp(places, np.log2(_BATCHES), self.raggedness)
         return ragged

@@ -16,7 +16,8 @@ class Points:
     `kind` and `prefill_kind` (-1: aggregated) are numbers of engines, `router` of a router.
     `ttft_us` and `tpot_us` are what users see, `rate_rps` what all replicas together carry. Of one
     with a `verdict` other than "ok" the `reason` says what rules it out; figures it was not asked
-    for are 0.
+    for are 0. One that `is_near` is over a limit on TTFT alone, by no more than the closed form may
+    be wrong.
     """
 
     kind: Ints
@@ -35,6 +36,7 @@ class Points:
     rate_rps: Floats
     verdict: np.ndarray
     reason: np.ndarray
+    is_near: np.ndarray
 
     def __len__(self) -> int:
         """Return the number of points."""
@@ -54,6 +56,12 @@ class Points:
         verdicts, told = self.verdict.copy(), self.reason.copy()
         verdicts[rows] = verdict
         told[rows] = reasons
+        return replace(self, verdict=verdicts, reason=told)
+
+    def readmit(self, rows: np.ndarray) -> "Points":
+        """Return the points with those of a mask qualified again."""
+        verdicts, told = self.verdict.copy(), self.reason.copy()
+        verdicts[rows], told[rows] = "ok", ""
         return replace(self, verdict=verdicts, reason=told)
 
 
@@ -89,4 +97,5 @@ def empty_points(num: int) -> Points:
         rate_rps=figures,
         verdict=np.full(num, "ok", dtype=object),
         reason=np.full(num, "", dtype=object),
+        is_near=np.zeros(num, dtype=np.bool_),
     )

@@ -79,7 +79,7 @@ class ServingSearch:
         if request.has_sensitivity and report.best:
             found = find_sensitivities(form, report, self._predictor)
             report = replace(report, sensitivities=found)
-        if request.num_finalists and report.best:
+        if request.num_finalists and (report.best or form.points.is_near.any()):
             report = self._simulate(form, report, context)
         return replace(
             report,
@@ -105,7 +105,7 @@ class ServingSearch:
                 contest.tell(row, outcome)
                 if not outcome.probe.is_met:
                     context.publish(make_finalist(maker, (row, names[row]), 0, [outcome]))
-        final = _report(contest.form)
+        final = _report(contest.finish())
         rank = np.asarray(final.candidates.rank)
         met = {row: contest.name(row) for row in sorted(outcomes) if outcomes[row][0].probe.is_met}
         # Curves are to compare several.
@@ -124,6 +124,10 @@ class ServingSearch:
                 for row in sorted(outcomes, key=lambda row: (row not in met, rank[row], row))
             ),
             num_simulated=len(outcomes),
+            num_near=contest.late.num_near,
+            num_near_simulated=contest.late.num_simulated,
+            num_near_ruled_in=contest.late.num_ruled_in,
+            num_near_ruled_out=contest.late.num_ruled_out,
         )
 
     def answer(self, request: ServingSearchRequest) -> ClosedForm:
