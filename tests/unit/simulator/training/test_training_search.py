@@ -82,8 +82,9 @@ def test_every_point_is_counted_once(report: TrainingSearchReport) -> None:
     assert report.num_points == count_points(_REQUEST)
     assert report.num_points == report.num_fitting + sum(ruled_out.values())
     assert report.num_legal == report.num_fitting + ruled_out["memory"]
-    # One in three values of pp does not divide eight devices, of 2 x 3 x 3 x 2 x 2 x 2 x 2 x 2.
-    assert report.num_points == 3 * ruled_out["devices"]
+    # Three stages do not divide eight devices; layers and ends are cut into 3 or 6 chunks.
+    # Of tp, micro batches, sequence parallelism, ZeRO, overlap and recomputation two each.
+    assert 2 * 2**6 == ruled_out["devices"]
     assert all(item.example and item.reason for item in report.ruled_out)
 
 
@@ -142,14 +143,22 @@ def test_chunks_of_unequal_layers_are_left_out_unless_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("model", "tried"),
-    [("llama-2-7b", {1, 2, 4}), ("llama-2-70b", {1, 2, 4}), ("llama-3.1-405b", {1, 2, 4, 8})],
+    ("model", "pp", "tried"),
+    [
+        ("gpt3-175b", 8, {1, 2, 3, 4, 6, 12}),
+        ("gpt-530b", 35, {1, 3}),
+        # Eight chunks on each of 16 ranks are 128: 126 layers, the embedding and the head.
+        ("llama-3.1-405b", 16, {1, 2, 4, 8}),
+        # 80 layers and the ends are 82.
+        ("llama-2-70b", 2, {1, 2, 4, 5, 8, 10, 20, 40, 41}),
+        ("llama-2-7b", 1, {1}),
+    ],
 )
-def test_more_chunks_are_tried_of_models_with_more_layers(model: str, tried: set[int]) -> None:
-    """Eight chunks on each of 16 ranks are 128: 126 layers, the embedding and the head."""
-    scenario = replace(_SCENARIO, model=find_model(model))
+def test_chunks_are_tried_that_cut_the_layers_evenly(model: str, pp: int, tried: set[int]) -> None:
+    """NVIDIA published three chunks a rank for GPT of 175 and 530 billion parameters."""
+    scenario = replace(_SCENARIO, model=find_model(model), layout=ParallelLayout(pp=pp))
     space = resolve_space(TrainingSearchRequest(scenario=scenario))
-    assert tried == {count for _, count in space.rows_of("virtual_stages")}
+    assert tried == {count for degree, _, count in space.rows_of("virtual_stages") if degree == pp}
 
 
 def test_the_best_is_the_best_of_all_simulations() -> None:

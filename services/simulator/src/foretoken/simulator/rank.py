@@ -74,6 +74,20 @@ def has_even_chunks(num_layers: int, num_chunks: int, num_ends: int) -> bool:
     return (num_layers + num_ends) % num_chunks == 0
 
 
+def even_chunk_counts(num_layers: int, pp: int) -> list[int]:
+    """Return the chunks per rank that can be alike, also with the ends counted as layers.
+
+    A pipeline of one rank has nothing to interleave.
+    """
+    most = count_parts(num_layers) // pp if pp > 1 else 1
+    ends = range(count_parts(0) + 1)
+    return [
+        count
+        for count in range(1, most + 1)
+        if count == 1 or any(has_even_chunks(num_layers, pp * count, end) for end in ends)
+    ]
+
+
 def _first_rank(
     model: ModelArchitecture, layout: ParallelLayout, device: str, topology: str
 ) -> RankContext:

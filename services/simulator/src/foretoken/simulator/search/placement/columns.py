@@ -103,7 +103,7 @@ def list_columns(space: PlacementSpace, points: Sequence[PlacedStrategy]) -> Pla
         for number, nodes in enumerate(dict.fromkeys(item.nodes for item in space.pipelines))
     }
     names = {item.nodes: describe_nodes(item, space.kinds) for item in space.pipelines}
-    schedules = tuple(dict.fromkeys(name for name, _ in space.schedules))
+    schedules = space.schedules
     rows = [
         (
             *(clusters[point.pipeline.nodes], point.pipeline.num_devices, point.global_batch_size),

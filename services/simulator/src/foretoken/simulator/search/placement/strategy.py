@@ -18,7 +18,6 @@ from foretoken.simulator.training.schedule import find_schedule
 
 PLAIN_SCHEDULE, _SPLIT, INTERLEAVED = "one_f_one_b", "zero_bubble_h1", "interleaved"
 _MICRO_BATCHES = (1, 2, 4, 8)
-_VIRTUAL_STAGES = (1, 2, 4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +100,8 @@ class PlacementSpace:
         for pipeline in self.pipelines:
             if self.space.pp and len(pipeline.stages) not in self.space.pp:
                 continue
-            for work, (schedule, chunks) in product(self._works(pipeline), self.schedules):
+            ways = self._list_ways(len(pipeline.stages))
+            for work, (schedule, chunks) in product(self._works(pipeline), ways):
                 plug_in = find_schedule(schedule)
                 for size in self.space.global_batch_sizes or (self.scenario.global_batch_size,):
                     yield PlacedStrategy(
@@ -113,12 +113,17 @@ class PlacementSpace:
                     )
 
     @cached_property
-    def schedules(self) -> tuple[tuple[str, int], ...]:
-        """Schedules, each with a number of chunks per stage that it is tried with."""
-        asked, chunks = self.space.pipeline_schedules, self.space.virtual_stages or _VIRTUAL_STAGES
-        names = tuple(dict.fromkeys(asked or (self.scenario.pipeline_schedule, INTERLEAVED)))
+    def schedules(self) -> tuple[str, ...]:
+        """Names of the schedules that are tried."""
+        asked = self.space.pipeline_schedules or (self.scenario.pipeline_schedule, INTERLEAVED)
+        return tuple(dict.fromkeys(asked))
+
+    def _list_ways(self, num_stages: int) -> tuple[tuple[str, int], ...]:
+        """Return the schedules, each with a number of chunks per stage that it is tried with."""
+        given = self.space.virtual_stages
+        chunks = given or equal_round_counts(self.scenario.model.num_layers, num_stages)
         found: list[tuple[str, int]] = []
-        for name in names:
+        for name in self.schedules:
             needed = find_schedule(name).virtual_stages
             if needed == 1:
                 found += [(name, 1)] if 1 in chunks else []
@@ -126,7 +131,8 @@ class PlacementSpace:
                 found.append((name, needed))
             else:
                 # One interleaved chunk is what a plain schedule does.
-                found += [(name, count) for count in chunks if count > 1 or len(names) == 1]
+                is_alone = len(self.schedules) == 1
+                found += [(name, count) for count in chunks if count > 1 or is_alone]
         return tuple(dict.fromkeys(found))
 
     def _works(self, pipeline: Pipeline) -> Iterator[StageWork]:
@@ -237,3 +243,9 @@ def fixed_axes(space: TrainingSpace, scenario: TrainingScenario) -> tuple[str, .
         ),
     }
     return tuple(name for name, values in asked.items() if values)
+
+
+def equal_round_counts(num_layers: int, num_stages: int) -> list[int]:
+    """Return how often a pipeline can go round its stages, each with a layer every time."""
+    most = num_layers // num_stages if num_stages > 1 else 1
+    return [count for count in range(1, most + 1) if count == 1 or num_layers % count == 0]

@@ -120,4 +120,4 @@ def _interleaves_unevenly(strategies: Strategies, space: StrategySpace) -> Flags
 
 def _has_whole(space: StrategySpace) -> bool:
     """Tell whether the space has ranks with one chunk of layers."""
-    return any(chunks == 1 for _, chunks in space.rows_of("virtual_stages"))
+    return any(chunks == 1 for *_, chunks in space.rows_of("virtual_stages"))

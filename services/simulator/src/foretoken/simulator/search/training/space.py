@@ -1,13 +1,12 @@
 """The points of a search: every combination of what may vary, as columns, piece by piece.
 
 Where a space leaves an axis open these values are tried: tp powers of two up to the devices of a
-node that divide the heads; pp divisors of the devices up to the layers; 1, 2 and 4 chunks of layers
-per rank, and more in powers of two while a pipeline of 16 ranks has a layer for each, the embedding
-and the head counted as one, all but the first by `interleaved`; cp powers of two that leave a rank
-2,048 tokens of a sequence; ep powers of two that divide the experts; micro batches of 1, 2, 4 and 8
-samples; all ZeRO stages, overlaps and recompute modes; and weights split by tensor parallelism,
-without and with sequence parallelism, as `msp`, `fsp`, and (without experts) as `isp` over powers
-of two up to a node.
+node that divide the heads; pp divisors of the devices up to the layers; one chunk of layers per
+rank, and by `interleaved` every number that cuts the layers evenly, also with the embedding, the
+head or both counted as a layer; cp powers of two that leave a rank 2,048 tokens of a sequence; ep
+powers of two that divide the experts; micro batches of 1, 2, 4 and 8 samples; all ZeRO stages,
+overlaps and recompute modes; and weights split by tensor parallelism, without and with sequence
+parallelism, as `msp`, `fsp`, and (without experts) as `isp` over powers of two up to a node.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +28,7 @@ from foretoken.domain.training_search import (
     TrainingSpace,
 )
 from foretoken.simulator.grid import Ints
-from foretoken.simulator.rank import count_parts
+from foretoken.simulator.rank import even_chunk_counts
 from foretoken.simulator.search.training.strategies import (
     RECOMPUTE_MODES,
     Strategies,
@@ -40,9 +39,6 @@ from foretoken.simulator.training.schedule import find_schedule
 
 # Points that are looked at, and strategies that are answered, together: some hundred MB of columns.
 PIECE = 200_000
-_VIRTUAL_STAGES = (1, 2, 4)
-# More chunks per rank are tried of models that fill those of so long a pipeline.
-_LONG_PIPELINE = 16
 _MICRO_BATCHES = (1, 2, 4, 8)
 _ZERO_STAGES = (0, 1, 2, 3)
 # Tokens of a sequence that context parallelism should leave a rank.
@@ -108,7 +104,7 @@ def resolve_space(request: TrainingSearchRequest) -> StrategySpace:
     num_devices = space.num_devices or (scenario.layout.num_devices,)
     batches = space.global_batch_sizes or (scenario.global_batch_size,)
     room = _node_room(scenario, devices, max(num_devices))
-    schedules, chunks = _schedules(scenario, space)
+    schedules, pipelines = _pipelines(scenario, space, num_devices)
     modes = space.recompute or RECOMPUTE_MODES
     overlaps = space.overlaps or OVERLAPS
     blocks = (
@@ -116,8 +112,7 @@ def resolve_space(request: TrainingSearchRequest) -> StrategySpace:
         AxisBlock.of_axis("num_devices", num_devices),
         AxisBlock.of_axis("global_batch_size", batches),
         AxisBlock.of_axis("tp", space.tp or _tp_degrees(scenario, room)),
-        AxisBlock.of_axis("pp", space.pp or _pp_degrees(scenario, num_devices)),
-        AxisBlock(names=("pipeline_schedule", "virtual_stages"), rows=chunks),
+        AxisBlock(names=("pp", "pipeline_schedule", "virtual_stages"), rows=pipelines),
         AxisBlock.of_axis("cp", space.cp or _cp_degrees(scenario)),
         AxisBlock.of_axis("ep", space.ep or _ep_degrees(scenario)),
         AxisBlock.of_axis(
@@ -139,7 +134,7 @@ def resolve_space(request: TrainingSearchRequest) -> StrategySpace:
         AxisBlock.of_axis("recompute", [RECOMPUTE_MODES.index(name) for name in modes]),
     )
     varied = {name for block in blocks for name in block.names if len(block.rows) > 1}
-    if len({count for _, count in chunks}) == len(chunks):
+    if len({row[::2] for row in pipelines}) == len(pipelines):
         # The number of chunks tells which schedule it is.
         varied -= {"pipeline_schedule"}
     source = StrategySource(
@@ -194,43 +189,36 @@ def _ep_degrees(scenario: TrainingScenario) -> list[int]:
     return [ep for ep in _powers_of_two(moe.num_experts) if moe.num_experts % ep == 0]
 
 
-def _schedules(
-    scenario: TrainingScenario, space: TrainingSpace
+def _pipelines(
+    scenario: TrainingScenario, space: TrainingSpace, num_devices: Sequence[int]
 ) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Return the schedules, and with how many chunks per rank each is tried."""
-    if space.pipeline_schedules:
-        names = tuple(dict.fromkeys(space.pipeline_schedules))
-        tried = _virtual_stages(scenario)
-        wanted = [
-            space.virtual_stages or _own_chunks(name, tried, len(names) > 1) for name in names
-        ]
-    else:
-        own = scenario.pipeline_schedule
-        names = tuple(dict.fromkeys((own, _INTERLEAVED)))
-        chunks = space.virtual_stages or _virtual_stages(scenario)
-        of_own = find_schedule(own).virtual_stages
-        if of_own == 1:
-            more = tuple(count for count in chunks if count > 1)
-            wanted = [tuple(count for count in chunks if count == 1), more]
-        elif of_own:
-            names, wanted = (own,), [space.virtual_stages or (of_own,)]
-        else:
-            wanted = [chunks]
-    rows = [(code, count) for code, counts in enumerate(wanted) for count in dict.fromkeys(counts)]
+    """Return the schedules; and degrees of the pipeline, each with a schedule and its chunks."""
+    own = scenario.pipeline_schedule
+    names = tuple(dict.fromkeys(space.pipeline_schedules or (own, _INTERLEAVED)))
+    if not space.pipeline_schedules and find_schedule(own).virtual_stages > 1:
+        names = (own,)
+    rows = [
+        (pp, code, count)
+        for pp in dict.fromkeys(space.pp or _pp_degrees(scenario, num_devices))
+        for code, name in enumerate(names)
+        for count in dict.fromkeys(_chunk_counts(scenario, space, pp, name))
+        # One interleaved chunk is what the plain schedule beside it does.
+        if count > 1 or name == own or find_schedule(name).virtual_stages or len(names) == 1
+    ]
     return names, tuple(rows)
 
 
-def _virtual_stages(scenario: TrainingScenario) -> tuple[int, ...]:
-    most = count_parts(scenario.model.num_layers) // _LONG_PIPELINE
-    return tuple(dict.fromkeys((*_VIRTUAL_STAGES, *_powers_of_two(most))))
-
-
-def _own_chunks(schedule: str, tried: Sequence[int], has_others: bool) -> tuple[int, ...]:
-    """Return the chunks per rank a schedule is tried with; one interleaved chunk is plain 1F1B."""
-    of_own = find_schedule(schedule).virtual_stages
-    if of_own:
-        return (of_own,)
-    return tuple(count for count in tried if count > 1 or not has_others)
+def _chunk_counts(
+    scenario: TrainingScenario, space: TrainingSpace, pp: int, schedule: str
+) -> Sequence[int]:
+    """Return the chunks of layers per rank that a schedule is tried with."""
+    needed = find_schedule(schedule).virtual_stages
+    given = space.virtual_stages
+    if needed == 1 and not space.pipeline_schedules:
+        return [count for count in given if count == 1] if given else [1]
+    if needed:
+        return given or [needed]
+    return given or even_chunk_counts(scenario.model.num_layers, pp)
 
 
 def _weight_splits(
