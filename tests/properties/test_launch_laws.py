@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -13,9 +14,12 @@ from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.launch.framework import all_frameworks
 from foretoken.simulator.launch.trainer import TrainingLaunch, plan_job, strategy_of
 from foretoken.simulator.launch.write_training import check_launched
+from foretoken.simulator.search.training.legality import LEGAL, judge_legality
+from foretoken.simulator.search.training.space import resolve_space
 
 T = TypeVar("T")
 
@@ -38,6 +42,7 @@ class _Space:
     shard_degrees: tuple[int, ...] = (0, 2)
     has_sequence_parallel: tuple[bool, ...] = (False, True)
     dtypes: tuple[DType, ...] = (DType.BF16, DType.FP16, DType.FP8, DType.FP32)
+    trainers: tuple[str, ...] = ("megatron-core", "torchtitan", "megatron-deepspeed")
 
 
 _EVERYTHING = _Space()
@@ -68,6 +73,7 @@ _SPACES = {
         zero_stages=(0, 1),
         shard_degrees=(0,),
         dtypes=(DType.BF16, DType.FP16, DType.FP32),
+        trainers=("megatron-deepspeed", "megatron-core"),
     ),
 }
 
@@ -95,7 +101,7 @@ def _scenarios(draw: st.DrawFn, space: _Space) -> TrainingScenario:
         sequence_length=2048,
         micro_batch_size=micro_batch_size,
         global_batch_size=micro_batch_size * some((8, 24)) * layout.dp,
-        trainer=TrainerSpec(profile=some(("megatron-core", "torchtitan", "megatron-deepspeed"))),
+        trainer=TrainerSpec(profile=some(space.trainers)),
         pipeline_schedule=schedule,
         virtual_stages=some((1, 2)) if schedule == "interleaved" and layout.pp > 1 else 1,
         recompute=recompute,
@@ -144,6 +150,61 @@ def test_of_everything_files_say_the_strategy_or_fields_are_told(
         assert set() == told - {item.name for item in fields(TrainingScenario)}
         return
     assert strategy_of(scenario) == all_frameworks()[framework].read(launch.files)
+
+
+# Models that each framework has, and trainers whose searches it can end.
+_SEARCHED = {
+    "megatron-core": (
+        ("llama-3.1-8b", "mixtral-8x7b"),
+        ("megatron-core", "megatron-lm-2022", "megatron-lm-2021", "plain"),
+    ),
+    "torchtitan": (("llama-3.1-8b", "qwen3-30b-a3b"), ("torchtitan", "plain")),
+    "deepspeed": (
+        ("llama-3.1-8b", "mixtral-8x7b"),
+        ("megatron-deepspeed", "megatron-deepspeed-bf16", "deepspeed-zero3-2021", "plain"),
+    ),
+}
+
+
+@st.composite
+def _searches(draw: st.DrawFn, framework: str) -> TrainingSearchRequest:
+    models, trainers = _SEARCHED[framework]
+    trainer = draw(st.sampled_from(trainers))
+    scenario = TrainingScenario(
+        model=find_model(draw(st.sampled_from(models))),
+        device="h100_sxm",
+        dtype=DType.FP16 if trainer == "deepspeed-zero3-2021" else DType.BF16,
+        layout=ParallelLayout(dp=draw(st.sampled_from((8, 16, 32)))),
+        sequence_length=8192,
+        global_batch_size=64,
+        trainer=TrainerSpec(profile=trainer),
+        context_parallel=draw(st.sampled_from(("ring", "all_to_all"))),
+        recompute_layers=draw(st.sampled_from((0, 1))),
+        shard_degree=draw(st.sampled_from((0, 2))),
+        recompute_modules=draw(st.sampled_from(((), ("layernorm",), ("every_other_matmul",)))),
+    )
+    schedules = draw(st.sampled_from(((), ("zero_bubble_h1", "gpipe"), ("interleaved",))))
+    # What the trainer is written for needs no framework besides.
+    is_own = trainer == all_frameworks()[framework].profiles[0]
+    space = TrainingSpace(pipeline_schedules=schedules, framework="" if is_own else framework)
+    return TrainingSearchRequest(scenario=scenario, space=space)
+
+
+@pytest.mark.parametrize("framework", sorted(_SEARCHED))
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_every_strategy_of_a_search_can_be_written(
+    framework: str, data: st.DataObject, seed: int
+) -> None:
+    """Some of all that are legal: the winner is one of them."""
+    space = resolve_space(data.draw(_searches(framework)))
+    points = space.piece(0, space.num_points) if space.num_points else space.find_cut()
+    legal = points.take(np.flatnonzero(judge_legality(points) == LEGAL))
+    rows = np.random.default_rng(seed).permutation(len(legal))[:12]
+    for row in rows.tolist():
+        scenario = legal.scenario(row)
+        launch = _launch(framework, scenario)
+        assert strategy_of(scenario) == all_frameworks()[framework].read(launch.files)
 
 
 @given(scenario=_scenarios(_EVERYTHING))

@@ -140,7 +140,6 @@ def test_megatron_is_given_experts_latent_attention_and_uneven_stages(tmp_path: 
                 "--ckpt-format fsdp_dtensor",
             ],
         ),
-        ({"weight_parallel": "fsp", "sequence_parallel": False}, ["--sequence-parallel"]),
         (
             {"trainer": TrainerSpec(rules={"overlaps_gradient_reduction": "true"})},
             ["--overlap-grad-reduce"],
@@ -195,18 +194,18 @@ def test_only_fsdp_leaves_connections_alone(tmp_path: Path) -> None:
 def test_experts_exchange_is_hidden_only_where_megatron_can(tmp_path: Path) -> None:
     trainer = TrainerSpec(profile="megatron-core", rules={"overlaps_expert_exchange": "true"})
     scenario = replace(_EXPERTS, trainer=trainer, layout=ParallelLayout(tp=2, dp=8, ep=8))
-    option, setting = "--overlap-moe-expert-parallel-comm", "CUDA_DEVICE_MAX_CONNECTIONS=32"
-    told = "in the open"
-    for index, (case, is_hidden) in enumerate(
-        (
-            (scenario, True),
-            (replace(scenario, recompute="full", recompute_modules=()), False),
-            (replace(scenario, layout=_EXPERTS.layout), False),
-        )
+    script = _write(tmp_path / "hidden", scenario)["train.sh"]
+    assert "--overlap-moe-expert-parallel-comm" in script
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=32" in script
+    for change in (
+        {"recompute": "full", "recompute_modules": ()},
+        {"layout": _EXPERTS.layout},
+        {"recompute_modules": ("moe",)},
     ):
-        files = _write(tmp_path / str(index), case)
-        assert (is_hidden, is_hidden) == (option in files["train.sh"], setting in files["train.sh"])
-        assert is_hidden == (told not in files["README.md"])
+        refused = tmp_path / "refused"
+        refused.mkdir(exist_ok=True)
+        reasons = _refusals(refused, replace(scenario, **change), "")  # type: ignore[arg-type]
+        assert {"trainer.rules.overlaps_expert_exchange"} == set(reasons)
 
 
 def test_tokens_are_sent_once_by_deepep_to_as_many_nodes_as_the_router_allows(
@@ -369,7 +368,8 @@ def test_a_trainer_without_files_needs_a_framework(tmp_path: Path) -> None:
     [
         ("megatron-core", {"pipeline_schedule": "zero_bubble_v"}, "pipeline_schedule", "one_f_o"),
         ("megatron-core", {"zero_stage": 3}, "zero_stage", "0 and 1"),
-        ("megatron-core", {"weight_parallel": "isp"}, "weight_parallel", "sequence_parallel"),
+        ("megatron-core", {"weight_parallel": "isp"}, "weight_parallel", "leave it out"),
+        ("megatron-core", {"weight_parallel": "fsp"}, "weight_parallel", "leave it out"),
         ("megatron-core", {"dtype": DType.TF32}, "dtype", "bf16, fp16, fp8 and fp32"),
         (
             "megatron-core",
@@ -384,7 +384,7 @@ def test_a_trainer_without_files_needs_a_framework(tmp_path: Path) -> None:
             "torchtitan",
             {"recompute": "selective", "recompute_modules": ("mlp",)},
             "recompute_modules",
-            "alone",
+            "it has every_other_matmul",
         ),
         ("torchtitan", {"model": find_model("llama-2-7b")}, "model", "llama-3.1-8b"),
         ("torchtitan", {"dtype": DType.FP16}, "dtype", "bf16, fp8 and fp32"),
@@ -394,7 +394,7 @@ def test_a_trainer_without_files_needs_a_framework(tmp_path: Path) -> None:
             "deepspeed",
             {"pipeline_schedule": "interleaved", "virtual_stages": 2},
             "virtual_stages",
-            "set it 1",
+            "it has 1",
         ),
         ("deepspeed", {"model": find_model("qwen3-8b")}, "model.has_qk_norm", "megatron-core"),
     ],

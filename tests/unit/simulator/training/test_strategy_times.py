@@ -1,5 +1,6 @@
 """Steps of many strategies by formula against the event simulator, strategy by strategy."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +51,11 @@ def _legal(scenario: TrainingScenario, space: TrainingSpace) -> Strategies:
     return points.take(np.flatnonzero(judge_legality(points) == LEGAL))
 
 
+def _unbounded(profile: str, rules: Mapping[str, str] | None = None) -> TrainerSpec:
+    """Return the rules of a framework for all strategies, those included that it cannot run."""
+    return TrainerSpec(profile=profile, rules={**(rules or {}), "can": "{}"})
+
+
 def _base(**changes: object) -> TrainingScenario:
     fields: dict[str, object] = {
         "layout": ParallelLayout(dp=16),
@@ -94,7 +100,7 @@ def test_formulas_are_near_below_the_simulators_step(
     model: ModelArchitecture, trainer: str, changes: dict[str, object], seed: int
 ) -> None:
     """GPipe and 1F1B, whatever varies: never above, and one query prices all strategies."""
-    base = _base(model=model, trainer=TrainerSpec(profile=trainer), **changes)
+    base = _base(model=model, trainer=_unbounded(trainer), **changes)
     strategies = _legal(base, TrainingSpace(pipeline_schedules=_EXACT))
     rows = np.random.default_rng(seed).choice(len(strategies), 3)
     predictor, chosen = RooflinePredictor(), strategies.take(rows)
@@ -109,9 +115,7 @@ def test_formulas_are_near_below_the_simulators_step(
 @pytest.mark.parametrize("schedule", _EXACT)
 @pytest.mark.parametrize("trainer", ["plain", "megatron-core", "torchtitan"])
 def test_even_stages_take_what_the_simulator_says(schedule: str, trainer: str) -> None:
-    base = _base(
-        model=replace(find_model("llama-2-7b"), num_layers=8), trainer=TrainerSpec(profile=trainer)
-    )
+    base = _base(model=replace(find_model("llama-2-7b"), num_layers=8), trainer=_unbounded(trainer))
     strategies = _legal(base, TrainingSpace(pipeline_schedules=(schedule,), pp=(1, 2, 4)))
     chosen = strategies.take(np.random.default_rng(2).choice(len(strategies), 8, replace=False))
     everything = np.arange(len(chosen))
@@ -130,7 +134,7 @@ def test_tokens_sent_once_take_what_the_simulator_says(overlaps: str) -> None:
     }
     base = _base(
         model=replace(find_model("mixtral-8x7b"), num_layers=8),
-        trainer=TrainerSpec(profile="megatron-core", rules=rules),
+        trainer=_unbounded("megatron-core", rules),
     )
     space = TrainingSpace(pipeline_schedules=_EXACT, pp=(1, 2), ep=(2, 4, 8))
     strategies = _legal(base, space)
@@ -166,7 +170,7 @@ def test_other_schedules_are_near_the_simulator(schedule: str, tolerance: float)
 def test_chunks_with_the_ends_counted_are_near_the_simulator(num_layers: int) -> None:
     """Two, four or eight chunks a rank, which is 8 or 16 of all: some have no layer at all."""
     model = replace(find_model("llama-2-7b"), num_layers=num_layers)
-    base = _base(model=model, trainer=TrainerSpec(profile="megatron-core"))
+    base = _base(model=model, trainer=_unbounded("megatron-core"))
     space = TrainingSpace(
         pipeline_schedules=("interleaved",), pp=(2, 4), cp=(1,), virtual_stages=(2, 4, 8)
     )

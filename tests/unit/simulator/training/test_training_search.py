@@ -161,6 +161,61 @@ def test_chunks_are_tried_that_cut_the_layers_evenly(model: str, pp: int, tried:
     assert tried == {count for degree, _, count in space.rows_of("virtual_stages") if degree == pp}
 
 
+def test_what_a_framework_lacks_is_counted_and_not_proposed() -> None:
+    """Of all weights and ZeRO stages that are open, cut from the space or broken by a strategy."""
+    request = _with_space(
+        zero_stages=(), weight_parallel=(), overlaps=(), pp=(1, 2), micro_batch_sizes=(2,)
+    )
+    trainer = TrainerSpec(profile="megatron-core")
+    bounded = replace(request, scenario=replace(request.scenario, trainer=trainer))
+    free = replace(trainer, rules={"can": "{}"})
+    everything = replace(request, scenario=replace(request.scenario, trainer=free))
+    report = _search(bounded)
+    out = {item.verdict: item for item in report.ruled_out}
+    assert count_points(everything) == count_points(bounded) == report.num_points
+    assert report.num_points == report.num_fitting + sum(
+        item.num_strategies for item in report.ruled_out
+    )
+    assert "trainer" not in {item.verdict for item in _search(everything).ruled_out}
+    assert "megatron-core: has no" in out["trainer"].reason
+    columns = report.candidates
+    assert {""} == set(columns.weight_parallel)
+    is_fsdp = np.isin(columns.zero_stage, (2, 3))
+    assert is_fsdp.any()
+    assert not (is_fsdp & (np.array(columns.pp) > 1)).any()
+
+
+def test_a_framework_bounds_a_search_by_other_rules() -> None:
+    """Times by the rules of no framework, and the answer one that torchtitan can run."""
+    request = _with_space(zero_stages=(), framework="torchtitan", tp=(1, 2), num_devices=(8,))
+    report = _search(replace(request, num_finalists=0))
+    assert {2, 3} >= set(report.candidates.zero_stage) - {0}
+    assert 1 not in report.candidates.zero_stage
+    (out,) = (item for item in report.ruled_out if item.verdict == "trainer")
+    assert out.reason.startswith("zero_stage: torchtitan: has no 1")
+
+
+def test_a_space_of_nothing_that_a_framework_has_says_so() -> None:
+    request = _with_space(weight_parallel=("isp",))
+    trainer = TrainerSpec(profile="gpt-neox")
+    report = _search(replace(request, scenario=replace(request.scenario, trainer=trainer)))
+    (out,) = report.ruled_out
+    assert ("trainer", count_points(request)) == (out.verdict, out.num_strategies)
+    assert "weight_parallel: gpt-neox: has no isp" in out.reason
+    assert any("no strategy of the space can run" in note for note in report.notes)
+
+
+def test_overlaps_that_hide_the_same_are_tried_once() -> None:
+    """FSDP2 hides what data-parallel ranks exchange whatever is asked."""
+    trainer = TrainerSpec(profile="torchtitan")
+    request = _with_space(overlaps=(), zero_stages=(3,), weight_parallel=())
+    space = resolve_space(replace(request, scenario=replace(_SCENARIO, trainer=trainer)))
+    assert ((0,), (2,)) == space.rows_of("overlap")
+    points = space.piece(0, space.num_points)
+    hidden = {points.scenario(0).trainer.resolve().overlaps_gradient_reduction}
+    assert {True} == hidden
+
+
 def test_the_best_is_the_best_of_all_simulations() -> None:
     """All of them are simulated, in a space that is small."""
     request = _with_space(tp=(1,), pp=(1, 2), micro_batch_sizes=(2,), zero_stages=(1,))

@@ -100,7 +100,10 @@ _MIXTRAL = find_model("mixtral-8x7b")
         (ParallelLayout(dp=4, pp=2), {"zero_stage": 3, "trainer": _trained_by("torchtitan")}),
         (
             ParallelLayout(pp=4),
-            {"pipeline_schedule": "dualpipe", "trainer": _trained_by("megatron-core")},
+            {
+                "pipeline_schedule": "dualpipe",
+                "trainer": _trained_by("megatron-core", can="{}"),
+            },
         ),
         (ParallelLayout(tp=4), {"weight_parallel": "isp", "trainer": _trained_by("internevo")}),
         (ParallelLayout(cp=4), {"trainer": _trained_by("megatron-core")}),
@@ -115,7 +118,10 @@ _MIXTRAL = find_model("mixtral-8x7b")
         (ParallelLayout(tp=8), {"trainer": _trained_by("plain", launch_us="200")}),
         (
             ParallelLayout(pp=4),
-            {"pipeline_schedule": "zero_bubble_h1", "trainer": _trained_by("megatron-core")},
+            {
+                "pipeline_schedule": "zero_bubble_h1",
+                "trainer": _trained_by("megatron-core", can="{}"),
+            },
         ),
     ],
 )

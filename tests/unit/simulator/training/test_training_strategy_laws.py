@@ -35,6 +35,7 @@ _MODELS = (
     _MIXTRAL,
     _DEEPSEEK,
 )
+_TRAINERS = ("plain", "torchtitan", "megatron-core", "megatron-deepspeed", "internevo")
 _SCHEDULES = (
     *("one_f_one_b", "gpipe", "interleaved", "zero_bubble_h1", "zero_bubble_v", "dualpipe"),
 )
@@ -58,7 +59,7 @@ def _requests(draw: st.DrawFn) -> TrainingSearchRequest:
         recompute_layers=draw(st.sampled_from((0, 2))),
         expert_tp=draw(st.sampled_from((0, 2))) if model.moe else 0,
         trainer=TrainerSpec(
-            profile=draw(st.sampled_from(("plain", "torchtitan"))),
+            profile=draw(st.sampled_from(_TRAINERS)),
             rules=draw(st.sampled_from(({}, {"attention": "unfused"}))),
         ),
     )
@@ -82,8 +83,10 @@ def _requests(draw: st.DrawFn) -> TrainingSearchRequest:
 
 
 def _sample(space: StrategySpace, draws: list[float]) -> Strategies:
-    places = sorted({int(ratio * space.num_points) for ratio in draws})
-    return space.piece(0, space.num_points).take(np.array(places))
+    """Return some points, those included that have what the framework has in no strategy."""
+    whole = dataclasses.replace(space, blocks=space.whole)
+    places = sorted({int(ratio * whole.num_points) for ratio in draws})
+    return whole.piece(0, whole.num_points).take(np.array(places))
 
 
 _ratios = st.floats(min_value=0, max_value=1, exclude_max=True)
@@ -100,6 +103,21 @@ def test_a_strategy_is_legal_where_the_simulator_finds_nothing_wrong(
     verdict = judge_legality(chosen)
     reasons = [explain(chosen, row) for row in range(len(chosen))]
     assert [not reason for reason in reasons] == (verdict == LEGAL).tolist()
+
+
+@given(request=_requests(), draws=_places)
+@settings(max_examples=60, deadline=None)
+def test_no_legal_strategy_has_a_value_that_was_cut(
+    request: TrainingSearchRequest, draws: list[float]
+) -> None:
+    """But for overlaps that hide the same as another, which is left."""
+    space = resolve_space(request)
+    chosen = _sample(space, draws)
+    legal = chosen.take(judge_legality(chosen) == LEGAL)
+    for whole, block in zip(space.whole, space.blocks, strict=True):
+        if whole.names != ("overlap",):
+            columns = (getattr(legal, name).tolist() for name in whole.names)
+            assert set() == set(zip(*columns, strict=True)) - set(block.rows)
 
 
 @cache

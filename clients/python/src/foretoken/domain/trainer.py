@@ -13,6 +13,7 @@ from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
 from foretoken.domain.estimate import DType
 from foretoken.domain.plugins import parse_yaml_value, scan_yaml
+from foretoken.domain.trainer_capability import TrainerCapabilities
 
 DEFAULT_TRAINER = "plain"
 
@@ -84,6 +85,8 @@ class TrainerProfile:
     take besides. An allocator reserves `reserved_ratio` times what tensors occupy; `context_bytes`
     of the device it cannot have (0: what driver, context and communicators take by
     `memory_headroom`).
+
+    `can` bounds the strategies the framework has; nothing else depends on it.
     """
 
     name: str
@@ -152,6 +155,7 @@ class TrainerProfile:
     expert_workspace_bytes: int = 0
     reserved_ratio: float = 1.048
     context_bytes: int = 0
+    can: TrainerCapabilities = field(default_factory=TrainerCapabilities, hash=False)
 
     def __post_init__(self) -> None:
         """Refuse rules no framework can follow."""
@@ -199,7 +203,8 @@ class TrainerSpec:
     """The framework of a scenario: a profile, and what differs from it.
 
     `rules` changes any rule of `TrainerProfile` by its name, its value as YAML:
-    `{overlaps_gradient_reduction: true}`; what only describes a profile is none.
+    `{overlaps_gradient_reduction: true}`; what only describes a profile is none. `{can: "{}"}`
+    lifts the bounds of what the framework can do.
     """
 
     profile: str = DEFAULT_TRAINER

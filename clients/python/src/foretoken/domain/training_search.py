@@ -60,7 +60,8 @@ class TrainingSpace:
     subset of the groups' nodes with `has_subsets`; `partition` of `PARTITIONS` cuts the layers.
 
     `enumeration` of `ENUMERATIONS`: `internevo` takes the points that InternEvo's simulator tries,
-    whatever the axes say.
+    whatever the axes say. With `framework`, one that files are written for, strategies that it
+    cannot run are out, beside those that the scenario's trainer cannot.
     """
 
     devices: tuple[str, ...] = ()
@@ -84,6 +85,7 @@ class TrainingSpace:
     has_subsets: bool = False
     partition: str = "dynamic"
     enumeration: str = "grid"
+    framework: str = ""
 
     def __post_init__(self) -> None:
         """Refuse names there are not and degrees below one."""

@@ -134,7 +134,7 @@ def training(  # noqa: PLR0913, PLR0917 - groups of options
             job = simulator.get_job(effort.job)
         else:
             request = build_training_request(scenario, question, cluster, space, effort)
-            generated.check_request(request)
+            request = generated.bound_request(request)
             job = simulator.create_training_search(request)
             note_search(job)
         report = _watch(simulator, job)

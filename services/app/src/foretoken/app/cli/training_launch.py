@@ -1,7 +1,7 @@
 """From an answer about training to files that start it: `--generate`."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from foretoken.domain.training_search import (
     TrainingSearchReport,
     TrainingSearchRequest,
 )
-from foretoken.simulator.launch.framework import all_frameworks
+from foretoken.simulator.launch.framework import all_frameworks, choose_framework
 
 _PANEL = "Results"
 
@@ -62,20 +62,27 @@ class GenerateOptions:
         if self.generate is not None and not has_finalists:
             raise typer.BadParameter("--generate needs a simulated strategy: --finalists 1 or more")
 
-    def check_request(self, request: TrainingSearchRequest) -> None:
-        """Refuse a search whose answers the framework cannot run.
+    def bound_request(self, request: TrainingSearchRequest) -> TrainingSearchRequest:
+        """Return a search bounded by what the framework can run; whose it is, is told.
 
         Raises:
-            InvalidRequestError: it has not the model or its number format, or all pipelines have
-                devices of several types.
+            InvalidRequestError: it has not the model or its number format, the devices fill no
+                whole nodes, or all pipelines have devices of several types.
 
         """
         if self.generate is None:
-            return
+            return request
         # Most searches write none, and what writes them takes numeric libraries.
         from foretoken.simulator.launch.write_training import check_framework_has
 
         check_framework_has(request.scenario, self.framework)
+        framework = choose_framework(request.scenario, self.framework)
+        profile = request.scenario.trainer.profile
+        if profile not in framework.profiles[:1]:
+            note(
+                f"files are written for {framework.name}: what it cannot run is left out; times are"
+                f" by the rules of {profile}, not of {framework.profiles[0]}"
+            )
         space = request.space
         devices = dict.fromkeys(group.device for group in space.node_groups)
         if len(devices) > 1 and not space.has_subsets:
@@ -84,6 +91,7 @@ class GenerateOptions:
                 f"no framework runs a pipeline over {' and '.join(devices)}: leave it out, or add"
                 " --subsets, which also tries one type alone",
             )
+        return replace(request, space=replace(space, framework=framework.name))
 
 
 def launch_scenario(scenario: TrainingScenario, folder: Path, framework: str = "") -> None:

@@ -9,9 +9,11 @@ from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
 from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.trainer_capability import TrainerCapabilities
 from foretoken.simulator.rank import even_layers
 from foretoken.simulator.training.recompute import selected_modules
 from foretoken.simulator.training.schedule import find_schedule
+from foretoken.simulator.training.trainer_limit import StrategyFigures, TrainerBound, list_lacks
 from foretoken.simulator.training.zero import num_shards
 
 # What a simulation of a step does not say, told with every script.
@@ -68,6 +70,7 @@ class LaunchedStrategy:
     shard_degree: int = 1
     sequence_parallel: bool = False
     context_parallel: str = "ring"
+    weight_parallel: str = ""
     recompute: str = "none"
     recompute_layers: int = 0
     recompute_modules: tuple[str, ...] = ()
@@ -85,6 +88,10 @@ class TrainingFramework(Protocol):
     @property
     def profiles(self) -> Sequence[str]:
         """Trainer profiles that describe it."""
+
+    @property
+    def can(self) -> TrainerCapabilities:
+        """What the release that files are written for can do."""
 
     def launch(self, job: TrainingJob) -> TrainingLaunch:
         """Return what starts a run.
@@ -123,6 +130,11 @@ class Refusals:
         """
         if self.found:
             raise InvalidRequestError.of_violations(self.found)
+
+    def add_lacks(self, scenario: TrainingScenario, can: TrainerCapabilities) -> None:
+        """Note what of a scenario the framework's capabilities have not."""
+        bound = TrainerBound(name=self.framework, can=can)
+        self.found += list_lacks(StrategyFigures.of_scenario(scenario), bound)
 
 
 def topology_of(scenario: TrainingScenario) -> TopologySpec:
@@ -168,8 +180,7 @@ def num_virtual_stages(scenario: TrainingScenario) -> int:
 
 def splits_sequence(scenario: TrainingScenario) -> bool:
     """Tell whether tensor-parallel ranks split tokens between their products."""
-    is_asked = scenario.sequence_parallel or scenario.weight_parallel == "fsp"
-    return is_asked and scenario.layout.tp > 1
+    return scenario.sequence_parallel and scenario.layout.tp > 1
 
 
 def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
@@ -201,6 +212,7 @@ def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
         shard_degree=num_shards(scenario) if scenario.zero_stage else 1,
         sequence_parallel=splits_sequence(scenario),
         context_parallel=scenario.context_parallel if layout.cp > 1 else "ring",
+        weight_parallel=scenario.weight_parallel,
         recompute=scenario.recompute,
         recompute_layers=recompute_layers,
         recompute_modules=modules if scenario.recompute == "selective" else (),
@@ -210,7 +222,7 @@ def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
 
 
 def refuse_common(scenario: TrainingScenario, refusals: Refusals) -> None:
-    """Note what no framework of `trainers/` does."""
+    """Note what no framework of `trainers/` has files for, whatever it can do."""
     devices = {name or scenario.device for name in scenario.stage_devices}
     refusals.add_if(
         devices - {scenario.device},
@@ -225,20 +237,9 @@ def refuse_common(scenario: TrainingScenario, refusals: Refusals) -> None:
     )
     pp, num_micro_batches = scenario.layout.pp, scenario.num_micro_batches
     refusals.add_if(
-        pp == 1 and strategy_of(scenario).pipeline_schedule != "one_f_one_b",
-        "pipeline_schedule",
-        "one stage (pp 1) runs micro batch after micro batch: one_f_one_b",
-    )
-    refusals.add_if(
         scenario.virtual_stages > 1 and num_micro_batches % pp,
         "global_batch_size",
         f"interleaved stages take micro batches in groups of pp ({pp}), not {num_micro_batches}",
-    )
-    refusals.add_if(
-        scenario.weight_parallel in ("msp", "isp"),
-        "weight_parallel",
-        f"{scenario.weight_parallel} is InternEvo's; fsp is what sequence_parallel does, and"
-        " zero_stage splits weights over data-parallel ranks",
     )
 
 

@@ -9,7 +9,7 @@ import yaml
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.simulator.launch.framework import all_frameworks, find_framework
+from foretoken.simulator.launch.framework import choose_framework
 from foretoken.simulator.launch.generated_file import (
     dump_manifests,
     render_scenario,
@@ -44,7 +44,7 @@ def write_training_launch(
         UnknownPluginError: there is no such framework.
 
     """
-    trainer = find_framework(framework) if framework else _find_framework_of(scenario)
+    trainer = choose_framework(scenario, framework)
     check_launched(scenario)
     job = plan_job(scenario)
     launch = trainer.launch(job)
@@ -87,7 +87,7 @@ def check_framework_has(scenario: TrainingScenario, framework: str = "") -> None
         UnknownPluginError: there is no such framework.
 
     """
-    trainer = find_framework(framework) if framework else _find_framework_of(scenario)
+    trainer = choose_framework(scenario, framework)
     alone = replace(scenario, layout=ParallelLayout(), stage_layers=(), stage_devices=())
     try:
         trainer.launch(plan_job(alone))
@@ -95,18 +95,6 @@ def check_framework_has(scenario: TrainingScenario, framework: str = "") -> None
         found = [item for item in err.violations if item.field.split(".")[0] in _OF_ALL_LAYOUTS]
         if found:
             raise InvalidRequestError.of_violations(found) from None
-
-
-def _find_framework_of(scenario: TrainingScenario) -> TrainingFramework:
-    profile = scenario.trainer.profile
-    for trainer in all_frameworks().values():
-        if profile in trainer.profiles:
-            return trainer
-    raise InvalidRequestError.of_field(
-        "trainer.profile",
-        f"files are written for {', '.join(all_frameworks())}, not for {profile}: choose one with"
-        " --framework",
-    )
 
 
 def _describe(job: TrainingJob, launch: TrainingLaunch, trainer: TrainingFramework) -> str:

@@ -50,6 +50,7 @@ _VERDICT_NAMES = {
     "recompute_layers": "fewer layers than are recomputed",
     "pipeline_schedule": "the schedule has no order for it",
     "num_micro_batches": "the schedule has no order for it",
+    "trainer": "the framework cannot do it",
 }
 # Steps longer than this are told in seconds.
 _MS_IN_SECONDS = 10_000.0

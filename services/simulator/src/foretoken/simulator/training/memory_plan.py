@@ -30,6 +30,7 @@ from foretoken.simulator.training.schedule import (
 )
 from foretoken.simulator.training.stage_hardware import stage_devices
 from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
+from foretoken.simulator.training.trainer_limit import check_trainer
 
 
 def plan_memory(scenario: TrainingScenario) -> TrainingMemoryReport:
@@ -38,11 +39,13 @@ def plan_memory(scenario: TrainingScenario) -> TrainingMemoryReport:
     A layout that does not fit the model is a result with its reason. Moments have no time.
 
     Raises:
-        InvalidRequestError: the batch does not divide, or rules contradict each other.
+        InvalidRequestError: the batch does not divide, rules contradict each other, or the trainer
+            cannot do what is asked.
         UnknownPluginError: no pipeline schedule or trainer of that name.
 
     """
     check_scenario(scenario, find_schedule(scenario.pipeline_schedule))
+    check_trainer(scenario)
     report = TrainingMemoryReport(
         num_devices=scenario.layout.num_devices,
         device_memory_bytes=min(find_device(name).memory_bytes for name in stage_devices(scenario)),

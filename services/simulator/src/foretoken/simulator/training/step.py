@@ -41,6 +41,7 @@ from foretoken.simulator.training.schedule import (
 from foretoken.simulator.training.stage_hardware import stage_devices
 from foretoken.simulator.training.stage_operators import StepOperators, lower_step
 from foretoken.simulator.training.timeline import draw_spans
+from foretoken.simulator.training.trainer_limit import check_trainer
 from foretoken.simulator.training.trainer_note import list_trainer_notes
 from foretoken.simulator.training.variability import (
     ESTIMATE,
@@ -64,12 +65,14 @@ def simulate_training(
     second case the other figures are there.
 
     Raises:
-        InvalidRequestError: the batch does not divide, or rules contradict each other.
+        InvalidRequestError: the batch does not divide, rules contradict each other, or the trainer
+            cannot do what is asked.
         UnknownPluginError: no pipeline schedule or trainer of that name.
 
     """
     schedule = find_schedule(scenario.pipeline_schedule)
     check_scenario(scenario, schedule)
+    check_trainer(scenario)
     report = TrainingReport(
         num_devices=scenario.layout.num_devices,
         num_micro_batches=scenario.num_micro_batches,

@@ -107,12 +107,15 @@ class TrainingSpace(_message.Message):
     SUBSETS_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     ENUMERATION_FIELD_NUMBER: _builtins.int
+    FRAMEWORK_FIELD_NUMBER: _builtins.int
     subsets: _builtins.bool
     """Whether every subset of the groups' nodes is tried. False: all nodes are used."""
     partition: _builtins.str
     """How layers are cut to stages that differ: "even", "min_max", "dynamic", "ilp" or "brute_force". Not set: "dynamic"."""
     enumeration: _builtins.str
     """Whose points: "grid" or "internevo". Not set: "grid"."""
+    framework: _builtins.str
+    """Files of this framework are to be written for the answer: what it cannot run is out. Empty: none."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of devices to compare. Empty: the scenario's."""
@@ -209,10 +212,11 @@ class TrainingSpace(_message.Message):
         subsets: _builtins.bool = ...,
         partition: _builtins.str | None = ...,
         enumeration: _builtins.str | None = ...,
+        framework: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_enumeration", b"_enumeration", "_partition", b"_partition", "enumeration", b"enumeration", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enumeration", b"_enumeration", "_partition", b"_partition", "cp", b"cp", "device_count", b"device_count", "devices", b"devices", "enumeration", b"enumeration", "ep", b"ep", "global_batch_sizes", b"global_batch_sizes", "micro_batch_sizes", b"micro_batch_sizes", "node_groups", b"node_groups", "overlaps", b"overlaps", "partition", b"partition", "pipeline_schedules", b"pipeline_schedules", "pp", b"pp", "recompute", b"recompute", "sequence_parallel", b"sequence_parallel", "subsets", b"subsets", "tp", b"tp", "usd_per_hour", b"usd_per_hour", "virtual_stages", b"virtual_stages", "weight_degrees", b"weight_degrees", "weight_parallel", b"weight_parallel", "zero_stages", b"zero_stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enumeration", b"_enumeration", "_partition", b"_partition", "cp", b"cp", "device_count", b"device_count", "devices", b"devices", "enumeration", b"enumeration", "ep", b"ep", "framework", b"framework", "global_batch_sizes", b"global_batch_sizes", "micro_batch_sizes", b"micro_batch_sizes", "node_groups", b"node_groups", "overlaps", b"overlaps", "partition", b"partition", "pipeline_schedules", b"pipeline_schedules", "pp", b"pp", "recompute", b"recompute", "sequence_parallel", b"sequence_parallel", "subsets", b"subsets", "tp", b"tp", "usd_per_hour", b"usd_per_hour", "virtual_stages", b"virtual_stages", "weight_degrees", b"weight_degrees", "weight_parallel", b"weight_parallel", "zero_stages", b"zero_stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enumeration: _TypeAlias = _typing.Literal["enumeration"]  # noqa: Y015
     _WhichOneofArgType__enumeration: _TypeAlias = _typing.Literal["_enumeration", b"_enumeration"]  # noqa: Y015

@@ -13,7 +13,7 @@ from foretoken.domain.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.trainer import TrainerProfile, find_trainer
 from foretoken.simulator.launch.documented_option import find_options, flatten
 from foretoken.simulator.launch.megatron_model import refuse_model
 from foretoken.simulator.launch.shell_script import (
@@ -31,21 +31,16 @@ from foretoken.simulator.launch.trainer import (
     Refusals,
     TrainingJob,
     TrainingLaunch,
-    chunk_layers,
     refuse_common,
     splits_sequence,
-    strategy_of,
 )
 from foretoken.simulator.rank import even_layers
-from foretoken.simulator.training.zero import num_replicas, num_shards
 
 _RELEASE = "0.17.6"
 _COMMIT = "207b2d5aad1eea98464c37e0b991be6f8937226f"
 _IMAGE = "nvcr.io/nvidia/pytorch:25.09-py3"
 _CONFIG = "deepspeed.json"
 _GRADIENTS_STAGE = 2
-_SCHEDULES = ("one_f_one_b", "zero_bubble_h1")
-_DTYPES = (DType.BF16, DType.FP16, DType.FP32)
 
 
 class DeepSpeed:
@@ -53,6 +48,7 @@ class DeepSpeed:
 
     name = "deepspeed"
     profiles = ("megatron-deepspeed", "megatron-deepspeed-bf16", "deepspeed-zero3-2021")
+    can = find_trainer("megatron-deepspeed").can
 
     def launch(self, job: TrainingJob) -> TrainingLaunch:
         """Return what starts a run."""
@@ -151,67 +147,10 @@ _DATA = (
 
 def _refuse(scenario: TrainingScenario) -> None:
     refusals = Refusals(DeepSpeed.name)
-    layout = scenario.layout
     refuse_common(scenario, refusals)
-    refusals.add_if(
-        scenario.pipeline_schedule not in _SCHEDULES,
-        "pipeline_schedule",
-        f"has no {scenario.pipeline_schedule}; {' and '.join(_SCHEDULES)} can be written",
-    )
-    refusals.add_if(
-        scenario.virtual_stages > 1, "virtual_stages", "a rank holds one chunk of layers: set it 1"
-    )
-    refusals.add_if(
-        len(set(chunk_layers(scenario))) > 1,
-        "stage_layers",
-        "its pipeline cuts layers evenly: choose pp that divides them",
-    )
-    refusals.add_if(
-        layout.cp > 1 and scenario.context_parallel == "ring",
-        "context_parallel",
-        "exchanges heads (Ulysses): all_to_all",
-    )
-    refusals.add_if(
-        layout.cp > 1 and layout.tp * layout.pp > 1,
-        "layout.cp",
-        "its sequence parallelism goes without tp and pp: set them 1",
-    )
-    refusals.add_if(
-        scenario.dtype not in _DTYPES,
-        "dtype",
-        f"{scenario.dtype.name.lower()} has no option; bf16, fp16 and fp32 have",
-    )
-    _refuse_states(scenario, refusals)
+    refusals.add_lacks(scenario, DeepSpeed.can)
     _refuse_geometry(scenario.model, refusals)
-    _refuse_experts(scenario, refusals)
     refusals.finish()
-
-
-def _refuse_states(scenario: TrainingScenario, refusals: Refusals) -> None:
-    strategy = strategy_of(scenario)
-    refusals.add_if(
-        scenario.zero_stage >= _GRADIENTS_STAGE and scenario.layout.pp > 1,
-        "zero_stage",
-        f"{scenario.zero_stage} goes with no pipeline; 0 and 1 do",
-    )
-    refusals.add_if(
-        scenario.zero_stage and num_shards(scenario) != num_replicas(scenario),
-        "shard_degree",
-        "states are split over all ranks that hold the same: set it 0",
-    )
-    refusals.add_if(
-        strategy.recompute_layers, "recompute_layers", "recomputes all layers: set it 0"
-    )
-    refusals.add_if(
-        set(strategy.recompute_modules) - {"core_attention"},
-        "recompute_modules",
-        "selective recomputes core_attention alone",
-    )
-    refusals.add_if(
-        scenario.partitions_activations and scenario.layout.tp == 1,
-        "partitions_activations",
-        "splits over tp, which is 1",
-    )
 
 
 def _refuse_geometry(model: ModelArchitecture, refusals: Refusals) -> None:
@@ -219,28 +158,16 @@ def _refuse_geometry(model: ModelArchitecture, refusals: Refusals) -> None:
     refusals.add_if(model.mla, "model.mla", "has no latent attention; megatron-core has")
     for field in ("has_qk_norm", "sliding_window"):
         refusals.add_if(getattr(model, field), f"model.{field}", "has none; megatron-core has")
+    moe = model.moe
+    refusals.add_if(
+        moe and (moe.num_shared_experts or moe.num_dense_layers),
+        "model.moe",
+        "has no shared experts, and experts in every layer; megatron-core has both",
+    )
     refusals.add_if(
         model.has_qkv_bias and not model.has_bias,
         "model.has_qkv_bias",
         "all projections have biases or none; megatron-core has them for attention alone",
-    )
-
-
-def _refuse_experts(scenario: TrainingScenario, refusals: Refusals) -> None:
-    moe, layout = scenario.model.moe, scenario.layout
-    if moe is None:
-        return
-    width = expert_mesh(layout, scenario.expert_tp).tp
-    refusals.add_if(
-        moe.num_shared_experts or moe.num_dense_layers,
-        "model.moe",
-        "has no shared experts, and experts in every layer; megatron-core has both",
-    )
-    refusals.add_if(layout.pp > 1, "layout.pp", "a model with experts has no pipeline: set it 1")
-    refusals.add_if(
-        width not in (1, layout.tp),
-        "expert_tp",
-        f"experts are split over all ranks of tp ({layout.tp}) or none (1)",
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from foretoken.domain.estimate import DType
 from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.trainer import TrainerProfile, find_trainer
 from foretoken.simulator.launch.documented_option import find_options
 from foretoken.simulator.launch.megatron_model import model_options, refuse_model
 from foretoken.simulator.launch.shell_script import (
@@ -34,8 +34,6 @@ from foretoken.simulator.launch.trainer import (
     splits_sequence,
     strategy_of,
 )
-from foretoken.simulator.training.operator_recompute import EVERY_OTHER_MATMUL
-from foretoken.simulator.training.recompute import is_by_operator
 from foretoken.simulator.training.zero import num_replicas, num_shards
 
 _RELEASE = "core_v0.15.0"
@@ -46,7 +44,6 @@ _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 # Megatron's names of the modules that differ from the scenario's.
 _MODULES = {"core_attention": "core_attn"}
 _EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
-_DTYPES = (DType.BF16, DType.FP16, DType.FP8, DType.FP32)
 # What may count as a layer when layers are cut to chunks.
 _ENDS: tuple[tuple[str, ...], ...] = ((), ("loss",), ("embedding",), ("embedding", "loss"))
 
@@ -56,6 +53,7 @@ class MegatronCore:
 
     name = "megatron-core"
     profiles = ("megatron-core", "megatron-lm-2022", "megatron-lm-2021", "plain")
+    can = find_trainer("megatron-core").can
 
     def launch(self, job: TrainingJob) -> TrainingLaunch:
         """Return what starts a run."""
@@ -144,61 +142,10 @@ _RUN: Mapping[str, object] = {
 
 def _refuse(scenario: TrainingScenario) -> None:
     refusals = Refusals(MegatronCore.name)
-    layout = scenario.layout
     refuse_common(scenario, refusals)
     refuse_model(scenario.model, refusals)
-    refusals.add_if(
-        scenario.pipeline_schedule not in ("one_f_one_b", "interleaved"),
-        "pipeline_schedule",
-        f"has no {scenario.pipeline_schedule}; one_f_one_b and interleaved can be written",
-    )
-    refusals.add_if(
-        layout.cp > 1 and scenario.sequence_length % (2 * layout.cp),
-        "sequence_length",
-        f"must be a multiple of twice cp, {2 * layout.cp}",
-    )
-    refusals.add_if(
-        scenario.model.moe and layout.tp > 1 and not splits_sequence(scenario),
-        "sequence_parallel",
-        "experts with tensor parallelism need it: set it true",
-    )
-    refusals.add_if(
-        scenario.model.moe and scenario.dtype not in (DType.BF16, DType.FP8),
-        "dtype",
-        "grouped products of experts are in bf16 or fp8",
-    )
-    refusals.add_if(
-        scenario.dtype not in _DTYPES,
-        "dtype",
-        f"{scenario.dtype.name.lower()} has no option; bf16, fp16, fp8 and fp32 have",
-    )
-    _refuse_states(scenario, refusals)
+    refusals.add_lacks(scenario, MegatronCore.can)
     refusals.finish()
-
-
-def _refuse_states(scenario: TrainingScenario, refusals: Refusals) -> None:
-    recompute, layout = scenario.recompute, scenario.layout
-    refusals.add_if(
-        scenario.zero_stage >= _GRADIENTS_STAGE and layout.pp > 1,
-        "zero_stage",
-        f"{scenario.zero_stage} is Megatron-FSDP, which is not for pipelines; 0 and 1 are",
-    )
-    refusals.add_if(
-        recompute == "selective" and strategy_of(scenario).recompute_layers,
-        "recompute_layers",
-        "selective is of all layers (0); full has a number",
-    )
-    refusals.add_if(
-        is_by_operator(scenario),
-        "recompute_modules",
-        f"selective goes by module: name others than {EVERY_OTHER_MATMUL}",
-    )
-    refusals.add_if(
-        scenario.partitions_activations and (layout.tp == 1 or splits_sequence(scenario)),
-        "partitions_activations",
-        "saved inputs are split with tp of at least 2 and without sequence_parallel, which splits"
-        " them anyway",
-    )
 
 
 def _layout_options(scenario: TrainingScenario) -> Mapping[str, object]:
@@ -359,15 +306,7 @@ def _kernel_options(scenario: TrainingScenario, trainer: TrainerProfile) -> Mapp
 
 
 def _overlaps_experts(scenario: TrainingScenario, trainer: TrainerProfile) -> bool:
-    """Tell whether the exchange of tokens is hidden, which Megatron does not do with everything.
-
-    Source: `megatron/core/transformer/transformer_config.py`, checks of
-    overlap_moe_expert_parallel_comm.
-    """
-    is_cut = scenario.layout.pp == 1 or scenario.virtual_stages > 1
-    is_recomputed = scenario.recompute == "full" or "moe" in scenario.recompute_modules
-    can_overlap = scenario.layout.ep > 1 and is_cut and not is_recomputed
-    return trainer.overlaps_expert_exchange and can_overlap
+    return trainer.overlaps_expert_exchange and scenario.layout.ep > 1
 
 
 def _prepare(scenario: TrainingScenario) -> Sequence[str]:
@@ -414,12 +353,6 @@ def _remarks(scenario: TrainingScenario, trainer: TrainerProfile) -> list[str]:
         remarks.append("`--tp-comm-overlap` needs an MPI or NCCL bootstrap of user buffers")
     if trainer.overlaps_parameter_gather and not trainer.overlaps_gradient_reduction:
         remarks.append("parameters are not gathered ahead: that needs overlaps_gradient_reduction")
-    is_asked = trainer.overlaps_expert_exchange and scenario.layout.ep > 1
-    if is_asked and not _overlaps_experts(scenario, trainer):
-        remarks.append(
-            "tokens are exchanged between experts in the open: hiding that needs no"
-            " pipeline or an interleaved one, and neither recompute full nor that of moe"
-        )
     if trainer.dispatch_dtype is not None and scenario.layout.ep > 1:
         name = trainer.dispatch_dtype.name.lower()
         remarks.append(f"tokens are sent to experts as activations are, not in {name}")

@@ -15,6 +15,7 @@ from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.placement import expert_mesh
 from foretoken.domain.plugins import scan_yaml
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.trainer import find_trainer
 from foretoken.simulator.launch.documented_option import find_options, flatten
 from foretoken.simulator.launch.shell_script import Program, count_devices, render_script
 from foretoken.simulator.launch.toml_text import render_toml
@@ -32,7 +33,6 @@ from foretoken.simulator.launch.trainer import (
     strategy_of,
 )
 from foretoken.simulator.training.operator_recompute import EVERY_OTHER_MATMUL
-from foretoken.simulator.training.recompute import is_by_operator
 from foretoken.simulator.training.zero import num_shards
 
 _RELEASE = "0.2.2"
@@ -69,6 +69,7 @@ class Torchtitan:
 
     name = "torchtitan"
     profiles = ("torchtitan",)
+    can = find_trainer("torchtitan").can
 
     def launch(self, job: TrainingJob) -> TrainingLaunch:
         """Return what starts a run."""
@@ -149,38 +150,8 @@ def _read_modules(table: Mapping[str, object]) -> tuple[str, ...]:
 def _refuse(scenario: TrainingScenario) -> tuple[str, str]:
     """Return the model's name and flavor, or raise what torchtitan does not do."""
     refusals = Refusals(Torchtitan.name)
-    layout = scenario.layout
     refuse_common(scenario, refusals)
-    refusals.add_if(
-        scenario.pipeline_schedule not in _SCHEDULES,
-        "pipeline_schedule",
-        f"has no {scenario.pipeline_schedule}; {', '.join(_SCHEDULES)} can be written",
-    )
-    refusals.add_if(
-        layout.tp > 1 and not scenario.sequence_parallel,
-        "sequence_parallel",
-        "tensor parallelism always splits tokens between products: set it true",
-    )
-    refusals.add_if(
-        scenario.weight_parallel == "fsp", "weight_parallel", "leave it empty: sequence_parallel"
-    )
-    refusals.add_if(
-        scenario.context_parallel == "all_to_all" and layout.cp > 1,
-        "context_parallel",
-        "exchanges keys and values: ring",
-    )
-    refusals.add_if(
-        scenario.sequence_length % (2 * layout.cp * layout.tp),
-        "sequence_length",
-        f"must be a multiple of 2 * cp * tp, {2 * layout.cp * layout.tp}",
-    )
-    refusals.add_if(
-        scenario.dtype not in _PRECISIONS,
-        "dtype",
-        f"{scenario.dtype.name.lower()} has no option; bf16, fp8 and fp32 have",
-    )
-    _refuse_states(scenario, refusals)
-    _refuse_experts(scenario, refusals)
+    refusals.add_lacks(scenario, Torchtitan.can)
     flavor = _find_flavor(scenario.model)
     refusals.add_if(
         not flavor,
@@ -190,70 +161,12 @@ def _refuse(scenario: TrainingScenario) -> tuple[str, str]:
     )
     name, _, kind = flavor.partition("/")
     refusals.add_if(
-        name in _WITHOUT_CONTEXT and layout.cp > 1,
+        name in _WITHOUT_CONTEXT and scenario.layout.cp > 1,
         "layout.cp",
         f"its {name} runs FlexAttention, which is not split by context: set it 1",
     )
     refusals.finish()
     return name, kind
-
-
-def _refuse_states(scenario: TrainingScenario, refusals: Refusals) -> None:
-    layout, stage = scenario.layout, scenario.zero_stage
-    refusals.add_if(
-        scenario.recompute == "selective" and not is_by_operator(scenario),
-        "recompute_modules",
-        f"selective goes by operator, not by module: {EVERY_OTHER_MATMUL} alone can be written",
-    )
-    refusals.add_if(
-        strategy_of(scenario).recompute_layers,
-        "recompute_layers",
-        "recomputes all layers of a chunk (0) or every n-th, not the first",
-    )
-    refusals.add_if(
-        scenario.partitions_activations, "partitions_activations", "sequence_parallel splits them"
-    )
-    if stage == 0:
-        refusals.add_if(
-            layout.num_devices > layout.dp,
-            "zero_stage",
-            "0 (DDP) goes with no other axis; 2 and 3 (FSDP) do",
-        )
-        return
-    refusals.add_if(
-        stage == 1, "zero_stage", "has 0 (DDP), 2 and 3 (FSDP without and with resharding)"
-    )
-    refusals.add_if(
-        num_shards(scenario) == 1, "zero_stage", "one rank has nothing to share: set it 0"
-    )
-    refusals.add_if(
-        num_shards(scenario) % layout.cp,
-        "shard_degree",
-        f"weights are split over all ranks of cp: must be a multiple of {layout.cp}",
-    )
-
-
-def _refuse_experts(scenario: TrainingScenario, refusals: Refusals) -> None:
-    layout = scenario.layout
-    if scenario.model.moe is None:
-        return
-    width = expert_mesh(layout, scenario.expert_tp).tp
-    refusals.add_if(
-        width not in (1, layout.tp),
-        "expert_tp",
-        f"experts are split over all ranks of tp ({layout.tp}) or none (1)",
-    )
-    spread = num_shards(scenario) * (layout.tp if width == 1 else 1)
-    refusals.add_if(
-        scenario.zero_stage and spread % layout.ep,
-        "layout.ep",
-        f"experts lie on the {spread} ranks that share weights: must divide them",
-    )
-    refusals.add_if(
-        layout.ep == 1 and width != layout.tp,
-        "expert_tp",
-        f"without expert parallelism experts are split as all else: {layout.tp}",
-    )
 
 
 def _run_tables(scenario: TrainingScenario, name: str, flavor: str) -> Tables:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.training_search import TrainingSearchRequest
 from foretoken.domain.units import US_PER_S
@@ -21,7 +22,11 @@ from foretoken.simulator.search.placement.layer_cutter import LayerCut, LayerCut
 from foretoken.simulator.search.placement.placed_timer import time_placed
 from foretoken.simulator.search.placement.stage_book import StageBook
 from foretoken.simulator.search.placement.stage_prices import StagePrices
-from foretoken.simulator.search.placement.strategy import PlacedStrategy, PlacementSpace
+from foretoken.simulator.search.placement.strategy import (
+    PlacedStrategy,
+    PlacementSpace,
+    StageWork,
+)
 from foretoken.simulator.search.placement.ties import find_placed_ties
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import (
@@ -31,9 +36,11 @@ from foretoken.simulator.search.training.closed_form import (
     count_kept,
     rank_kept,
 )
+from foretoken.simulator.search.training.legality import TRAINER
 from foretoken.simulator.search.training.survey import MEMORY, Survey, SurveyRules
 from foretoken.simulator.training.efficiency import count_step_flops
 from foretoken.simulator.training.schedule import find_schedule
+from foretoken.simulator.training.trainer_limit import StrategyFigures, list_lacks
 
 # More than any degree, and than any micro batch.
 _RADIX = 4096
@@ -104,6 +111,7 @@ class _Placing:
         self._points = list(space.strategies())
         self._columns = list_columns(space, self._points)
         self._verdicts = _Verdicts()
+        self._lacks: dict[tuple[StageWork, int, str, int], str] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -150,12 +158,25 @@ class _Placing:
         return True
 
     def _check_work(self, row: int) -> bool:
-        error = self.prices.error_of(self._points[row])
+        point = self._points[row]
+        error = self.prices.error_of(point)
         if error is None:
-            return True
+            if lack := self._find_lack(point):
+                self._verdicts.add(TRAINER, row, lack)
+            return not lack
         name = error.violations[0].field if error.violations else "scenario"
         self._verdicts.add(name, row, error.message)
         return False
+
+    def _find_lack(self, point: PlacedStrategy) -> str:
+        """Return what a framework has not of a strategy; empty where all have all."""
+        num_stages = len(point.pipeline.stages)
+        key = (point.work, num_stages, point.schedule, point.virtual_stages)
+        if key not in self._lacks:
+            figures = StrategyFigures.of_scenario(self._space.scenario_of(point, ()))
+            lacks = [lack for bound in self._space.bounds for lack in list_lacks(figures, bound)]
+            self._lacks[key] = InvalidRequestError.of_violations(lacks).message
+        return self._lacks[key]
 
     def _rule_out(self, verdict: str, rows: Sequence[int], reason: str) -> None:
         first = self._columns.take(np.array(rows, dtype=np.int64))

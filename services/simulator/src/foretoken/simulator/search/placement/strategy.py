@@ -14,6 +14,7 @@ from foretoken.simulator.search.placement.cluster import (
     list_kinds,
     list_pipelines,
 )
+from foretoken.simulator.search.training.trainer_bounds import list_bounds
 from foretoken.simulator.training.schedule import find_schedule
 
 PLAIN_SCHEDULE, _SPLIT, INTERLEAVED = "one_f_one_b", "zero_bubble_h1", "interleaved"
@@ -78,11 +79,13 @@ class PlacementSpace:
 
         Raises:
             UnknownDeviceError, UnknownTopologyError: no such name.
+            UnknownPluginError: no such trainer or framework.
             InvalidRequestError: kinds of nodes that cannot be used.
 
         """
         self.scenario = request.scenario
         self.space = request.space
+        self.bounds = list_bounds(request)
         self.kinds: tuple[NodeKind, ...] = list_kinds(request.space)
         self.pipelines, self.num_orders_left = list_pipelines(
             self.kinds,

@@ -13,7 +13,12 @@ from foretoken.simulator.search.internevo.points import list_points
 from foretoken.simulator.search.training.answers import Answers, list_prices
 from foretoken.simulator.search.training.call_prices import Variants
 from foretoken.simulator.search.training.canonical import find_redundant
-from foretoken.simulator.search.training.legality import LEGAL, VERDICTS, judge_legality
+from foretoken.simulator.search.training.legality import (
+    LEGAL,
+    TRAINER,
+    VERDICTS,
+    judge_legality,
+)
 from foretoken.simulator.search.training.memory_columns import (
     StrategyMemory,
     measure_strategies,
@@ -151,6 +156,9 @@ def _legal_pieces(
     """Yield what can run, about `size` at a time: shapes are lowered once for each piece."""
     is_grid = request.space.enumeration == "grid"
     waiting: list[Strategies] = []
+    if is_grid and space.num_cut:
+        survey.num_points += space.num_cut
+        survey.count_out(TRAINER, space.num_cut, space.find_cut())
     for strategies in _pieces(request, space, size):
         survey.num_points += len(strategies)
         waiting.append(_judge(strategies, space if is_grid else None, survey))

@@ -16,11 +16,18 @@ from foretoken.domain.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags, Ints
 from foretoken.simulator.rank import chunk_ranks, count_parts
 from foretoken.simulator.search.training.strategies import RECOMPUTE_MODES, Strategies
+from foretoken.simulator.search.training.trainer_columns import find_figures
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
 from foretoken.simulator.training.schedule import PipelineSchedule, find_schedule
+from foretoken.simulator.training.trainer_limit import (
+    break_bound,
+    list_lacks,
+)
 from foretoken.simulator.training.zero import ZERO_STAGES
 
 LEGAL = 0
+# The verdict of what the framework cannot do.
+TRAINER = "trainer"
 _NONE = RECOMPUTE_MODES.index("none")
 _MSP, _FSP, _ISP = (WEIGHT_PARALLELS.index(name) for name in ("msp", "fsp", "isp"))
 
@@ -48,7 +55,24 @@ def explain(strategies: Strategies, row: int) -> str:
     if _breaks_devices(one)[0]:
         degrees = f"tp {one.tp[0]} x pp {one.pp[0]} x cp {one.cp[0]}"
         return f"layout: {degrees} does not divide the {one.num_devices[0]} devices"
-    return find_problem(one.scenario(0))
+    return find_problem(one.scenario(0)) or _find_lack(one)
+
+
+def _find_lack(one: Strategies) -> str:
+    """Return what a framework has not of a strategy, in its words."""
+    figures = find_figures(one)
+    for bound in one.source.bounds:
+        if lacks := list_lacks(figures, bound):
+            return InvalidRequestError.of_violations(lacks).message
+    return ""
+
+
+def explain_cut(one: Strategies) -> str:
+    """Return why no strategy of a space has the values of this one, which may break other rules."""
+    return _find_lack(one) or (
+        f"{one.source.bounds[0].name}: hides the same with less overlap, what differs cannot be"
+        " turned on or off"
+    )
 
 
 def find_problem(scenario: TrainingScenario) -> str:
@@ -245,6 +269,16 @@ _ORDER_RULES: dict[str, Callable[[Strategies], Flags]] = {
     "dualpipe": _breaks_dualpipe,
 }
 
+
+def _breaks_trainer(strategies: Strategies) -> Flags:
+    bounds = strategies.source.bounds
+    if not any(bound.can.has or bound.can.conflicts for bound in bounds):
+        return np.zeros(len(strategies), dtype=np.bool_)
+    figures = find_figures(strategies)
+    broken: Flags = np.logical_or.reduce([break_bound(figures, bound) for bound in bounds])
+    return broken
+
+
 # In the order in which they are looked at, after that of the devices.
 _RULES: dict[str, Callable[[Strategies], Flags]] = {
     "batch": _breaks_batch,
@@ -257,6 +291,7 @@ _RULES: dict[str, Callable[[Strategies], Flags]] = {
     "shards": _breaks_shards,
     "recompute_layers": _breaks_recompute,
     "pipeline_schedule": _breaks_schedule,
+    TRAINER: _breaks_trainer,
 }
 VERDICTS = ("devices", *_RULES)
 

@@ -18,7 +18,7 @@ from foretoken.simulator.grid import Ints
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.canonical import REASONS
 from foretoken.simulator.search.training.closed_form import ClosedForm
-from foretoken.simulator.search.training.legality import explain
+from foretoken.simulator.search.training.legality import TRAINER, explain, explain_cut
 from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.search.training.survey import MEMORY, Survey, find_fronts
@@ -168,6 +168,8 @@ def _explain(verdict: str, example: Strategies) -> str:
     """Return in full why a strategy is out."""
     if verdict == MEMORY:
         return plan_memory(example.scenario(0)).feasibility.reason
+    if verdict == TRAINER:
+        return explain_cut(example)
     return REASONS.get(verdict) or explain(example, 0)
 
 

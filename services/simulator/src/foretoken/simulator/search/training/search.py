@@ -34,7 +34,7 @@ def count_points(request: TrainingSearchRequest) -> int:
     check_space(request)
     space = resolve_space(request)
     if request.space.enumeration == "grid":
-        return space.num_points
+        return space.num_points + space.num_cut
     return len(list_points(space.source, request.space))
 
 

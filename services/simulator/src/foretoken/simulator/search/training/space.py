@@ -6,7 +6,8 @@ rank, and by `interleaved` every number that cuts the layers evenly, also with t
 head or both counted as a layer; cp powers of two that leave a rank 2,048 tokens of a sequence; ep
 powers of two that divide the experts; micro batches of 1, 2, 4 and 8 samples; all ZeRO stages,
 overlaps and recompute modes; and weights split by tensor parallelism, without and with sequence
-parallelism, as `msp`, `fsp`, and (without experts) as `isp` over powers of two up to a node.
+parallelism, as `msp`, `fsp`, and (without experts) as `isp` over powers of two up to a node. Of
+these, and of what a space names, values that the framework has in no strategy are cut.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ from foretoken.simulator.search.training.strategies import (
     Strategies,
     StrategySource,
 )
+from foretoken.simulator.search.training.trainer_bounds import find_possible, list_bounds
 from foretoken.simulator.training.scenario_checks import check_scenario
 from foretoken.simulator.training.schedule import find_schedule
 
@@ -61,15 +63,36 @@ class AxisBlock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategySpace:
-    """The product of blocks of axes, the last one fastest."""
+    """The product of blocks of axes, the last one fastest.
+
+    `whole` are the blocks with the values that the framework has in no strategy.
+    """
 
     source: StrategySource
     blocks: tuple[AxisBlock, ...]
+    whole: tuple[AxisBlock, ...]
 
     @property
     def num_points(self) -> int:
         """Points of the space, those included that cannot run."""
         return prod(len(block.rows) for block in self.blocks)
+
+    @property
+    def num_cut(self) -> int:
+        """Points that have a value which the framework has in no strategy."""
+        return prod(len(block.rows) for block in self.whole) - self.num_points
+
+    def find_cut(self) -> Strategies:
+        """Return one of the points that are cut; there must be one."""
+        columns: dict[str, Ints] = {}
+        is_cut = False
+        for whole, block in zip(self.whole, self.blocks, strict=True):
+            left_out = [row for row in whole.rows if row not in block.rows]
+            chosen = (block.rows or left_out) if is_cut else (left_out or block.rows)
+            is_cut = is_cut or bool(left_out)
+            values = zip(block.names, chosen[0], strict=True)
+            columns |= {name: np.array([value]) for name, value in values}
+        return Strategies(source=self.source, **columns)
 
     def rows_of(self, name: str) -> tuple[tuple[int, ...], ...]:
         """Return the combinations of the block that an axis is in."""
@@ -142,8 +165,17 @@ def resolve_space(request: TrainingSearchRequest) -> StrategySpace:
         devices=devices,
         pipeline_schedules=schedules,
         varied=frozenset(varied),
+        bounds=list_bounds(request),
     )
-    return StrategySpace(source=source, blocks=blocks)
+    possible = tuple(_bound(source, block) for block in blocks)
+    return StrategySpace(source=source, blocks=possible, whole=blocks)
+
+
+def _bound(source: StrategySource, block: AxisBlock) -> AxisBlock:
+    """Return a block with the values that the framework has."""
+    possible = find_possible(source, block.names, block.rows)
+    rows = tuple(row for row, is_had in zip(block.rows, possible, strict=True) if is_had)
+    return replace(block, rows=rows)
 
 
 def links_of(scenario: TrainingScenario, device: str) -> TopologySpec:

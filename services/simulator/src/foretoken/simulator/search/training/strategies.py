@@ -11,6 +11,7 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.simulator.grid import Ints
+from foretoken.simulator.training.trainer_limit import TrainerBound
 
 RECOMPUTE_MODES = ("none", "selective", "full")
 _NONE, _SELECTIVE, _FULL = range(len(RECOMPUTE_MODES))
@@ -30,12 +31,14 @@ class StrategySource:
     """What all strategies of a space have: the scenario they vary, and the names of codes.
 
     `varied` are the axes of which the space has several values; names tell of some only then.
+    `bounds` are what frameworks can do: a strategy that one of them cannot do is none.
     """
 
     scenario: TrainingScenario
     devices: tuple[str, ...]
     pipeline_schedules: tuple[str, ...]
     varied: frozenset[str] = frozenset()
+    bounds: tuple[TrainerBound, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -171,12 +174,17 @@ def join_strategies(parts: Sequence[StrategiesT]) -> StrategiesT:
 
 
 def trainer_with(trainer: TrainerSpec, overlap: str) -> TrainerSpec:
-    """Return a framework that hides what one of `OVERLAPS` says, and nothing else."""
+    """Return a framework that hides what one of `OVERLAPS` says of what users turn on and off."""
+    can = trainer.resolve().can
     is_hidden = {
         **dict.fromkeys(_DATA_RULES, overlap != "none"),
         **dict.fromkeys(_OTHER_RULES, overlap == "all"),
     }
-    rules = {name: "true" if hidden else "false" for name, hidden in is_hidden.items()}
+    rules = {
+        name: "true" if hidden else "false"
+        for name, hidden in is_hidden.items()
+        if can.is_switchable(name)
+    }
     return replace(trainer, rules={**trainer.rules, **rules})
 
 

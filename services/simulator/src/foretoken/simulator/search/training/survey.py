@@ -78,8 +78,12 @@ class Survey:
         if count:
             if reason:
                 self.reasons.setdefault(verdict, reason)
-            self._counts[verdict] = self._counts.get(verdict, 0) + count
-            self._examples.setdefault(verdict, strategies.take(np.flatnonzero(rows)[:1]))
+            self.count_out(verdict, count, strategies.take(np.flatnonzero(rows)[:1]))
+
+    def count_out(self, verdict: str, count: int, example: Strategies) -> None:
+        """Count strategies under a verdict, of which one is the example."""
+        self._counts[verdict] = self._counts.get(verdict, 0) + count
+        self._examples.setdefault(verdict, example)
 
     def add(self, answers: Answers, bound: Bound | None = None) -> None:
         """Count strategies that can run, and keep the best that fit.

@@ -1,0 +1,117 @@
+"""What a training framework can do, as the data of a profile: `can` in `trainers/*.yaml`.
+
+An aspect is what a framework may have only some values of: a degree (`pp`), a name
+(`pipeline_schedule`), or whether something is so (`uneven_layers`). What a file does not name is
+unbounded.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+
+# Stands for every degree above 1.
+MORE = "more"
+
+_OVERLAPS = (
+    *("gradient_reduction", "parameter_gather", "tensor_collectives", "tensor_gradients"),
+    *("expert_exchange", "context_exchange"),
+)
+OVERLAP_RULES = tuple(f"overlaps_{name}" for name in _OVERLAPS)
+# By aspect, the key of a scenario to change where a framework has not its value.
+ASPECTS: Mapping[str, str] = {
+    **{axis: f"layout.{axis}" for axis in ("tp", "pp", "cp", "ep")},
+    "virtual_stages": "virtual_stages",
+    "pipeline_schedule": "pipeline_schedule",
+    "uneven_layers": "stage_layers",
+    "sequence_parallel": "sequence_parallel",
+    "uneven_sequence": "sequence_length",
+    "context_parallel": "context_parallel",
+    "weight_parallel": "weight_parallel",
+    "zero_stage": "zero_stage",
+    "shards": "zero_stage",
+    "partial_shards": "shard_degree",
+    "uneven_shards": "shard_degree",
+    "experts": "model.moe",
+    "expert_tp": "expert_tp",
+    "uneven_experts": "layout.ep",
+    "recompute": "recompute",
+    "recompute_modules": "recompute_modules",
+    "partial_recompute": "recompute_layers",
+    "partitions_activations": "partitions_activations",
+    "dtype": "dtype",
+    **{rule: f"trainer.rules.{rule}" for rule in OVERLAP_RULES},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conflict:
+    """Values a framework has not together: one of `of` for each aspect; `why` says what to do."""
+
+    of: Mapping[str, tuple[Any, ...]]
+    why: str
+
+    @property
+    def field(self) -> str:
+        """The key of a scenario that the advice is about: that of the first aspect."""
+        return ASPECTS[next(iter(self.of))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerCapabilities:
+    """What a framework can do.
+
+    `has` are the values of an aspect that there are (aspects that are not named: all). Degrees are
+    numbers, or `more` for all above 1. `virtual_stages` are the chunks of a rank, and an
+    `interleaved` schedule of one chunk is `one_f_one_b`. `sequence_parallel` is true where tp is
+    above 1. `context_parallel` is `none` where cp is 1. `shards` are the ranks that states are
+    split over (1 without ZeRO), `partial_shards` that they are some of those that hold the same,
+    `uneven_shards` that cp does not divide them. `expert_tp` is `none` without experts, else `tp`,
+    `one` or `part`: experts split as all else, not at all, or over some of tp. `uneven_experts`
+    tells that ep does not divide the ranks that split experts' states, `uneven_sequence` that
+    2 * cp * tp does not divide a sequence, `uneven_layers` that chunks of layers differ,
+    `partial_recompute` that some layers of a chunk are recomputed. `recompute_modules` are those of
+    `selective`, and the other names are fields of a scenario or of a trainer's profile.
+
+    `switches` are the `overlaps_` rules that a user of the framework turns on and off (none named:
+    all); the others are as its profile says. `conflicts` are values there are, but not together.
+    `source` says where this was looked up.
+    """
+
+    source: str = ""
+    has: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    switches: tuple[str, ...] | None = None
+    conflicts: tuple[Conflict, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse aspects and rules there are not."""
+        violations = list(_violations(self))
+        if violations:
+            raise InvalidRequestError.of_violations(violations, "can")
+
+    def is_switchable(self, rule: str) -> bool:
+        """Tell whether users turn an `overlaps_` rule on and off."""
+        return self.switches is None or rule in self.switches
+
+    def describe_lack(self, aspect: str, value: object) -> str:
+        """Return that there is no such value of an aspect, and what there is."""
+        named = [str(item) for item in self.has[aspect] if item not in ("", "none")]
+        there = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
+        return f"has no {value}; " + (f"it has {there}" if there else "leave it out")
+
+
+def _violations(capabilities: TrainerCapabilities) -> Iterator[FieldViolation]:
+    known = ", ".join(ASPECTS)
+    named = [("has", aspect) for aspect in capabilities.has]
+    for place, conflict in enumerate(capabilities.conflicts):
+        named += [(f"conflicts[{place}].of", aspect) for aspect in conflict.of]
+        if not conflict.of:
+            yield FieldViolation(f"conflicts[{place}].of", "names nothing")
+    for path, aspect in named:
+        if aspect not in ASPECTS:
+            yield FieldViolation(f"{path}.{aspect}", f"is no aspect; known: {known}")
+    for rule in capabilities.switches or ():
+        if rule not in OVERLAP_RULES:
+            known_rules = ", ".join(OVERLAP_RULES)
+            yield FieldViolation("switches", f"{rule} is none of {known_rules}")
