@@ -173,6 +173,27 @@ def test_collectives_queue_for_those_of_their_own_axis(axis: str, expected_us: f
     assert expected_us == _time(nodes, layers).total_us[0]
 
 
+def test_a_collective_that_takes_no_time_is_not_waited_for() -> None:
+    """Of cases timed together one has no gather, so nothing queues behind its scatter."""
+    layers = range(1)
+    nodes = (
+        _communicate("scatter", 16, layers, Overlap.DEFERRED),
+        _communicate("gather", 8, layers, Overlap.BESIDE, "gemm"),
+        _compute("gemm", 10, layers),
+        _compute("head", 10, layers),
+    )
+    gather_us = np.array([0, 0.5, 8])
+    rules = StreamRules(gap_us=np.zeros(3))
+
+    def duration(node: OperatorNode) -> np.ndarray:
+        is_gather = node.role == "gather"
+        return gather_us if is_gather else np.full(3, float(node.dims["time_us"]))
+
+    time = time_pass(PassNodes(nodes=nodes, layers=layers), duration, rules)
+    assert [20, 16.5 + 10, 16 + 8 + 10] == time.total_us.tolist()
+    assert [0, 16.5 - 10, 16 + 8 - 10] == time.exposed_us["collective", "tp"].tolist()
+
+
 def test_layers_of_two_kinds_are_each_run_with_their_own() -> None:
     nodes = [
         _compute("attention", 1, range(6)),
