@@ -1,18 +1,10 @@
-"""What a training framework can do, as the data of a profile: `can` in `trainers/*.yaml`.
-
-An aspect is what a framework may have only some values of: a degree (`pp`), a name
-(`pipeline_schedule`), or whether something is so (`uneven_layers`). What a file does not name is
-unbounded.
-"""
+"""What a training framework can do, as the data of a profile: `can` in `trainers/*.yaml`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from foretoken.domain.capability import Conflict, Has, find_unknown
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-
-# Stands for every degree above 1.
-MORE = "more"
 
 _OVERLAPS = (
     *("gradient_reduction", "parameter_gather", "tensor_collectives", "tensor_gradients"),
@@ -46,19 +38,6 @@ ASPECTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Conflict:
-    """Values a framework has not together: one of `of` for each aspect; `why` says what to do."""
-
-    of: Mapping[str, tuple[Any, ...]]
-    why: str
-
-    @property
-    def field(self) -> str:
-        """The key of a scenario that the advice is about: that of the first aspect."""
-        return ASPECTS[next(iter(self.of))]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerCapabilities:
     """What a framework can do.
 
@@ -80,7 +59,7 @@ class TrainerCapabilities:
     """
 
     source: str = ""
-    has: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    has: Has = field(default_factory=dict)
     switches: tuple[str, ...] | None = None
     conflicts: tuple[Conflict, ...] = ()
 
@@ -94,24 +73,9 @@ class TrainerCapabilities:
         """Tell whether users turn an `overlaps_` rule on and off."""
         return self.switches is None or rule in self.switches
 
-    def describe_lack(self, aspect: str, value: object) -> str:
-        """Return that there is no such value of an aspect, and what there is."""
-        named = [str(item) for item in self.has[aspect] if item not in ("", "none")]
-        there = " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
-        return f"has no {value}; " + (f"it has {there}" if there else "leave it out")
 
-
-def _violations(capabilities: TrainerCapabilities) -> Iterator[FieldViolation]:
-    known = ", ".join(ASPECTS)
-    named = [("has", aspect) for aspect in capabilities.has]
-    for place, conflict in enumerate(capabilities.conflicts):
-        named += [(f"conflicts[{place}].of", aspect) for aspect in conflict.of]
-        if not conflict.of:
-            yield FieldViolation(f"conflicts[{place}].of", "names nothing")
-    for path, aspect in named:
-        if aspect not in ASPECTS:
-            yield FieldViolation(f"{path}.{aspect}", f"is no aspect; known: {known}")
-    for rule in capabilities.switches or ():
+def _violations(can: TrainerCapabilities) -> Iterator[FieldViolation]:
+    yield from find_unknown(can.has, can.conflicts, tuple(ASPECTS))
+    for rule in can.switches or ():
         if rule not in OVERLAP_RULES:
-            known_rules = ", ".join(OVERLAP_RULES)
-            yield FieldViolation("switches", f"{rule} is none of {known_rules}")
+            yield FieldViolation("switches", f"{rule} is none of {', '.join(OVERLAP_RULES)}")

@@ -11,6 +11,7 @@ import typer
 
 from foretoken.app.cli.lazy_group import LazyGroup, ListedCommand
 from foretoken.app.cli.state import state_of
+from foretoken.domain.capability import describe_values
 from foretoken.domain.dataset import all_datasets
 from foretoken.domain.engine import all_engines
 from foretoken.domain.hardware.device import all_devices
@@ -134,9 +135,19 @@ def engines(context: typer.Context) -> None:
     state_of(context).print_rows("Engines", columns, rows)
 
 
+# What the list says of what a trainer can do; its file says what does not go together.
+_TRAINER_ASPECTS = {
+    "pipeline_schedule": "schedules",
+    "zero_stage": "ZeRO",
+    "context_parallel": "sequences split by",
+    "weight_parallel": "weights split by",
+    "recompute": "recomputes",
+}
+
+
 @app.command()
 def trainers(context: typer.Context) -> None:
-    """List the training frameworks' profiles, with what they do by their own rules."""
+    """List the training frameworks' profiles: what they do by their own rules, and can do."""
     rows = [
         (
             profile.name,
@@ -145,6 +156,7 @@ def trainers(context: typer.Context) -> None:
             profile.gradient_accumulation,
             profile.transfers,
             ", ".join(_overlapped(profile)) or "nothing",
+            *(describe_values(profile.can.has, aspect) for aspect in _TRAINER_ASPECTS),
             profile.framework or "-",
         )
         for profile in all_trainers().values()
@@ -156,6 +168,7 @@ def trainers(context: typer.Context) -> None:
         "accumulation",
         "transfers",
         "hides",
+        *_TRAINER_ASPECTS.values(),
         "framework",
     )
     state_of(context).print_rows("Trainers", columns, rows)

@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from foretoken.domain.capability import MORE, describe_lack
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile
-from foretoken.domain.trainer_capability import (
-    ASPECTS,
-    MORE,
-    OVERLAP_RULES,
-    TrainerCapabilities,
-)
+from foretoken.domain.trainer_capability import ASPECTS, OVERLAP_RULES, TrainerCapabilities
 from foretoken.simulator.grid import Flags, Ints
 from foretoken.simulator.training.recompute import selected_modules
 from foretoken.simulator.training.schedule import find_schedule
@@ -187,12 +183,12 @@ def _judge(figures: StrategyFigures, can: TrainerCapabilities) -> Iterator[tuple
         beyond = ~_are_within(values, allowed)
         if beyond.any():
             first = _value_at(values, int(np.argmax(beyond)), allowed)
-            yield ASPECTS[aspect], can.describe_lack(aspect, first), beyond
+            yield ASPECTS[aspect], describe_lack(can.has, aspect, first), beyond
     for conflict in can.conflicts:
         both: Flags = np.ones(len(figures), dtype=np.bool_)
         for aspect, wrong in conflict.of.items():
             both &= _are_of(figures.find(aspect), wrong)
-        yield conflict.field, conflict.why, both
+        yield ASPECTS[conflict.aspect], conflict.why, both
 
 
 def _are_of(values: Values, wanted: Sequence[Any]) -> Flags:
