@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from foretoken.domain import schema
+from foretoken.domain.engine_capability import EngineCapabilities
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
 from foretoken.domain.plugins import parse_yaml_value, scan_yaml
 
@@ -54,6 +55,8 @@ class EngineProfile:
     `reserved_bytes` for itself and the driver, `collective_bytes` more where ranks communicate,
     `graph_bytes_ratio` of the weights for graphs, and `sampler_bytes_per_logit` for each row and
     entry of the vocabulary while it samples.
+
+    `can` bounds the deployments the engine has; nothing else depends on it.
     """
 
     name: str
@@ -92,6 +95,7 @@ class EngineProfile:
     collective_bytes: int = 0
     graph_bytes_ratio: float = 0.0
     sampler_bytes_per_logit: float = 14.0
+    can: EngineCapabilities = field(default_factory=EngineCapabilities, hash=False)
 
     @property
     def software(self) -> str:

@@ -163,7 +163,8 @@ class ServingSpace:
     are the pairs that match in rate. `max_num_seqs` bounds running requests,
     `max_num_batched_tokens` the chunk of a step, `profiles` are engines (their schedulers),
     `quantizations` formats of the weights ("": as the scenario's dtype), `routers` those before the
-    replicas.
+    replicas. With `server`, one that files are written for, deployments that it cannot run are out,
+    beside those that their engine cannot.
     """
 
     devices: tuple[str, ...] = ()
@@ -179,6 +180,7 @@ class ServingSpace:
     profiles: tuple[str, ...] = ()
     quantizations: tuple[str, ...] = ()
     routers: tuple[str, ...] = ()
+    server: str = ""
 
     def __post_init__(self) -> None:
         """Refuse modes there are not and counts below one."""

@@ -104,9 +104,22 @@ def models(context: typer.Context) -> None:
     state_of(context).print_rows("Models", columns, rows)
 
 
+# What the list says of what an engine can do; its file says what does not go together.
+_ENGINE_ASPECTS = {
+    "mode": "pools",
+    "ep": "expert parallel",
+    "quantization": "weights",
+    "kv_dtype": "KV cache",
+    "speculation": "speculates",
+}
+
+
 @app.command()
 def engines(context: typer.Context) -> None:
-    """List the serving engines' profiles. Any version within a profile's range works by name."""
+    """List the serving engines' profiles: their rules, and what they can do.
+
+    Any version within a profile's range works by name.
+    """
     rows = [
         (
             profile.name,
@@ -118,6 +131,7 @@ def engines(context: typer.Context) -> None:
             profile.preemption,
             profile.has_prefix_caching,
             profile.has_async_scheduling,
+            *(describe_values(profile.can.has, aspect) for aspect in _ENGINE_ASPECTS),
         )
         for profile in all_engines().values()
     ]
@@ -131,6 +145,7 @@ def engines(context: typer.Context) -> None:
         "preemption",
         "prefix cache",
         "asynchronous",
+        *_ENGINE_ASPECTS.values(),
     )
     state_of(context).print_rows("Engines", columns, rows)
 

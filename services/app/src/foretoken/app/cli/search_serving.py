@@ -29,11 +29,12 @@ from foretoken.app.cli.state import (
 )
 from foretoken.app.cli.table_file import check_table_option, write_columns
 from foretoken.client.job_wait import wait_for_job
+from foretoken.domain.engine import find_engine
 from foretoken.domain.job import Job
 from foretoken.domain.ports import SimulatorPort
 from foretoken.domain.report import RequestColumns, SeriesColumns
-from foretoken.domain.search import ServingSearchReport
-from foretoken.simulator.launch.write import LaunchOptions, find_server
+from foretoken.domain.search import ServingSearchReport, ServingSearchRequest
+from foretoken.simulator.launch.write import LaunchOptions, find_server, find_server_of
 
 _RESULTS = "Where results go"
 
@@ -136,7 +137,7 @@ def serving(  # noqa: PLR0913, PLR0917 - groups of options
         if effort.job:
             job = simulator.get_job(effort.job)
         else:
-            request = build_request(scenario, question, space, targets, effort)
+            request = _bound(build_request(scenario, question, space, targets, effort), results)
             job = simulator.create_serving_search(request)
             note_search(job)
         report = _watch(simulator, job)
@@ -145,6 +146,28 @@ def serving(  # noqa: PLR0913, PLR0917 - groups of options
             _without_columns(report), lambda: report_table(title, report, results.top)
         )
         _write(report, title, results)
+
+
+def _bound(request: ServingSearchRequest, results: ResultOptions) -> ServingSearchRequest:
+    """Return a search bounded by what the server can run that files are written for.
+
+    Raises:
+        InvalidRequestError: no files are written for its engine, and no server is named.
+
+    """
+    if results.generate is None:
+        return request
+    profiles = request.space.profiles or (request.scenario.engine.profile,)
+    engines = {profile: find_engine(profile) for profile in profiles}
+    server = find_server(results.server) if results.server else None
+    for profile, engine in engines.items():
+        own = server or find_server_of(engine)
+        if engine.engine != own.name:
+            note(
+                f"files are written for {own.name}: what it cannot run is left out; times are by"
+                f" the rules of {profile}"
+            )
+    return replace(request, space=replace(request.space, server=results.server))
 
 
 def _check_launch(results: ResultOptions) -> None:

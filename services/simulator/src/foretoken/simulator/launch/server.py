@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from foretoken.domain.cluster import ReplicaPool
+from foretoken.domain.engine_capability import EngineCapabilities
 from foretoken.domain.scenario import ServingScenario
 
 # Where servers and routers listen.
@@ -53,6 +54,10 @@ class ServingEngine(Protocol):
     @property
     def name(self) -> str:
         """Name of the engine, as profiles have it and as `foretoken collect --server` takes it."""
+
+    @property
+    def can(self) -> EngineCapabilities:
+        """What the newest release that files are written for can do."""
 
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool.

@@ -33,6 +33,7 @@ from foretoken.simulator.launch.server import (
     LaunchPool,
     ServingEngine,
 )
+from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_lacks
 from foretoken.simulator.serving.fleet import pool_scenarios
 from foretoken.simulator.serving.workload import resolve_workload
 
@@ -68,8 +69,9 @@ def write_deployment(
     engine = (
         find_server(options.engine)
         if options.engine
-        else _find_server_of(pools[0].scenario.engine.resolve())
+        else find_server_of(pools[0].scenario.engine.resolve())
     )
+    _check_server_has(pools, engine)
     launches = [engine.serve(pool) for pool in pools]
     router = _route(scenario, pools, engine)
     files = _render(pools, launches, router)
@@ -83,6 +85,18 @@ def write_deployment(
     started = [*launches, *([router] if router else [])]
     files["README.md"] = _describe(scenario, started, entry, options.measure_image)
     return write_files(folder, files)
+
+
+def _check_server_has(pools: Sequence[LaunchPool], engine: ServingEngine) -> None:
+    """Refuse what the server, or the release that the engine's profile is of, cannot do."""
+    for pool in pools:
+        mode = "aggregated" if pool.pool.role == "aggregated" else "disaggregated"
+        profile = pool.scenario.engine.resolve()
+        bound = EngineBound(name=engine.name, can=engine.can)
+        if profile.engine == engine.name:
+            bound = EngineBound(name=profile.name, can=profile.can)
+        if lacks := list_engine_lacks(pool.scenario, mode, bound):
+            raise InvalidRequestError.of_violations(lacks)
 
 
 def _find_pools(scenario: ServingScenario, options: LaunchOptions) -> list[LaunchPool]:
@@ -126,7 +140,13 @@ def _servers() -> Mapping[str, ServingEngine]:
     return scan_modules("foretoken.simulator.launch.engines", "ENGINE")
 
 
-def _find_server_of(profile: EngineProfile) -> ServingEngine:
+def find_server_of(profile: EngineProfile) -> ServingEngine:
+    """Return the server of a profile's engine.
+
+    Raises:
+        InvalidRequestError: no files are written for it.
+
+    """
     if profile.engine not in _servers():
         raise InvalidRequestError.of_field(
             "engine",

@@ -29,6 +29,7 @@ _VERDICT_NAMES = {
     "ok": "qualifies",
     "memory": "out of memory",
     "layout": "impossible layout",
+    "engine": "the engine cannot do it",
     "bound": "beyond a bound",
     "devices": "too many GPUs",
 }

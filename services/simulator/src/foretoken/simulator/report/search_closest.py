@@ -30,6 +30,7 @@ _REMEDIES: Mapping[str, str] = {
         " per weight"
     ),
     "layout": "other degrees of parallelism",
+    "engine": "another engine, or what this one has",
     "bound": "smaller batches, or steps of more tokens",
 }
 

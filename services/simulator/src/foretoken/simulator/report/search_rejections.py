@@ -18,9 +18,10 @@ _OF_VERDICT = {
     "itl_ms": "#a06a95",
     "bound": GREY,
     "layout": "#8c6d1f",
+    "engine": "#4b3f8f",
     "devices": SKY,
 }
-_OTHER_VERDICTS = ("#4b3f8f", "#5b8f29", "#5f6b7a", "#a8452f", "#e9a3c4")
+_OTHER_VERDICTS = ("#5b8f29", "#5f6b7a", "#a8452f", "#e9a3c4")
 
 
 def rejections_section(counts: Mapping[str, int], rows: Sequence[Row]) -> Section:

@@ -10,6 +10,7 @@ from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.serving.autoscaling import find_autoscaler
 from foretoken.simulator.serving.cluster_resolution import check_cluster
 from foretoken.simulator.serving.draft import check_speculation
+from foretoken.simulator.serving.engine_limit import check_engines
 from foretoken.simulator.serving.fleet import pool_scenarios
 from foretoken.simulator.serving.reference_pool import find_scheduler
 from foretoken.simulator.serving.routing import find_router
@@ -32,6 +33,7 @@ def check_scenario(scenario: ServingScenario) -> None:
     for part in pool_scenarios(scenario):
         check_speculation(part)
     check_cluster(scenario)
+    check_engines(scenario)
     if scenario.cluster is not None:
         for name, options in _routers(scenario.cluster):
             find_router(name)(options, scenario.seed)

@@ -5,7 +5,7 @@ Sources: SGLang, `docs/advanced_features/{server_arguments,pd_disaggregation,rou
 
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.engine import EngineProfile
+from foretoken.domain.engine import EngineProfile, find_engine
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.simulator.launch.server import (
@@ -37,6 +37,7 @@ class SglangEngine:
     """Starts `sglang.launch_server`, and `sglang_router.launch_router` before several."""
 
     name = "sglang"
+    can = find_engine("sglang-0.5").can
 
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool."""

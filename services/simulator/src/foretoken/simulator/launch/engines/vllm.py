@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from foretoken.domain.cluster import SpeculativeSpec
+from foretoken.domain.engine import find_engine
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.simulator.launch.server import (
@@ -40,6 +41,7 @@ class VllmEngine:
     """Starts `vllm serve`, and `vllm-router` before several."""
 
     name = "vllm"
+    can = find_engine("vllm-0.20").can
 
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool."""

@@ -1,6 +1,6 @@
 """What a search knows of one kind of engine: its room, and its steady states at all its limits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.hardware_change import HardwareChange
 from foretoken.simulator.search.serving.closed_form import ReplicaForm, SteadyState
 from foretoken.simulator.search.serving.load import LoadProfile
-from foretoken.simulator.search.serving.prune import KvRoom, find_kv_room
+from foretoken.simulator.search.serving.prune import ENGINE, KvRoom, find_kv_room
 from foretoken.simulator.search.serving.rules import closed_form_rules
 from foretoken.simulator.search.serving.space import EngineKind, SearchSpace
 from foretoken.simulator.search.serving.step_time import StepTimes
@@ -61,6 +61,7 @@ class EngineForm:
         """Plan the memory of a kind on devices that are changed."""
         self._kind, self._base, self._space, self._load = kind, base, space, load
         self._batches = sorted({*space.batches, *space.prefill_batches})
+        self._lack_of_pools = kind.find_lacks(base, "disaggregated")
         self._rooms: dict[int, KvRoom] = {
             limit: find_kv_room(kind, base, limit, self._batches, load, hardware)
             for limit in space.step_limits
@@ -110,7 +111,16 @@ class EngineForm:
                 settings.setdefault(min(limit, batch * self._load.prefill_mean), (batch, limit))
         batch, limit = np.array(list(settings.values()), dtype=np.int64).T
         state = form.prefill(batch.astype(float), limit.astype(float)) if form else None
-        return self._judged(batch, limit, state)
+        answers = self._judged(batch, limit, state)
+        if not self._lack_of_pools:
+            return answers
+        # Pairs are counted by what rules their prefill pool out.
+        size = len(batch)
+        return replace(
+            answers,
+            verdict=np.full(size, ENGINE, dtype=object),
+            reason=np.full(size, self._lack_of_pools, dtype=object),
+        )
 
     def _decode(self, form: ReplicaForm | None) -> ReplicaAnswers:
         """Return batches that only decode, in steps just large enough."""

@@ -13,6 +13,8 @@ from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.space import EngineKind
 from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasibility
 
+# The verdict of what an engine cannot do.
+ENGINE = "engine"
 # Limits at which memory is planned; between them room for the KV cache is linear in the batch.
 _PLANNED_BATCHES = (1, 64, 256, 1024)
 
@@ -49,6 +51,10 @@ def find_kv_room(
         InvalidRequestError: the model or the limits cannot be used.
 
     """
+    if lacks := kind.find_lacks(base, "aggregated"):
+        return KvRoom(
+            num_requests=np.zeros(len(batches)), reasons=(lacks,) * len(batches), verdict=ENGINE
+        )
     planned = sorted({*(b for b in _PLANNED_BATCHES if b < batches[-1]), batches[-1]})
     tokens, reasons, block_size, bytes_per_token = [], [], 1, (0.0, 0.0)
     for batch in planned:

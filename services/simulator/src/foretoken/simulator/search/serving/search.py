@@ -217,7 +217,7 @@ def _report(form: ClosedForm) -> ServingSearchReport:
     verdicts.update(form.num_ruled_out)
     num_pairs = sum(form.num_ruled_out.values())
     num_distinct = len(points) + num_pairs
-    not_answered = ("memory", "layout", "bound")
+    not_answered = ("memory", "layout", "engine", "bound")
     report = ServingSearchReport(
         num_points=form.space.num_points,
         num_distinct=num_distinct,

@@ -5,13 +5,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from foretoken.domain.engine import EngineProfile
-from foretoken.domain.errors import UnknownTopologyError
+from foretoken.domain.errors import InvalidRequestError, UnknownTopologyError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.quantization import find_quantization
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import SERVING_MODES, ServingSearchRequest
+from foretoken.simulator.launch.write import find_server
+from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_lacks
 
 # Requests on a replica where none are named: about four per doubling, sizes engines capture.
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
@@ -26,12 +28,16 @@ _PREFILL_BATCHES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineKind:
-    """An engine apart from its limits: where it runs, what runs, and its degrees."""
+    """An engine apart from its limits: where it runs, what runs, and its degrees.
+
+    `server` is what files are to be written for (empty: none are).
+    """
 
     device: str
     profile: str
     quantization: str
     layout: ParallelLayout
+    server: str = ""
 
     def scenario(
         self, base: ServingScenario, batch: int, num_batched_tokens: int
@@ -53,6 +59,17 @@ class EngineKind:
             engine=engine,
             cluster=None,
         )
+
+    def find_lacks(self, base: ServingScenario, mode: str) -> str:
+        """Return what the engine, or the server, has not of a deployment; empty if it has all."""
+        profile = replace(base.engine, profile=self.profile).resolve()
+        bounds = [EngineBound(name=profile.name, can=profile.can)]
+        if self.server:
+            server = find_server(self.server)
+            bounds.append(EngineBound(name=server.name, can=server.can))
+        replica = self.scenario(base, 1, 0)
+        lacks = [lack for bound in bounds for lack in list_engine_lacks(replica, mode, bound)]
+        return InvalidRequestError.of_violations(lacks).message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +116,13 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
     for quantization in space.quantizations:
         find_quantization(quantization)
     kinds = [
-        EngineKind(device=device, profile=profile, quantization=quantization, layout=layout)
+        EngineKind(
+            device=device,
+            profile=profile,
+            quantization=quantization,
+            layout=layout,
+            server=space.server,
+        )
         for device in dict.fromkeys(space.devices or (scenario.device,))
         for profile in dict.fromkeys(profiles)
         for quantization in dict.fromkeys(space.quantizations or (scenario.quantization,))

@@ -27,7 +27,7 @@ def build_table(
     has_prefill = points.prefill_kind >= 0
     tpot_ms, ttft_ms = points.tpot_us / _US_PER_MS, points.ttft_us / _US_PER_MS
     runs = points.rate_rps[0] > 0
-    runs &= ~np.isin(points.verdict, ("memory", "layout", "bound", "devices"))
+    runs &= ~np.isin(points.verdict, ("memory", "layout", "engine", "bound", "devices"))
     per_user = 1000.0 / np.where(tpot_ms[0] > 0, tpot_ms[0], np.inf)
     cost = figures.usd_per_million[0]
     return CandidateColumns(

@@ -1,0 +1,84 @@
+"""Whether a serving engine can do what a replica asks for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.domain.capability import MORE, describe_lack
+from foretoken.domain.engine_capability import ENGINE_ASPECTS, EngineCapabilities
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.scenario import ServingScenario
+from foretoken.simulator.serving.fleet import pool_scenarios
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineBound:
+    """What one engine can do, by the name that its users know."""
+
+    name: str
+    can: EngineCapabilities
+
+
+def check_engines(scenario: ServingScenario) -> None:
+    """Check that the engines of all pools can do what they are asked for.
+
+    Raises:
+        InvalidRequestError: one cannot; every reason names the key to change.
+
+    """
+    cluster = scenario.cluster
+    mode = "disaggregated" if cluster is not None and cluster.is_disaggregated else "aggregated"
+    for part in pool_scenarios(scenario):
+        profile = part.engine.resolve()
+        bound = EngineBound(name=profile.name, can=profile.can)
+        if lacks := list_engine_lacks(part, mode, bound):
+            raise InvalidRequestError.of_violations(
+                lacks,
+                f"{profile.name} cannot run this (`--set engine.profile=plain` simulates it by the"
+                " rules of no engine)",
+            )
+
+
+def list_engine_lacks(
+    replica: ServingScenario, mode: str, bound: EngineBound
+) -> list[FieldViolation]:
+    """Return what an engine has not of a replica, which is of an aggregated pool or another."""
+    values, can = _find_values(replica, mode), bound.can
+    found = [
+        (aspect, describe_lack(can.has, aspect, values[aspect]))
+        for aspect, allowed in can.has.items()
+        if not _is_of(values[aspect], allowed)
+    ]
+    found += [
+        (conflict.aspect, conflict.why)
+        for conflict in can.conflicts
+        if all(_is_of(values[aspect], wrong) for aspect, wrong in conflict.of.items())
+    ]
+    return [
+        FieldViolation(ENGINE_ASPECTS[aspect], f"{bound.name}: {reason}")
+        for aspect, reason in found
+    ]
+
+
+def _is_of(value: Any, values: tuple[Any, ...]) -> bool:
+    is_more = MORE in values and isinstance(value, int) and value > 1
+    return is_more or value in values
+
+
+def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
+    layout, kv_dtype = replica.layout, replica.kv_dtype
+    has_own_format = kv_dtype is not None and kv_dtype is not replica.dtype
+    num_engines = layout.dp if layout.ep > 1 else 1
+    return {
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "dp": num_engines,
+        "ep": layout.ep,
+        "partial_ep": 1 < layout.ep < layout.tp * num_engines,
+        "mode": mode,
+        "quantization": replica.quantization,
+        "dtype": replica.dtype.name.lower(),
+        "kv_dtype": kv_dtype.name.lower() if kv_dtype and has_own_format else "none",
+        "speculation": replica.speculative.method if replica.speculative else "none",
+        "lora": replica.lora is not None,
+    }

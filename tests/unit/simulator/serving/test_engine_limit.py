@@ -1,0 +1,171 @@
+"""What a serving engine cannot do is refused, left out of searches, and never written."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving_fakes import RooflinePredictor
+
+from foretoken.domain.cluster import ClusterSpec, LoraSpec, ReplicaPool, SpeculativeSpec
+from foretoken.domain.engine import EngineSpec, all_engines
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import DType
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.search import ServingSearchRequest, ServingSpace
+from foretoken.domain.workload import WorkloadSpec
+from foretoken.simulator.launch.write import LaunchOptions, write_deployment
+from foretoken.simulator.search.context import InlineContext
+from foretoken.simulator.search.serving.search import search_serving
+from foretoken.simulator.serving.engine_limit import check_engines
+
+_LAYERS = SpeculativeSpec(method="layers")
+_POOLS = ClusterSpec(
+    pools=(
+        ReplicaPool(name="prefill", role="prefill"),
+        ReplicaPool(name="decode", role="decode"),
+    )
+)
+
+
+def _scenario(profile: str, layout: ParallelLayout, **changes: Any) -> ServingScenario:
+    return ServingScenario(
+        model=find_model("mixtral-8x7b"),
+        device="h100_sxm",
+        engine=EngineSpec(profile=profile),
+        layout=layout,
+        workload=WorkloadSpec(num_requests=4),
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("profile", "layout", "changes", "key"),
+    [
+        ("vllm-0.20", {"tp": 2, "pp": 2}, {"speculative": _LAYERS}, "layout.pp"),
+        ("vllm-0.20", {"tp": 4, "ep": 2}, {}, "layout.ep"),
+        ("vllm-0.20", {}, {"kv_dtype": DType.INT8}, "kv_dtype"),
+        ("vllm-0.20", {}, {"dtype": DType.TF32}, "dtype"),
+        ("vllm-v0", {"tp": 2, "ep": 2}, {}, "layout.ep"),
+        ("vllm-v0", {}, {"cluster": _POOLS}, "cluster.pools"),
+        ("sglang-0.5", {"pp": 2}, {"speculative": _LAYERS}, "layout.pp"),
+        ("lightllm", {"pp": 2}, {}, "layout.pp"),
+        ("orca", {}, {"quantization": "fp8"}, "quantization"),
+        ("sarathi", {}, {"lora": LoraSpec(num_adapters=2)}, "lora"),
+    ],
+)
+def test_what_an_engine_lacks_names_the_key_to_change(
+    profile: str, layout: dict[str, int], changes: dict[str, Any], key: str
+) -> None:
+    """The rules of no engine have no bounds, nor has a profile whose bounds are lifted."""
+    scenario = _scenario(profile, ParallelLayout(**layout), **changes)
+    with pytest.raises(InvalidRequestError, match=r"engine\.profile=plain") as refused:
+        check_engines(scenario)
+    assert key in {violation.field for violation in refused.value.violations}
+    for engine in (EngineSpec(profile=profile, rules={"can": "{}"}), EngineSpec(profile="plain")):
+        check_engines(replace(scenario, engine=engine))
+
+
+@pytest.mark.parametrize(
+    ("profile", "layout", "changes"),
+    [
+        ("vllm-0.20", {"tp": 4, "ep": 4}, {"kv_dtype": DType.FP8, "cluster": _POOLS}),
+        ("vllm-0.20", {"tp": 2, "dp": 2, "ep": 4}, {"speculative": _LAYERS}),
+        ("sglang-0.5", {"tp": 4, "ep": 2}, {}),
+        # Data-parallel replicas need nothing of an engine.
+        ("sarathi", {"tp": 2, "pp": 2, "dp": 4}, {"kv_dtype": DType.BF16}),
+        ("trtllm-1.0", {"pp": 2}, {"kv_dtype": DType.INT8, "cluster": _POOLS}),
+    ],
+)
+def test_what_an_engine_has_is_not_refused(
+    profile: str, layout: dict[str, int], changes: dict[str, Any]
+) -> None:
+    check_engines(_scenario(profile, ParallelLayout(**layout), **changes))
+
+
+def test_every_engine_says_what_it_can_and_where_that_was_read() -> None:
+    for name, profile in all_engines().items():
+        assert (name != "plain") == bool(profile.can.has) == bool(profile.can.source)
+
+
+def test_a_server_is_not_written_for_what_it_lacks(tmp_path: Path) -> None:
+    """Experts over two of four ranks are SGLang's to spread, not vLLM's."""
+    scenario = _scenario("sglang-0.5", ParallelLayout(tp=4, ep=2))
+    assert write_deployment(scenario, tmp_path / "own")
+    with pytest.raises(InvalidRequestError, match=r"layout\.ep: vllm"):
+        write_deployment(scenario, tmp_path / "other", LaunchOptions(engine="vllm"))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    profile=st.sampled_from([name for name in all_engines() if name.startswith(("vllm", "sgl"))]),
+    layout=st.builds(
+        ParallelLayout,
+        tp=st.sampled_from((1, 2, 4)),
+        pp=st.sampled_from((1, 2)),
+        ep=st.sampled_from((1, 2, 4)),
+    ),
+    formats=st.fixed_dictionaries(
+        {
+            "quantization": st.sampled_from(("", "fp8", "fp8_block", "int4_wo")),
+            "dtype": st.sampled_from((DType.BF16, DType.FP16, DType.TF32)),
+            "kv_dtype": st.sampled_from((None, DType.FP8, DType.INT8)),
+            "speculative": st.sampled_from((None, SpeculativeSpec(), _LAYERS)),
+            "lora": st.sampled_from((None, LoraSpec(num_adapters=2))),
+        }
+    ),
+)
+def test_all_that_an_engine_has_is_written(
+    profile: str, layout: ParallelLayout, formats: dict[str, Any]
+) -> None:
+    """Nothing else is: whatever a server lacks is refused before files are."""
+    scenario = _scenario(profile, layout, **formats)
+    try:
+        check_engines(scenario)
+    except InvalidRequestError:
+        has_all = False
+    else:
+        has_all = True
+    with TemporaryDirectory() as folder:
+        if has_all:
+            assert write_deployment(scenario, Path(folder))
+        else:
+            with pytest.raises(InvalidRequestError):
+                write_deployment(scenario, Path(folder))
+
+
+def _search(profile: str, **space: Any) -> tuple[set[tuple[str, int]], dict[str, int]]:
+    request = ServingSearchRequest(
+        scenario=_scenario(profile, ParallelLayout()),
+        space=ServingSpace(max_num_seqs=(8,), max_num_batched_tokens=(2048,), **space),
+        num_finalists=0,
+    )
+    report = search_serving(request, RooflinePredictor(), InlineContext())
+    columns = report.candidates
+    ranked = {
+        (str(mode), int(ep))
+        for mode, ep, rank in zip(columns.mode, columns.ep, columns.rank, strict=True)
+        if rank
+    }
+    return ranked, dict(report.num_ruled_out_by_verdict)
+
+
+def test_a_search_counts_what_an_engine_lacks_and_proposes_the_rest() -> None:
+    ranked, out = _search("vllm-0.20", tp=(4,), ep=(1, 2, 4), modes=("aggregated",))
+    assert ({("aggregated", 1), ("aggregated", 4)}, {"engine": 1}) == (ranked, out)
+    # Pairs of a pool with each number of prompts, and none of an engine without pools.
+    ranked, out = _search("vllm-v0", tp=(4,))
+    assert {("aggregated", 1)} == ranked
+    assert {"engine"} == set(out)
+
+
+def test_a_search_is_bounded_by_the_server_that_is_to_run_its_answer() -> None:
+    """By the rules of no engine experts are spread over any ranks."""
+    degrees = {"tp": (4,), "ep": (2, 4), "modes": ("aggregated",)}
+    assert {("aggregated", 2), ("aggregated", 4)} == _search("plain", **degrees)[0]
+    assert {("aggregated", 4)} == _search("plain", server="vllm", **degrees)[0]
