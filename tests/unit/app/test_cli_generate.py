@@ -16,7 +16,13 @@ from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import StrategyFinalist, TrainingSearchReport
+from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.training_search import (
+    StrategyFinalist,
+    TrainingSearchReport,
+    TrainingSearchRequest,
+    TrainingSpace,
+)
 
 _EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "training.yaml"
 
@@ -116,3 +122,49 @@ def test_options_without_each_other_are_refused_before_a_search(tmp_path: Path) 
         GenerateOptions(generate=tmp_path).check(has_finalists=False)
     with pytest.raises(typer.BadParameter, match="--generate DIR"):
         GenerateOptions(framework="deepspeed").check(has_finalists=True)
+
+
+@pytest.mark.parametrize(
+    ("profile", "framework", "bound"),
+    [
+        ("plain", "", "megatron-core"),
+        ("megatron-core", "", "megatron-core"),
+        ("gpt-neox", "deepspeed", "deepspeed"),
+    ],
+)
+def test_a_search_is_bounded_by_the_framework_of_its_files_before_it_runs(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    profile: str,
+    framework: str,
+    bound: str,
+) -> None:
+    """Whose it is, is told where times go by the rules of another."""
+    scenario = replace(_scenario("any"), trainer=TrainerSpec(profile=profile))
+    options = GenerateOptions(generate=tmp_path, framework=framework)
+    found = options.bound_request(TrainingSearchRequest(scenario=scenario))
+    assert bound == found.space.framework
+    told = " ".join(capsys.readouterr().err.split())
+    is_other = f"files are written for {bound}" in told and f"by the rules of {profile}" in told
+    assert (profile != bound) == is_other
+    untouched = TrainingSearchRequest(scenario=scenario)
+    assert untouched == GenerateOptions().bound_request(untouched)
+
+
+@pytest.mark.parametrize(
+    ("profile", "num_devices", "key"),
+    [("gpt-neox", (8,), "trainer.profile"), ("megatron-core", (12, 20), "layout")],
+)
+def test_a_search_whose_answer_no_files_start_is_refused_before_it_runs(
+    tmp_path: Path, profile: str, num_devices: tuple[int, ...], key: str
+) -> None:
+    """No framework of that trainer; devices that fill no whole nodes of eight."""
+    scenario = replace(_scenario("any"), trainer=TrainerSpec(profile=profile))
+    request = TrainingSearchRequest(scenario=scenario, space=TrainingSpace(num_devices=num_devices))
+    options = GenerateOptions(generate=tmp_path)
+    with pytest.raises(InvalidRequestError) as refused:
+        options.bound_request(request)
+    assert {key} == {item.field for item in refused.value.violations}
+    some = replace(request, space=TrainingSpace(num_devices=(*num_devices, 16)))
+    if key == "layout":
+        assert options.bound_request(some)

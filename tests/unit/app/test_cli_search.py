@@ -178,13 +178,16 @@ def test_page_and_candidates_are_written(run: Run, scenario: Path, tmp_path: Pat
 
 
 def test_the_best_that_meets_the_targets_is_written_as_files(
-    run: Run, scenario: Path, tmp_path: Path
+    run: Run, scenario: Path, tmp_path: Path, simulator: _Simulator
 ) -> None:
     """The first misses them when simulated."""
     folder = tmp_path / "deployment"
     words = ("--generate", folder, "--server", "sglang", "--model-id", "me/my-llama")
     found = run("search", "serving", scenario, *words)
     assert found.exit_code == 0, found.output
+    told = " ".join(found.stderr.split())
+    assert "files are written for sglang: what it cannot run is left out" in told
+    assert ["sglang"] == [request.space.server for request in simulator.asked]
     first, second, _ = build_search().finalists
     assert f"{first.name} misses the targets when simulated" in found.stderr
     written = read_serving_scenario(folder / "scenario.yaml", {})

@@ -18,6 +18,7 @@ from foretoken.domain.training_search import TrainingSearchRequest
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.placement.closed_form import answer_placements
 from foretoken.simulator.search.placement.stage_book import StageBook
+from foretoken.simulator.search.placement.strategy import equal_round_counts
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import ClosedForm, Setting
 from foretoken.simulator.search.training.contest import Contest
@@ -182,3 +183,30 @@ def test_changes_of_the_hardware_and_the_batch_are_answered() -> None:
             assert item.is_same_best == (item.best == report.best["throughput_per_gpu"])
     assert found["memory capacity +50 %"].num_fitting > report.num_fitting
     assert found["arithmetic 2x"].throughput_ratio > found["links 2x"].throughput_ratio
+
+
+def test_a_placement_that_its_framework_lacks_is_counted() -> None:
+    """Megatron-Core has no GPipe; interleaved rounds divide the layers."""
+    request = build_request(
+        node_groups=_PAIR,
+        pipeline_schedules=("gpipe", "interleaved"),
+        trainer=TrainerSpec(profile="megatron-core"),
+        zero_stage=1,
+    )
+    form = _answer(request)
+    ranked = form.ranked
+    assert ranked is not None
+    names = np.array(ranked.strategies.source.pipeline_schedules)
+    assert {"interleaved"} == set(names[ranked.strategies.pipeline_schedule].tolist())
+    assert "trainer" in form.survey.verdicts
+    assert "megatron-core: has no gpipe" in form.survey.reasons["trainer"]
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_stages", "rounds"),
+    [(12, 2, [1, 2, 3, 4, 6]), (12, 4, [1, 2, 3]), (7, 2, [1]), (12, 1, [1])],
+)
+def test_rounds_are_tried_that_leave_every_stage_a_layer(
+    num_layers: int, num_stages: int, rounds: list[int]
+) -> None:
+    assert rounds == equal_round_counts(num_layers, num_stages)

@@ -73,7 +73,10 @@ class GenerateOptions:
         if self.generate is None:
             return request
         # Most searches write none, and what writes them takes numeric libraries.
-        from foretoken.simulator.launch.write_training import check_framework_has
+        from foretoken.simulator.launch.write_training import (
+            check_fills_nodes,
+            check_framework_has,
+        )
 
         check_framework_has(request.scenario, self.framework)
         framework = choose_framework(request.scenario, self.framework)
@@ -84,6 +87,9 @@ class GenerateOptions:
                 f" by the rules of {profile}, not of {framework.profiles[0]}"
             )
         space = request.space
+        if not (space.node_groups or space.devices):
+            sizes = space.num_devices or (request.scenario.layout.num_devices,)
+            check_fills_nodes(request.scenario, sizes)
         devices = dict.fromkeys(group.device for group in space.node_groups)
         if len(devices) > 1 and not space.has_subsets:
             raise InvalidRequestError.of_field(

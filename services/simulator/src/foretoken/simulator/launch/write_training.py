@@ -97,6 +97,25 @@ def check_framework_has(scenario: TrainingScenario, framework: str = "") -> None
             raise InvalidRequestError.of_violations(found) from None
 
 
+def check_fills_nodes(scenario: TrainingScenario, num_devices: Sequence[int]) -> None:
+    """Check that one of some numbers of devices fills whole nodes, which files are written for.
+
+    Raises:
+        InvalidRequestError: none does.
+
+    """
+    problem: InvalidRequestError | None = None
+    for count in num_devices:
+        try:
+            plan_job(replace(scenario, layout=ParallelLayout(dp=count)))
+        except InvalidRequestError as err:
+            problem = problem or err
+        else:
+            return
+    if problem is not None:
+        raise problem
+
+
 def _describe(job: TrainingJob, launch: TrainingLaunch, trainer: TrainingFramework) -> str:
     scenario = job.scenario
     layout = scenario.layout
