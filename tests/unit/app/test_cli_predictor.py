@@ -221,7 +221,7 @@ def test_a_plan_is_a_ranked_table_and_a_file(
     path = tmp_path / "points.csv"
     text = run(
         *("plan", "gemm", "m=1:8,6", "n=4096", "dtype=fp16", "phase=backward", "seed=7"),
-        *("--device", "a30", "--budget", "60", "--max-points", "5", "--points-csv", str(path)),
+        *("--device", "a30", "--budget", "60s", "--max-points", "5", "--points-csv", str(path)),
     )
     assert predictor.asked == [
         PlanRequest(

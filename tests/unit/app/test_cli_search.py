@@ -137,6 +137,29 @@ def test_options_alone_make_a_request(run: Run, simulator: _Simulator) -> None:
     assert [("fixed", 4000), ("fixed", 1000)] == [(item.kind, item.mean) for item in lengths]
 
 
+def test_other_names_of_devices_make_the_same_request(run: Run, simulator: _Simulator) -> None:
+    for names in (("h200", "NVIDIA H100"), ("h200_sxm", "h100_sxm")):
+        words = ("--devices", ",".join(names), "--price", f"{names[0]}=3.5", "--gpus", 4)
+        assert run("search", "serving", "--model", "tiny-llama", *words).exit_code == 0
+    first, second = simulator.asked
+    assert first == second
+    assert first.space.usd_per_hour == {"h200_sxm": 3.5}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--ttft", "2"), ("--tpot", "2"), ("--limit", "ttft p99 2")],
+    ids=lambda words: words[0],
+)
+def test_a_limit_without_a_unit_is_asked_back(
+    run: Run, simulator: _Simulator, words: tuple[str, str]
+) -> None:
+    found = run("search", "serving", "--model", "tiny-llama", "--device", "a30", *words)
+    assert found.exit_code == 1
+    assert f"{words[0]}: 2 has no unit: 2s or 2ms?" in found.output
+    assert simulator.asked == []
+
+
 def test_a_scenario_file_is_kept_where_no_option_says_otherwise(
     run: Run, simulator: _Simulator, scenario: Path
 ) -> None:

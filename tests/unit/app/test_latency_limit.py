@@ -1,10 +1,10 @@
 import pytest
 
+from foretoken.app.cli.duration import parse_ms, parse_s
 from foretoken.app.cli.latency_limit import (
     describe_limit,
     parse_limit,
     parse_limits,
-    parse_time_ms,
 )
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.search import LatencyLimit
@@ -15,14 +15,14 @@ from foretoken.domain.search import LatencyLimit
     [
         ("ttft p99 2s", ("ttft_ms", 99, 2000)),
         ("itl p99.9 200ms", ("itl_ms", 99.9, 200)),
-        ("TPOT P50 30", ("tpot_ms", 50, 30)),
+        ("TPOT P50 30MS", ("tpot_ms", 50, 30)),
         ("e2e mean 1.5 min", ("e2e_latency_ms", 0, 90_000)),
         ("e2e_latency_ms p100 <= 20 s", ("e2e_latency_ms", 100, 20_000)),
         ("itl median < .5ms", ("itl_ms", 50, 0.5)),
     ],
 )
 def test_limits_are_read(text: str, expected: tuple[str, float, float]) -> None:
-    """Metric, statistic and time, in any case; ms where no unit is given."""
+    """Metric, statistic and time, in any case."""
     metric, percentile, limit_ms = expected
     assert parse_limit(text) == LatencyLimit(
         metric=metric, percentile=percentile, limit_ms=limit_ms
@@ -38,7 +38,8 @@ def test_limits_are_read(text: str, expected: tuple[str, float, float]) -> None:
         ("ttft 99 2s", "'99' is no statistic"),
         ("ttft p101 2s", "'p101' is no statistic"),
         ("ttft p0 2s", "'p0' is no statistic"),
-        ("ttft p99 2h", "'2h' is no time"),
+        ("ttft p99 2d", "'2d' is no time"),
+        ("ttft p99 2", "--limit: 2 has no unit: 2s or 2ms?"),
         ("ttft p99 0s", "'0s' is no time"),
         ("ttft p99 -2s", "'-2s' is no time"),
     ],
@@ -55,10 +56,23 @@ def test_several_limits_keep_their_order() -> None:
     assert [limit.metric for limit in found] == ["itl_ms", "ttft_ms"]
 
 
-@pytest.mark.parametrize(("text", "expected"), [("2s", 2000), ("30ms", 30), ("250us", 0.25)])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2s", 2000), ("30ms", 30), ("250us", 0.25), (" 1.5 MIN", 90_000), ("2h", 7_200_000)],
+)
 def test_times(text: str, expected: float) -> None:
     """In ms."""
-    assert parse_time_ms(text) == expected
+    assert parse_ms(text, "--ttft") == expected
+    assert parse_s(text, "--ttft") == expected / 1000
+
+
+@pytest.mark.parametrize("number", ["2", "0.5", "2000"])
+def test_a_number_without_a_unit_is_asked_back(number: str) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=f"--ttft: {number} has no unit: .*ms\\?"
+    ) as found:
+        parse_ms(number, "--ttft")
+    assert [violation.field for violation in found.value.violations] == ["--ttft"]
 
 
 def test_limits_are_named_as_they_are_written() -> None:

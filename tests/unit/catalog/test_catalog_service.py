@@ -34,6 +34,14 @@ def _count(catalog: CatalogService, selection: MeasurementFilter = _ALL) -> int:
     return read_table(catalog.read_measurements(selection)).num_rows
 
 
+def test_rows_are_kept_under_the_devices_own_name(catalog: CatalogService) -> None:
+    rows = table(row(1, device="NVIDIA A30"), row(2, device="h200"), row(3))
+    list(catalog.record(run(), batches(rows)))
+    kept = read_table(catalog.read_measurements(MeasurementFilter(run_id="run-1")))
+    assert ["a30", "a30", "h200_sxm"] == sorted(kept.column("device").to_pylist())
+    assert _count(catalog, MeasurementFilter(device="H200")) == 1
+
+
 def test_every_batch_has_a_receipt(catalog: CatalogService) -> None:
     receipts = list(catalog.record(run(), batches(gemms([1, 2]), gemms([3]))))
     expected = [

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.layout import ParallelLayout
@@ -71,6 +72,7 @@ class ReplicaPool:
 
     def __post_init__(self) -> None:
         """Refuse roles there are not, and pools of nothing."""
+        settle_devices(self, "device")
         InvalidRequestError.check(
             f"pool {self.name}",
             {

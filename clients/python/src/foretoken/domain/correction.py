@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import OperatorCall
 
@@ -43,6 +44,7 @@ class CorrectionRequest:
 
     def __post_init__(self) -> None:
         """Check what must be there."""
+        settle_devices(self, "device")
         violations = []
         if not self.name:
             violations.append(FieldViolation("name", "must be set"))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.units import Quantity
 
 
@@ -120,6 +121,10 @@ class LatencyQuery:
     model_version: str = ""
     prefer_measured: bool = False
     correction: str = ""
+
+    def __post_init__(self) -> None:
+        """Put the device's own name in place of another of its names."""
+        settle_devices(self, "device")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from foretoken.domain.alias import settle_devices, settle_model
+
 
 class ArrowStream(Protocol):
     """Anything that hands out Arrow data through the PyCapsule interface (pyarrow, DuckDB, ...)."""
@@ -82,6 +84,11 @@ class MeasurementFilter:
     include_flagged: bool = False
     model: str = ""
     snapshot: str = ""
+
+    def __post_init__(self) -> None:
+        """Put own names in place of other names of the device and the model."""
+        settle_devices(self, "device")
+        settle_model(self, "model")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,6 +190,10 @@ class CheckRequest:
     run_id: str = ""
     is_dry_run: bool = False
 
+    def __post_init__(self) -> None:
+        """Put the device's own name in place of another of its names."""
+        settle_devices(self, "device")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QualityFinding:
@@ -227,6 +238,10 @@ class PruneRequest:
     device: str = ""
     tool: str = ""
     is_dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        """Put the device's own name in place of another of its names."""
+        settle_devices(self, "device")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

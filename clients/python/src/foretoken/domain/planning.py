@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.axis import check_axes
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType, Phase
@@ -42,6 +43,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        settle_devices(self, "device")
         violations = list(check_axes(self.axes, MAX_CANDIDATES))
         if not self.budget_gpu_s > 0:
             violations.append(FieldViolation("budget_gpu_s", "must be positive"))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.artifact import Artifact
 from foretoken.domain.correction import Correction, CorrectionRequest
 from foretoken.domain.errors import InvalidRequestError
@@ -200,6 +201,7 @@ class TrainRequest:
 
     def __post_init__(self) -> None:
         """Check the seed."""
+        settle_devices(self, "device")
         if self.seed < 0:
             raise InvalidRequestError.of_field("seed", "must not be negative")
 

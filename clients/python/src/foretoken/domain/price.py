@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from foretoken.domain import schema
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.plugins import read_yaml, scan_yaml
 
@@ -30,6 +31,7 @@ class DevicePrice:
 
     def __post_init__(self) -> None:
         """Refuse negative prices."""
+        settle_devices(self, "device")
         InvalidRequestError.check(
             f"price of {self.device}",
             {

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.models.architecture import ModelArchitecture
@@ -48,6 +49,7 @@ class ProfileRequest:
 
     def __post_init__(self) -> None:
         """Check what does not depend on the device."""
+        settle_devices(self, "device")
         violations = []
         if self.kernels not in KERNEL_CHOICES:
             choices = ", ".join(KERNEL_CHOICES)
@@ -161,6 +163,10 @@ class GraphRequest:
     seed: int = 0
     time_cap_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Put the device's own name in place of another of its names."""
+        settle_devices(self, "device")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphReport:
@@ -233,6 +239,10 @@ class ClosureRequest:
     quick: bool = False
     seed: int = 0
     time_cap_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Put the device's own name in place of another of its names."""
+        settle_devices(self, "device")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.cluster import ClusterSpec, LoraSpec, SpeculativeSpec
 from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import InvalidRequestError
@@ -70,6 +71,7 @@ class ServingScenario:
 
     def __post_init__(self) -> None:
         """Refuse a seed that random generators do not take, and negative prices and powers."""
+        settle_devices(self, "device")
         checks = {
             "seed": (self.seed >= 0, "must not be negative"),
             "moe_imbalance_ratio": (self.moe_imbalance_ratio >= 1, "must be at least 1"),
@@ -161,6 +163,10 @@ class TrainingScenario:
     stage_topologies: tuple[str, ...] = ()
     module_times: ModuleTimes | None = None
     calibration: TrainingCalibration | None = None
+
+    def __post_init__(self) -> None:
+        """Put the devices' own names in place of other names of theirs."""
+        settle_devices(self, "device", "stage_devices")
 
     @property
     def num_micro_batches(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.report import Columns, Feasibility, ServingReport
 from foretoken.domain.scenario import ServingScenario
@@ -184,6 +185,7 @@ class ServingSpace:
 
     def __post_init__(self) -> None:
         """Refuse modes there are not and counts below one."""
+        settle_devices(self, "devices", "usd_per_hour")
         counts = ("tp", "pp", "dp", "ep", "max_num_seqs", "max_num_batched_tokens")
         InvalidRequestError.check(
             "space",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.axis import check_axes, count_points
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Phase
@@ -41,6 +42,7 @@ class SurfaceQuery:
 
     def __post_init__(self) -> None:
         """Check the axes."""
+        settle_devices(self, "device")
         violations = list(check_axes(self.axes, MAX_SURFACE_POINTS))
         if violations:
             raise InvalidRequestError.of_violations(violations, "surface")

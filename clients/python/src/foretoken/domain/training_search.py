@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.report import Columns
 from foretoken.domain.scenario import TrainingScenario
@@ -35,6 +36,7 @@ class NodeGroup:
 
     def __post_init__(self) -> None:
         """Refuse groups without nodes."""
+        settle_devices(self, "device")
         InvalidRequestError.check(
             "node_groups",
             {
@@ -89,6 +91,7 @@ class TrainingSpace:
 
     def __post_init__(self) -> None:
         """Refuse names there are not and degrees below one."""
+        settle_devices(self, "devices", "usd_per_hour")
         degrees = ("num_devices", "global_batch_sizes", "tp", "pp", "virtual_stages", "cp", "ep")
         counts = (*degrees, "micro_batch_sizes", "weight_degrees")
         names = {

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType
 
@@ -50,6 +51,7 @@ class ModuleTimes:
 
     def __post_init__(self) -> None:
         """Refuse times no module can take."""
+        settle_devices(self, "device")
         violations = [
             FieldViolation(f"times[{index}]", reason)
             for index, time in enumerate(self.times)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from foretoken.catalog.sources.file import DEFAULT_MAX_BYTES, SourceFile, limit_reading
+from foretoken.domain.alias import settle_devices, settle_model
 from foretoken.domain.errors import (
     FieldViolation,
     InvalidRequestError,
@@ -43,6 +44,11 @@ class ImportRequest:
     topology: str = ""
     model: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Put own names in place of other names of the device and the model."""
+        settle_devices(self, "device")
+        settle_model(self, "model")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import DeviceNotPresentError, UnknownDeviceError
 from foretoken.domain.hardware.device import find_device
 
@@ -61,8 +62,9 @@ def find_local_device(name: str) -> LocalDevice:
 
     """
     present = list_local_devices()
+    own_name = canonical_device(name)
     for device in present:
-        if name in (device.name, device.vendor_name):
+        if own_name == device.name:
             return device
     names = ", ".join(device.name for device in present)
     raise DeviceNotPresentError(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
 from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.sourced import load_sourced
@@ -69,14 +70,14 @@ def all_devices() -> dict[str, DeviceSpec]:
 
 
 def find_device(name: str) -> DeviceSpec:
-    """Return the device of that name, or of that vendor name.
+    """Return the device of that name, or of that vendor name, whatever its case.
 
     Raises:
         UnknownDeviceError: there is none; the message names the nearest.
 
     """
     devices = all_devices()
-    for device in devices.values():
-        if name == device.name or name in device.vendor_names:
-            return device
-    raise UnknownDeviceError.named(name, devices)
+    own_name = canonical_device(name)
+    if own_name not in devices:
+        raise UnknownDeviceError.named(name, devices)
+    return devices[own_name]

@@ -1,6 +1,7 @@
 """Numbers in the data files carry their source: `{value: 933.0e9, source: datasheet}`."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from foretoken.domain import schema
@@ -23,8 +24,14 @@ def load_sourced(cls: type[T], folder: str) -> dict[str, T]:
             {"name": stem, **strip_sources(content, f"{folder}/{stem}.yaml")},
             f"{folder}/{stem}.yaml",
         )
-        for stem, content in scan_yaml("foretoken.domain.hardware", folder)
+        for stem, content in read_folder(folder).items()
     }
+
+
+@cache
+def read_folder(folder: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the content of every file of a data folder beside this module, by name."""
+    return dict(scan_yaml("foretoken.domain.hardware", folder))
 
 
 def strip_sources(content: Mapping[str, Any], origin: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from foretoken.domain import schema
+from foretoken.domain.alias import canonical_model
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownModelError
 from foretoken.domain.plugins import scan_yaml
 
@@ -103,8 +104,8 @@ def find_model(name: str) -> ModelArchitecture:
         UnknownModelError: there is none; the message names the nearest.
 
     """
-    wanted = name.lower()
-    for model in all_models().values():
-        if wanted == model.name.lower() or wanted in (alias.lower() for alias in model.aliases):
-            return model
-    raise UnknownModelError.named(name, all_models())
+    models = all_models()
+    own_name = canonical_model(name)
+    if own_name not in models:
+        raise UnknownModelError.named(name, models)
+    return models[own_name]

@@ -11,6 +11,7 @@ from foretoken.app.cli.catalog_snapshots import Where, selection_of
 from foretoken.app.cli.picture_file import check_page_option, check_picture_option
 from foretoken.app.cli.state import note, open_composition, state_of
 from foretoken.app.compose import Composition
+from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.operator import find_operator
 from foretoken.simulator.report.profile_groups import FittedCurve, fit_curves, read_curves
@@ -35,7 +36,10 @@ def plot(
             callback=check_picture_option,
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")] = "",
+    device: Annotated[
+        str,
+        typer.Option(help="Device: see `foretoken list devices`.", callback=canonical_device),
+    ] = "",
 ) -> None:
     """Draw what was measured of operators, and what the predictor makes of it.
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from foretoken.app.cli.duration import parse_s
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
@@ -36,8 +37,11 @@ def sql(
     query: Annotated[str, typer.Argument(help="One SELECT statement; `-` reads it from stdin.")],
     max_rows: Annotated[int, typer.Option(min=1, help="Show at most this many rows.")] = 100,
     timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds it may run; 0: as long as the catalog allows.")
-    ] = 0.0,
+        str,
+        typer.Option(
+            help="How long it may run: `30s`, `2min`. Default: as long as the catalog allows."
+        ),
+    ] = "",
     save: Annotated[
         Path | None, typer.Option(help="Write all rows to this .parquet or .csv file instead.")
     ] = None,
@@ -55,7 +59,8 @@ def sql(
     # One more than is shown tells whether there are more.
     limit = 0 if target else max_rows + 1
     with open_composition(state) as services:
-        question = SqlQuery(text=text, max_num_rows=limit, timeout_s=timeout)
+        timeout_s = parse_s(timeout, "--timeout") if timeout else 0.0
+        question = SqlQuery(text=text, max_num_rows=limit, timeout_s=timeout_s)
         table = read_table(services.catalog.query_sql(question))
         if target is not None:
             write_table(table, target)

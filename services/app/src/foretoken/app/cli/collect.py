@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.duration import parse_s
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.state import (
     ProgressBar,
@@ -52,7 +53,9 @@ class ServerOptions:
     api_key_variable: Annotated[
         str, typer.Option(help="Environment variable that holds the API key.")
     ] = "OPENAI_API_KEY"
-    timeout: Annotated[float, typer.Option(help="Give a request up after so many s.")] = 600.0
+    timeout: Annotated[
+        str, typer.Option(help="Give a request up after this time: `30s`, `10min`.")
+    ] = "10min"
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Do not verify the server's certificate.")
     ] = False
@@ -199,7 +202,7 @@ def _target(server: ServerOptions) -> Target:
         api=server.api,
         server=server.server,
         api_key=process_environment().get(server.api_key_variable, ""),
-        timeout_s=server.timeout,
+        timeout_s=parse_s(server.timeout, "--timeout"),
         verifies_tls=not server.insecure,
         certificates=server.certificates,
         body=scenario_changes(server.body),

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from foretoken.app.cli.duration import parse_ms
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.search import LIMITED_METRICS, LatencyLimit
 
@@ -11,14 +12,13 @@ LIMIT_HELP = (
     "A limit to meet, as `METRIC STATISTIC TIME`: `ttft p99 2s`, `itl p99.9 200ms`, `e2e mean 20s`."
     " Metrics: ttft, tpot, itl, e2e. Statistics: mean, p50 to p100. Repeatable; all must hold."
 )
+_OPTION = "--limit"
 _METRICS = {
     **{name: name for name in LIMITED_METRICS},
     **{name.removesuffix("_ms"): name for name in LIMITED_METRICS},
     "e2e": "e2e_latency_ms",
 }
 _SHORT_NAMES = ("ttft", "tpot", "itl", "e2e")
-_MS = {"us": 1e-3, "ms": 1.0, "": 1.0, "s": 1e3, "min": 6e4}
-_TIME = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
 _PERCENTILE = re.compile(r"p(\d+\.?\d*)")
 _HIGHEST_PERCENTILE = 100
 
@@ -41,7 +41,7 @@ def parse_limit(text: str) -> LatencyLimit:
     return LatencyLimit(
         metric=_METRICS[metric],
         percentile=_parse_statistic(text, statistic),
-        limit_ms=parse_time_ms(time),
+        limit_ms=parse_ms(time, _OPTION),
     )
 
 
@@ -53,21 +53,6 @@ def parse_limits(texts: Sequence[str]) -> tuple[LatencyLimit, ...]:
 
     """
     return tuple(parse_limit(text) for text in texts)
-
-
-def parse_time_ms(text: str) -> float:
-    """Return a positive time such as `2s`, `30ms` or `2000` (ms) in ms.
-
-    Raises:
-        InvalidRequestError: it is none.
-
-    """
-    matched = _TIME.fullmatch(text.strip().lower())
-    if matched is None or matched[2] not in _MS or float(matched[1]) == 0:
-        raise InvalidRequestError.of_field(
-            "limit", f"{text!r} is no time: write a positive number and a unit, `200ms` or `2s`"
-        )
-    return float(matched[1]) * _MS[matched[2]]
 
 
 def describe_limit(metric: str, percentile: float) -> str:
@@ -88,4 +73,4 @@ def _parse_statistic(text: str, statistic: str) -> float:
 
 
 def _error(text: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError.of_field("limit", f"{text!r}: {problem}")
+    return InvalidRequestError.of_field(_OPTION, f"{text!r}: {problem}")

@@ -42,7 +42,7 @@ _TERA = 1e12
 
 @app.command()
 def devices(context: typer.Context) -> None:
-    """List the devices, with their limits."""
+    """List the devices with their limits, and the other names each can be given by."""
     rows = [
         (
             device.name,
@@ -50,10 +50,18 @@ def devices(context: typer.Context) -> None:
             device.memory_bytes / GIB,
             device.memory_bandwidth_bytes_per_s / _GIGA,
             max(device.peak_flops_per_s.values()) / _TERA,
+            ", ".join(device.vendor_names),
         )
         for device in all_devices().values()
     ]
-    columns = ("device", "what", "memory (GiB)", "bandwidth (GB/s)", "best peak (TFLOP/s)")
+    columns = (
+        "device",
+        "what",
+        "memory (GiB)",
+        "bandwidth (GB/s)",
+        "best peak (TFLOP/s)",
+        "also called",
+    )
     state_of(context).print_rows("Devices", columns, rows)
 
 

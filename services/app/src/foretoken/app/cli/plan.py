@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.call_words import order_dims, parse_values, parse_whole, split_words
+from foretoken.app.cli.duration import parse_s
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table, check_output_path, note, open_composition, state_of
 from foretoken.client.single_query import find_member
@@ -31,7 +32,7 @@ def plan(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
         ),
     ] = None,
     topology: Annotated[str, typer.Option(help="Topology, for collectives.")] = "",
-    budget: Annotated[float, typer.Option(help="GPU time there is, in seconds.")] = 600.0,
+    budget: Annotated[str, typer.Option(help="GPU time there is: `60s`, `10min`.")] = "10min",
     max_points: Annotated[int, typer.Option(help="Most points; 0: as many as fit.")] = 0,
     points_csv: Annotated[
         Path | None,
@@ -40,7 +41,7 @@ def plan(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
 ) -> None:
     """Rank points to profile by the error that measuring them removes for the GPU time it takes.
 
-    Example: `foretoken plan gemm m=1:8192 n=4096,8192 k=4096,8192 --device a30 --budget 60`
+    Example: `foretoken plan gemm m=1:8192 n=4096,8192 k=4096,8192 --device a30 --budget 60s`
     """
     state = state_of(context)
     with open_composition(state) as services:
@@ -57,7 +58,7 @@ def plan(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
             topology=topology,
             framework=said.get("framework", ""),
             variant=said.get("variant", ""),
-            budget_gpu_s=budget,
+            budget_gpu_s=parse_s(budget, "--budget"),
             max_num_points=max_points,
             seed=parse_whole("seed", said.get("seed", "0")),
         )

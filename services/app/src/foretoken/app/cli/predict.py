@@ -10,6 +10,7 @@ from foretoken.app.cli.call_words import order_dims, parse_whole, split_words
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table, format_cell, open_composition, state_of
 from foretoken.client.single_query import CallOptions, build_single_query
+from foretoken.domain.alias import canonical_device
 from foretoken.domain.estimate import LatencyEstimate, pick_estimate
 from foretoken.domain.explanation import Explanation
 
@@ -30,7 +31,10 @@ def predict(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
             " `kernel=flashinfer`, `framework=vllm`, `model_version=`, `correction=`.",
         ),
     ],
-    device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")],
+    device: Annotated[
+        str,
+        typer.Option(help="Device: see `foretoken list devices`.", callback=canonical_device),
+    ],
     topology: Annotated[str, typer.Option(help="Topology, for collectives.")] = "",
     refuse_extrapolation: Annotated[
         bool, typer.Option("--refuse-extrapolation", help="Fail rather than extrapolate.")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from foretoken.app.cli.collective_place import find_place, serve_place
+from foretoken.app.cli.duration import parse_s
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.profile_closure import closure
 from foretoken.app.cli.profile_collectives import collectives
@@ -48,8 +49,8 @@ class PlanningOptions:
         ),
     ] = None
     budget: Annotated[
-        float, typer.Option(min=0.0, help="With --planned: GPU time for all of them, in seconds.")
-    ] = 60.0
+        str, typer.Option(help="With --planned: GPU time for all of them, `60s` or `10min`.")
+    ] = "60s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,8 @@ def profile(
 
     - The same, training too, and how long it will take: `... --training --dry-run`
 
-    - Where the predictor is least sure: `foretoken profile --device a30 --planned gemm --budget 60`
+    - Where the predictor is least sure: `foretoken profile --device a30 --planned gemm --budget
+    60s`
 
     - On a cluster: `foretoken profile --device h200_sxm --model ./config.json --on kubernetes
     --shards 8`
@@ -155,7 +157,7 @@ def _planned_calls(
                 device=request.device,
                 operator=operator,
                 dtype=dtype,
-                budget_gpu_s=planning.budget / len(names),
+                budget_gpu_s=parse_s(planning.budget, "--budget") / len(names),
                 seed=request.seed,
             )
         )

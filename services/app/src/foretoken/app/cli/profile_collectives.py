@@ -32,6 +32,7 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.client.single_query import find_member
+from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.operator import all_operators, find_operator
@@ -45,7 +46,8 @@ class GroupOptions:
     """What is timed, between whom."""
 
     device: Annotated[
-        str, typer.Option(help="Device, by its catalog name: see `foretoken profile devices`.")
+        str,
+        typer.Option(help="Device: see `foretoken profile devices`.", callback=canonical_device),
     ] = _CPU
     operator: Annotated[
         list[str] | None,

@@ -9,6 +9,7 @@ from rich.table import Table
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table, open_composition, show_progress, state_of
 from foretoken.app.config import EMBEDDED
+from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.ports import CatalogPort
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 def host(
     context: typer.Context,
     device: Annotated[
-        str, typer.Option(help="Device of this machine, by its catalog name: `cpu`, `h200_sxm`.")
+        str,
+        typer.Option(help="Device of this machine: `cpu`, `h200_sxm`.", callback=canonical_device),
     ] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points: some seconds.")] = False,
 ) -> None:

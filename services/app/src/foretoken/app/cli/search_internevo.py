@@ -24,6 +24,7 @@ from foretoken.app.cli.state import (
 from foretoken.app.cli.table_file import check_table_option, write_columns
 from foretoken.client.facade import Foretoken
 from foretoken.domain import schema
+from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.load import load_model
 from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
@@ -72,9 +73,10 @@ class InternEvoOptions:
             help="Model: see `foretoken list models`, or the path of a Hugging Face `config.json`."
         ),
     ] = "internlm2-7b"
-    device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")] = (
-        "a100_sxm_80"
-    )
+    device: Annotated[
+        str,
+        typer.Option(help="Device: see `foretoken list devices`.", callback=canonical_device),
+    ] = "a100_sxm_80"
     sequence_length: Annotated[
         int,
         typer.Option("--sequence-length", "--seq_len", min=1, help="Tokens of a sample."),

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.app.cli.call_words import parse_values
-from foretoken.app.cli.latency_limit import LIMIT_HELP, parse_limits, parse_time_ms
+from foretoken.app.cli.duration import parse_ms
+from foretoken.app.cli.latency_limit import LIMIT_HELP, parse_limits
 from foretoken.app.cli.state import parse_assignments, scenario_changes
 from foretoken.app.scenario_file import (
     build_serving_scenario,
     read_search_request,
     read_searched_scenario,
 )
+from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import (
@@ -307,7 +309,7 @@ def _overrides(question: QuestionOptions, space: SpaceOptions) -> dict[str, Any]
     overrides: dict[str, Any] = {}
     if question.model:
         overrides["model"] = question.model
-    if devices := split_list(space.devices):
+    if devices := device_names(space.devices):
         overrides["device"] = devices[0]
     for name, length in (("prefill", question.isl), ("decode", question.osl)):
         if length:
@@ -322,7 +324,7 @@ def _build_space(space: SpaceOptions) -> ServingSpace:
         raise InvalidRequestError.of_field(
             "--mode", f"{space.mode!r} is none of {', '.join(SERVING_MODES)}, both"
         )
-    devices, prices = split_list(space.devices), parse_prices(space.price or [])
+    devices, prices = device_names(space.devices), parse_prices(space.price or [])
     check_prices(prices, devices)
     return ServingSpace(
         devices=devices,
@@ -344,8 +346,8 @@ def _build_space(space: SpaceOptions) -> ServingSpace:
 
 def _limits(targets: TargetOptions) -> tuple[LatencyLimit, ...]:
     means = [
-        LatencyLimit(metric=metric, percentile=0, limit_ms=parse_time_ms(text))
-        for metric, text in (("ttft_ms", targets.ttft), ("tpot_ms", targets.tpot))
+        LatencyLimit(metric=f"{name}_ms", percentile=0, limit_ms=parse_ms(text, f"--{name}"))
+        for name, text in (("ttft", targets.ttft), ("tpot", targets.tpot))
         if text
     ]
     return (*means, *parse_limits(targets.limit or []))
@@ -358,21 +360,25 @@ def check_prices(prices: Mapping[str, float], devices: Sequence[str]) -> None:
         InvalidRequestError: there are such.
 
     """
-    if unknown := [name for name in prices if devices and name not in devices]:
+    searched = [canonical_device(name) for name in devices]
+    if unknown := [name for name in prices if devices and name not in searched]:
         raise InvalidRequestError.of_field(
-            "--price", f"{', '.join(unknown)} is not searched: --devices has {', '.join(devices)}"
+            "--price", f"{', '.join(unknown)} is not searched: --devices has {', '.join(searched)}"
         )
 
 
 def parse_prices(words: Sequence[str]) -> dict[str, float]:
-    """Return `h200_sxm=3.5` words as USD an hour by device.
+    """Return `h200_sxm=3.5` words as USD an hour by the device's own name.
 
     Raises:
-        InvalidRequestError: a price is no number, or negative.
+        InvalidRequestError: a price is no number, or negative, or a device has two.
 
     """
     prices: dict[str, float] = {}
-    for device, text in parse_assignments(words).items():
+    for name, text in parse_assignments(words).items():
+        device = canonical_device(name)
+        if device in prices:
+            raise InvalidRequestError.of_field("--price", f"{device} is given twice")
         try:
             prices[device] = float(text)
         except ValueError:
@@ -386,6 +392,11 @@ def parse_prices(words: Sequence[str]) -> dict[str, float]:
 
 def _counts(option: str, text: str) -> tuple[int, ...]:
     return parse_values(option, text) if text else ()
+
+
+def device_names(text: str) -> tuple[str, ...]:
+    """Return the devices' own names for those between commas, each once."""
+    return tuple(dict.fromkeys(canonical_device(name) for name in split_list(text)))
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.app.cli.call_words import parse_values
-from foretoken.app.cli.search_options import check_prices, parse_prices, split_list
+from foretoken.app.cli.search_options import check_prices, device_names, parse_prices
 from foretoken.app.cli.state import note, parse_assignments, scenario_changes
 from foretoken.app.cli.training_axes import AXES, SEARCHED_AXES, parse_axes
 from foretoken.app.scenario_file import (
@@ -370,7 +370,7 @@ def _batch_sizes(question: QuestionOptions, scenario: TrainingScenario) -> tuple
 
 
 def _build_space(cluster: ClusterOptions, space: SpaceOptions) -> TrainingSpace:
-    devices, prices = split_list(cluster.devices), parse_prices(cluster.price or [])
+    devices, prices = device_names(cluster.devices), parse_prices(cluster.price or [])
     if numbers := [word for word in devices if word.isdigit()]:
         raise InvalidRequestError.of_field(
             "--devices", f"{numbers[0]} is no device; how many there are is --gpus {numbers[0]}"

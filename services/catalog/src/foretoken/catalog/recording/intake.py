@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from foretoken.catalog.dims import dims_to_places, split_by_operator
 from foretoken.catalog.quality import judge
+from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import check_measurement_table, read_table
@@ -155,7 +156,19 @@ def _check_batch(arrival: Arrival, max_batch_rows: int) -> pa.Table:
         arrival.rows.validate(full=True)  # offsets beyond the data would be read, too
     except pa.ArrowInvalid as err:
         raise InvalidRequestError.of_field("rows", f"not sound Arrow data: {err}") from err
-    return check_measurement_table(arrival.rows)
+    return _with_own_names(check_measurement_table(arrival.rows))
+
+
+def _with_own_names(rows: pa.Table) -> pa.Table:
+    """Return rows whose devices go by their own names, whatever a driver or a tool called them."""
+    place = rows.schema.get_field_index("device")
+    given = rows.column(place)
+    own_names = {name: canonical_device(name) for name in pc.unique(given).to_pylist()}
+    renamed = [name for name, own_name in own_names.items() if name != own_name]
+    if not renamed:
+        return rows
+    names = pa.array([own_names[name] for name in given.to_pylist()], given.type)
+    return rows.set_column(place, rows.schema.field(place), names)
 
 
 def _count_per_batch(is_one: pa.ChunkedArray, sizes: Sequence[int]) -> list[int]:
