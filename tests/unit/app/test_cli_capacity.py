@@ -80,7 +80,7 @@ def test_a_page_is_written(tmp_path: Path) -> None:
 def test_no_rate_says_why(tmp_path: Path) -> None:
     """A limit below what a prompt takes alone."""
     result = _search(tmp_path, "--limit", "ttft p50 1us")
-    assert result.exit_code == 0
+    assert result.exit_code == 3
     assert "no rate: even at" in result.stdout
     assert "where requests hardly meet" in " ".join(result.stdout.split())
 

@@ -43,7 +43,7 @@ def test_a_run_prints_days_money_and_a_target(run: Run, scenario: Path, tmp_path
         *("--set", "failures.device_mtbf_hours=100", "--set", "failures.checkpoint_s=10"),
         *("--set", "layout.dp=4", "--target-days", "1", "--html", page),
     )
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 3, result.output
     for text in (
         "1,000 billion tokens on",
         "tokens/s per device, in a step",

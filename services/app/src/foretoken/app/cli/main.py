@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from foretoken.app.cli.command_table import RootGroup
+from foretoken.app.cli.exit_status import STATUS_HELP
 from foretoken.app.cli.lazy_group import MARKUP
 
 # 128 and the number of SIGINT.
@@ -23,6 +24,7 @@ app = typer.Typer(
         "\n\nA first tour: `foretoken demo`. Step by step: `catalog import` or `profile`, then"
         " `train`, `predict`, `simulate`."
     ),
+    epilog=STATUS_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=MARKUP,

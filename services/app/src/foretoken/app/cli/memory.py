@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.picture_file import check_page_or_drawing_option
 from foretoken.app.cli.stack import stack
@@ -96,7 +97,8 @@ def memory(
     """Tell what every pipeline stage of a training strategy holds, and whether it fits.
 
     Nothing is timed and no trained predictor is needed: the answer takes milliseconds. Where
-    something does not fit, single changes are tried and the best are named.
+    something does not fit, single changes are tried and the best are named, and the exit status is
+    3.
 
     Example: `foretoken memory --model llama-2-7b --device a100_sxm_80 --layout tp=2,pp=4,dp=2 --set
     zero_stage=1 --page memory.html`
@@ -109,6 +111,7 @@ def memory(
         if page is not None:
             _write_page(page, _title(resolved), report)
             note(f"{'picture' if page.suffix == '.svg' else 'page'} written to {page}")
+        leave_unless(report.feasibility.is_feasible)
 
 
 def _title(scenario: TrainingScenario) -> str:

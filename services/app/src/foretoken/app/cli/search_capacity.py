@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.latency_limit import LIMIT_HELP, describe_limit, parse_limits
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
@@ -100,7 +101,8 @@ def capacity(
 
     The same requests arrive closer together or further apart, every rate simulated request by
     request, until the answer is bracketed. Its interval says how much other requests of the kind,
-    and the predictor's error, could move it. Closed loops have no rate and are refused.
+    and the predictor's error, could move it. Closed loops have no rate and are refused. The exit
+    status is 3 where no rate meets the targets.
 
     - `foretoken search capacity docs/examples/serving.yaml --limit "ttft p99 2s" --limit "itl p99
     200ms"`
@@ -128,6 +130,7 @@ def capacity(
             from foretoken.simulator.report.page import capacity_sections
 
             write_page(out, title, capacity_sections(report))
+        leave_unless(report.feasibility.is_feasible and report.capacity_rps > 0)
 
 
 def _build_targets(targets: TargetOptions) -> ServingTargets:

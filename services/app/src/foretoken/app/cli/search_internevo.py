@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.picture_file import check_page_option, check_picture_option
@@ -121,7 +122,8 @@ def internevo(context: typer.Context, question: InternEvoOptions, answer: Answer
     Its algorithms msp, fsp and isp over pipeline (pp), sequence (sp), weights (wp) and optimizer
     states (zo), every micro batch (micro_bsz, micro_num), with and without recomputation (ckpt):
     how many are tried, can run and have the memory, beside what InternEvo's simulator counts, and
-    the best by tokens per GPU and second (tgs). The best are simulated event by event.
+    the best by tokens per GPU and second (tgs). The best are simulated event by event. The exit
+    status is 3 where nothing fits.
 
     Example: `foretoken search internevo --world_size 128 --global_batch_size 4194304 --model
     internlm2-7b --device a100_sxm_80`
@@ -154,6 +156,7 @@ def internevo(context: typer.Context, question: InternEvoOptions, answer: Answer
         _write(report, title, answer, verdicts)
         if answer.heat_map is not None:
             _draw_traffic(foretoken, request, report, answer.heat_map)
+        leave_unless(report.num_fitting > 0)
 
 
 def _counts(report: TrainingSearchReport) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.search_launch import launch_best
@@ -109,7 +110,8 @@ def serving(  # noqa: PLR0913, PLR0917 - groups of options
 
     Every point is answered in closed form for a steady load and ranked; the best are simulated
     request by request at that load. Equal ranks are ties: the estimates' error cannot tell them
-    apart. What is ruled out is counted by its reason.
+    apart. What is ruled out is counted by its reason. The exit status is 3 where no deployment, or
+    none that was simulated, meets the targets.
 
     - 16 GPUs for Llama 3.1 70B with 4000 tokens in and 1000 out:
     `foretoken search serving --model llama-3.1-70b --device h200_sxm --gpus 16 --isl 4000
@@ -188,6 +190,8 @@ def _write(report: ServingSearchReport, title: str, results: ResultOptions) -> N
         from foretoken.simulator.report.page import search_sections
 
         write_page(results.out, title, search_sections(report))
+    met = [finalist.is_met for finalist in report.finalists]
+    leave_unless(bool(report.best) and (any(met) or not met))
     if results.generate is not None:
         options = LaunchOptions(engine=results.server, model_id=results.model_id)
         launch_best(report, results.generate, options)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.picture_file import check_page_option
@@ -104,7 +105,8 @@ def training(  # noqa: PLR0913, PLR0917 - groups of options
     Every split over tensor, pipeline, data, context and expert parallelism, every micro batch,
     ZeRO stage, overlap and recomputation is checked, answered in closed form and ranked; the best
     are simulated event by event. An equals sign marks what ties with the best within the error.
-    What cannot run or has not the memory is counted by its reason.
+    What cannot run or has not the memory is counted by its reason. The exit status is 3 where
+    nothing fits.
 
     - 128 GPUs for Llama 2 7B with 4 Mi tokens a step: `foretoken search training --model
     llama-2-7b --gpus 128 --device a100_sxm_80 --global-batch-tokens 4194304 --page report.html`
@@ -144,6 +146,7 @@ def training(  # noqa: PLR0913, PLR0917 - groups of options
             lambda: report_table(title, report, results.top, num_tokens),
         )
         _write(report, title, results, num_tokens)
+        leave_unless(report.num_fitting > 0)
         launch_best(report, generated)
 
 

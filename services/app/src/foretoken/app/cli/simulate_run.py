@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.simulate_run_options import LengthOptions, MoneyOptions, build_request
@@ -68,7 +69,8 @@ def run(
     `failures.device_mtbf_hours` machines fail, and the interval of checkpoints that loses least is
     found, unless `failures.checkpoint_interval_s` gives one. `sites.num_sites` clusters train
     together over `sites.bytes_per_s`, and sum every `sites.sync_steps` steps. All keys are in
-    docs/reference/training-runs.md.
+    docs/reference/training-runs.md. The exit status is 3 where the run does not fit, or no number
+    of devices that was tried meets the target date.
 
     Example: `foretoken simulate run docs/examples/training.yaml --tokens 1e12 --price-list lambda
     --set failures.device_mtbf_hours=50000 --target-days 90 --html run.html`
@@ -86,6 +88,8 @@ def run(
             from foretoken.simulator.report.page import training_run_sections
 
             write_page(html, _title(request, report), training_run_sections(report))
+        is_in_time = not request.target_days or report.target_devices > 0
+        leave_unless(report.feasibility.is_feasible and is_in_time)
 
 
 def _title(request: TrainingRunRequest, report: TrainingRunReport) -> str:

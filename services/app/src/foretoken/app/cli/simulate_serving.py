@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
@@ -67,7 +68,7 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
 
     Prints TTFT, ITL, TPOT and end-to-end percentiles, throughput, goodput, utilisation, cost, what
     the pools of a cluster did, and what the estimates rest on. The tables have every request, every
-    step of the engines, and the run second by second.
+    step of the engines, and the run second by second. The exit status is 3 where nothing can run.
 
     Example: `foretoken simulate serving docs/examples/serving.yaml --rate 1 --rate 2 --rate 4
     --html load.html`
@@ -93,6 +94,7 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
             _write_serving_trace(foretoken, reports[-1], trace)
         if html is not None:
             _write_page(html, resolved, reports)
+        leave_unless(any(report.feasibility.is_feasible for report in reports))
 
 
 def _write_page(path: Path, scenario: ServingScenario, reports: Sequence[ServingReport]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
@@ -78,7 +79,7 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
     Prints the step with its interval and its spread over steps, tokens per second, MFU and HFU, the
     bubble, the communication nothing hides, and the memory of every stage. The tables have what
     every stage does when (`spans`), what it holds over the step (`memory`) and what devices send
-    to each other (`traffic`).
+    to each other (`traffic`). The exit status is 3 where it cannot run.
 
     Example: `foretoken simulate training docs/examples/training.yaml --html step.html --trace
     step.json`
@@ -99,6 +100,7 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
             _write_heat_map(heat_map, report)
         if trace is not None:
             _write_trace(trace, report)
+        leave_unless(report.feasibility.is_feasible)
 
 
 def _write_page(path: Path, scenario: TrainingScenario, report: TrainingReport) -> None:
