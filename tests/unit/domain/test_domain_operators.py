@@ -383,3 +383,52 @@ def test_dims_must_be_named_exactly_and_large_enough() -> None:
 def test_an_unknown_operator_suggests_the_nearest() -> None:
     with pytest.raises(UnknownOperatorError, match="did you mean gemm"):
         find_operator("gem")
+
+
+@pytest.mark.parametrize("name", sorted(all_operators()))
+def test_no_swept_point_contradicts_itself(name: str) -> None:
+    """What an operator is swept over can be, quick or not."""
+    spec = find_operator(name)
+    for quick in (True, False):
+        for dims in spec.sweep(quick):
+            assert spec.find_contradictions(dims) == []
+
+
+_DECODE = {"num_seqs": 4, "kv_tokens": 400, "kv_tokens_max": 100, "head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("operator", "dims", "problem"),
+    [
+        (
+            "attention_decode",
+            {**_DECODE, "num_heads": 8, "num_kv_heads": 32},
+            "num_kv_heads: 32 is more than the 8 of num_heads",
+        ),
+        (
+            "attention_decode",
+            {**_DECODE, "num_heads": 8, "num_kv_heads": 3},
+            "num_kv_heads: 3 must divide the 8 of num_heads",
+        ),
+        (
+            "attention_decode",
+            {**_DECODE, "kv_tokens_max": 500, "num_heads": 8, "num_kv_heads": 8},
+            "kv_tokens_max: 500 is more than the 400 of kv_tokens",
+        ),
+        (
+            "moe_topk",
+            {"num_tokens": 4, "num_experts": 8, "top_k": 9},
+            "top_k: 9 is more than the 8 of num_experts",
+        ),
+    ],
+)
+def test_dimensions_that_contradict_each_other_are_refused(
+    operator: str, dims: dict[str, int], problem: str
+) -> None:
+    """One call and a column with one such row alike."""
+    spec = find_operator(operator)
+    with pytest.raises(InvalidRequestError, match=problem):
+        spec.check_call(dims)
+    columns = {name: np.array([value, value]) for name, value in dims.items()}
+    (violation,) = spec.find_contradictions(columns)
+    assert problem == f"{violation.field}: {violation.description}"

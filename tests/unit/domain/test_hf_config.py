@@ -44,9 +44,53 @@ def test_keys_may_be_null_where_they_have_a_default() -> None:
 
 
 def test_a_window_counts_only_where_it_is_used() -> None:
-    assert 4096 == _read("qwen2-7b", use_sliding_window=True, sliding_window=4096).sliding_window
+    windowed = {"use_sliding_window": True, "sliding_window": 4096}
+    assert 4096 == _read("qwen2-7b", **windowed, max_window_layers=0).sliding_window
+    # From the layer after the last on, which is what the library takes where nothing is said.
+    assert 0 == _read("qwen2-7b", **windowed, max_window_layers=28).sliding_window
+    assert 0 == _read("qwen2-7b", **windowed).sliding_window
     assert 0 == _read("qwen2-7b", sliding_window=4096).sliding_window
     assert 4096 == _read("mixtral-8x7b", sliding_window=4096).sliding_window
+
+
+def test_the_layers_of_qwen_with_a_window_may_be_listed() -> None:
+    windowed = {"use_sliding_window": True, "sliding_window": 4096}
+    types = (["sliding_attention"] * 3 + ["full_attention"]) * 7
+    model = _read("qwen2-7b", **windowed, layer_types=types)
+    assert (4096, 4) == (model.sliding_window, model.full_attention_period)
+    assert 0 == _read("qwen2-7b", **windowed, layer_types=["full_attention"] * 28).sliding_window
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("llama-2-7b", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+        ("llama-2-7b", {"n_routed_experts": 64, "moe_intermediate_size": 1408}),
+        ("llama-2-7b", {"sliding_window": 4096}),
+        ("llama-2-7b", {"layer_types": ["sliding_attention"] * 32}),
+        ("llama-2-7b", {"kv_lora_rank": 512}),
+        ("qwen2-7b", {"num_experts": 60}),
+        ("qwen3-8b", {"mlp_bias": True}),
+        ("mixtral-8x7b", {"shared_expert_intermediate_size": 4096}),
+        ("gpt-neox-20b", {"sliding_window": 256}),
+        ("gpt2-xl", {"num_experts": 8}),
+        ("deepseek-v3", {"sliding_window": 4096}),
+        ("internlm2-7b", {"num_experts": 8}),
+    ],
+    ids=lambda item: item if isinstance(item, str) else "+".join(item),
+)
+def test_a_key_of_other_models_that_changes_the_operators_is_refused(
+    preset: str, changes: dict[str, Any]
+) -> None:
+    """No model is simulated as another one: all such keys are named."""
+    assert changes.keys() == _violations(preset, **changes)
+
+
+def test_keys_of_other_models_that_change_nothing_are_ignored() -> None:
+    plain = _read("llama-2-7b")
+    inert = {"num_local_experts": None, "sliding_window": None, "moe_layer_freq": 0}
+    assert plain == _read("llama-2-7b", **inert, layer_types=["full_attention"] * 32)
+    assert plain == _read("llama-2-7b", use_sliding_window=False, sliding_window=4096)
 
 
 def test_layers_that_see_all_tokens_come_at_one_distance() -> None:
@@ -97,6 +141,9 @@ def test_all_missing_keys_are_named_together() -> None:
         ("deepseek-v3", "moe_layer_freq", 2),
         ("deepseek-v3", "kv_lora_rank", None),
         ("phi-2", "qk_layernorm", True),
+        ("llama-2-7b", "hidden_size", 4100),
+        ("gpt2-xl", "n_embd", 1601),
+        ("gpt-neox-20b", "attention_bias", False),
         ("gpt-oss-20b", "layer_types", ["full_attention"] * 3),
         ("gpt-oss-20b", "layer_types", "full_attention"),
     ],
@@ -112,8 +159,12 @@ def test_shared_experts_must_be_whole_ones() -> None:
 
 
 def test_sizes_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="num_kv_heads: must divide num_heads"):
+    with pytest.raises(InvalidRequestError, match="num_kv_heads: 5 must divide the 32 heads"):
         _read("llama-2-7b", num_key_value_heads=5)
+    with pytest.raises(InvalidRequestError, match="num_kv_heads: 64 are more than the 32 heads"):
+        _read("llama-2-7b", num_key_value_heads=64)
+    with pytest.raises(InvalidRequestError, match="top_k: 9 is more than the 8 experts"):
+        _read("mixtral-8x7b", num_experts_per_tok=9)
 
 
 def _write(folder: Path, content: str, name: str = "config.json") -> Path:

@@ -197,6 +197,11 @@ def test_an_unknown_model_suggests_the_nearest() -> None:
         ("activation", "relu"),
         ("norm", "batch_norm"),
         ("position", "alibi"),
+        ("num_kv_heads", 64),
+        ("max_position", 0),
+        ("intermediate", 0),
+        ("sliding_window", -1),
+        ("head_dim", 15),
     ],
 )
 def test_an_architecture_that_cannot_be_lowered_is_refused(field: str, value: object) -> None:
@@ -207,6 +212,39 @@ def test_an_architecture_that_cannot_be_lowered_is_refused(field: str, value: ob
     with pytest.raises(InvalidRequestError, match="tiny-llama") as caught:
         ModelArchitecture(**{**fields, field: value})
     assert [field] == [v.field for v in caught.value.violations]
+
+
+def test_everything_that_is_wrong_is_named_at_once() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        dataclasses.replace(find_model("tiny-llama"), hidden=0, vocab=0, norm="none")
+    assert ["hidden", "vocab", "norm"] == [v.field for v in caught.value.violations]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"top_k": 9}, "top_k"),
+        ({"top_k": 0}, "top_k"),
+        ({"num_experts": 0}, "num_experts"),
+        ({"expert_intermediate": 0}, "expert_intermediate"),
+        ({"num_shared_experts": -1}, "num_shared_experts"),
+    ],
+)
+def test_experts_that_no_token_can_visit_are_refused(changes: dict[str, int], field: str) -> None:
+    experts = find_model("mixtral-8x7b").moe
+    assert experts is not None
+    with pytest.raises(InvalidRequestError) as caught:
+        dataclasses.replace(experts, **changes)
+    assert [field] == [v.field for v in caught.value.violations]
+
+
+def test_layers_and_heads_that_contradict_each_other_are_refused() -> None:
+    model = find_model("deepseek-v3")
+    assert model.moe is not None
+    with pytest.raises(InvalidRequestError, match="62 are more than the 61 layers"):
+        dataclasses.replace(model, moe=dataclasses.replace(model.moe, num_dense_layers=62))
+    with pytest.raises(InvalidRequestError, match=r"head_dim: 64 contradicts mla\.v_head_dim, 128"):
+        dataclasses.replace(model, head_dim=64)
 
 
 def test_a_path_is_read_where_no_preset_has_the_name(tmp_path: Path) -> None:

@@ -35,6 +35,33 @@ class Dim:
     minimum: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What must hold between two dimensions: `dim` is at most `other`, or with `divides` a part."""
+
+    dim: str
+    other: str
+    divides: bool = False
+
+    def find_violation(self, dims: Dims) -> FieldViolation | None:
+        """Return the first call of a column, or the one, that contradicts itself; None if none."""
+        dim, other = dims[self.dim], dims[self.other]
+        is_wrong = other % dim != 0 if self.divides else dim > other
+        if hasattr(is_wrong, "argmax"):
+            if not is_wrong.any():
+                return None
+            row = int(is_wrong.argmax())
+            dim, other = int(dim[row]), int(other[row])
+        elif not is_wrong:
+            return None
+        rule = "must divide" if self.divides and dim <= other else "is more than"
+        return FieldViolation(self.dim, f"{dim} {rule} the {other} of {self.other}")
+
+
+# Each key and value head answers for equally many query heads.
+HEAD_RELATION = Relation("num_kv_heads", "num_heads", divides=True)
+
+
 def dim_axes(*names: str) -> dict[str, FeatureFormula]:
     """Return axes that are dimensions themselves."""
     return {name: lambda d, _, name=name: d[name] for name in names}  # type: ignore[misc]
@@ -50,6 +77,7 @@ class OperatorSpec:
     bytes: blocks, waves of blocks. Of those that points cannot tell apart the last counts: products
     of more dimensions come later. `axes` are coordinates in which calls are near or far, as one
     sweeps them (the length of a sequence, not the sum over the batch); none means the dimensions.
+    `relations` are what must hold between dimensions: a call that breaks one cannot be.
     `sweep(quick)` yields the points worth measuring; `quick` asks for about a dozen small ones.
     It yields none where rows are only imported; such an operator needs no kernel.
     `backward_work_ratio` is backward over forward work where a backward pass exists (0: none).
@@ -71,6 +99,7 @@ class OperatorSpec:
     features: Mapping[str, FeatureFormula] = field(default_factory=dict)
     costs: Mapping[str, FeatureFormula] = field(default_factory=dict)
     axes: Mapping[str, FeatureFormula] = field(default_factory=dict)
+    relations: tuple[Relation, ...] = ()
     sweep: Callable[[bool], Iterable[Mapping[str, int]]]
     backward_work_ratio: float = 0.0
     is_collective: bool = False
@@ -105,6 +134,22 @@ class OperatorSpec:
                 violations.append(FieldViolation(dim.name, f"must be at least {dim.minimum}"))
         if violations:
             raise InvalidRequestError.of_violations(violations, self.name)
+
+    def check_call(self, dims: Mapping[str, int]) -> None:
+        """Check the dimensions of a call, and that they do not contradict each other.
+
+        Raises:
+            InvalidRequestError: as `check_dims`, or one violation for each broken relation.
+
+        """
+        self.check_dims(dims)
+        if violations := self.find_contradictions(dims):
+            raise InvalidRequestError.of_violations(violations, self.name)
+
+    def find_contradictions(self, dims: Dims) -> list[FieldViolation]:
+        """Return the relations that dimensions break, each legal by itself, or columns of them."""
+        found = (relation.find_violation(dims) for relation in self.relations)
+        return [violation for violation in found if violation is not None]
 
     def work_ratio(self, phase: Phase) -> float:
         """Return the work of a phase over that of the forward pass."""

@@ -17,7 +17,8 @@ def read_columns(spec: OperatorSpec, given: Mapping[str, object]) -> Columns:
     """Return the columns as integers.
 
     Raises:
-        InvalidRequestError: one violation per missing, unknown, ragged or illegal column.
+        InvalidRequestError: one violation per missing, unknown, ragged or illegal column, or per
+            relation between columns that a row breaks.
 
     """
     violations = [
@@ -39,6 +40,8 @@ def read_columns(spec: OperatorSpec, given: Mapping[str, object]) -> Columns:
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         violations.append(FieldViolation("columns", f"lengths differ: {sorted(lengths)}"))
+    elif not violations and lengths != {0}:
+        violations = spec.find_contradictions(columns)
     if violations:
         raise InvalidRequestError.of_violations(violations, spec.name)
     return columns

@@ -5,7 +5,12 @@ from functools import cache
 
 from foretoken.domain import schema
 from foretoken.domain.alias import canonical_model
-from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownModelError
+from foretoken.domain.errors import (
+    Checks,
+    InvalidRequestError,
+    UnknownModelError,
+    find_violations,
+)
 from foretoken.domain.plugins import scan_yaml
 
 
@@ -19,6 +24,25 @@ class MoeSpec:
     num_shared_experts: int = 0
     num_dense_layers: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse experts that no token can visit."""
+        InvalidRequestError.check(
+            "experts",
+            {
+                **_at_least(self, 1, "num_experts", "top_k", "expert_intermediate"),
+                **_at_least(self, 0, "num_shared_experts", "num_dense_layers"),
+            },
+        )
+        InvalidRequestError.check(
+            "experts",
+            {
+                "top_k": (
+                    self.top_k <= self.num_experts,
+                    f"{self.top_k} is more than the {self.num_experts} experts",
+                )
+            },
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlaSpec:
@@ -29,6 +53,14 @@ class MlaSpec:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+
+    def __post_init__(self) -> None:
+        """Refuse ranks and sizes that are none."""
+        sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        InvalidRequestError.check(
+            "latent attention",
+            {**_at_least(self, 1, *sizes), **_at_least(self, 0, "q_lora_rank")},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,21 +98,71 @@ class ModelArchitecture:
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check what no operator could be lowered from."""
-        violations = [
-            FieldViolation(name, "must be at least 1")
-            for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "vocab")
-            if getattr(self, name) < 1
+        """Check what no operator could be lowered from: with all that is wrong."""
+        violations = find_violations(
+            {
+                **_at_least(self, 1, *_COUNTED),
+                **_at_least(self, 0, "intermediate", "sliding_window", "full_attention_period"),
+                **{
+                    field: (getattr(self, field) in allowed, f"must be one of {', '.join(allowed)}")
+                    for field, allowed in _ALLOWED.items()
+                },
+            }
+        )
+        named = {violation.field for violation in violations}
+        violations += [
+            violation
+            for violation in find_violations(self._contradictions())
+            if violation.field not in named
         ]
-        if self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads:
-            violations.append(FieldViolation("num_kv_heads", "must divide num_heads"))
-        for field, allowed in _ALLOWED.items():
-            if getattr(self, field) not in allowed:
-                violations.append(FieldViolation(field, f"must be one of {', '.join(allowed)}"))
         if violations:
             raise InvalidRequestError.of_violations(violations, f"model {self.name}")
 
+    def _contradictions(self) -> Checks:
+        """Return what must hold between dimensions that are legal by themselves."""
+        heads = f"the {self.num_heads} heads (num_heads)"
+        num_dense = self.moe.num_dense_layers if self.moe else self.num_layers
+        checks: dict[str, tuple[bool, str]] = {
+            "num_kv_heads": (
+                self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads == 0,
+                f"{self.num_kv_heads} must divide {heads}"
+                if self.num_kv_heads <= self.num_heads
+                else f"{self.num_kv_heads} are more than {heads}",
+            ),
+            "intermediate": (self.intermediate >= 1 or not num_dense, "must be at least 1"),
+            "moe.num_dense_layers": (
+                num_dense <= self.num_layers,
+                f"{num_dense} are more than the {self.num_layers} layers (num_layers)",
+            ),
+        }
+        if self.mla is not None:
+            checks["head_dim"] = (
+                self.head_dim == self.mla.v_head_dim,
+                f"{self.head_dim} contradicts mla.v_head_dim, {self.mla.v_head_dim}",
+            )
+        elif self.position == "rope":
+            checks["head_dim"] = (
+                self.head_dim % 2 == 0,
+                f"{self.head_dim} is odd: rotary positions turn pairs",
+            )
+        return checks
 
+
+def _at_least(value: object, least: int, *fields: str) -> Checks:
+    return {
+        field: (getattr(value, field) >= least, f"must be at least {least}") for field in fields
+    }
+
+
+_COUNTED = (
+    "num_layers",
+    "hidden",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab",
+    "max_position",
+)
 _ALLOWED = {
     "activation": ("silu", "gelu"),
     "norm": ("rms_norm", "layer_norm"),

@@ -2,7 +2,8 @@
 
 Each model type is one function in `_READERS` that says which keys it has and what they mean. Keys
 of training, tokens and numerics are ignored; a key that changes the operators and is not understood
-is an error, so that no model is simulated as another one.
+is an error, so that no model is simulated as another one: those of `_STRUCTURAL`, unless the reader
+of the model type looked at them.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,6 +30,30 @@ _ACTIVATIONS = {
 }
 
 
+# What Qwen2Config of transformers takes where its keys are missing.
+_QWEN_WINDOW, _QWEN_WINDOW_LAYERS = 4096, 28
+
+_WINDOW_KEYS = ("sliding_window", "max_window_layers")
+# Keys of some models that change which operators run, or how much they do.
+_STRUCTURAL = (
+    # experts
+    *("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    *("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk"),
+    *("moe_intermediate_size", "n_shared_experts", "num_shared_experts"),
+    *("shared_expert_intermediate_size", "moe_layer_freq", "decoder_sparse_step"),
+    *("mlp_only_layers", "first_k_dense_replace", "moe_layers"),
+    # windows, chunks and layers that differ
+    *_WINDOW_KEYS,
+    *("use_sliding_window", "layer_types", "sliding_window_pattern", "attention_chunk_size"),
+    *("full_attention_interval", "no_rope_layers", "cross_attention_layers"),
+    # latent attention, norms of heads, biases
+    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    *("qk_layernorm", "qk_norm", "use_qk_norm", "attention_bias", "mlp_bias", "qkv_bias"),
+    # state-space layers beside attention
+    *("ssm_cfg", "mamba_d_state", "attn_layer_indices", "linear_num_value_heads"),
+)
+
+
 def architecture_of_hf_config(config: Mapping[str, Any], name: str) -> ModelArchitecture:
     """Return the architecture that a parsed `config.json` describes.
 
@@ -45,6 +70,7 @@ def architecture_of_hf_config(config: Mapping[str, Any], name: str) -> ModelArch
         )
     reader = _ConfigReader(config)
     fields = _READERS[model_type](reader)
+    reader.refuse_unread(model_type)
     if reader.violations:
         raise InvalidRequestError.of_violations(reader.violations, f"{model_type} config of {name}")
     return ModelArchitecture(name=name, **fields)
@@ -70,12 +96,18 @@ class _ConfigReader:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
+        self._read: set[str] = set()
         self.violations: list[FieldViolation] = []
+
+    def get(self, key: str, default: object = None) -> Any:
+        """Return the value of a key, which counts as looked at."""
+        self._read.add(key)
+        return self._config.get(key, default)
 
     def integer(self, key: str, *other_keys: str) -> int:
         """Return the first of the keys that is there, at least 1; 1 and a violation otherwise."""
         for candidate in (key, *other_keys):
-            if self._config.get(candidate) is not None:
+            if self.get(candidate) is not None:
                 value = self.optional(candidate, 1)
                 if value < 1:
                     self.refuse(candidate, "must be at least 1")
@@ -85,7 +117,7 @@ class _ConfigReader:
 
     def optional(self, key: str, default: int) -> int:
         """Return the key's value, or the default where it is missing or null."""
-        value = self._config.get(key)
+        value = self.get(key)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
@@ -98,7 +130,7 @@ class _ConfigReader:
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a boolean, or the default where it is missing or null."""
-        value = self._config.get(key)
+        value = self.get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -109,7 +141,7 @@ class _ConfigReader:
     def activation(self, *keys: str, default: str) -> str:
         """Return the activation that the first present key names."""
         for key in keys:
-            value = self._config.get(key)
+            value = self.get(key)
             if value is not None:
                 if value in _ACTIVATIONS:
                     return _ACTIVATIONS[value]
@@ -118,7 +150,7 @@ class _ConfigReader:
 
     def texts(self, key: str) -> list[str]:
         """Return a list of texts, an empty one where it is missing or null."""
-        value = self._config.get(key)
+        value = self.get(key)
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -128,16 +160,32 @@ class _ConfigReader:
 
     def dense_prefix(self, key: str) -> int:
         """Return how many layers a list of dense layers names: they must be the first ones."""
-        layers = self._config.get(key) or []
+        layers = self.get(key) or []
         if sorted(layers) != list(range(len(layers))):
             self.refuse(key, "only the first layers can be dense")
         return len(layers)
 
     def require(self, key: str, default: object, allowed: object) -> None:
         """Refuse a key that has any value but the one that can be simulated."""
-        value = self._config.get(key, default)
+        value = self.get(key, default)
         if value != allowed:
             self.refuse(key, f"only {allowed!r} is supported, found {value!r}")
+
+    def refuse_unread(self, model_type: str) -> None:
+        """Refuse what changes the operators and was not looked at."""
+        for key in _STRUCTURAL:
+            value = self._config.get(key)
+            if key not in self._read and not self._is_inert(key, value):
+                reason = f"{value!r} changes the operators, and is not read of a {model_type} model"
+                self.refuse(key, reason)
+
+    def _is_inert(self, key: str, value: object) -> bool:
+        """Whether a key leaves the operators as they are without it."""
+        if key == "layer_types" and isinstance(value, list):
+            return set(value) <= {"full_attention"}
+        if key in _WINDOW_KEYS and self._config.get("use_sliding_window") is False:
+            return True
+        return value in (None, False, 0, "", [])
 
     def refuse(self, key: str, description: str) -> None:
         """Note what is wrong with a key."""
@@ -147,6 +195,8 @@ class _ConfigReader:
 def _decoder(reader: _ConfigReader) -> _Fields:
     """Read the keys that Llama and most of its descendants share."""
     hidden, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    if hidden % num_heads and reader.get("head_dim") is None:
+        reader.refuse("hidden_size", f"{hidden} is no multiple of the {num_heads} heads")
     return {
         "num_layers": reader.integer("num_hidden_layers"),
         "hidden": hidden,
@@ -192,10 +242,31 @@ def _qwen(reader: _ConfigReader) -> _Fields:
 
 
 def _qwen2(reader: _ConfigReader) -> _Fields:
-    window = 0
-    if reader.flag("use_sliding_window", default=False):
-        window = reader.optional("sliding_window", 0)
-    return {**_decoder(reader), "has_qkv_bias": True, "sliding_window": window}
+    fields = _decoder(reader)
+    # Qwen2 has it whatever the key says.
+    reader.get("attention_bias")
+    return {**fields, "has_qkv_bias": True, **_qwen_window(reader, fields["num_layers"])}
+
+
+def _qwen_window(reader: _ConfigReader, num_layers: int) -> _Fields:
+    """Return what layers see through a window, and which see all tokens.
+
+    Source: transformers, Qwen2Config: `layer_types`, or a window from layer `max_window_layers` on.
+    """
+    if not reader.flag("use_sliding_window", default=False):
+        return {}
+    window = reader.optional("sliding_window", _QWEN_WINDOW)
+    if types := reader.texts("layer_types"):
+        if "sliding_attention" not in types:
+            return {}
+        period = _layer_period(reader, num_layers)
+        return {"sliding_window": window, "full_attention_period": period}
+    first = reader.optional("max_window_layers", _QWEN_WINDOW_LAYERS)
+    if first >= num_layers:
+        return {}
+    if first > 0:
+        reader.refuse("max_window_layers", f"a window from layer {first} on cannot be simulated")
+    return {"sliding_window": window}
 
 
 def _qwen2_moe(reader: _ConfigReader) -> _Fields:
@@ -291,6 +362,7 @@ def _deepseek(reader: _ConfigReader) -> _Fields:
 
 def _classic(reader: _ConfigReader) -> _Fields:
     """Read what GPT-NeoX and Phi share: biases, layer norm, no gate, parallel residual."""
+    reader.require("attention_bias", default=True, allowed=True)
     return {
         **_decoder(reader),
         "activation": reader.activation("hidden_act", default="gelu"),
@@ -308,6 +380,8 @@ def _phi(reader: _ConfigReader) -> _Fields:
 
 def _gpt2(reader: _ConfigReader) -> _Fields:
     hidden, num_heads = reader.integer("n_embd"), reader.integer("n_head")
+    if hidden % num_heads:
+        reader.refuse("n_embd", f"{hidden} is no multiple of the {num_heads} heads")
     return {
         "num_layers": reader.integer("n_layer"),
         "hidden": hidden,

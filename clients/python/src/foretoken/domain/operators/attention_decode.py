@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec, dim_axes
+from foretoken.domain.operator import (
+    HEAD_RELATION,
+    Dim,
+    Dims,
+    FeatureFormula,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
 from foretoken.domain.operators.attention_prefill import (
     OTHER_HEADS,
     SWEPT_HEADS,
@@ -137,5 +145,10 @@ SPEC = OperatorSpec(
     },
     costs=decode_costs("kv_tokens", lambda d, _: d["kv_tokens_max"]),
     axes={**BATCH_AXES, **dim_axes("num_heads", "num_kv_heads", "head_dim")},
+    relations=(
+        HEAD_RELATION,
+        Relation("num_seqs", "kv_tokens"),
+        Relation("kv_tokens_max", "kv_tokens"),
+    ),
     sweep=_sweep,
 )

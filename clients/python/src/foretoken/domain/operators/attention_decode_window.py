@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec, dim_axes
+from foretoken.domain.operator import HEAD_RELATION, Dim, Dims, OperatorSpec, Relation, dim_axes
 from foretoken.domain.operators.attention_decode import BATCH_AXES, decode_costs, kv_block_fill
 from foretoken.domain.operators.attention_prefill import head_dims, unequal_lengths
 from foretoken.domain.sweep import pick, powers_of_two
@@ -71,5 +71,11 @@ SPEC = OperatorSpec(
     },
     costs=decode_costs("visible_tokens", lambda d, _: smaller(d["kv_tokens_max"], d["window"])),
     axes={**BATCH_AXES, **dim_axes("window", "num_heads", "num_kv_heads", "head_dim")},
+    relations=(
+        HEAD_RELATION,
+        Relation("num_seqs", "kv_tokens"),
+        Relation("kv_tokens_max", "kv_tokens"),
+        Relation("visible_tokens", "kv_tokens"),
+    ),
     sweep=_sweep,
 )

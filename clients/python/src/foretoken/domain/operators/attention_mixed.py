@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import HEAD_RELATION, Dim, Dims, OperatorSpec, Relation
 from foretoken.domain.operators.attention_prefill import (
     head_dims,
     prefill_dims,
@@ -74,5 +74,12 @@ SPEC = OperatorSpec(
         "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },
+    relations=(
+        HEAD_RELATION,
+        Relation("num_seqs", "q_tokens"),
+        Relation("q_tokens", "kv_tokens"),
+        Relation("num_decode_seqs", "decode_kv_tokens"),
+        Relation("decode_kv_tokens_max", "decode_kv_tokens"),
+    ),
     sweep=_sweep,
 )

@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec, dim_axes
+from foretoken.domain.operator import (
+    HEAD_RELATION,
+    Dim,
+    Dims,
+    FeatureFormula,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -183,6 +191,7 @@ SPEC = OperatorSpec(
     },
     costs=ATTENTION_COSTS,
     axes={**BATCH_AXES, **dim_axes("num_heads", "num_kv_heads", "head_dim")},
+    relations=(HEAD_RELATION, Relation("num_seqs", "q_tokens"), Relation("q_tokens", "kv_tokens")),
     sweep=_sweep,
     # Flash attention recomputes the scores: five matrix products instead of two.
     backward_work_ratio=2.5,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, OperatorSpec, dim_axes
+from foretoken.domain.operator import HEAD_RELATION, Dim, OperatorSpec, Relation, dim_axes
 from foretoken.domain.operators.attention_prefill import (
     ATTENTION_COSTS,
     BATCH_AXES,
@@ -86,5 +86,6 @@ SPEC = OperatorSpec(
     },
     costs=ATTENTION_COSTS,
     axes={**BATCH_AXES, **dim_axes("window", "num_heads", "num_kv_heads", "head_dim")},
+    relations=(HEAD_RELATION, Relation("num_seqs", "q_tokens"), Relation("q_tokens", "kv_tokens")),
     sweep=_sweep,
 )

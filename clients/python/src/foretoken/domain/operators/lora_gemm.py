@@ -4,7 +4,7 @@ Engines run two for a linear layer: into the rank (shrink) and out of it (expand
 Source: Punica (Chen et al., 2023); vLLM, `lora/ops/triton_ops`.
 """
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import Dim, Dims, OperatorSpec, Relation
 from foretoken.domain.units import Quantity
 
 
@@ -52,6 +52,7 @@ SPEC = OperatorSpec(
     flops=_flops,
     moved_bytes=_moved_bytes,
     features={"rows_per_matrix": lambda d, _: d["m"] / d["num_active"]},
+    relations=(Relation("num_active", "num_slots"),),
     sweep=lambda _: (),
     num_weights=lambda d: d["num_slots"] * d["n"] * d["k"],
     stand_in=_dense,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec, dim_axes
+from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec, Relation, dim_axes
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -117,6 +117,7 @@ SPEC = OperatorSpec(
         **dim_axes("num_tokens", "top_k", "num_experts", "hidden", "intermediate"),
         "hit_ratio": hit_ratio("num_experts", _rows),
     },
+    relations=(Relation("num_active_experts", "num_experts"),),
     sweep=_sweep,
     num_weights=lambda d: d["num_experts"] * _weights(d),
     saved_elements=lambda d: _rows(d) * (d["hidden"] + 3 * d["intermediate"]),

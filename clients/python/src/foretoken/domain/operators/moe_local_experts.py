@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec, dim_axes
+from foretoken.domain.operator import Dim, Dims, OperatorSpec, Relation, dim_axes
 from foretoken.domain.operators.moe_experts import expert_layers, hit_ratio, moe_costs
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
@@ -73,6 +73,11 @@ SPEC = OperatorSpec(
         "load_ratio": _load_ratio,
         "hit_ratio": hit_ratio("num_local_experts", lambda d: d["num_local_pairs"]),
     },
+    relations=(
+        Relation("top_k", "num_experts"),
+        Relation("num_local_experts", "num_experts"),
+        Relation("num_active_experts", "num_local_experts"),
+    ),
     sweep=_sweep,
     num_weights=lambda d: d["num_local_experts"] * _weights(d),
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import Dim, Dims, OperatorSpec, Relation
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity
 
@@ -39,6 +39,7 @@ SPEC = OperatorSpec(
     flops=lambda d, _: 5 * _logits(d),
     moved_bytes=_moved_bytes,
     features={"rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms},
+    relations=(Relation("top_k", "num_experts"),),
     sweep=_sweep,
     # Reads the probabilities and writes as many gradients.
     backward_work_ratio=2.0,

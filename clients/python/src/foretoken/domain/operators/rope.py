@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from foretoken.domain.flat_operator import addition_of
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operator import HEAD_RELATION, Dim, Dims, OperatorSpec
 from foretoken.domain.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity
 
@@ -43,6 +43,7 @@ SPEC = OperatorSpec(
         "rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms,
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },
+    relations=(HEAD_RELATION,),
     sweep=_sweep,
     backward_work_ratio=1.0,
     stand_in=lambda d: addition_of(2 * 2 * _elements(d)),

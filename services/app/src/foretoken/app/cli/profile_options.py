@@ -163,7 +163,7 @@ def _check_columns(path: Path, columns: Sequence[str]) -> None:
 def _call_of_row(row: dict[str, str]) -> OperatorCall:
     spec = find_operator(row["operator"])
     dims = {name: parse_whole(name, row[name]) for name in spec.dim_names if row.get(name)}
-    spec.check_dims(dims)
+    spec.check_call(dims)
     return OperatorCall(
         operator=spec.name,
         dtype=find_member(DType, row["dtype"], "dtype"),

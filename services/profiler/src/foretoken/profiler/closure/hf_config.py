@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec
+from foretoken.domain.models.architecture import ModelArchitecture, MoeSpec
 from foretoken.domain.models.hf_config import architecture_of_hf_config
 
 _Content = dict[str, Any]
@@ -22,8 +22,8 @@ def config_of_architecture(model: ModelArchitecture) -> _Content:
 
     """
     for model_type, write in _WRITERS.items():
-        content = {"model_type": model_type, **write(model)}
         try:
+            content = {"model_type": model_type, **write(model)}
             read = architecture_of_hf_config(content, model.name)
         except InvalidRequestError:
             continue
@@ -72,8 +72,9 @@ def _mixtral(model: ModelArchitecture) -> _Content:
 
 
 def _qwen2(model: ModelArchitecture) -> _Content:
-    has_window = bool(model.sliding_window)
-    return {**_windowed(model), "use_sliding_window": has_window}
+    # A window is one of all layers: from the first on.
+    window = {"max_window_layers": 0} if model.sliding_window else {}
+    return {**_windowed(model), "use_sliding_window": bool(window), **window}
 
 
 def _qwen3(model: ModelArchitecture) -> _Content:
@@ -119,9 +120,9 @@ def _gpt_oss(model: ModelArchitecture) -> _Content:
 
 def _deepseek(model: ModelArchitecture) -> _Content:
     experts = _experts(model)
-    latent = model.mla or MlaSpec(
-        q_lora_rank=0, kv_lora_rank=0, qk_nope_head_dim=0, qk_rope_head_dim=0, v_head_dim=0
-    )
+    latent = model.mla
+    if latent is None:
+        raise InvalidRequestError.of_field("mla", "the model has no latent attention")
     return {
         **_decoder(model),
         "head_dim": latent.qk_rope_head_dim,
@@ -163,8 +164,9 @@ def _gpt2(model: ModelArchitecture) -> _Content:
 
 
 def _experts(model: ModelArchitecture) -> MoeSpec:
-    # Of a model without experts, numbers that make the reader refuse the config.
-    return model.moe or MoeSpec(num_experts=0, top_k=0, expert_intermediate=0)
+    if model.moe is None:
+        raise InvalidRequestError.of_field("moe", "the model has no experts")
+    return model.moe
 
 
 _WRITERS: Mapping[str, Callable[[ModelArchitecture], _Content]] = {

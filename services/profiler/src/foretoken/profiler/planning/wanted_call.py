@@ -108,7 +108,7 @@ def _asked(
 ) -> Sequence[OperatorCall]:
     if request.calls:
         for call in request.calls:
-            find_operator(call.operator).check_dims(call.dims)
+            find_operator(call.operator).check_call(call.dims)
         return request.calls
     if not request.models:
         return list(_sweep_calls(request, site))
