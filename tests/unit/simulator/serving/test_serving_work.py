@@ -3,10 +3,14 @@
 import pytest
 from serving_fakes import build_scenario
 
+from foretoken.domain.engine import EngineSpec
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
+from foretoken.simulator.latency_surfaces import quantization_of, serving_options
 from foretoken.simulator.rank import stage_ranks
+from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.work import compute_dtype
 
 
@@ -27,7 +31,52 @@ def test_the_peak_is_that_of_the_format_matrices_are_multiplied_in(
     quantization: str, dtype: DType
 ) -> None:
     """Where only weights are stored narrow, they are multiplied in the model's own format."""
-    assert dtype is compute_dtype(build_scenario(quantization=quantization))
+    assert dtype is compute_dtype(build_scenario(quantization=quantization, device="b200"))
+
+
+@pytest.mark.parametrize(
+    ("device", "quantization", "executed"),
+    [
+        ("a100_sxm_80", "fp8", "int8_wo"),
+        ("a100_sxm_80", "nvfp4", "nvfp4_wo"),
+        ("h100_sxm", "nvfp4", "nvfp4_wo"),
+        ("h100_sxm", "fp8", "fp8"),
+        ("a100_sxm_80", "int4_wo", "int4_wo"),
+        ("b200", "nvfp4", "nvfp4"),
+    ],
+)
+def test_vllm_emulates_formats_that_a_device_lacks_and_says_so(
+    device: str, quantization: str, executed: str
+) -> None:
+    engine = EngineSpec(profile="vllm-0.19")
+    scenario = build_scenario(quantization=quantization, device=device, engine=engine)
+    check_scenario(scenario)
+    found = quantization_of(scenario)
+    assert found.name == executed == serving_options(scenario).quantization
+    assert bool(found.remark) == (executed != quantization)
+
+
+@pytest.mark.parametrize(
+    ("device", "quantization", "profile"),
+    [
+        ("a100_sxm_80", "fp8", "trtllm-1.0"),
+        ("a100_sxm_80", "nvfp4", "sglang-0.5"),
+        ("v100_pcie_16", "fp8", "vllm-0.19"),
+        ("h100_sxm", "nvfp4", "trtllm-1.0"),
+    ],
+)
+def test_a_format_that_nothing_emulates_is_refused(
+    device: str, quantization: str, profile: str
+) -> None:
+    engine = EngineSpec(profile=profile)
+    with pytest.raises(InvalidRequestError, match=f"{device}.* has no fp.*no kernel that emulates"):
+        check_scenario(build_scenario(quantization=quantization, device=device, engine=engine))
+
+
+def test_activations_in_a_format_the_device_lacks_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"dtype: a100_sxm_80 \(ampere\) has no fp8"):
+        check_scenario(build_scenario(dtype=DType.FP8, device="a100_sxm_80"))
+    check_scenario(build_scenario(dtype=DType.FP8, device="h100_sxm"))
 
 
 @pytest.mark.parametrize("name", ["h100_sxm", "NVIDIA H100 80GB HBM3", "h100"])

@@ -201,10 +201,19 @@ def test_whose_measurements_stand_in_for_the_trainers_is_noted() -> None:
 
 
 def test_a_format_the_device_lacks_is_noted() -> None:
-    notes = _simulate(build_scenario(dtype=DType.FP8)).notes
-    expected = "a100_sxm_80 has no fp8: products of fp8 take as long as in a wider format"
+    expected = "v100_pcie_16 has no bf16: products of bf16 take as long as in a wider format"
+    notes = _simulate(build_scenario(dtype=DType.BF16, device="v100_pcie_16")).notes
     assert expected in notes
-    assert expected not in _simulate(build_scenario(dtype=DType.FP16)).notes
+    assert expected not in _simulate(build_scenario(dtype=DType.BF16)).notes
+
+
+@pytest.mark.parametrize("changes", [{}, {"stage_devices": ("h100_sxm", "a100_sxm_80")}])
+def test_fp8_on_a_device_that_does_not_multiply_in_it_is_refused(changes: dict[str, Any]) -> None:
+    scenario = build_scenario(ParallelLayout(pp=2), dtype=DType.FP8, device="h100_sxm")
+    assert _simulate(scenario).step_time_ms > 0
+    wrong = dataclasses.replace(scenario, **(changes or {"device": "a100_sxm_80"}))
+    with pytest.raises(InvalidRequestError, match=r"dtype: a100_sxm_80 \(ampere\) has no fp8"):
+        _simulate(wrong)
 
 
 def test_reductions_that_run_again_are_counted() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.axis import check_axes
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.estimate import DType, Phase
+from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable, Phase
 
 # More combinations of the axes than these are not weighed.
 MAX_CANDIDATES = 250_000
@@ -53,6 +53,22 @@ class PlanRequest:
             violations.append(FieldViolation("seed", "must not be negative"))
         if violations:
             raise InvalidRequestError.of_violations(violations, "plan")
+
+    def to_query(self) -> LatencyQuery:
+        """Return the query of no call that all calls of the plan are like."""
+        table = OperatorTable(
+            operator=self.operator,
+            dtype=self.dtype,
+            phase=self.phase,
+            columns={},
+            variant=self.variant,
+        )
+        return LatencyQuery(
+            device=self.device,
+            tables=(table,),
+            topology=self.topology,
+            framework=self.framework,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from foretoken.domain.errors import UnknownPluginError
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.estimate import DType
+from foretoken.domain.hardware.device import DeviceSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,4 +96,50 @@ def find_quantization(name: str) -> Quantization:
         UnknownPluginError: there is none; the message names the nearest.
 
     """
-    return UnknownPluginError.look_up(name, _SCHEMES) if name else Quantization()
+    if not name:
+        return Quantization()
+    return UnknownPluginError.look_up(name, _SCHEMES, "quantization", "quantisation")
+
+
+# What engines run instead of a scheme whose format the device does not multiply in: the same bits
+# of weights, widened to 16 as they are read. Source: vLLM 0.19, `quantization/utils/
+# marlin_utils_fp8.py` and `marlin_utils_fp4.py`; SGLang 0.5, `quantization/marlin_utils_fp8.py`.
+_FP8_AS_WEIGHTS = {"fp8": "int8_wo", "fp8_static": "int8_wo", "fp8_block": "int8_wo"}
+_EMULATED: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {"vllm": {**_FP8_AS_WEIGHTS, "nvfp4": "nvfp4_wo"}, "sglang": _FP8_AS_WEIGHTS}
+)
+# Marlin kernels need compute capability 8.0.
+_WITH_MARLIN = frozenset({"ampere", "ada", "hopper", "blackwell"})
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedQuantization:
+    """The scheme that runs, and what to say where it is not the one that was asked for."""
+
+    name: str
+    remark: str = ""
+
+
+def executed_quantization(name: str, device: DeviceSpec, engine: str) -> ExecutedQuantization:
+    """Return the scheme that an engine (`vllm`, `sglang`, ...) runs on a device for one by name.
+
+    Raises:
+        UnknownPluginError: there is no such scheme.
+        InvalidRequestError: the device has not its format, and the engine nothing instead.
+
+    """
+    scheme = find_quantization(name)
+    stored = (scheme.dense, scheme.experts, scheme.latent)
+    formats = dict.fromkeys(weight.dtype for weight in stored if weight and weight.dtype)
+    missing = [reason for dtype in formats if (reason := device.find_missing_format(dtype))]
+    if not missing:
+        return ExecutedQuantization(name)
+    instead = _EMULATED.get(engine, {}).get(name)
+    if instead is None or device.architecture not in _WITH_MARLIN:
+        problem = f"{name}: {missing[0]}; {engine} has no kernel that emulates it"
+        raise InvalidRequestError.of_field("quantization", problem)
+    return ExecutedQuantization(
+        instead,
+        f"{missing[0]}: {engine} runs {name} with Marlin kernels, as {instead}: narrow weights,"
+        " products in 16 bits",
+    )

@@ -5,7 +5,7 @@ A variant is `key=value` pairs sorted by key and joined by `;`: `quant=int4_wo`,
 `quant` names the scheme of the weights, `kv` the format of the key-value cache.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from foretoken.domain.errors import InvalidRequestError
@@ -78,6 +78,11 @@ def parse_variant(text: str | None) -> dict[str, str]:
 def stored_dtype(scheme: str) -> DType | None:
     """Return the format in which a quantisation scheme stores its values; None if not known."""
     return _STORED_DTYPES.get(scheme.lower())
+
+
+def stored_schemes() -> Collection[str]:
+    """Return the names of the schemes and formats whose storage is known."""
+    return _STORED_DTYPES.keys()
 
 
 def least_element_bytes(dtype: DType, variant: str | None) -> float:

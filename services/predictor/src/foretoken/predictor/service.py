@@ -32,6 +32,7 @@ from foretoken.predictor.explaining import explain
 from foretoken.predictor.model_library import ModelLibrary
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.planning.profile_plan import plan_profile
+from foretoken.predictor.query_check import check_query
 from foretoken.predictor.statistics import PredictionStatistics
 from foretoken.predictor.training import train_models
 from foretoken.predictor.training_rows import read_series
@@ -134,6 +135,7 @@ class PredictorService(RunsJobs):
 
         """
         started_s = time.perf_counter()
+        self._check(query)
         try:
             reply = self._estimate(query)
         except OutOfCoverageError as err:
@@ -162,11 +164,13 @@ class PredictorService(RunsJobs):
 
         """
         models = self._library.find(query.model_version)
+        self._check(query)
         return explain(models, query, self._ask(models))
 
     def plan_profile(self, request: PlanRequest) -> ProfilePlan:
         """Return which points to profile next, the most useful for its cost first."""
         models = self._library.active
+        self._check(request.to_query())
         return plan_profile(models, request, self._ask(models))
 
     def list_models(self) -> tuple[ModelVersion, ...]:
@@ -186,6 +190,10 @@ class PredictorService(RunsJobs):
     def list_corrections(self) -> tuple[Correction, ...]:
         """Return the corrections, newest first."""
         return self._corrections.list()
+
+    def _check(self, query: LatencyQuery) -> None:
+        models = self._library.find(query.model_version)
+        check_query(query, models.series.keys())
 
     def _estimate(self, query: LatencyQuery) -> LatencyReply:
         reply = self._answer(query, self._cache)

@@ -9,9 +9,11 @@ from dataclasses import replace
 from foretoken.domain.engine import EngineProfile
 from foretoken.domain.estimate import LatencyQuery
 from foretoken.domain.graph import RankContext
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.lowering import LoweringOptions
 from foretoken.domain.ports import PredictorPort
+from foretoken.domain.quantization import ExecutedQuantization, executed_quantization
 from foretoken.domain.scenario import ServingScenario, replica_layout
 from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost.padding import graph_rule
@@ -58,14 +60,25 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
     )
 
 
+def quantization_of(scenario: ServingScenario) -> ExecutedQuantization:
+    """Return the quantisation that the engine runs on the device, and what to say of it."""
+    engine = scenario.engine.resolve().engine
+    return executed_quantization(scenario.quantization, find_device(scenario.device), engine)
+
+
 def serving_options(scenario: ServingScenario) -> LoweringOptions:
-    """Return how the scenario's engine runs its model."""
+    """Return how the scenario's engine runs its model.
+
+    Raises:
+        InvalidRequestError: the device cannot run the quantisation, nor the engine emulate it.
+
+    """
     return LoweringOptions(
         dtype=scenario.dtype,
         has_kv_cache=True,
         has_sampler=True,
         fuses_add_norm=scenario.engine.resolve().fuses_add_norm,
-        quantization=scenario.quantization,
+        quantization=quantization_of(scenario).name,
         kv_dtype=scenario.kv_dtype,
         moe_imbalance_ratio=scenario.moe_imbalance_ratio,
         moe_routing=scenario.moe_routing or "balanced",

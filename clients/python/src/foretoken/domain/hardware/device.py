@@ -49,7 +49,24 @@ class DeviceSpec:
                 return self.peak_flops_per_s[candidate]
         raise InvalidRequestError.of_field("dtype", f"{self.name} cannot compute in {dtype.name}")
 
+    def find_missing_format(self, dtype: DType) -> str:
+        """Return why matrices cannot be multiplied in a format, empty where they can.
 
+        Of formats but FP8 and FP4 nothing is said: all devices have them, or a wider one instead.
+        """
+        since = _FIRST_WITH.get(dtype, (self.architecture,))
+        if dtype in self.peak_flops_per_s or self.architecture in since:
+            return ""
+        name = dtype.name.lower()
+        return f"{self.name} ({self.architecture}) has no {name}: {', '.join(since)} devices have"
+
+
+# Architectures whose tensor cores multiply in a format that others lack. Source: NVIDIA CUDA C++
+# Programming Guide, tensor cores by compute capability (8.9 and 9.0 have FP8, 10.0 has FP4).
+_FIRST_WITH: Mapping[DType, tuple[str, ...]] = {
+    DType.FP8: ("ada", "hopper", "blackwell"),
+    DType.FP4: ("blackwell",),
+}
 # The formats a device may compute in instead, nearest first.
 _WIDER: Mapping[DType, tuple[DType, ...]] = {
     DType.FP4: (DType.FP4, DType.FP8, DType.BF16, DType.FP16, DType.FP32),
@@ -81,3 +98,14 @@ def find_device(name: str) -> DeviceSpec:
     if own_name not in devices:
         raise UnknownDeviceError.named(name, devices)
     return devices[own_name]
+
+
+def check_format(field: str, dtype: DType, device: DeviceSpec) -> None:
+    """Refuse to multiply in a format that a device lacks.
+
+    Raises:
+        InvalidRequestError: it does; the message says which devices have it.
+
+    """
+    if reason := device.find_missing_format(dtype):
+        raise InvalidRequestError.of_field(field, reason)

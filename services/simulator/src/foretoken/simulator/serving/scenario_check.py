@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from foretoken.domain.cluster import ClusterSpec
-from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.device import check_format, find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.quantization import find_quantization
 from foretoken.domain.scenario import ServingScenario
+from foretoken.simulator.latency_surfaces import quantization_of
 from foretoken.simulator.serving.autoscaling import find_autoscaler
 from foretoken.simulator.serving.cluster_resolution import check_cluster
 from foretoken.simulator.serving.draft import check_speculation
@@ -26,8 +26,8 @@ def check_scenario(scenario: ServingScenario) -> None:
     """
     for part in (scenario, *pool_scenarios(scenario)):
         find_scheduler(part.engine.resolve().scheduler)
-        find_device(part.device)
-        find_quantization(part.quantization)
+        check_format("dtype", part.dtype, find_device(part.device))
+        quantization_of(part)
         if part.topology:
             find_topology(part.topology)
     for part in pool_scenarios(scenario):

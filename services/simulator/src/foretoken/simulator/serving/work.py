@@ -13,7 +13,7 @@ from foretoken.domain.lowering import LoweringOptions, Nodes, lower_forward, low
 from foretoken.domain.memory import ServingMemory
 from foretoken.domain.quantization import find_quantization
 from foretoken.domain.scenario import ServingScenario
-from foretoken.simulator.latency_surfaces import engine_layout
+from foretoken.simulator.latency_surfaces import engine_layout, quantization_of
 from foretoken.simulator.model_flops import count_model_flops
 from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.serving.fleet import FleetPool
@@ -103,9 +103,10 @@ def compute_dtype(scenario: ServingScenario) -> DType:
 
     Raises:
         UnknownPluginError: no such quantisation.
+        InvalidRequestError: the device cannot run it, nor the engine emulate it.
 
     """
-    scheme = find_quantization(scenario.quantization)
+    scheme = find_quantization(quantization_of(scenario).name)
     return scheme.dense.dtype or scheme.experts.dtype or scenario.dtype
 
 
@@ -167,7 +168,7 @@ def _options(scenario: ServingScenario) -> LoweringOptions:
     return LoweringOptions(
         dtype=scenario.dtype,
         has_kv_cache=True,
-        quantization=scenario.quantization,
+        quantization=quantization_of(scenario).name,
         kv_dtype=scenario.kv_dtype,
         mla_form="operators",
     )

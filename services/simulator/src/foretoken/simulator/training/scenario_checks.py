@@ -136,6 +136,9 @@ def _stages(scenario: TrainingScenario, schedule: PipelineSchedule) -> Iterator[
 
 
 def _hardware(scenario: TrainingScenario) -> Iterator[tuple[str, str]]:
+    for name in dict.fromkeys((scenario.device, *scenario.stage_devices)):
+        if reason := find_device(name).find_missing_format(scenario.dtype):
+            yield "dtype", reason
     pp, hardware = scenario.layout.pp, StageHardware.of_scenario(scenario)
     if not hardware.is_given:
         return

@@ -304,7 +304,7 @@ def _find_flavor(model: ModelArchitecture) -> str:
 
 
 def _geometry(model: ModelArchitecture) -> ModelArchitecture:
-    return replace(model, name="", aliases=(), max_position=0)
+    return replace(model, name="", aliases=(), max_position=1)
 
 
 def _remarks(scenario: TrainingScenario, name: str, flavor: str) -> list[str]:

@@ -9,7 +9,7 @@ from foretoken.domain.errors import InvalidRequestError, UnknownTopologyError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.quantization import find_quantization
+from foretoken.domain.quantization import executed_quantization
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import SERVING_MODES, ServingSearchRequest
 from foretoken.simulator.launch.write import find_server
@@ -113,8 +113,12 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
     space, scenario = request.space, request.scenario
     profiles = space.profiles or (scenario.engine.profile,)
     resolved = [replace(scenario.engine, profile=profile).resolve() for profile in profiles]
-    for quantization in space.quantizations:
-        find_quantization(quantization)
+    for device, engine, quantization in product(
+        space.devices or (scenario.device,),
+        dict.fromkeys(profile.engine for profile in resolved),
+        space.quantizations or (scenario.quantization,),
+    ):
+        executed_quantization(quantization, find_device(device), engine)
     kinds = [
         EngineKind(
             device=device,

@@ -1,0 +1,50 @@
+"""Questions that nothing could answer truly are refused, whatever was measured."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from predictor_fakes import Rows, gemm_rows
+
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.estimate import DType, LatencyQuery, LatencyReply, OperatorTable
+from foretoken.predictor.service import PredictorService
+
+
+@pytest.fixture
+def predictor(make_predictor: Callable[[Rows], PredictorService]) -> PredictorService:
+    return make_predictor(gemm_rows())
+
+
+def _ask(predictor: PredictorService, **changes: Any) -> LatencyReply:
+    table = OperatorTable(
+        operator="gemm", dtype=DType.BF16, columns={"m": [8], "n": [64], "k": [64]}
+    )
+    device = str(changes.pop("device", "a100"))
+    return predictor.predict(LatencyQuery(device=device, tables=(replace(table, **changes),)))  # type: ignore[arg-type]
+
+
+def test_a_format_the_device_does_not_multiply_in_is_refused(predictor: PredictorService) -> None:
+    for dtype, device in ((DType.FP8, "a100"), (DType.FP4, "h100"), (DType.FP8, "v100_pcie_16")):
+        with pytest.raises(InvalidRequestError, match=f"dtype: .* has no {dtype.name.lower()}"):
+            _ask(predictor, dtype=dtype, device=device)
+    # Values of a cache are moved, not multiplied.
+    columns = {"num_tokens": [8], "num_kv_heads": [8], "head_dim": [64]}
+    _ask(predictor, operator="kv_cache_write", dtype=DType.FP8, columns=columns)
+    _ask(predictor, dtype=DType.FP8, device="l40s")
+    _ask(predictor, dtype=DType.FP4, device="rtx_pro_6000")
+
+
+def test_a_quantisation_there_is_not_is_refused(predictor: PredictorService) -> None:
+    with pytest.raises(UnknownPluginError, match=r"variant\.quant: unknown format 'bananas'"):
+        _ask(predictor, variant="quant=bananas")
+    with pytest.raises(UnknownPluginError, match="did you mean fp8"):
+        _ask(predictor, variant="kv=fp88")
+    _ask(predictor, variant="quant=int4_wo")
+
+
+def test_dimensions_that_contradict_each_other_are_refused(predictor: PredictorService) -> None:
+    columns = {"num_tokens": [8, 8], "num_experts": [8, 8], "top_k": [2, 9]}
+    with pytest.raises(InvalidRequestError, match="top_k: 9 is more than the 8 of num_experts"):
+        _ask(predictor, operator="moe_topk", columns=columns)
