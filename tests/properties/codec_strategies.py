@@ -16,6 +16,7 @@ from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
 from foretoken.api.types.v1 import (
     artifact_pb2,
     correction_pb2,
+    echo_pb2,
     estimate_pb2,
     explanation_pb2,
     hardware_pb2,
@@ -50,6 +51,7 @@ from foretoken.domain import (
     workload,
 )
 from foretoken.domain.artifact import Artifact
+from foretoken.domain.echo import Echo
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.topology import Link, TopologySpec
 from foretoken.domain.job import Job
@@ -68,6 +70,7 @@ from foretoken.wire import codec
 # and have laws of their own.
 MIRRORS: Mapping[type, type[Message]] = {
     Artifact: artifact_pb2.Artifact,
+    Echo: echo_pb2.Echo,
     DeviceSpec: hardware_pb2.DeviceSpec,
     Job: job_pb2.Job,
     Link: hardware_pb2.Link,

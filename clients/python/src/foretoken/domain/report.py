@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
+from foretoken.domain.echo import Echo
 from foretoken.domain.units import Quantity
 
 
@@ -285,6 +286,7 @@ class ServingReport:
     from a request's first token to its KV cache on the decode replica, `num_retries` how often
     requests began anew, `tokens_per_decode_mean` what a decoding sequence gets in a step (above 1
     where it is speculative). `notes` are remarks: whose measurements stand in for the engine's own.
+    `echo` is the question, and what the answer rests on.
     """
 
     feasibility: Feasibility = field(default_factory=Feasibility)
@@ -364,6 +366,7 @@ class ServingReport:
     num_retries: int = 0
     tokens_per_decode_mean: float = 1.0
     notes: tuple[str, ...] = ()
+    echo: Echo = field(default_factory=Echo)
 
 
 # Percents at which `ServingReport.itl_ms_quantiles` are: finer towards the end, where tails are.

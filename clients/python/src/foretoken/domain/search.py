@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foretoken.domain.alias import settle_devices
+from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.report import Columns, Feasibility, ServingReport
 from foretoken.domain.scenario import ServingScenario
@@ -131,6 +132,7 @@ class CapacityReport:
     chance alone. `limiting` names what fails first. 0 requests per second where not even the lowest
     rate meets them: `feasibility` says why. `probes` are in the order they were run. `notes` say
     what makes the answer less sure, such as a workload too short to show a queue that grows.
+    `echo` is the question, and what the answer rests on.
     """
 
     feasibility: Feasibility = field(default_factory=Feasibility)
@@ -151,6 +153,7 @@ class CapacityReport:
     scenario_json: str = ""
     job_id: str = ""
     notes: tuple[str, ...] = ()
+    echo: Echo = field(default_factory=Echo)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -387,3 +390,4 @@ class ServingSearchReport:
     model_version: str = ""
     request_json: str = ""
     job_id: str = ""
+    echo: Echo = field(default_factory=Echo)

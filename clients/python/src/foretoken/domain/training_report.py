@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foretoken.domain.echo import Echo
 from foretoken.domain.report import Columns, Feasibility, Percentiles
 from foretoken.domain.units import Quantity
 
@@ -131,6 +132,7 @@ class TrainingReport:
     and skipped updates. `step_time_ms_by_group` splits the critical stage's time by operator group,
     bubble included; `communication_ms_by_axis` is all it communicates, `exposed_ms_by_axis` what
     of that no computation hides.
+    `echo` is the question, and what the answer rests on.
     """
 
     feasibility: Feasibility = field(default_factory=Feasibility)
@@ -161,3 +163,4 @@ class TrainingReport:
     model_version: str = ""
     scenario_json: str = ""
     job_id: str = ""
+    echo: Echo = field(default_factory=Echo)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from math import isfinite
 
+from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.price import PriceList
 from foretoken.domain.report import Feasibility, Percentiles
@@ -171,6 +172,7 @@ class TrainingRunReport:
     `sizes` are the run on other numbers of devices, the batch unchanged; with a target date, those
     it was looked for among. `target_devices` is the fewest that meet it (0: none does, or none was
     asked). `job_id` names the answer among the results that the catalog keeps (empty: not kept).
+    `echo` is the question, and what the answer rests on.
     """
 
     feasibility: Feasibility = field(default_factory=Feasibility)
@@ -205,6 +207,7 @@ class TrainingRunReport:
     model_version: str = ""
     request_json: str = ""
     job_id: str = ""
+    echo: Echo = field(default_factory=Echo)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,3 +221,4 @@ class TrainingMemoryReport:
     device_memory_bytes: float = 0.0
     notes: tuple[str, ...] = ()
     scenario_json: str = ""
+    echo: Echo = field(default_factory=Echo)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foretoken.domain.alias import settle_devices
+from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.report import Columns
 from foretoken.domain.scenario import TrainingScenario
@@ -320,3 +321,4 @@ class TrainingSearchReport:
     request_json: str = ""
     job_id: str = ""
     tie_calls: tuple[TieCall, ...] = ()
+    echo: Echo = field(default_factory=Echo)

@@ -39,6 +39,7 @@ from foretoken.domain.training_search import (
 )
 from foretoken.domain.watch import Watch
 from foretoken.simulator.config import SimulatorConfig
+from foretoken.simulator.echo import echo_serving, echo_training
 from foretoken.simulator.job_tables import attach_tables, fill_tables, open_table
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.results import ResultKeeper
@@ -159,7 +160,7 @@ class SimulatorService(RunsJobs):
         result = simulate_serving(scenario, self._surfaces.get, progress)
         self._statistics.observe_simulation(time.perf_counter() - started_s)
         attach_tables(result.tables, progress)
-        return replace(result.report, job_id=progress.job_id)
+        return echo_serving(scenario, replace(result.report, job_id=progress.job_id))
 
     def create_training_simulation(self, scenario: TrainingScenario) -> Job:
         """Start simulating a training step.
@@ -203,7 +204,7 @@ class SimulatorService(RunsJobs):
         report = simulate_training(scenario, self._predictor, progress)
         report, tables = take_tables(report)
         attach_tables(tables, progress)
-        return replace(report, job_id=progress.job_id)
+        return echo_training(scenario, replace(report, job_id=progress.job_id))
 
     def plan_training_memory(self, scenario: TrainingScenario) -> TrainingMemoryReport:
         """Return what a strategy must hold on every stage.

@@ -22,7 +22,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.result import AnyReport, KeptResult
 from foretoken.simulator.report.compare_changes import Change, list_changes
 from foretoken.simulator.report.compare_figures import ComparedFigure, compare_figures
-from foretoken.simulator.report.compare_remarks import list_remarks, list_warnings
+from foretoken.simulator.report.compare_remarks import list_echoes, list_remarks, list_warnings
 from foretoken.simulator.report.compare_runs import ComparedRun, configuration_of, name_runs
 
 # A terminal shows no more differences than this.
@@ -67,7 +67,10 @@ def compare(
         remarks = (*list_warnings(compared), *list_remarks(compared))
         state.print_object(
             {
-                "runs": [{"letter": run.letter, "result": run.result} for run in compared],
+                "runs": [
+                    {"letter": run.letter, "result": run.result, "echo": run.report.echo}
+                    for run in compared
+                ],
                 "figures": [
                     {
                         "figure": figure.label,
@@ -80,7 +83,12 @@ def compare(
                 "changes": changes,
                 "remarks": remarks,
             },
-            lambda: stack(*_tables(compared, figures, changes), *(f"- {text}" for text in remarks)),
+            lambda: stack(
+                *_tables(compared, figures, changes),
+                *(f"- {text}" for text in remarks),
+                "",
+                *list_echoes(compared),
+            ),
         )
         if page is not None:
             from foretoken.simulator.report.page import compare_sections

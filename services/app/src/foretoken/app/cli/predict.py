@@ -7,12 +7,15 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.call_words import order_dims, parse_whole, split_words
+from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table, format_cell, open_composition, state_of
 from foretoken.client.single_query import CallOptions, build_single_query
 from foretoken.domain.alias import canonical_device
-from foretoken.domain.estimate import LatencyEstimate, pick_estimate
+from foretoken.domain.echo import Echo
+from foretoken.domain.estimate import LatencyEstimate, LatencyQuery, Provenance, pick_estimate
 from foretoken.domain.explanation import Explanation
+from foretoken.domain.operator import find_operator
 
 # Beside number format and phase, the words that are no dimensions.
 _OPTIONS = ("variant", "kernel", "framework", "model_version", "correction")
@@ -70,11 +73,40 @@ def predict(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
         if explain:
             explanation = services.predictor.explain(query)
             state.print_object(
-                explanation, lambda: _explanation_table(operator, device, explanation)
+                explanation,
+                lambda: with_echo(
+                    _explanation_table(operator, device, explanation),
+                    _echo(query, explanation.estimate),
+                ),
             )
         else:
             estimate = pick_estimate(services.predictor.predict(query))
-            state.print_object(estimate, lambda: _estimate_table(operator, device, estimate))
+            state.print_object(
+                estimate,
+                lambda: with_echo(
+                    _estimate_table(operator, device, estimate), _echo(query, estimate)
+                ),
+            )
+
+
+def _echo(query: LatencyQuery, estimate: LatencyEstimate) -> Echo:
+    """Return the question of a call as it was understood, and what would measure it."""
+    (table,) = query.tables
+    sizes = {name: int(column[0]) for name, column in table.columns.items()}
+    dims = " ".join(f"{name}={value}" for name, value in order_dims(table.operator, sizes).items())
+    how = (table.dtype.name.lower(), table.phase.name.lower(), table.variant, table.kernel)
+    place = f"{query.device}, {query.topology}" if query.topology else query.device
+    question = f"{table.operator} {dims} in {' '.join(word for word in how if word)} on {place}"
+    share = {estimate.provenance.name.lower(): 1.0}
+    if estimate.provenance is Provenance.MEASURED:
+        return Echo(question=question, time_ratio_by_provenance=share)
+    command = "profile collectives" if find_operator(table.operator).is_collective else "profile"
+    return Echo(
+        question=question,
+        time_ratio_by_provenance=share,
+        narrowing=f"`foretoken {command} --device {query.device} --operator {table.operator}` where"
+        " the device is; then `foretoken train`",
+    )
 
 
 def _estimate_table(operator: str, device: str, estimate: LatencyEstimate) -> Table:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from rich.table import Table
 
 from foretoken.app.cli import search_text, search_training_text
+from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.search_capacity import capacity_table
 from foretoken.app.cli.simulate_run import run_table
 from foretoken.app.cli.simulate_serving import serving_table
@@ -28,7 +29,11 @@ _NUM_SHOWN = 10
 
 
 def result_table(title: str, report: AnyReport) -> Table:
-    """Return the tables of a report below each other."""
+    """Return the tables of a report below each other, and what it rests on."""
+    return with_echo(_table(title, report), report.echo)
+
+
+def _table(title: str, report: AnyReport) -> Table:
     if isinstance(report, TrainingReport):
         return training_table(title, report)
     if isinstance(report, TrainingRunReport):

@@ -148,7 +148,10 @@ def internevo(context: typer.Context, question: InternEvoOptions, answer: Answer
         state.print_object(
             {"counts": _counts(report), "internevo": _own_counts(verdicts), "best": said},
             lambda: stack(
-                _answer(title, report, rows, answer.top), *_comparison(report, rows, verdicts)
+                _answer(title, report, rows, answer.top),
+                *_comparison(report, rows, verdicts),
+                "",
+                *report.echo.lines(),
             ),
         )
         for finalist in report.finalists:

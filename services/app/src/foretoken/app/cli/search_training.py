@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
@@ -143,7 +144,7 @@ def training(  # noqa: PLR0913, PLR0917 - groups of options
         title = describe_search(report)
         state.print_object(
             report,
-            lambda: report_table(title, report, results.top, num_tokens),
+            lambda: with_echo(report_table(title, report, results.top, num_tokens), report.echo),
         )
         _write(report, title, results, num_tokens)
         leave_unless(report.num_fitting > 0)

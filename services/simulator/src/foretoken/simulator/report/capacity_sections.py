@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from foretoken.domain.search import CapacityProbe, CapacityReport
 from foretoken.page.figure import BLUE
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
 from foretoken.simulator.report.search_candidates import (
@@ -25,8 +26,8 @@ def capacity_sections(report: CapacityReport) -> list[Section]:
         sections += [*_curves(report), _probes(report.probes)]
     if report.capacity_rps > 0:
         at_capacity = serving_sections([report.at_capacity])
-        return [*sections, *at_capacity]
-    return [*sections, configuration_section(report.scenario_json)]
+        return with_echo([*sections, *at_capacity], report.echo)
+    return with_echo([*sections, configuration_section(report.scenario_json)], report.echo)
 
 
 def _overview(report: CapacityReport) -> Section:

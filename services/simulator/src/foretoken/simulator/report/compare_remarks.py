@@ -87,3 +87,8 @@ def _bounds(run: ComparedRun) -> tuple[float, float] | None:
     if isinstance(report, CapacityReport) and report.high_rps > 0:
         return report.low_rps, report.high_rps
     return None
+
+
+def list_echoes(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return the question of every run, and what its answer rests on."""
+    return [line for run in runs for line in run.report.echo.lines(run.letter)]

@@ -11,12 +11,13 @@ from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.compare_capacity import capacity_pictures
 from foretoken.simulator.report.compare_changes import list_changes
 from foretoken.simulator.report.compare_figures import ComparedFigure, compare_figures
-from foretoken.simulator.report.compare_remarks import list_remarks, list_warnings
+from foretoken.simulator.report.compare_remarks import list_echoes, list_remarks, list_warnings
 from foretoken.simulator.report.compare_runs import ComparedRun, configuration_of
 from foretoken.simulator.report.compare_search import search_pictures
 from foretoken.simulator.report.compare_serving import serving_pictures
 from foretoken.simulator.report.compare_training import training_pictures
 from foretoken.simulator.report.compare_training_runs import training_run_pictures
+from foretoken.simulator.report.echo_section import with_lines
 from foretoken.simulator.report.number_text import format_number
 
 # Longer values of a configuration are cut.
@@ -25,7 +26,8 @@ _MAX_LETTERS = 80
 
 def compare_sections(runs: Sequence[ComparedRun]) -> list[Section]:
     """Return the runs, what differs between their configurations, pictures, and all figures."""
-    return [_overview(runs), _changes(runs), *_pictures(runs), _figures(runs)]
+    sections = [_overview(runs), _changes(runs), *_pictures(runs), _figures(runs)]
+    return with_lines(sections, list_echoes(runs))
 
 
 def _overview(runs: Sequence[ComparedRun]) -> Section:

@@ -8,6 +8,7 @@ from foretoken.domain.units import GIB
 from foretoken.page.figure import GREY
 from foretoken.page.html import render_sections
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.plots import draw_stacked_rows
@@ -33,7 +34,7 @@ def memory_sections(report: TrainingMemoryReport) -> list[Section]:
     sections = [_overview(report)]
     if report.memory:
         sections += [_stages(report.memory), memory_parts(report.memory)]
-    return [*sections, scenario_section(report.scenario_json)]
+    return with_echo([*sections, scenario_section(report.scenario_json)], report.echo)
 
 
 def _overview(report: TrainingMemoryReport) -> Section:

@@ -11,6 +11,7 @@ from foretoken.domain.search import (
 )
 from foretoken.page.figure import SERIES
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import (
     Row,
@@ -60,7 +61,7 @@ def search_sections(report: ServingSearchReport) -> list[Section]:
         sections.append(_costs(ranked))
     if report.sensitivities:
         sections.append(_sensitivity(report.sensitivities, report.best))
-    return [*sections, *_configuration(report)]
+    return with_echo([*sections, *_configuration(report)], report.echo)
 
 
 def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:

@@ -8,6 +8,7 @@ from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, VERMILION
 from foretoken.page.section import DataTable, Fact, Picture, Section
 from foretoken.simulator.report import serving_detail as detail
 from foretoken.simulator.report import serving_numbers as numbers
+from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import color_of_group, label_of_group
 from foretoken.simulator.report.plots import Panel, Series, draw_panels, draw_stacked_rows
@@ -47,7 +48,7 @@ def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
         sections.append(Section(title="Remarks", table=table))
     if ordered:
         sections.append(configuration_section(ordered[-1].scenario_json))
-    return sections
+    return with_echo(sections, *(report.echo for report in reports))
 
 
 def _details(served: Sequence[ServingReport]) -> list[Section]:

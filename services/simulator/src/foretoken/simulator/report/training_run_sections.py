@@ -11,6 +11,7 @@ from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR
 from foretoken.page.figure import BLUE, GREY, ORANGE, PURPLE, VERMILION
 from foretoken.page.section import DataTable, Fact, Picture, Section
+from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
@@ -51,7 +52,7 @@ def training_run_sections(report: TrainingRunReport) -> list[Section]:
         rows = [(text,) for text in report.notes]
         table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
         sections.append(Section(title="Remarks", table=table))
-    return [*sections, configuration_section(report.request_json)]
+    return with_echo([*sections, configuration_section(report.request_json)], report.echo)
 
 
 def _overview(report: TrainingRunReport, request: TrainingRunRequest) -> Section:

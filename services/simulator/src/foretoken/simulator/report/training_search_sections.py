@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from foretoken.domain.training_search import StrategySensitivity, TrainingSearchReport
 from foretoken.page.figure import BLUE, GREEN
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.interval_plot import Interval, draw_intervals
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import Row
@@ -74,7 +75,7 @@ def training_search_sections(
         sections.append(_sensitivity(report.sensitivities, best))
     if report.notes:
         sections.append(_notes(report.notes))
-    return [*sections, *_request(report)]
+    return with_echo([*sections, *_request(report)], report.echo)
 
 
 def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:

@@ -11,6 +11,7 @@ from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report import training_detail as detail
+from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
 from foretoken.simulator.report.rank_traffic import traffic_section
@@ -57,7 +58,7 @@ def training_sections(report: TrainingReport) -> list[Section]:
         rows = [(text,) for text in remarks]
         table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
         sections.append(Section(title="Remarks", table=table))
-    return [*sections, scenario_section(report.scenario_json)]
+    return with_echo([*sections, scenario_section(report.scenario_json)], report.echo)
 
 
 def _overview(report: TrainingReport) -> Section:

@@ -29,6 +29,7 @@ from foretoken.domain.training_search import (
 )
 from foretoken.domain.watch import WakingWatch, Watch
 from foretoken.simulator.config import SimulatorConfig
+from foretoken.simulator.echo import echo_capacity, echo_serving_search, echo_training_search
 from foretoken.simulator.job_tables import attach_tables, fill_tables, open_table
 from foretoken.simulator.search.capacity.find import find_capacity
 from foretoken.simulator.search.compilation import compile_in_worker, must_compile
@@ -204,7 +205,7 @@ class SearchJobs:
         def work(progress: JobProgress) -> CapacityReport:
             with JobContext(self._open_executor(), progress, self._statistics) as context:
                 report = find_capacity(request, self._fetch, context)
-            return replace(report, job_id=progress.job_id)
+            return echo_capacity(request, replace(report, job_id=progress.job_id))
 
         return work
 
@@ -220,7 +221,8 @@ class SearchJobs:
             self._statistics.observe_evaluated(report.num_evaluated)
             report, tables = take_tables(report)
             attach_tables(tables, progress)
-            return replace(report, num_workers=num_workers, job_id=progress.job_id)
+            report = replace(report, num_workers=num_workers, job_id=progress.job_id)
+            return echo_serving_search(request, report)
 
         return work
 
@@ -231,7 +233,7 @@ class SearchJobs:
             self._statistics.observe_evaluated(report.num_legal)
             report, tables = take_tables(report)
             attach_tables(tables, progress)
-            return replace(report, job_id=progress.job_id)
+            return echo_training_search(request, replace(report, job_id=progress.job_id))
 
         return work
 

@@ -5,10 +5,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from foretoken.domain import schema
+from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import RankContext, Section
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering import LoweringOptions, lower_forward, lower_rank
+from foretoken.domain.question import describe_training
 from foretoken.domain.report import Feasibility
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import StageMemory
@@ -32,6 +34,9 @@ from foretoken.simulator.training.stage_hardware import stage_devices
 from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
 from foretoken.simulator.training.trainer_limit import check_trainer
 
+# What the answer rests on.
+_BASIS = "counted sizes of what training holds: no measurement, and no predicted time"
+
 
 def plan_memory(scenario: TrainingScenario) -> TrainingMemoryReport:
     """Return what every stage of a strategy must hold, and what would help where it does not fit.
@@ -50,6 +55,7 @@ def plan_memory(scenario: TrainingScenario) -> TrainingMemoryReport:
         num_devices=scenario.layout.num_devices,
         device_memory_bytes=min(find_device(name).memory_bytes for name in stage_devices(scenario)),
         scenario_json=json.dumps(schema.encode(scenario)),
+        echo=Echo(question=describe_training(scenario), basis=_BASIS),
     )
     try:
         ranks, orders = _cut(scenario)

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foretoken.api.types.v1 import echo_pb2 as _echo_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -667,6 +668,7 @@ class ServingReport(_message.Message):
     RETRY_COUNT_FIELD_NUMBER: _builtins.int
     TOKENS_PER_DECODE_MEAN_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     request_count: _builtins.int
     """Requests that arrived. 0: none."""
     completed_count: _builtins.int
@@ -889,6 +891,10 @@ class ServingReport(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What to know of the answer beside its numbers. Empty: nothing."""
 
+    @_builtins.property
+    def echo(self) -> _echo_pb2.Echo:
+        """The question, and what the answer rests on. Not set: not kept."""
+
     def __init__(
         self,
         *,
@@ -967,10 +973,11 @@ class ServingReport(_message.Message):
         retry_count: _builtins.int = ...,
         tokens_per_decode_mean: _builtins.float | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        echo: _echo_pb2.Echo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "_tokens_per_decode_mean", b"_tokens_per_decode_mean", "answer_tokens", b"answer_tokens", "batch_size", b"batch_size", "batch_size_histogram", b"batch_size_histogram", "batch_tokens", b"batch_tokens", "batch_tokens_histogram", b"batch_tokens_histogram", "decode_ms", b"decode_ms", "e2e_latency_ms", b"e2e_latency_ms", "e2e_latency_ms_per_token", b"e2e_latency_ms_per_token", "execution_ms", b"execution_ms", "feasibility", b"feasibility", "interarrival_ms", b"interarrival_ms", "itl_ms", b"itl_ms", "preempted_ms", b"preempted_ms", "prefill_ms", b"prefill_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prompt_tokens", b"prompt_tokens", "queueing_ms", b"queueing_ms", "request_preemptions", b"request_preemptions", "running", b"running", "service_ms", b"service_ms", "steady", b"steady", "step_ms", b"step_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "tokens_per_decode_mean", b"tokens_per_decode_mean", "tpot_ms", b"tpot_ms", "transfer_ms", b"transfer_ms", "ttft_ms", b"ttft_ms", "ttft_queued_ms", b"ttft_queued_ms", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "_tokens_per_decode_mean", b"_tokens_per_decode_mean", "answer_tokens", b"answer_tokens", "batch_size", b"batch_size", "batch_size_histogram", b"batch_size_histogram", "batch_tokens", b"batch_tokens", "batch_tokens_histogram", b"batch_tokens_histogram", "decode_ms", b"decode_ms", "e2e_latency_ms", b"e2e_latency_ms", "e2e_latency_ms_per_token", b"e2e_latency_ms_per_token", "echo", b"echo", "execution_ms", b"execution_ms", "feasibility", b"feasibility", "interarrival_ms", b"interarrival_ms", "itl_ms", b"itl_ms", "preempted_ms", b"preempted_ms", "prefill_ms", b"prefill_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prompt_tokens", b"prompt_tokens", "queueing_ms", b"queueing_ms", "request_preemptions", b"request_preemptions", "running", b"running", "service_ms", b"service_ms", "steady", b"steady", "step_ms", b"step_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "tokens_per_decode_mean", b"tokens_per_decode_mean", "tpot_ms", b"tpot_ms", "transfer_ms", b"transfer_ms", "ttft_ms", b"ttft_ms", "ttft_queued_ms", b"ttft_queued_ms", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "_tokens_per_decode_mean", b"_tokens_per_decode_mean", "answer_tokens", b"answer_tokens", "batch_size", b"batch_size", "batch_size_histogram", b"batch_size_histogram", "batch_size_mean", b"batch_size_mean", "batch_tokens", b"batch_tokens", "batch_tokens_histogram", b"batch_tokens_histogram", "cached_token_count", b"cached_token_count", "classes", b"classes", "completed_count", b"completed_count", "cost_usd", b"cost_usd", "decode_ms", b"decode_ms", "device_count", b"device_count", "duration_s", b"duration_s", "e2e_latency_ms", b"e2e_latency_ms", "e2e_latency_ms_per_token", b"e2e_latency_ms_per_token", "energy_j_per_output_token", b"energy_j_per_output_token", "energy_wh", b"energy_wh", "engines", b"engines", "execution_ms", b"execution_ms", "feasibility", b"feasibility", "goodput_rps", b"goodput_rps", "input_throughput_tps", b"input_throughput_tps", "input_throughput_tps_per_gpu", b"input_throughput_tps_per_gpu", "interarrival_ms", b"interarrival_ms", "itl_ms", b"itl_ms", "itl_ms_quantiles", b"itl_ms_quantiles", "job_id", b"job_id", "kv_block_count", b"kv_block_count", "kv_block_size", b"kv_block_size", "kv_utilization_ratio_max", b"kv_utilization_ratio_max", "kv_utilization_ratio_mean", b"kv_utilization_ratio_mean", "loaded_token_count", b"loaded_token_count", "mbu_ratio", b"mbu_ratio", "memory", b"memory", "mfu_ratio", b"mfu_ratio", "model_version", b"model_version", "notes", b"notes", "offered_rps", b"offered_rps", "output_throughput_tps", b"output_throughput_tps", "output_throughput_tps_per_gpu", b"output_throughput_tps_per_gpu", "pools", b"pools", "power_w_mean", b"power_w_mean", "preempted_ms", b"preempted_ms", "preemption_count", b"preemption_count", "prefill_ms", b"prefill_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "prompt_tokens", b"prompt_tokens", "queueing_ms", b"queueing_ms", "refused_by_reason_count", b"refused_by_reason_count", "request_count", b"request_count", "request_preemptions", b"request_preemptions", "request_throughput_rps", b"request_throughput_rps", "request_throughput_rps_per_gpu", b"request_throughput_rps_per_gpu", "retry_count", b"retry_count", "running", b"running", "scenario_json", b"scenario_json", "service_ms", b"service_ms", "serving_step_count", b"serving_step_count", "slo_attainment_ratio", b"slo_attainment_ratio", "steady", b"steady", "step_ms", b"step_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "step_time_ratio_by_provenance", b"step_time_ratio_by_provenance", "step_time_s_by_group", b"step_time_s_by_group", "tokens_per_decode_mean", b"tokens_per_decode_mean", "tpot_ms", b"tpot_ms", "transfer_ms", b"transfer_ms", "ttft_ms", b"ttft_ms", "ttft_queued_ms", b"ttft_queued_ms", "usd_per_million_output_tokens", b"usd_per_million_output_tokens", "usd_per_million_tokens", b"usd_per_million_tokens", "utilization_ratio", b"utilization_ratio", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio", "_step_time_low_ratio", b"_step_time_low_ratio", "_tokens_per_decode_mean", b"_tokens_per_decode_mean", "answer_tokens", b"answer_tokens", "batch_size", b"batch_size", "batch_size_histogram", b"batch_size_histogram", "batch_size_mean", b"batch_size_mean", "batch_tokens", b"batch_tokens", "batch_tokens_histogram", b"batch_tokens_histogram", "cached_token_count", b"cached_token_count", "classes", b"classes", "completed_count", b"completed_count", "cost_usd", b"cost_usd", "decode_ms", b"decode_ms", "device_count", b"device_count", "duration_s", b"duration_s", "e2e_latency_ms", b"e2e_latency_ms", "e2e_latency_ms_per_token", b"e2e_latency_ms_per_token", "echo", b"echo", "energy_j_per_output_token", b"energy_j_per_output_token", "energy_wh", b"energy_wh", "engines", b"engines", "execution_ms", b"execution_ms", "feasibility", b"feasibility", "goodput_rps", b"goodput_rps", "input_throughput_tps", b"input_throughput_tps", "input_throughput_tps_per_gpu", b"input_throughput_tps_per_gpu", "interarrival_ms", b"interarrival_ms", "itl_ms", b"itl_ms", "itl_ms_quantiles", b"itl_ms_quantiles", "job_id", b"job_id", "kv_block_count", b"kv_block_count", "kv_block_size", b"kv_block_size", "kv_utilization_ratio_max", b"kv_utilization_ratio_max", "kv_utilization_ratio_mean", b"kv_utilization_ratio_mean", "loaded_token_count", b"loaded_token_count", "mbu_ratio", b"mbu_ratio", "memory", b"memory", "mfu_ratio", b"mfu_ratio", "model_version", b"model_version", "notes", b"notes", "offered_rps", b"offered_rps", "output_throughput_tps", b"output_throughput_tps", "output_throughput_tps_per_gpu", b"output_throughput_tps_per_gpu", "pools", b"pools", "power_w_mean", b"power_w_mean", "preempted_ms", b"preempted_ms", "preemption_count", b"preemption_count", "prefill_ms", b"prefill_ms", "prefill_ms_per_token", b"prefill_ms_per_token", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "prompt_tokens", b"prompt_tokens", "queueing_ms", b"queueing_ms", "refused_by_reason_count", b"refused_by_reason_count", "request_count", b"request_count", "request_preemptions", b"request_preemptions", "request_throughput_rps", b"request_throughput_rps", "request_throughput_rps_per_gpu", b"request_throughput_rps_per_gpu", "retry_count", b"retry_count", "running", b"running", "scenario_json", b"scenario_json", "service_ms", b"service_ms", "serving_step_count", b"serving_step_count", "slo_attainment_ratio", b"slo_attainment_ratio", "steady", b"steady", "step_ms", b"step_ms", "step_time_high_ratio", b"step_time_high_ratio", "step_time_low_ratio", b"step_time_low_ratio", "step_time_ratio_by_provenance", b"step_time_ratio_by_provenance", "step_time_s_by_group", b"step_time_s_by_group", "tokens_per_decode_mean", b"tokens_per_decode_mean", "tpot_ms", b"tpot_ms", "transfer_ms", b"transfer_ms", "ttft_ms", b"ttft_ms", "ttft_queued_ms", b"ttft_queued_ms", "usd_per_million_output_tokens", b"usd_per_million_output_tokens", "usd_per_million_tokens", b"usd_per_million_tokens", "utilization_ratio", b"utilization_ratio", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__step_time_high_ratio: _TypeAlias = _typing.Literal["step_time_high_ratio"]  # noqa: Y015
     _WhichOneofArgType__step_time_high_ratio: _TypeAlias = _typing.Literal["_step_time_high_ratio", b"_step_time_high_ratio"]  # noqa: Y015
@@ -1206,6 +1213,7 @@ class TrainingReport(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     SCENARIO_JSON_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     step_time_ms: _builtins.float
     """Time of the median step in ms, calibrated where the scenario is. 0: it cannot run."""
     step_time_low_ms: _builtins.float
@@ -1274,6 +1282,10 @@ class TrainingReport(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What the reader should know of this result. Empty: nothing."""
 
+    @_builtins.property
+    def echo(self) -> _echo_pb2.Echo:
+        """The question, and what the answer rests on. Not set: not kept."""
+
     def __init__(
         self,
         *,
@@ -1302,10 +1314,11 @@ class TrainingReport(_message.Message):
         model_version: _builtins.str = ...,
         scenario_json: _builtins.str = ...,
         job_id: _builtins.str = ...,
+        echo: _echo_pb2.Echo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feasibility", b"feasibility", "step_spread_ms", b"step_spread_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["echo", b"echo", "feasibility", b"feasibility", "step_spread_ms", b"step_spread_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_ratio", b"bubble_ratio", "communication_ms_by_axis", b"communication_ms_by_axis", "components", b"components", "device_count", b"device_count", "device_memory_bytes", b"device_memory_bytes", "exposed_communication_ratio", b"exposed_communication_ratio", "exposed_ms_by_axis", b"exposed_ms_by_axis", "feasibility", b"feasibility", "hfu_ratio", b"hfu_ratio", "job_id", b"job_id", "memory", b"memory", "mfu_ratio", b"mfu_ratio", "micro_batch_count", b"micro_batch_count", "model_version", b"model_version", "notes", b"notes", "scenario_json", b"scenario_json", "step_spread_ms", b"step_spread_ms", "step_time_high_ms", b"step_time_high_ms", "step_time_low_ms", b"step_time_low_ms", "step_time_ms", b"step_time_ms", "step_time_ms_by_group", b"step_time_ms_by_group", "step_time_ratio_by_provenance", b"step_time_ratio_by_provenance", "step_time_raw_ms", b"step_time_raw_ms", "tokens_per_s", b"tokens_per_s", "tokens_per_s_per_gpu", b"tokens_per_s_per_gpu"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_ratio", b"bubble_ratio", "communication_ms_by_axis", b"communication_ms_by_axis", "components", b"components", "device_count", b"device_count", "device_memory_bytes", b"device_memory_bytes", "echo", b"echo", "exposed_communication_ratio", b"exposed_communication_ratio", "exposed_ms_by_axis", b"exposed_ms_by_axis", "feasibility", b"feasibility", "hfu_ratio", b"hfu_ratio", "job_id", b"job_id", "memory", b"memory", "mfu_ratio", b"mfu_ratio", "micro_batch_count", b"micro_batch_count", "model_version", b"model_version", "notes", b"notes", "scenario_json", b"scenario_json", "step_spread_ms", b"step_spread_ms", "step_time_high_ms", b"step_time_high_ms", "step_time_low_ms", b"step_time_low_ms", "step_time_ms", b"step_time_ms", "step_time_ms_by_group", b"step_time_ms_by_group", "step_time_ratio_by_provenance", b"step_time_ratio_by_provenance", "step_time_raw_ms", b"step_time_raw_ms", "tokens_per_s", b"tokens_per_s", "tokens_per_s_per_gpu", b"tokens_per_s_per_gpu"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foretoken.api.types.v1 import echo_pb2 as _echo_pb2
 from foretoken.api.types.v1 import report_pb2 as _report_pb2
 from foretoken.api.types.v1 import scenario_pb2 as _scenario_pb2
 from google.protobuf import descriptor as _descriptor
@@ -235,6 +236,7 @@ class CapacityReport(_message.Message):
     SCENARIO_JSON_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     capacity_rps: _builtins.float
     """Highest rate seen to meet the targets, in requests per s. 0: none does."""
     first_miss_rps: _builtins.float
@@ -279,6 +281,10 @@ class CapacityReport(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What makes the answer less sure. Empty: nothing."""
 
+    @_builtins.property
+    def echo(self) -> _echo_pb2.Echo:
+        """The question, and what the answer rests on. Not set: not kept."""
+
     def __init__(
         self,
         *,
@@ -300,10 +306,11 @@ class CapacityReport(_message.Message):
         scenario_json: _builtins.str = ...,
         job_id: _builtins.str = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        echo: _echo_pb2.Echo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["at_capacity", b"at_capacity", "feasibility", b"feasibility"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at_capacity", b"at_capacity", "echo", b"echo", "feasibility", b"feasibility"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_capacity", b"at_capacity", "capacity_rps", b"capacity_rps", "capacity_rps_per_gpu", b"capacity_rps_per_gpu", "cpu_s", b"cpu_s", "device_count", b"device_count", "feasibility", b"feasibility", "first_miss_rps", b"first_miss_rps", "high_rps", b"high_rps", "job_id", b"job_id", "limiting", b"limiting", "low_rps", b"low_rps", "model_version", b"model_version", "notes", b"notes", "probes", b"probes", "sampling_high_rps", b"sampling_high_rps", "sampling_low_rps", b"sampling_low_rps", "scenario_json", b"scenario_json", "usd_per_million_output_tokens", b"usd_per_million_output_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_capacity", b"at_capacity", "capacity_rps", b"capacity_rps", "capacity_rps_per_gpu", b"capacity_rps_per_gpu", "cpu_s", b"cpu_s", "device_count", b"device_count", "echo", b"echo", "feasibility", b"feasibility", "first_miss_rps", b"first_miss_rps", "high_rps", b"high_rps", "job_id", b"job_id", "limiting", b"limiting", "low_rps", b"low_rps", "model_version", b"model_version", "notes", b"notes", "probes", b"probes", "sampling_high_rps", b"sampling_high_rps", "sampling_low_rps", b"sampling_low_rps", "scenario_json", b"scenario_json", "usd_per_million_output_tokens", b"usd_per_million_output_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -656,6 +663,7 @@ class ServingSearchReport(_message.Message):
     NEAR_SIMULATED_COUNT_FIELD_NUMBER: _builtins.int
     NEAR_RULED_IN_COUNT_FIELD_NUMBER: _builtins.int
     NEAR_RULED_OUT_COUNT_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     point_count: _builtins.int
     """Points that were enumerated. 0: none."""
     distinct_count: _builtins.int
@@ -710,6 +718,10 @@ class ServingSearchReport(_message.Message):
     def sensitivities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sensitivity]:
         """What the best becomes when things change. Empty: not asked."""
 
+    @_builtins.property
+    def echo(self) -> _echo_pb2.Echo:
+        """The question, and what the answer rests on. Not set: not kept."""
+
     def __init__(
         self,
         *,
@@ -736,10 +748,11 @@ class ServingSearchReport(_message.Message):
         near_simulated_count: _builtins.int = ...,
         near_ruled_in_count: _builtins.int = ...,
         near_ruled_out_count: _builtins.int = ...,
+        echo: _echo_pb2.Echo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["echo", b"echo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "cpu_s", b"cpu_s", "distinct_count", b"distinct_count", "evaluated_count", b"evaluated_count", "finalists", b"finalists", "job_id", b"job_id", "min_devices", b"min_devices", "min_devices_by", b"min_devices_by", "min_usd_per_hour", b"min_usd_per_hour", "min_usd_per_hour_by", b"min_usd_per_hour_by", "model_version", b"model_version", "near_count", b"near_count", "near_ruled_in_count", b"near_ruled_in_count", "near_ruled_out_count", b"near_ruled_out_count", "near_simulated_count", b"near_simulated_count", "point_count", b"point_count", "request_json", b"request_json", "ruled_out_by_verdict_count", b"ruled_out_by_verdict_count", "sensitivities", b"sensitivities", "simulated_count", b"simulated_count", "ties", b"ties", "wall_s", b"wall_s", "worker_count", b"worker_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "cpu_s", b"cpu_s", "distinct_count", b"distinct_count", "echo", b"echo", "evaluated_count", b"evaluated_count", "finalists", b"finalists", "job_id", b"job_id", "min_devices", b"min_devices", "min_devices_by", b"min_devices_by", "min_usd_per_hour", b"min_usd_per_hour", "min_usd_per_hour_by", b"min_usd_per_hour_by", "model_version", b"model_version", "near_count", b"near_count", "near_ruled_in_count", b"near_ruled_in_count", "near_ruled_out_count", b"near_ruled_out_count", "near_simulated_count", b"near_simulated_count", "point_count", b"point_count", "request_json", b"request_json", "ruled_out_by_verdict_count", b"ruled_out_by_verdict_count", "sensitivities", b"sensitivities", "simulated_count", b"simulated_count", "ties", b"ties", "wall_s", b"wall_s", "worker_count", b"worker_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foretoken.api.types.v1 import echo_pb2 as _echo_pb2
 from foretoken.api.types.v1 import report_pb2 as _report_pb2
 from foretoken.api.types.v1 import scenario_pb2 as _scenario_pb2
 from google.protobuf import descriptor as _descriptor
@@ -390,6 +391,7 @@ class TrainingRunReport(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     REQUEST_JSON_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     token_count: _builtins.float
     """Tokens."""
     step_count: _builtins.float
@@ -462,6 +464,10 @@ class TrainingRunReport(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What makes the answer less sure. Empty: nothing."""
 
+    @_builtins.property
+    def echo(self) -> _echo_pb2.Echo:
+        """The question, and what the answer rests on. Not set: not kept."""
+
     def __init__(
         self,
         *,
@@ -497,10 +503,11 @@ class TrainingRunReport(_message.Message):
         model_version: _builtins.str = ...,
         request_json: _builtins.str = ...,
         job_id: _builtins.str = ...,
+        echo: _echo_pb2.Echo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["days_spread", b"days_spread", "feasibility", b"feasibility"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["days_spread", b"days_spread", "echo", b"echo", "feasibility", b"feasibility"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_bytes", b"checkpoint_bytes", "checkpoint_interval_s", b"checkpoint_interval_s", "checkpoint_ratio", b"checkpoint_ratio", "checkpoint_s", b"checkpoint_s", "days", b"days", "days_high", b"days_high", "days_low", b"days_low", "days_spread", b"days_spread", "device_count", b"device_count", "device_hours", b"device_hours", "energy_kwh", b"energy_kwh", "energy_usd", b"energy_usd", "failure_count", b"failure_count", "feasibility", b"feasibility", "goodput_ratio", b"goodput_ratio", "ideal_days", b"ideal_days", "job_id", b"job_id", "model_version", b"model_version", "notes", b"notes", "price_source", b"price_source", "repeated_ratio", b"repeated_ratio", "request_json", b"request_json", "restart_ratio", b"restart_ratio", "sites_ratio", b"sites_ratio", "sizes", b"sizes", "step_count", b"step_count", "step_time_ms", b"step_time_ms", "target_devices", b"target_devices", "token_count", b"token_count", "usd", b"usd", "usd_per_hour", b"usd_per_hour", "usd_per_step", b"usd_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_bytes", b"checkpoint_bytes", "checkpoint_interval_s", b"checkpoint_interval_s", "checkpoint_ratio", b"checkpoint_ratio", "checkpoint_s", b"checkpoint_s", "days", b"days", "days_high", b"days_high", "days_low", b"days_low", "days_spread", b"days_spread", "device_count", b"device_count", "device_hours", b"device_hours", "echo", b"echo", "energy_kwh", b"energy_kwh", "energy_usd", b"energy_usd", "failure_count", b"failure_count", "feasibility", b"feasibility", "goodput_ratio", b"goodput_ratio", "ideal_days", b"ideal_days", "job_id", b"job_id", "model_version", b"model_version", "notes", b"notes", "price_source", b"price_source", "repeated_ratio", b"repeated_ratio", "request_json", b"request_json", "restart_ratio", b"restart_ratio", "sites_ratio", b"sites_ratio", "sizes", b"sizes", "step_count", b"step_count", "step_time_ms", b"step_time_ms", "target_devices", b"target_devices", "token_count", b"token_count", "usd", b"usd", "usd_per_hour", b"usd_per_hour", "usd_per_step", b"usd_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -519,6 +526,7 @@ class TrainingMemoryReport(_message.Message):
     DEVICE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     SCENARIO_JSON_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     device_count: _builtins.int
     """Devices."""
     param_count: _builtins.float
@@ -539,6 +547,10 @@ class TrainingMemoryReport(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What makes the answer less sure. Empty: nothing."""
 
+    @_builtins.property
+    def echo(self) -> _echo_pb2.Echo:
+        """The question, and what the answer rests on. Not set: not kept."""
+
     def __init__(
         self,
         *,
@@ -549,10 +561,11 @@ class TrainingMemoryReport(_message.Message):
         device_memory_bytes: _builtins.float = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
         scenario_json: _builtins.str = ...,
+        echo: _echo_pb2.Echo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feasibility", b"feasibility"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["echo", b"echo", "feasibility", b"feasibility"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_count", b"device_count", "device_memory_bytes", b"device_memory_bytes", "feasibility", b"feasibility", "memory", b"memory", "notes", b"notes", "param_count", b"param_count", "scenario_json", b"scenario_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_count", b"device_count", "device_memory_bytes", b"device_memory_bytes", "echo", b"echo", "feasibility", b"feasibility", "memory", b"memory", "notes", b"notes", "param_count", b"param_count", "scenario_json", b"scenario_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foretoken.api.types.v1 import echo_pb2 as _echo_pb2
 from foretoken.api.types.v1 import report_pb2 as _report_pb2
 from foretoken.api.types.v1 import scenario_pb2 as _scenario_pb2
 from google.protobuf import descriptor as _descriptor
@@ -559,6 +560,7 @@ class TrainingSearchReport(_message.Message):
     REQUEST_JSON_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     TIE_CALLS_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     point_count: _builtins.int
     """Strategies that were enumerated. 0: none."""
     legal_count: _builtins.int
@@ -615,6 +617,10 @@ class TrainingSearchReport(_message.Message):
     def tie_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___TieCall]:
         """The calls to measure to tell the best from the first tie, most telling first. Empty: no tie."""
 
+    @_builtins.property
+    def echo(self) -> _echo_pb2.Echo:
+        """The question, and what the answer rests on. Not set: not kept."""
+
     def __init__(
         self,
         *,
@@ -638,10 +644,11 @@ class TrainingSearchReport(_message.Message):
         request_json: _builtins.str = ...,
         job_id: _builtins.str = ...,
         tie_calls: _abc.Iterable[Global___TieCall] | None = ...,
+        echo: _echo_pb2.Echo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["echo", b"echo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "cells", b"cells", "closed_form_s", b"closed_form_s", "cpu_s", b"cpu_s", "finalists", b"finalists", "fitting_count", b"fitting_count", "job_id", b"job_id", "legal_count", b"legal_count", "model_version", b"model_version", "notes", b"notes", "point_count", b"point_count", "request_json", b"request_json", "ruled_out", b"ruled_out", "sensitivities", b"sensitivities", "shape_count", b"shape_count", "simulated_count", b"simulated_count", "tie_calls", b"tie_calls", "ties", b"ties", "wall_s", b"wall_s", "worker_count", b"worker_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "cells", b"cells", "closed_form_s", b"closed_form_s", "cpu_s", b"cpu_s", "echo", b"echo", "finalists", b"finalists", "fitting_count", b"fitting_count", "job_id", b"job_id", "legal_count", b"legal_count", "model_version", b"model_version", "notes", b"notes", "point_count", b"point_count", "request_json", b"request_json", "ruled_out", b"ruled_out", "sensitivities", b"sensitivities", "shape_count", b"shape_count", "simulated_count", b"simulated_count", "tie_calls", b"tie_calls", "ties", b"ties", "wall_s", b"wall_s", "worker_count", b"worker_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

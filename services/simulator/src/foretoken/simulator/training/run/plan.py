@@ -13,6 +13,7 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_run import RunSize, TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR, ceil_divide
+from foretoken.simulator.echo import echo_run
 from foretoken.simulator.training.run.checkpoint import count_checkpoint_bytes, write_s
 from foretoken.simulator.training.run.cost import DeviceCost, find_cost
 from foretoken.simulator.training.run.draws import draw_runs
@@ -50,6 +51,7 @@ def plan_training_run(request: TrainingRunRequest, predictor: PredictorPort) -> 
         price_source=cost.source,
         model_version=step.model_version,
         request_json=json.dumps(schema.encode(request)),
+        echo=echo_run(request, step.step_time_ratio_by_provenance),
     )
     if step.step_time_ms == 0:
         return report

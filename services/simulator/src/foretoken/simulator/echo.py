@@ -1,0 +1,168 @@
+"""The echo of every answer of the simulator: see `foretoken.domain.echo`."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from foretoken.domain.echo import Echo
+from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.models.architecture import ModelArchitecture, all_models
+from foretoken.domain.question import (
+    describe_capacity,
+    describe_run,
+    describe_serving,
+    describe_serving_search,
+    describe_training,
+    describe_training_search,
+)
+from foretoken.domain.report import ServingReport
+from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.search import (
+    CapacityReport,
+    CapacityRequest,
+    ServingSearchReport,
+    ServingSearchRequest,
+)
+from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import TrainingRunRequest
+from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
+from foretoken.simulator.latency_surfaces import quantization_of
+from foretoken.simulator.serving.fleet import pool_scenarios
+
+Shares = Mapping[str, float]
+
+# Below this share of time not measured there is little left to narrow.
+_NARROW_ENOUGH = 0.005
+_NOT_TIMED = "no time was predicted: nothing that was asked can run"
+_NOT_SIMULATED = "estimates in closed form; with --finalists 1 the shares of their time are told"
+
+
+def echo_serving(scenario: ServingScenario, report: ServingReport) -> ServingReport:
+    """Return the report of a serving simulation with its echo."""
+    shares = report.step_time_ratio_by_provenance
+    echo = Echo(question=describe_serving(scenario), remarks=_remarks(scenario))
+    return replace(report, echo=_grounded(echo, shares, _narrowing(_served(scenario), shares)))
+
+
+def echo_capacity(request: CapacityRequest, report: CapacityReport) -> CapacityReport:
+    """Return the answer of a capacity search with its echo."""
+    shares, scenario = report.at_capacity.step_time_ratio_by_provenance, request.scenario
+    echo = Echo(question=describe_capacity(request), remarks=_remarks(scenario))
+    return replace(report, echo=_grounded(echo, shares, _narrowing(_served(scenario), shares)))
+
+
+def echo_serving_search(
+    request: ServingSearchRequest, report: ServingSearchReport
+) -> ServingSearchReport:
+    """Return the answer of a search for deployments with its echo, by its first finalist."""
+    finalist = next((item for item in report.finalists if _shares(item.report)), None)
+    shares = _shares(finalist.report) if finalist else {}
+    scenario, space = request.scenario, request.space
+    calls = [
+        (scenario.model, device, layout)
+        for device in space.devices or (scenario.device,)
+        for layout in _layouts(space.tp, scenario.layout)
+    ]
+    varied = [
+        replace(scenario, device=device, quantization=scheme, cluster=None)
+        for device in space.devices or (scenario.device,)
+        for scheme in space.quantizations or (scenario.quantization,)
+    ]
+    echo = Echo(
+        question=describe_serving_search(request),
+        basis=finalist.name if finalist else _unsimulated(bool(report.best)),
+        remarks=tuple(dict.fromkeys(text for part in varied for text in _remarks(part))),
+    )
+    return replace(report, echo=_grounded(echo, shares, _narrowing(calls, shares)))
+
+
+def echo_training(scenario: TrainingScenario, report: TrainingReport) -> TrainingReport:
+    """Return the report of a training step with its echo."""
+    shares = report.step_time_ratio_by_provenance
+    echo = Echo(question=describe_training(scenario), basis="the critical stage" if shares else "")
+    return replace(report, echo=_grounded(echo, shares, _trained(scenario, shares)))
+
+
+def echo_run(request: TrainingRunRequest, shares: Shares) -> Echo:
+    """Return the echo of a plan of a run; `shares` are those of its simulated step."""
+    echo = Echo(question=describe_run(request), basis="its simulated step" if shares else "")
+    return _grounded(echo, shares, _trained(request.scenario, shares))
+
+
+def echo_training_search(
+    request: TrainingSearchRequest, report: TrainingSearchReport
+) -> TrainingSearchReport:
+    """Return the answer of a search for strategies with its echo, by its first finalist."""
+    found = (item for item in report.finalists if _shares(item.report))
+    finalist = next(found, None)
+    shares = _shares(finalist.report) if finalist else {}
+    scenario, space = request.scenario, request.space
+    grouped = tuple(group.device for group in space.node_groups)
+    calls = [
+        (scenario.model, device, layout)
+        for device in dict.fromkeys(grouped or space.devices or (scenario.device,))
+        for layout in _layouts(space.tp, scenario.layout)
+    ]
+    echo = Echo(
+        question=describe_training_search(request),
+        basis=finalist.name if finalist else _unsimulated(report.num_fitting > 0),
+    )
+    narrowing = _narrowing(calls, shares, is_training=True)
+    return replace(report, echo=_grounded(echo, shares, narrowing))
+
+
+_Call = tuple[ModelArchitecture, str, ParallelLayout]
+
+
+def _grounded(echo: Echo, shares: Shares, narrowing: str) -> Echo:
+    if not shares:
+        return replace(echo, basis=echo.basis or _NOT_TIMED)
+    return replace(echo, time_ratio_by_provenance=dict(shares), narrowing=narrowing)
+
+
+def _unsimulated(has_answer: bool) -> str:
+    return _NOT_SIMULATED if has_answer else _NOT_TIMED
+
+
+def _shares(report: ServingReport | TrainingReport) -> Shares:
+    return report.step_time_ratio_by_provenance
+
+
+def _remarks(scenario: ServingScenario) -> tuple[str, ...]:
+    """Return what engines run in another way than asked, of all pools."""
+    found = (quantization_of(part).remark for part in pool_scenarios(scenario))
+    return tuple(dict.fromkeys(remark for remark in found if remark))
+
+
+def _served(scenario: ServingScenario) -> list[_Call]:
+    return [(part.model, part.device, part.layout) for part in pool_scenarios(scenario)]
+
+
+def _trained(scenario: TrainingScenario, shares: Shares) -> str:
+    devices = dict.fromkeys(scenario.stage_devices or (scenario.device,))
+    calls = [(scenario.model, device, scenario.layout) for device in devices]
+    return _narrowing(calls, shares, is_training=True)
+
+
+def _layouts(tp: Iterable[int], layout: ParallelLayout) -> list[ParallelLayout]:
+    return [ParallelLayout(tp=degree) for degree in tp] or [layout]
+
+
+def _narrowing(calls: Iterable[_Call], shares: Shares, *, is_training: bool = False) -> str:
+    """Return the commands that time what was not measured, a profile for each device."""
+    if 1 - shares.get("measured", 0.0) <= _NARROW_ENOUGH:
+        return ""
+    degrees: dict[tuple[str, str], dict[int, None]] = {}
+    for model, device, layout in calls:
+        name = model.name if model.name in all_models() else "config.json"
+        degrees.setdefault((name, device), {})[layout.tp] = None
+    training = " --training" if is_training else ""
+    profiles = [
+        f"`foretoken profile --device {device} --model {name} --tp"
+        f" {','.join(map(str, sorted(found)))}{training}`"
+        for (name, device), found in degrees.items()
+    ]
+    brought = ""
+    if not any(shares.get(name) for name in ("measured", "interpolated", "extrapolated")):
+        # Nothing of the device: tables that others measured may be nearer at hand.
+        brought = ", or tables of it (`foretoken catalog import aiconfigurator FOLDER`)"
+    return f"{' and '.join(profiles)} where the device is{brought}; then `foretoken train`"

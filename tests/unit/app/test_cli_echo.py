@@ -1,0 +1,117 @@
+"""Every simulation, search and page says which question it answers and what that rests on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from foretoken.app.cli.main import app
+
+Run = Callable[..., Result]
+
+_SERVING = "model: tiny-llama\ndevice: h200\nworkload: {rate_rps: 3, num_requests: 5}\n"
+_TRAINING = "model: tiny-llama\ndevice: h200\nsequence_length: 128\nglobal_batch_size: 8\n"
+_SPACE = "--vary tp=1 --vary pp=1 --vary micro_batch_size=1 --finalists 1"
+# A command with a page, and what its question says.
+_COMMANDS = {
+    "simulate serving": ("{folder}/serving.yaml --html {page}", "tiny-llama in bf16; on 1 x h200"),
+    "simulate training": ("{folder}/training.yaml --html {page}", "training tiny-llama in bf16"),
+    "simulate run": ("{folder}/training.yaml --tokens 1e6 --html {page}", "1e+06 tokens"),
+    "search capacity": (
+        "{folder}/serving.yaml --attainment 0.5 --set slo.ttft_ms=1000 --max-rate 1 --out {page}",
+        "the highest rate of tiny-llama",
+    ),
+    "search serving": (
+        "{folder}/serving.yaml --gpus 1 --finalists 1 --batch 4 --mode aggregated --out {page}",
+        "on up to 1 x h200_sxm",
+    ),
+    "search training": (
+        "{folder}/training.yaml --gpus 1 --page {page} " + _SPACE,
+        "the best strategy of training tiny-llama",
+    ),
+    "search training on several types": (
+        (
+            "--model tiny-llama --nodes h200=1x8 --nodes a100=1x8 --sequence-length 128"
+            " --global-batch-tokens 1024 --page {page} --vary tp=1 --vary micro_batch_size=1"
+            " --finalists 1"
+        ),
+        "on 1 nodes of h200_sxm and 1 nodes of a100_sxm_80",
+    ),
+}
+_NARROWED = "foretoken profile --device h200_sxm"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    (tmp_path / "serving.yaml").write_text(_SERVING)
+    (tmp_path / "training.yaml").write_text(_TRAINING)
+
+    def invoke(*words: object) -> Result:
+        home = str(tmp_path / "home")
+        return CliRunner(env={"COLUMNS": "400"}).invoke(
+            app, ["--home", home, *map(str, words)], catch_exceptions=False
+        )
+
+    return invoke
+
+
+def _words(name: str, folder: Path) -> list[str]:
+    command = name.removesuffix(" on several types").split()
+    options = _COMMANDS[name][0].format(folder=folder, page=folder / "page.html")
+    return [*command, *options.split()]
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_the_terminal_and_the_page_say_the_same(run: Run, tmp_path: Path, name: str) -> None:
+    result = run(*_words(name, tmp_path))
+    assert result.exit_code in (0, 3), result.output
+    page = (tmp_path / "page.html").read_text()
+    for said in (result.stdout, page):
+        assert _COMMANDS[name][1] in said
+        assert "100 % data sheet, by time" in said
+        assert _NARROWED in said
+    assert "question: " in result.stdout
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_the_report_carries_it(run: Run, tmp_path: Path, name: str) -> None:
+    result = run("--output", "json", *_words(name, tmp_path))
+    echo: dict[str, Any] = json.loads(result.stdout)["echo"]
+    assert _COMMANDS[name][1] in echo["question"]
+    assert echo["time_ratio_by_provenance"]["analytical"] == pytest.approx(1.0)
+    assert sum(echo["time_ratio_by_provenance"].values()) == pytest.approx(1.0)
+    assert _NARROWED in echo["narrowing"]
+
+
+def test_memory_rests_on_no_measurement(run: Run) -> None:
+    said = run("memory", "--model", "tiny-llama", "--device", "h200").stdout
+    assert "question: training tiny-llama in bf16 by plain; on 1 x h200_sxm" in said
+    assert "rests on: counted sizes of what training holds" in said
+
+
+def test_a_prediction_tells_the_call_and_what_would_measure_it(run: Run) -> None:
+    said = run("predict", "gemm", "m=8", "n=64", "k=64", "--device", "h200").stdout
+    assert "question: gemm m=8 n=64 k=64 in bf16 forward on h200_sxm" in said
+    assert "rests on: 100 % data sheet, by time" in said
+    assert "`foretoken profile --device h200_sxm --operator gemm`" in said
+
+
+def test_what_is_emulated_is_remarked(run: Run, tmp_path: Path) -> None:
+    changes = ("--set", "device=a100", "--set", "quantization=fp8")
+    said = run("simulate", "serving", tmp_path / "serving.yaml", *changes).stdout
+    assert "note: a100_sxm_80 (ampere) has no fp8" in said
+    assert "vllm runs fp8 with Marlin kernels" in said
+
+
+def test_a_comparison_tells_the_question_of_each_run(run: Run, tmp_path: Path) -> None:
+    for rate in (3, 4):
+        assert run("simulate", "serving", tmp_path / "serving.yaml", "--rate", rate).exit_code == 0
+    page = tmp_path / "compare.html"
+    result = run("compare", "latest~1", "latest", "--page", page)
+    assert result.exit_code == 0, result.output
+    for text in ("A, question", "B, question", "100 % data sheet, by time"):
+        assert text in result.stdout
+        assert text in page.read_text()
