@@ -294,7 +294,23 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (ModelArchitecture, "hidden"): POSITIVE,
     (ModelArchitecture, "num_heads"): st.sampled_from([8, 64]),
     (ModelArchitecture, "num_kv_heads"): st.sampled_from([1, 2, 8]),
-    (ModelArchitecture, "head_dim"): POSITIVE,
+    # That of the values where attention is latent.
+    (ModelArchitecture, "head_dim"): st.just(128),
+    (MlaSpec, "v_head_dim"): st.just(128),
+    **{
+        (MlaSpec, name): POSITIVE
+        for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+    },
+    (MlaSpec, "q_lora_rank"): NOT_NEGATIVE,
+    (MoeSpec, "num_experts"): st.integers(8, 2**63 - 1),
+    (MoeSpec, "top_k"): st.integers(1, 8),
+    (MoeSpec, "expert_intermediate"): POSITIVE,
+    (MoeSpec, "num_shared_experts"): NOT_NEGATIVE,
+    (MoeSpec, "num_dense_layers"): st.integers(0, 1),
+    (ModelArchitecture, "intermediate"): POSITIVE,
+    (ModelArchitecture, "max_position"): POSITIVE,
+    (ModelArchitecture, "sliding_window"): NOT_NEGATIVE,
+    (ModelArchitecture, "full_attention_period"): NOT_NEGATIVE,
     (ModelArchitecture, "vocab"): POSITIVE,
     (ModelArchitecture, "activation"): st.sampled_from(["silu", "gelu"]),
     (ModelArchitecture, "norm"): st.sampled_from(["rms_norm", "layer_norm"]),
