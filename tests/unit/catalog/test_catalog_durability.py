@@ -32,7 +32,7 @@ from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import StorageFullError
 from foretoken.domain.measurement import MeasurementBatch
 
-path, num_rows, max_log_size = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+path, num_rows, max_log_bytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rows = gemms(range(1, num_rows + 1))
 
 def batches():
@@ -41,7 +41,7 @@ def batches():
 def limit(num_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
-attachment = FileAttachment(Path(path), max_log_size)
+attachment = FileAttachment(Path(path), max_log_bytes)
 store = Store(CatalogConfig(path=path, num_threads=1), attachment)
 store.open()
 service = Ingest(store, lambda: datetime.now(UTC), 1_000_000)
@@ -148,7 +148,7 @@ def test_an_import_cut_short_is_resumed_and_doubles_nothing(survived: CatalogSer
 
 @pytest.mark.parametrize(
     ("num_rows", "merge_at"),
-    [(50, "1GB"), (2000, "1GB"), (70_000, "1GB"), (500, "300KB")],
+    [(50, "1000000000"), (2000, "1000000000"), (70_000, "1000000000"), (500, "300000")],
     ids=["small", "middle", "past the log", "while the log is merged"],
 )
 def test_a_full_disk_is_said_and_room_lets_the_same_process_go_on(

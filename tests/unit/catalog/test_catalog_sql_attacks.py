@@ -12,12 +12,13 @@ from catalog_rows import batches, gemms, run
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.sql.policy import (
-    _AMPLIFIERS,
     _HARMLESS,
     _REVEALERS,
     _REVEALING_PREFIXES,
     _TABLE_FUNCTIONS,
 )
+from foretoken.catalog.sql.reader import Reader
+from foretoken.catalog.sql.setup import Setup
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurement import SqlQuery
 from foretoken.wire.arrow import read_table
@@ -169,26 +170,7 @@ _REVELATIONS = [
     "SELECT pg_sleep(60)",
     "SELECT sleep_ms(60000)",
 ]
-_AMPLIFICATIONS = [
-    "SELECT repeat('x', 4000000000)",
-    "SELECT REPEAT('x', 10000000000)",
-    "SELECT main.repeat('x', 4000000000)",
-    "SELECT 'x'.repeat(4000000000)",
-    "SELECT lpad('x', 2000000000, 'y') FROM measurements",
-    "SELECT len(range(1000000000))",
-    "SELECT unnest(generate_series(1, 1000000000))",
-    "SELECT list_resize([1], 1000000000)",
-    "SELECT format('{{:2000000000d}}', 1)",
-    "SELECT printf('%2000000000d', 1)",
-    "SELECT bitstring('1', 2000000000)",
-    "SELECT levenshtein(tool, tool) FROM runs",
-    "SELECT list_transform([1, 2], lambda x: x + 1)",
-    "SELECT [x + 1 FOR x IN [1, 2]]",
-    "SELECT " + "abs(" * 5000 + "1" + ")" * 5000,
-    "SELECT " + "1 + " * 20_000 + "1",
-    "SELECT '" + "x" * 70_000 + "'",
-]
-_ATTACKS = [*_WRITES, *_SETTINGS, *_ELSEWHERE, *_REVELATIONS, *_AMPLIFICATIONS]
+_ATTACKS = [*_WRITES, *_SETTINGS, *_ELSEWHERE, *_REVELATIONS]
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +185,8 @@ def attacked(folder: Path) -> Iterator[CatalogService]:
     service = CatalogService(CatalogConfig(path=str(folder / "catalog.duckdb"), num_threads=1))
     service.open()
     list(service.record(run(), batches(gemms([1, 2, 3]))))
+    # The process that answers has a folder for what it spills.
+    read_table(service.query_sql(SqlQuery(text="SELECT 1")))
     yield service
     service.close()
 
@@ -254,18 +238,38 @@ def test_the_attacks_are_many_and_no_two_are_the_same() -> None:
         "SET enable_external_access = true",
         "INSTALL httpfs",
         "LOAD '{folder}/evil.duckdb_extension'",
+        "SELECT * FROM read_blob('shared://{file}')",
+        "SELECT * FROM read_text('shared://{folder}/secret.csv')",
     ],
 )
 def test_what_would_slip_through_is_stopped_by_the_database(
-    statement: str, attacked: CatalogService, folder: Path
+    statement: str, folder: Path, tmp_path: Path
 ) -> None:
     """The search of the syntax tree is not all that stands between a question and the machine."""
-    before = _state_of(attacked, folder)
-    with attacked._store.cursor() as cursor:
-        cursor.execute("BEGIN TRANSACTION READ ONLY")
-        with pytest.raises(duckdb.Error):
-            cursor.execute(statement.format(folder=folder)).fetchall()
-    assert before == _state_of(attacked, folder)
+    path = tmp_path / "catalog.duckdb"
+    service = CatalogService(CatalogConfig(path=str(path), num_threads=1))
+    service.open()
+    service.close()
+    connection = Reader(_setup(path))._open("1")
+    connection.execute("BEGIN TRANSACTION READ ONLY")
+    with pytest.raises(duckdb.Error):
+        connection.execute(statement.format(folder=folder, file=path)).fetchall()
+    connection.close()
+    assert {path} == set(tmp_path.iterdir()) - {tmp_path / "catalog.duckdb.state"}
+
+
+def _setup(path: Path) -> Setup:
+    return Setup(
+        path=str(path),
+        lake=None,
+        views={},
+        num_threads=1,
+        memory_bytes=2**27,
+        spill_folder=str(path.parent / "spill"),
+        max_spill_bytes=2**20,
+        max_rows=10,
+        max_result_bytes=2**20,
+    )
 
 
 def test_no_function_of_this_duckdb_was_overlooked() -> None:
@@ -276,7 +280,7 @@ def test_no_function_of_this_duckdb_was_overlooked() -> None:
             " WHERE (stability = 'VOLATILE' OR has_side_effects)"
             " AND function_type IN ('scalar', 'aggregate', 'macro')"
         ).fetchall()
-    known = _AMPLIFIERS | _REVEALERS | _HARMLESS
+    known = _REVEALERS | _HARMLESS
     harmless = {
         "gen_random_uuid",
         "get_current_time",

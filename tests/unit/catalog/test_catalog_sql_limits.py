@@ -131,7 +131,6 @@ def test_what_runs_away_is_stopped_while_recording_goes_on(
             recorder.wait_for_more()
     assert recorder.error is None
     assert {"time", "memory", "rows"} >= set(ended.values())
-    assert "rows" == ended["stream"]
     assert len(_RUNAWAYS) == sum(catalog.sql_statistics().limits_hit.values())
     counted = read_table(catalog.query_sql(SqlQuery(text="SELECT count(*) FROM measurements")))
     assert recorder.num_batches * 1000 == counted.column(0)[0].as_py()
@@ -156,7 +155,7 @@ def test_more_memory_than_there_is_is_said(limited: Callable[..., CatalogService
 
 
 def test_more_disk_than_allowed_is_said(limited: Callable[..., CatalogService]) -> None:
-    catalog = limited(memory_limit="300MB", sql_max_disk_bytes=2**20)
+    catalog = limited(memory_limit="300MB", sql_max_disk_bytes=4 * 2**20, sql_max_running=4)
     with pytest.raises(QueryLimitError, match="1 MiB of disk"):
         catalog.query_sql(SqlQuery(text=_RUNAWAYS["sort"]))
     assert [(1,)] == [

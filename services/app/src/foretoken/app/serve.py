@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -175,7 +176,9 @@ def _register(name: str, server: grpc.Server, composition: Composition) -> str:
     if name == "catalog":
         from foretoken.catalog import servicer as catalog_servicer
 
-        catalog_servicer.register(server, composition.catalog)
+        # What is served is of this process.
+        served = cast("catalog_servicer.ServedCatalog", composition.catalog)
+        catalog_servicer.register(server, served)
         return catalog_servicer.SERVICE_NAME
     if name == "predictor":
         from foretoken.predictor import servicer as predictor_servicer

@@ -9,6 +9,7 @@ _PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]*@", re.IGNORECASE)
 _POSITIVE = (
     "sql_timeout_s",
     "sql_max_rows",
+    "sql_max_result_bytes",
     "sql_max_disk_bytes",
     "sql_max_running",
     "max_artifact_bytes",
@@ -57,8 +58,10 @@ class CatalogConfig:
     `max_batch_rows`. Jobs keep their state in `state_folder`; empty means a folder beside the file.
     With `lake` the tables are there instead, and only the state of jobs is beside `path`.
 
-    A query in SQL may take `sql_timeout_s`, return `sql_max_rows` and put `sql_max_disk_bytes` on
-    disk for what does not fit the memory; `sql_max_running` are answered at a time.
+    A query in SQL runs in a process of its own with `sql_memory_limit` ("500MB"; empty: a tenth of
+    the database's) and as much again as the program needs, 256 MiB. It may take `sql_timeout_s` and
+    return `sql_max_rows` of `sql_max_result_bytes`; `sql_max_running` are answered at a time, and
+    put together `sql_max_disk_bytes` on disk for what does not fit the memory.
 
     A file kept for another service, such as a trained model, has at most `max_artifact_bytes`.
     """
@@ -71,7 +74,9 @@ class CatalogConfig:
     lake: LakeConfig | None = None
     sql_timeout_s: float = 30.0
     sql_max_rows: int = 1_000_000
+    sql_max_result_bytes: int = 2**30
     sql_max_disk_bytes: int = 10 * 2**30
+    sql_memory_limit: str = ""
     sql_max_running: int = 4
     max_artifact_bytes: int = 512 * 2**20
 

@@ -12,7 +12,7 @@ from foretoken.catalog.reading import queries, snapshot
 from foretoken.catalog.reading.snapshot_diff import diff_snapshots
 from foretoken.catalog.recording.ingest import Ingest
 from foretoken.catalog.recording.tally import IngestStatistics
-from foretoken.catalog.sql.desk import SqlDesk, SqlLimits, SqlStatistics
+from foretoken.catalog.sql.desk import OnLeave, SqlDesk, SqlStatistics
 from foretoken.catalog.storage.store import Store
 from foretoken.catalog.upkeep import retention
 from foretoken.catalog.upkeep.backup import stream_backup
@@ -60,15 +60,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         RunsJobs.__init__(self, JobRunner(folder / "jobs"))
         KeepsArtifacts.__init__(self, self._store, config.max_artifact_bytes)
         self._ingest = Ingest(self._store, clock, config.max_batch_rows)
-        self._sql = SqlDesk(
-            self._store,
-            SqlLimits(
-                max_rows=config.sql_max_rows,
-                timeout_s=config.sql_timeout_s,
-                max_spill_bytes=config.sql_max_disk_bytes,
-                max_running=config.sql_max_running,
-            ),
-        )
+        self._sql = SqlDesk(self._store, config)
 
     def open(self) -> None:
         """Open the file, or make it.
@@ -84,9 +76,11 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         """
         self._store.open()
         try:
+            self._sql.open()
             self._jobs.open()
             self._ingest.review_missed_runs()
         except BaseException:
+            self._sql.close()
             self._store.close()
             raise
 
@@ -96,6 +90,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         Queries that run are ended. Rows half read keep the file until their reader lets go.
         """
         self._jobs.close()
+        self._sql.close()
         self._store.close()
 
     def record(self, run: Run, batches: Iterable[MeasurementBatch]) -> Iterator[BatchReceipt]:
@@ -214,8 +209,11 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         """Return the result of a finished check."""
         return self._jobs.result(job_id, QualityReport)
 
-    def query_sql(self, query: SqlQuery) -> ArrowStream:
-        """Return the result of a read-only SQL query, computed as it is read.
+    def query_sql(self, query: SqlQuery, on_leave: OnLeave | None = None) -> ArrowStream:
+        """Return the result of a read-only SQL query, computed as it is read by another process.
+
+        The process is ended where the query takes more than it may, where the reader is let go, and
+        where `on_leave` tells that the caller has left.
 
         Raises:
             InvalidRequestError: it is not one query of the public views.
@@ -223,7 +221,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
             QueueFullError: too many are being answered.
 
         """
-        stream: ArrowStream = self._sql.ask(query)
+        stream: ArrowStream = self._sql.ask(query, on_leave)
         return stream
 
     def sql_statistics(self) -> SqlStatistics:

@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.types.v1 import artifact_pb2, job_pb2, measurement_pb2
+from foretoken.catalog.sql.desk import OnLeave
 from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
 from foretoken.domain.measurement import (
@@ -30,10 +31,17 @@ SERVICE_NAME: str = SERVICE.full_name
 MAX_BATCH_BYTES = 512 * 2**20
 
 
+class ServedCatalog(CatalogAdminPort, Protocol):
+    """The catalog of this process, whose queries end when their caller leaves."""
+
+    def query_sql(self, query: SqlQuery, on_leave: OnLeave | None = None) -> ArrowStream:
+        """Return the result of a read-only SQL query; `on_leave` tells of the caller's leaving."""
+
+
 class CatalogServicer(JobRpcs):
     """Answers the catalog's rpcs."""
 
-    def __init__(self, port: CatalogAdminPort) -> None:
+    def __init__(self, port: ServedCatalog) -> None:
         """Keep the port."""
         super().__init__(port)
         self._port = port
@@ -57,10 +65,11 @@ class CatalogServicer(JobRpcs):
         return _stream(self._port.read_measurements(selection))
 
     def query_sql(
-        self, request: catalog_pb2.QuerySqlRequest, _context: grpc.ServicerContext
+        self, request: catalog_pb2.QuerySqlRequest, context: grpc.ServicerContext
     ) -> Iterator[measurement_pb2.ArrowChunk]:
-        """Stream the result of a read-only query."""
-        return _stream(self._port.query_sql(codec.decode(request, SqlQuery)))
+        """Stream the result of a read-only query, until the client has it or is gone."""
+        query = codec.decode(request, SqlQuery)
+        return _stream(self._port.query_sql(query, context.add_callback))
 
     def describe_coverage(
         self, _request: catalog_pb2.DescribeCoverageRequest, _context: grpc.ServicerContext
@@ -241,7 +250,7 @@ class CatalogServicer(JobRpcs):
         return codec.encode(self._port.compact(), catalog_pb2.CompactReport)
 
 
-def register(server: grpc.Server, port: CatalogAdminPort) -> None:
+def register(server: grpc.Server, port: ServedCatalog) -> None:
     """Let a server answer for this catalog."""
     register_service(server, SERVICE, CatalogServicer(port))
 

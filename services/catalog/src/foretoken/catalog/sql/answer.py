@@ -1,83 +1,63 @@
-"""The answer to one question in SQL, watched while it is computed and read."""
+"""The answer to one question in SQL, taken from a process that ends with it if need be."""
 
 import contextlib
-import re
+import json
 import threading
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import duckdb
 import pyarrow as pa
 
-from foretoken.catalog.sql.policy import check_query
+from foretoken.catalog.sql.frame import Kind, limit_error
+from foretoken.catalog.sql.process import SqlProcess, SqlProcesses
+from foretoken.catalog.sql.setup import Question
 from foretoken.catalog.storage.error import translate
-from foretoken.catalog.storage.lockdown import limit_cursor_memory
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.errors import ForetokenError, InvalidRequestError, QueryLimitError
-
-_BATCH_ROWS = 10_000
-_TICK_S = 0.05
-# Of the database's memory, for all questions together: the rest is for recording.
-_MEMORY_RATIO = 0.4
-# Memory that cannot give way to others, as what can be put on disk does; and what was put there.
-_GAUGE = """
-    SELECT
-        sum(memory_usage_bytes) FILTER (tag = 'ALLOCATOR')::BIGINT,
-        sum(temporary_storage_bytes)::BIGINT
-    FROM duckdb_memory()
-"""
-_MEMORY_LIMIT = "SELECT parse_formatted_bytes(current_setting('memory_limit'))::BIGINT"
-# What DuckDB's errors begin with when the catalog is at fault, and not the question.
-_OUR_FAULT = re.compile(r"(IO|INTERNAL|FATAL|Serialization|Interrupt|INTERRUPT|HTTP) Error")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerLimits:
-    """What one answer may take: seconds from question to last row, and bytes of disk."""
-
-    timeout_s: float
-    max_spill_bytes: int
+from foretoken.domain.errors import (
+    CatalogBusyError,
+    ForetokenError,
+    InvalidRequestError,
+    QueryLimitError,
+    ServiceUnavailableError,
+)
 
 
 class Answer:
     """Rows of one question, computed as they are taken, until they or the limits end.
 
-    A thread of its own watches the limits, and gives up the cursor of one that nobody takes.
+    Any thread may end it. Its process is then ended too, unless that had given the whole answer.
     """
 
-    def __init__(self, store: Store, limits: AnswerLimits) -> None:
-        """Keep the store and the limits; `start` asks."""
+    def __init__(
+        self, store: Store, processes: SqlProcesses, on_over: Callable[[str], None]
+    ) -> None:
+        """Keep what it needs; `on_over` is told which limit ended it, or nothing."""
         self._store = store
-        self._limits = limits
-        self._stack = contextlib.ExitStack()
-        self._turn = threading.Lock()  # held by whoever is inside the database, or closes it
-        self._is_over = threading.Event()
-        self._excess: QueryLimitError | None = None
-        self._watcher: threading.Thread | None = None
-        self._cursor: duckdb.DuckDBPyConnection
-        self._rows: pa.RecordBatchReader
+        self._processes = processes
+        self._on_over = on_over
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._error: ForetokenError | None = None
+        self._timer: threading.Timer | None = None
+        self._process: SqlProcess | None = None
+        self._steady = contextlib.ExitStack()
 
-    def start(self, text: str, views: Mapping[str, str]) -> pa.Schema:
+    def start(self, text: str, num_wanted: int, timeout_s: float) -> pa.Schema:
         """Ask; return the columns of the answer.
 
         Raises:
-            InvalidRequestError: it is not a question `check_query` allows, or DuckDB refuses it.
+            InvalidRequestError: it is not a question that may be asked, or DuckDB refuses it.
             QueryLimitError: it took more than it may before the first row.
 
         """
-        with self._turn, self._explained():
-            self._cursor = self._stack.enter_context(self._store.cursor())
-            ((memory_bytes,),) = self._cursor.execute(_MEMORY_LIMIT).fetchall()
-            limit_bytes = int(memory_bytes * _MEMORY_RATIO)
-            limit_cursor_memory(self._cursor, limit_bytes)
-            self._watcher = threading.Thread(target=self._watch, args=(limit_bytes,), daemon=True)
-            self._watcher.start()
-            statement = check_query(self._cursor, text, views)
-            self._cursor.execute("BEGIN TRANSACTION READ ONLY")
-            self._rows = self._cursor.sql(statement).to_arrow_reader(_BATCH_ROWS)
-            schema: pa.Schema = self._rows.schema
-        return schema
+        process = self._processes.take()
+        late = limit_error("time", f"took more than {timeout_s:g} s")
+        self._timer = threading.Timer(timeout_s, self.end, (late,))
+        self._timer.daemon = True
+        self._timer.start()
+        self._begin(process, text, num_wanted)
+        _, content = self._receive()
+        return pa.ipc.open_stream(pa.py_buffer(content)).schema
 
     def take(self) -> pa.RecordBatch | None:
         """Return the next rows, or nothing after the last.
@@ -87,69 +67,75 @@ class Answer:
             QueryLimitError: it took more than it may.
 
         """
-        with self._turn, self._explained():
-            if self._excess is not None:
-                raise self._excess
-            return next(self._rows, None)
+        kind, content = self._receive()
+        if kind is Kind.ROWS:
+            return pa.ipc.open_stream(pa.py_buffer(content)).read_next_batch()
+        self._finish(None, is_large=json.loads(content)["is_large"])
+        return None
+
+    def cancel(self) -> None:
+        """End it because who asked has left."""
+        self.end(ServiceUnavailableError("the query ended because its caller left"))
 
     def close(self) -> None:
         """Give up what is not taken; harmless when it is over."""
-        with self._turn:
-            self._release()
-        if self._watcher is not None:
-            self._watcher.join()
+        self.end(CatalogBusyError("the query was given up; ask again"))
 
-    def _release(self) -> None:
-        self._is_over.set()
-        self._stack.close()
+    def end(self, error: ForetokenError) -> None:
+        """End it and its process, from any thread, for that reason; harmless when it is over."""
+        self._finish(error, is_large=True)
 
-    def _watch(self, limit_bytes: int) -> None:
-        end_s = time.monotonic() + self._limits.timeout_s
-        while not self._is_over.wait(_TICK_S):
-            if time.monotonic() > end_s:
-                self._stop("time", f"took more than {self._limits.timeout_s:g} s")
-            elif excess := self._find_memory_excess(limit_bytes):
-                self._stop("memory", excess)
+    def _begin(self, process: SqlProcess, text: str, num_wanted: int) -> None:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._processes.give_back, process)
+            steady = contextlib.ExitStack()
+            revision = undo.enter_context(steady).enter_context(self._store.steady())
+            with self._lock:
+                if not self._is_over:
+                    self._process, self._steady = process, steady
+                    undo.pop_all()
+                    process.ask(Question(text=text, num_wanted=num_wanted, revision=revision))
 
-    def _find_memory_excess(self, limit_bytes: int) -> str:
-        try:
-            with self._store.cursor() as gauge:
-                ((memory_bytes, spill_bytes),) = gauge.execute(_GAUGE).fetchall()
-        except ForetokenError as err:
-            return f"could not be watched: {err.message}"
-        if memory_bytes > limit_bytes:
-            return f"and others took more than {limit_bytes >> 20} MiB of memory"
-        if spill_bytes > self._limits.max_spill_bytes:
-            return f"and others took more than {self._limits.max_spill_bytes >> 20} MiB of disk"
-        return ""
+    def _receive(self) -> tuple[Kind, bytes]:
+        """Return the next frame of columns or rows, or the end.
 
-    def _stop(self, limit: str, reason: str) -> None:
-        """End the answer, from whatever it is at."""
-        self._excess = QueryLimitError(f"the query {reason}; narrow it", limit=limit)
-        # Again and again: DuckDB forgets an interrupt that comes between two statements.
-        while not self._turn.acquire(timeout=_TICK_S):
+        Raises:
+            ForetokenError: it ended otherwise.
+
+        """
+        if self._process is not None and not self._is_over:
             try:
-                self._cursor.interrupt()
-            except duckdb.ConnectionException:
-                return  # the catalog is being closed, and has ended it
-        try:
-            self._release()
-        finally:
-            self._turn.release()
+                kind, content = self._process.receive()
+                if kind not in {Kind.REFUSED, Kind.LIMIT, Kind.FAILED}:
+                    return kind, content
+                fields = json.loads(content)
+                is_large = fields["is_large"] or fields.get("limit") == "memory"
+                self._finish(self._find_error(kind, fields), is_large=is_large)
+            except ForetokenError as err:
+                self.end(err)
+        raise self._error or CatalogBusyError("the query is over; ask again")
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Say what an error of DuckDB, or of the Arrow stream it comes through, means."""
-        try:
-            yield
-        except (duckdb.Error, OSError, pa.ArrowException) as err:
-            if self._excess is not None:
-                raise self._excess from err
-            text = str(err)
-            if text.startswith("Out of Memory"):
-                message = f"the query needs more memory than there is: {text.splitlines()[0]}"
-                raise QueryLimitError(message, limit="memory") from err
-            if _OUR_FAULT.match(text):
-                error = err if isinstance(err, duckdb.Error) else duckdb.IOException(text)
-                raise translate(error, self._store.attachment.name) from err
-            raise InvalidRequestError.of_field("text", text) from err
+    def _find_error(self, kind: Kind, fields: Mapping[str, str]) -> ForetokenError:
+        message = fields["message"]
+        if kind is Kind.REFUSED:
+            return InvalidRequestError.of_field("text", message)
+        if kind is Kind.LIMIT:
+            return QueryLimitError(message, limit=fields["limit"])
+        if message.startswith(("INTERNAL", "FATAL")):
+            return limit_error("crash", f"made DuckDB fail: {message.splitlines()[0]}")
+        error: duckdb.Error = getattr(duckdb, fields["error"], duckdb.IOException)(message)
+        attachment = self._store.attachment
+        return attachment.explain(error) or translate(error, attachment.name)
+
+    def _finish(self, error: ForetokenError | None, *, is_large: bool) -> None:
+        """Give back all it has, once: the process for the next question, or to be replaced."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over, self._error = True, error
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._process is not None:
+            (self._processes.replace if is_large else self._processes.give_back)(self._process)
+        self._steady.close()
+        self._on_over(error.details["limit"] if isinstance(error, QueryLimitError) else "")

@@ -1,33 +1,41 @@
-"""Questions in SQL: answered within limits of time, memory and rows, while recording goes on."""
+"""Questions in SQL: answered by other processes, within limits, while recording goes on."""
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from foretoken.catalog.sql.answer import Answer, AnswerLimits
+from foretoken.catalog.config import CatalogConfig
+from foretoken.catalog.sql.answer import Answer
+from foretoken.catalog.sql.process import SqlProcesses, delete_leftovers
+from foretoken.catalog.sql.setup import Setup
+from foretoken.catalog.storage.literal import quote
 from foretoken.catalog.storage.public_views import describe_views
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.errors import InvalidRequestError, QueryLimitError, QueueFullError
+from foretoken.domain.errors import (
+    CatalogBusyError,
+    InvalidRequestError,
+    QueueFullError,
+    ServiceUnavailableError,
+)
 from foretoken.domain.measurement import SqlQuery
 
+_MAX_TEXT_CHARS = 65_536
+# Of the database's memory, for one question, where the configuration does not say.
+_MEMORY_RATIO = 0.1
+# DuckDB answers nothing in less.
+_MIN_MEMORY_BYTES = 128 * 2**20
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SqlLimits:
-    """How many rows, seconds and bytes of disk a question may take, and how many run at a time."""
-
-    max_rows: int
-    timeout_s: float
-    max_spill_bytes: int
-    max_running: int
+# Calls a function when the caller has left; false: it has left already.
+OnLeave = Callable[[Callable[[], None]], bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqlStatistics:
-    """Questions that run now, that were asked, and that a limit ended: time, memory or rows."""
+    """Questions that run now, that were asked, and that a limit ended: `time`, `memory`, ..."""
 
     num_running: int = 0
     num_asked: int = 0
@@ -37,19 +45,60 @@ class SqlStatistics:
 class SqlDesk:
     """Answers questions in SQL. Safe to use from several threads."""
 
-    def __init__(self, store: Store, limits: SqlLimits) -> None:
+    def __init__(self, store: Store, config: CatalogConfig) -> None:
         """Keep the store and the limits."""
         self._store = store
-        self._limits = limits
+        self._config = config
         self._lock = threading.Lock()
         self._statistics = SqlStatistics()
+        self._answers: set[Answer] = set()
+        self._processes: SqlProcesses | None = None
+
+    def open(self) -> None:
+        """Be ready for questions; the first starts a process.
+
+        Raises:
+            InvalidRequestError: the limit of memory is no amount of memory.
+
+        """
+        config, folder = self._config, self._store.scratch_folder
+        delete_leftovers(folder)
+        setup = Setup(
+            path=config.path,
+            lake=config.lake,
+            views=describe_views(),
+            num_threads=config.num_threads,
+            memory_bytes=self._find_memory_bytes(),
+            spill_folder="",
+            max_spill_bytes=config.sql_max_disk_bytes // config.sql_max_running,
+            max_rows=config.sql_max_rows,
+            max_result_bytes=config.sql_max_result_bytes,
+        )
+        self._processes = SqlProcesses(setup, folder)
+
+    def close(self) -> None:
+        """End the questions that are being answered, and the processes."""
+        with self._lock:
+            processes, self._processes = self._processes, None
+            answers = tuple(self._answers)
+        name = self._store.attachment.name
+        for answer in answers:
+            answer.end(
+                CatalogBusyError(
+                    f"the catalog {name} was closed while it was read; open it and ask again"
+                )
+            )
+        if processes is not None:
+            processes.close()
 
     def statistics(self) -> SqlStatistics:
         """Return what was asked up to now."""
         return self._statistics
 
-    def ask(self, query: SqlQuery) -> pa.RecordBatchReader:
+    def ask(self, query: SqlQuery, on_leave: OnLeave | None = None) -> pa.RecordBatchReader:
         """Return the answer, computed as it is read; a reader that is let go ends it.
+
+        A caller that leaves ends it too, where `on_leave` tells of that.
 
         Raises:
             InvalidRequestError: it is no question about measurements.
@@ -61,46 +110,51 @@ class SqlDesk:
             raise InvalidRequestError.of_field("timeout_s", "must not be negative")
         if query.max_num_rows < 0:
             raise InvalidRequestError.of_field("max_num_rows", "must not be negative")
-        self._enter()
-        rows = self._answer(query)
+        if len(query.text) > _MAX_TEXT_CHARS:
+            raise InvalidRequestError.of_field(
+                "text", f"is longer than {_MAX_TEXT_CHARS} characters"
+            )
+        answer = self._enter()
+        rows = self._answer(answer, query, on_leave)
         schema: pa.Schema = next(rows)  # asks, so that errors come from this call
         return pa.RecordBatchReader.from_batches(schema, rows)
 
-    def _answer(self, query: SqlQuery) -> Iterator[Any]:
+    def _answer(self, answer: Answer, query: SqlQuery, on_leave: OnLeave | None) -> Iterator[Any]:
         """Yield the columns once the first rows are there, then the rows."""
-        limits, ended_by = self._limits, ""
-        answer = Answer(
-            self._store,
-            AnswerLimits(
-                timeout_s=min(query.timeout_s or limits.timeout_s, limits.timeout_s),
-                max_spill_bytes=limits.max_spill_bytes,
-            ),
-        )
+        limit_s = self._config.sql_timeout_s
         try:
-            schema = answer.start(query.text, describe_views())
-            first = answer.take()
+            if on_leave is not None and not on_leave(answer.cancel):
+                raise ServiceUnavailableError("the caller left before its query was asked")
+            timeout_s = min(query.timeout_s or limit_s, limit_s)
+            schema = answer.start(query.text, query.max_num_rows, timeout_s)
+            rows = answer.take()
             yield schema
-            yield from _cut(first, answer, query.max_num_rows, limits.max_rows)
-        except QueryLimitError as err:
-            ended_by = err.details["limit"]
-            raise
+            while rows is not None:
+                yield rows
+                rows = answer.take()
         finally:
             answer.close()
-            self._leave(ended_by)
 
-    def _enter(self) -> None:
+    def _enter(self) -> Answer:
         with self._lock:
             present = self._statistics
-            if present.num_running >= self._limits.max_running:
+            if self._processes is None:
+                name = self._store.attachment.name
+                raise CatalogBusyError(f"the catalog {name} is not open")
+            if present.num_running >= self._config.sql_max_running:
                 raise QueueFullError(
                     f"{present.num_running} queries are being answered; try again later"
                 )
+            answer = Answer(self._store, self._processes, lambda limit: self._leave(answer, limit))
+            self._answers.add(answer)
             self._statistics = dataclasses.replace(
                 present, num_running=present.num_running + 1, num_asked=present.num_asked + 1
             )
+        return answer
 
-    def _leave(self, ended_by: str) -> None:
+    def _leave(self, answer: Answer, ended_by: str) -> None:
         with self._lock:
+            self._answers.discard(answer)
             present = self._statistics
             hits = dict(present.limits_hit)
             if ended_by:
@@ -109,26 +163,12 @@ class SqlDesk:
                 present, num_running=present.num_running - 1, limits_hit=hits
             )
 
-
-def _cut(
-    first: pa.RecordBatch | None, answer: Answer, num_wanted: int, max_rows: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield rows up to those wanted (0: all).
-
-    Raises:
-        QueryLimitError: more are wanted and there than may be sent.
-
-    """
-    num_left, rows = max_rows, first
-    while rows is not None:
-        if num_wanted:
-            rows = rows.slice(0, num_wanted - (max_rows - num_left))
-        num_left -= rows.num_rows
-        if num_left < 0:
-            raise QueryLimitError(
-                f"the result has more than {max_rows} rows; narrow it, or ask for fewer",
-                limit="rows",
-            )
-        yield rows
-        is_enough = max_rows - num_left == num_wanted
-        rows = None if is_enough and num_wanted else answer.take()
+    def _find_memory_bytes(self) -> int:
+        """Return what DuckDB may use for one question."""
+        limit = self._config.sql_memory_limit
+        amount = quote(limit) if limit else "current_setting('memory_limit')"
+        with self._store.cursor() as cursor:
+            ((num_bytes,),) = cursor.execute(
+                f"SELECT parse_formatted_bytes({amount})::BIGINT"
+            ).fetchall()
+        return max(_MIN_MEMORY_BYTES, int(num_bytes if limit else _MEMORY_RATIO * num_bytes))

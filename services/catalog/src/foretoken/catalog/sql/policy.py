@@ -2,7 +2,8 @@
 
 DuckDB parses the text, and its syntax tree is searched for what is not known to be harmless. This
 is the first of several defences: a question runs in a read-only transaction of a database that
-reaches no file and no network.
+reaches no file and no network. What it takes of time and memory is no matter of this: its process
+is ended.
 """
 
 import json
@@ -15,7 +16,6 @@ import duckdb
 from foretoken.catalog.storage.literal import quote
 from foretoken.domain.errors import InvalidRequestError
 
-_MAX_TEXT_CHARS = 65_536
 _EXPLAIN = re.compile(r"\s*EXPLAIN\s+(ANALYZE\s+)?", re.IGNORECASE)
 # Other nodes write: DuckDB 2 has INSERT and DELETE as common table expressions.
 _NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
@@ -23,31 +23,6 @@ _TABLE_FUNCTIONS = {"generate_series", "range", "unnest"}
 _LISTINGS = {'"tables"', "__show_tables_expanded"}
 _OUR_DATABASE = {"", "main", "store"}
 
-# Big values from small ones, or work by the square of them: in memory that DuckDB does not count,
-# in one step that it cannot interrupt.
-_AMPLIFIERS = {
-    "array_apply",
-    "array_filter",
-    "array_reduce",
-    "array_resize",
-    "array_transform",
-    "bitstring",
-    "damerau_levenshtein",
-    "editdist3",
-    "equi_width_bins",
-    "format",
-    "generate_series",
-    "generate_subscripts",
-    "jaro_similarity",
-    "jaro_winkler_similarity",
-    "levenshtein",
-    "list_resize",
-    "lpad",
-    "printf",
-    "range",
-    "repeat",
-    "rpad",
-}
 # What this process is or was told, what others ask, what changes something, and sleep.
 _REVEALERS = {
     "currval",
@@ -82,8 +57,6 @@ def check_query(cursor: duckdb.DuckDBPyConnection, text: str, views: Mapping[str
         duckdb.Error: it is not SQL.
 
     """
-    if len(text) > _MAX_TEXT_CHARS:
-        raise _refuse(f"is longer than {_MAX_TEXT_CHARS} characters")
     statements = cursor.extract_statements(text)
     kinds = [statement.type for statement in statements]
     # What finds the columns of a pivot by itself counts as several statements.
@@ -155,8 +128,6 @@ class _Search:
                 raise _refuse(f"uses the function {name}, which may reach other than measurements")
         elif part.get("class") == "FUNCTION":
             _check_function(part["function_name"].lower())
-        elif part.get("class") == "LAMBDA":
-            raise _refuse("uses a lambda; unnest the list instead")
         elif isinstance(kind, str) and kind.endswith("_NODE") and kind not in _NODES:
             raise _refuse("changes rows; the catalog is only read here")
 
@@ -194,8 +165,6 @@ def _is_recursive(entry: Mapping[str, Any]) -> bool:
 
 
 def _check_function(name: str) -> None:
-    if name in _AMPLIFIERS:
-        raise _refuse(f"uses the function {name}, which may need unlimited memory")
     reveals = name in _REVEALERS or name.startswith(_REVEALING_PREFIXES)
     if reveals and name not in _HARMLESS:
         raise _refuse(f"uses the function {name}, which is not about measurements")

@@ -8,10 +8,13 @@ from typing import Protocol
 import duckdb
 
 from foretoken.catalog.storage import database_file
+from foretoken.catalog.storage.shared_file import attach_shared
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 
 # Some 500,000 rows of small batches, which take a second to read at the opening after a crash.
-_MAX_LOG_SIZE = "128MB"
+_MAX_LOG_BYTES = 128 * 10**6
+# The store merges the log itself: DuckDB would do it while other processes read the file.
+_NEVER = "1000TB"
 # A database file without content is its headers alone.
 _EMPTY_FILE_BYTES = 3 * 4096
 
@@ -49,6 +52,12 @@ class Attachment(Protocol):
     def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Attach it as the database `store`, made when absent."""
 
+    def attach_for_reading(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Attach it as `store` in another process than the one that has it open."""
+
+    def is_log_large(self, ratio: float = 1.0) -> bool:
+        """Return whether a log has that part of the size at which it is to be merged."""
+
     def close(self) -> None:
         """Give back what it holds beside the database."""
 
@@ -66,11 +75,11 @@ class Attachment(Protocol):
 class FileAttachment:
     """A DuckDB file and its write-ahead log, owned by one process.
 
-    The log is merged into the tables when it has `max_log_size`, while a commit waits for it.
+    The log is merged into the tables when it has `max_log_bytes`, while a commit waits for it.
     """
 
     path: Path
-    max_log_size: str = _MAX_LOG_SIZE
+    max_log_bytes: int = _MAX_LOG_BYTES
 
     @property
     def name(self) -> str:
@@ -107,14 +116,22 @@ class FileAttachment:
         return ()
 
     def configure(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Say when to merge the log into the file, and what not to do then."""
-        connection.execute(f"SET checkpoint_threshold = '{self.max_log_size}'")
+        """Leave it to the store when to merge the log, and say what not to do then."""
+        connection.execute(f"SET checkpoint_threshold = '{_NEVER}'")
         # Row groups are not merged while a commit waits, which takes seconds: compacting does it.
         connection.execute("SET max_vacuum_tasks = 0")
 
     def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Attach the file as the database `store`, made when absent."""
         database_file.attach_file(connection, self.path, "store")
+
+    def attach_for_reading(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Attach the file as `store` without its lock, which another process has."""
+        attach_shared(connection, self.path.absolute(), "store")
+
+    def is_log_large(self, ratio: float = 1.0) -> bool:
+        """Return whether the log has that part of `max_log_bytes`."""
+        return database_file.log_bytes(self.path) >= ratio * self.max_log_bytes
 
     def replace(self, copy: Path) -> None:
         """Put a file with the same content in the place of this one, whose log is empty.

@@ -23,6 +23,14 @@ def log_of(path: Path) -> Path:
     return path.with_name(path.name + ".wal")
 
 
+def log_bytes(path: Path) -> int:
+    """Return the size of the log of a database file, in bytes; 0 where there is none."""
+    try:
+        return log_of(path).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def size_bytes(path: Path) -> int:
     """Return the size of a database file and its log, in bytes."""
     return sum(file.stat().st_size for file in (path, log_of(path)) if file.exists())

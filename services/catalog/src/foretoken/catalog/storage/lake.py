@@ -131,12 +131,16 @@ class LakeAttachment:
 
     def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Attach the lake as the database `store`, made when absent."""
-        config = self._config
-        connection.execute(
-            f"ATTACH {quote('ducklake:postgres:' + config.postgres)} AS store ("
-            f"DATA_PATH {quote(config.data_path)}, METADATA_SCHEMA {quote(config.schema_name)}, "
-            f"DATA_INLINING_ROW_LIMIT {_MAX_INLINE_ROWS})"
-        )
+        self._attach(connection, f"DATA_INLINING_ROW_LIMIT {_MAX_INLINE_ROWS}")
+
+    def attach_for_reading(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Attach the lake as `store`, which nothing is written to."""
+        self._attach(connection, "READ_ONLY")
+
+    def is_log_large(self, ratio: float = 1.0) -> bool:
+        """Return false: PostgreSQL has the log."""
+        del ratio
+        return False
 
     def close(self) -> None:
         """Let go of PostgreSQL."""
@@ -184,6 +188,14 @@ class LakeAttachment:
             _call(connection, f"ducklake_expire_snapshots('store', {expired})")
             _call(connection, f"ducklake_cleanup_old_files('store', {expired})")
             _call(connection, f"ducklake_delete_orphaned_files('store', {orphaned})")
+
+    def _attach(self, connection: duckdb.DuckDBPyConnection, option: str) -> None:
+        config = self._config
+        connection.execute(
+            f"ATTACH {quote('ducklake:postgres:' + config.postgres)} AS store ("
+            f"DATA_PATH {quote(config.data_path)}, METADATA_SCHEMA {quote(config.schema_name)}, "
+            f"{option})"
+        )
 
 
 def _name_object_store(connection: duckdb.DuckDBPyConnection, config: LakeConfig) -> None:

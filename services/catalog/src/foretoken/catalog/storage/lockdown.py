@@ -6,8 +6,6 @@ import duckdb
 
 from foretoken.catalog.storage.literal import quote
 
-# How much memory one cursor may take for sorts and hash tables; DuckDB 1.5 has no such setting.
-_CURSOR_MEMORY = "operator_memory_limit"
 # DuckLake sets this in its own transactions.
 _LAKE_TRANSACTIONS = "current_transaction_invalidation_policy"
 
@@ -15,7 +13,7 @@ _LAKE_TRANSACTIONS = "current_transaction_invalidation_policy"
 def lock_down(connection: duckdb.DuckDBPyConnection, folders: Sequence[str]) -> None:
     """Keep the database from reaching anything but what is attached and these folders.
 
-    Applies to all cursors. Nothing can be set any more, but `limit_cursor_memory` works.
+    Applies to all cursors. Nothing can be set any more.
     """
     allowed = ", ".join(quote(folder.rstrip("/") + "/") for folder in folders)
     settings = [
@@ -27,16 +25,10 @@ def lock_down(connection: duckdb.DuckDBPyConnection, folders: Sequence[str]) -> 
         f"allowed_directories = [{allowed}]",
         "enable_external_access = false",
     ]
-    names = [n for n in (_CURSOR_MEMORY, _LAKE_TRANSACTIONS) if _has_setting(connection, n)]
-    settings.append(f"allowed_configs = [{', '.join(quote(name) for name in names)}]")
+    if _has_setting(connection, _LAKE_TRANSACTIONS):
+        settings.append(f"allowed_configs = [{quote(_LAKE_TRANSACTIONS)}]")
     for setting in (*settings, "lock_configuration = true"):
         connection.execute(f"SET {setting}")
-
-
-def limit_cursor_memory(cursor: duckdb.DuckDBPyConnection, num_bytes: int) -> None:
-    """Let sorts and hash tables of this cursor go to disk above so many bytes, where DuckDB can."""
-    if _has_setting(cursor, _CURSOR_MEMORY):
-        cursor.execute(f"SET {_CURSOR_MEMORY} = '{num_bytes} bytes'")
 
 
 def _has_setting(cursor: duckdb.DuckDBPyConnection, name: str) -> bool:

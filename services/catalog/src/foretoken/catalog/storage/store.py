@@ -26,6 +26,11 @@ COPY_PREFIX = "copy_"
 # DuckDB looks whether it is interrupted thousands of times a second.
 _CLOSING_WAIT_S = 10.0
 _CLOSING_TICK_S = 0.05
+# Of the size at which a log is merged: a process that reads the file takes the log up row by row,
+# an eighth of a second of the second that a whole one takes.
+_LOG_RATIO_TO_READ = 0.125
+# Longer than most questions take.
+_OUTSIDE_WAIT_S = 60.0
 
 
 class Store:
@@ -34,14 +39,16 @@ class Store:
     def __init__(self, config: CatalogConfig, attachment: Attachment | None = None) -> None:
         """Keep the configuration, and where the tables lie if not in its file."""
         self._config = config
-        self._attachment = attachment or _attachment_of(config)
+        self._attachment = attachment or attachment_of(config)
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._write_lock = threading.RLock()
         self._opening_lock = threading.Lock()  # a connection being closed gives no cursor
         self._usage = Usage()
+        self._outside = Usage()  # other processes that read the file
         self._cursors: set[duckdb.DuckDBPyConnection] = set()
         self._is_invalidated = False
         self._num_writes = 0
+        self._num_layouts = 0
 
     def open(self) -> None:
         """Open the database, or make it.
@@ -56,7 +63,7 @@ class Store:
         check_operators(all_operators().values())
         is_new = self._attachment.is_new()
         with self._translated(), self._attachment.exclusive(), contextlib.ExitStack() as undo:
-            connection = duckdb.connect(":memory:", config=self._settings())
+            connection = duckdb.connect(":memory:", config=settings_of(self._config))
             undo.callback(connection.close)
             # It would be printed between what the program prints; cursors do as their connection.
             connection.execute("SET enable_progress_bar = false")
@@ -150,12 +157,27 @@ class Store:
             try:
                 yield cursor
                 cursor.commit()
+                if self._attachment.is_log_large():
+                    self._merge_log(cursor)
             except BaseException:
                 with contextlib.suppress(duckdb.Error):
                     cursor.rollback()
                 raise
             finally:
                 self._num_writes += 1
+
+    @contextlib.contextmanager
+    def steady(self) -> Iterator[str]:
+        """Let another process read the database until the end: its file is only added to.
+
+        Yields what another process that has it open compares to see whether it must open it anew.
+        """
+        with self._usage.enter(), self._translated():
+            if self._is_invalidated:
+                self._attach_again()
+            self._shorten_log()
+            with self._outside.enter():
+                yield f"{self._num_writes}.{self._num_layouts}"
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -180,22 +202,36 @@ class Store:
                     "try again when fewer do"
                 )
             with self._new_cursor() as cursor:
-                cursor.execute("CHECKPOINT store")
+                self._merge_log(cursor)
             try:
                 yield
             finally:
                 self._is_invalidated = True
                 self._attach_again()
 
-    def _settings(self) -> dict[str, str | bool | int | float | list[str]]:
-        settings: dict[str, str | bool | int | float | list[str]] = {
-            "autoinstall_known_extensions": False
-        }
-        if self._config.num_threads:
-            settings["threads"] = self._config.num_threads
-        if self._config.memory_limit:
-            settings["memory_limit"] = self._config.memory_limit
-        return settings
+    def _shorten_log(self) -> None:
+        """Merge the log for a process that is about to read it, where nothing keeps it from that.
+
+        A log that is due keeps new readers waiting for those at work, so that it ends some time.
+        """
+        if not self._attachment.is_log_large(_LOG_RATIO_TO_READ):
+            return
+        if self._attachment.is_log_large():
+            with self._outside.idle(_OUTSIDE_WAIT_S):
+                pass
+        if self._write_lock.acquire(blocking=False):
+            try:
+                with self._new_cursor() as cursor:
+                    self._merge_log(cursor)
+            finally:
+                self._write_lock.release()
+
+    def _merge_log(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """Merge the log into the tables, unless another process reads them."""
+        with self._outside.idle(0.0) as is_idle:
+            if is_idle:
+                cursor.execute("CHECKPOINT store")
+                self._num_layouts += 1
 
     def _close(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Close the connection; where a cursor at work keeps it from that, end the work."""
@@ -224,12 +260,15 @@ class Store:
         with self._write_lock:
             if not self._is_invalidated:
                 return
-            cursor = self._new_cursor()
-            try:
+            with self._outside.idle(_OUTSIDE_WAIT_S) as is_idle, self._new_cursor() as cursor:
+                if not is_idle:
+                    raise CatalogBusyError(
+                        f"the catalog {self._attachment.name} must be opened anew, and is being "
+                        "read; try again"
+                    )
                 cursor.execute("DETACH DATABASE IF EXISTS store")
                 self._attachment.attach(cursor)
-            finally:
-                cursor.close()
+                self._num_layouts += 1
             self._is_invalidated = False
 
     @contextlib.contextmanager
@@ -250,10 +289,23 @@ class Store:
         return self._attachment.explain(error) or translate(error, self._attachment.name)
 
 
-def _attachment_of(config: CatalogConfig) -> Attachment:
+def attachment_of(config: CatalogConfig) -> Attachment:
+    """Return where the tables of a catalog lie."""
     if config.lake is not None:
         return LakeAttachment(config.lake)
     return FileAttachment(Path(config.path))
+
+
+def settings_of(config: CatalogConfig) -> dict[str, str | bool | int | float | list[str]]:
+    """Return the settings that a database of this configuration is made with."""
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": False
+    }
+    if config.num_threads:
+        settings["threads"] = config.num_threads
+    if config.memory_limit:
+        settings["memory_limit"] = config.memory_limit
+    return settings
 
 
 def next_moment(cursor: duckdb.DuckDBPyConnection) -> int:

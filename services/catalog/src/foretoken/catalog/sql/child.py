@@ -1,0 +1,153 @@
+"""The program of a process that answers questions in SQL: `python -m foretoken.catalog.sql.child`.
+
+Its first line of input is a `Setup`, every other a `Question`; its output are frames. It ends with
+its input, so that none outlives its catalog.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import re
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+import duckdb
+import pyarrow as pa
+
+from foretoken.catalog.sql.frame import Kind, limit_error, write_frame
+from foretoken.catalog.sql.reader import Reader
+from foretoken.catalog.sql.setup import Question, Setup
+from foretoken.domain.errors import InvalidRequestError, QueryLimitError
+
+# How the process ends that has taken more memory than it may.
+EXIT_MEMORY = 70
+# Beside what DuckDB counts: the program and its libraries (120 MiB), values that DuckDB does not
+# count, rows on their way.
+_OVERHEAD_BYTES = 256 * 2**20
+_TICK_S = 0.02
+# DuckDB reserves 1.2 GiB of addresses at its start, and 3 GiB later, for what it does not use; each
+# thread has a stack.
+_RESERVED_BYTES = 8 * 2**30
+# Below the services' own work, above nothing.
+_NICENESS = 10
+# The kernel takes the process with the most first where memory runs out.
+_FIRST_TO_GO = b"1000"
+_STATUS = Path("/proc/self/statm")
+# What DuckDB's errors begin with when the question is not at fault.
+_NOT_ITS_FAULT = re.compile(r"(IO|INTERNAL|FATAL|Serialization|Interrupt|INTERRUPT|HTTP) Error")
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the catalog decides when to stop
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no frame
+    setup = Setup.from_json(sys.stdin.readline())
+    limit_bytes = _limit_of(setup)
+    _step_back(4 * limit_bytes + _RESERVED_BYTES)
+    threading.Thread(target=_watch_memory, args=(limit_bytes,), daemon=True).start()
+    questions: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(questions,), daemon=True).start()
+    answerer = _Answerer(setup, answers)
+    write_frame(answers, Kind.READY, b"")
+    while True:
+        answerer.answer(Question.from_json(questions.get()))
+
+
+def _limit_of(setup: Setup) -> int:
+    """Return the memory at which the process ends, in bytes."""
+    return setup.memory_bytes + _OVERHEAD_BYTES
+
+
+def _listen(questions: "queue.SimpleQueue[str]") -> None:
+    """Hand on the lines of the input; end the process with it, whatever that is doing."""
+    for line in sys.stdin:
+        questions.put(line)
+    os._exit(0)
+
+
+def _step_back(data_bytes: int) -> None:
+    """Leave the processor and the memory to others, as far as this system lets a process do so."""
+    os.nice(_NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_bytes(_FIRST_TO_GO)
+    # A value of many GiB does not wait for the watch, which stands still while DuckDB parses.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+
+
+def _watch_memory(limit_bytes: int) -> None:
+    while _resident_bytes() <= limit_bytes:
+        time.sleep(_TICK_S)
+    os._exit(EXIT_MEMORY)
+
+
+def _resident_bytes() -> int:
+    """Return the memory the process has; where the system does not say, the most it ever had."""
+    try:
+        return int(_STATUS.read_bytes().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+class _Answerer:
+    """Writes answers, one after another, to one file."""
+
+    def __init__(self, setup: Setup, file: IO[bytes]) -> None:
+        self._setup = setup
+        self._file = file
+        self._reader = Reader(setup)
+        self._large_bytes = _limit_of(setup) // 2
+
+    def answer(self, question: Question) -> None:
+        try:
+            for part in self._reader.ask(question):
+                self._write(part)
+        except InvalidRequestError as err:
+            self._end(Kind.REFUSED, message=err.violations[0].description)
+        except QueryLimitError as err:
+            self._end(Kind.LIMIT, message=err.message, limit=err.details["limit"])
+        except (duckdb.Error, OSError, pa.ArrowException, MemoryError) as err:
+            self._explain(err)
+        else:
+            self._end(Kind.END)
+
+    def _end(self, kind: Kind, **fields: str) -> None:
+        """End the answer; a process that has much of its memory by now is used no more."""
+        is_large = _resident_bytes() > self._large_bytes
+        write_frame(self._file, kind, json.dumps({"is_large": is_large, **fields}).encode())
+
+    def _write(self, part: pa.Schema | pa.RecordBatch) -> None:
+        is_schema = isinstance(part, pa.Schema)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, part if is_schema else part.schema) as writer:
+            if not is_schema:
+                writer.write_batch(part)
+        kind = Kind.COLUMNS if is_schema else Kind.ROWS
+        write_frame(self._file, kind, memoryview(sink.getvalue()))
+
+    def _explain(self, failure: Exception) -> None:
+        """Say what an error of DuckDB, or of the Arrow stream it comes through, means."""
+        text = str(failure) or type(failure).__name__
+        if isinstance(failure, MemoryError) or text.startswith("Out of Memory"):
+            limit, num_bytes = "memory", self._setup.memory_bytes
+            if "max_temp_directory_size" in text:
+                limit, num_bytes = "disk", self._setup.max_spill_bytes
+            error = limit_error(limit, f"needs more than {num_bytes >> 20} MiB of {limit}")
+            self._end(Kind.LIMIT, message=error.message, limit=limit)
+        elif _NOT_ITS_FAULT.match(text):
+            self._reader.close()
+            self._end(Kind.FAILED, message=text, error=type(failure).__name__)
+        else:
+            self._end(Kind.REFUSED, message=text)
+
+
+if __name__ == "__main__":
+    main()
