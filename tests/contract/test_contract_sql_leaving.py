@@ -54,7 +54,7 @@ def _wait_until_over(service: CatalogService) -> None:
 
 def test_it_ends_with_the_deadline(service: CatalogService, options: ChannelOptions) -> None:
     with (
-        CatalogClient.connect(replace(options, deadline_s=2.0)) as client,
+        CatalogClient.connect(replace(options, stream_deadline_s=3.0)) as client,
         pytest.raises(ServiceUnavailableError),
     ):
         client.query_sql(SqlQuery(text=_UNINTERRUPTIBLE))

@@ -7,6 +7,7 @@ crash is also what lets others read. Whoever reads here must keep checkpoints aw
 """
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ _SCHEME = "shared"
 
 
 class _SharedFiles(AbstractFileSystem):  # type: ignore[misc]
-    """Hands out one database file and its log, for reading."""
+    """Hands out one database file and its log, for reading, until it is shut."""
 
     protocol = _SCHEME
     cachable = False
@@ -28,6 +29,10 @@ class _SharedFiles(AbstractFileSystem):  # type: ignore[misc]
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._paths = {f"{_SCHEME}://{file}": file for file in (path, log_of(path))}
+
+    def shut(self) -> None:
+        """Hand out no more, so that the file is seen as the tables in it alone."""
+        self._paths = {}
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         status = self._find(path).stat()
@@ -46,31 +51,42 @@ class _SharedFiles(AbstractFileSystem):  # type: ignore[misc]
 
 
 class _SharedFile:
-    """A file as DuckDB uses it, which does not always close it."""
+    """A file as DuckDB uses it: its threads seek and read beside each other."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=0)
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._size = os.fstat(self._descriptor).st_size
+        self._own = threading.local()
 
     def __del__(self) -> None:
-        self.close()
+        self.close()  # DuckDB does not always do it
 
     def seekable(self) -> bool:
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
+        starts = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: self._size}
+        self._own.position = starts[whence] + offset
+        return self.tell()
 
     def tell(self) -> int:
-        return self._file.tell()
+        """Return where this thread is in the file."""
+        return getattr(self._own, "position", 0)
 
     def read(self, size: int) -> bytes:
-        return self._file.read(size)
+        content = os.pread(self._descriptor, size, self.tell())
+        self._own.position = self.tell() + len(content)
+        return content
 
     def close(self) -> None:
-        self._file.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
 
 def attach_shared(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
     """Attach a file that another process has open, and its log, as a database of that name."""
-    connection.register_filesystem(_SharedFiles(path))
+    files = _SharedFiles(path)
+    connection.register_filesystem(files)
     connection.execute(f"ATTACH {quote(f'{_SCHEME}://{path}')} AS {name} (READ_ONLY)")
+    files.shut()
