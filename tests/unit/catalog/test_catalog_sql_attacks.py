@@ -238,7 +238,6 @@ def test_the_attacks_are_many_and_no_two_are_the_same() -> None:
         "SET enable_external_access = true",
         "INSTALL httpfs",
         "LOAD '{folder}/evil.duckdb_extension'",
-        "SELECT * FROM read_blob('shared://{file}')",
         "SELECT * FROM read_text('shared://{folder}/secret.csv')",
     ],
 )
@@ -246,16 +245,30 @@ def test_what_would_slip_through_is_stopped_by_the_database(
     statement: str, folder: Path, tmp_path: Path
 ) -> None:
     """The search of the syntax tree is not all that stands between a question and the machine."""
-    path = tmp_path / "catalog.duckdb"
+    connection = _open_reader(tmp_path)
+    with pytest.raises(duckdb.Error):
+        connection.execute(statement.format(folder=folder)).fetchall()
+    connection.close()
+    assert {"catalog.duckdb", "catalog.duckdb.state"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_file_is_seen_as_its_tables_alone(tmp_path: Path) -> None:
+    """DuckDB allows whatever is attached; the bytes of the file are more than its views show."""
+    connection = _open_reader(tmp_path)
+    file = f"shared://{tmp_path / 'catalog.duckdb'}"
+    assert [] == connection.execute(f"SELECT * FROM read_blob('{file}')").fetchall()  # noqa: S608
+    connection.close()
+
+
+def _open_reader(folder: Path) -> duckdb.DuckDBPyConnection:
+    """Return a connection as the process has it that answers questions."""
+    path = folder / "catalog.duckdb"
     service = CatalogService(CatalogConfig(path=str(path), num_threads=1))
     service.open()
     service.close()
     connection = Reader(_setup(path))._open("1")
     connection.execute("BEGIN TRANSACTION READ ONLY")
-    with pytest.raises(duckdb.Error):
-        connection.execute(statement.format(folder=folder, file=path)).fetchall()
-    connection.close()
-    assert {path} == set(tmp_path.iterdir()) - {tmp_path / "catalog.duckdb.state"}
+    return connection
 
 
 def _setup(path: Path) -> Setup:
