@@ -34,6 +34,8 @@ _SMALL = (
     ((RunKind.PROFILE,) * 4, 20),
     ((RunKind.IMPORT, RunKind.IMPORT, RunKind.PROFILE), 20),
 )
+# Every other process merges the log all the time, so that some are killed while they do.
+_MAX_LOG_AGES_S = (60.0, 0.01)
 _WAYS = (*_SMALL, *_SMALL, ((RunKind.IMPORT,), 1000))
 
 
@@ -48,7 +50,8 @@ def _ingest(path: str, number: int, sink: int) -> None:
     def say(*words: object) -> None:
         os.write(sink, (json.dumps(words) + "\n").encode())
 
-    service = CatalogService(CatalogConfig(path=path, num_threads=1))
+    max_log_age_s = _MAX_LOG_AGES_S[number % len(_MAX_LOG_AGES_S)]
+    service = CatalogService(CatalogConfig(path=path, num_threads=1, max_log_age_s=max_log_age_s))
     service.open()
     say(_READY)
     kinds, num_rows = _WAYS[number % len(_WAYS)]
@@ -71,7 +74,11 @@ def _read_until_killed(source: int, pid: int, num_lines: int, delay_s: float) ->
     """Return what a process said; kill it some time after it said so much, and wait for it."""
     said = b""
     while said.count(b"\n") < num_lines:
-        said += os.read(source, 1 << 16)
+        piece = os.read(source, 1 << 16)
+        if not piece:
+            message = f"the process ended by itself after {said!r}"
+            raise RuntimeError(message)
+        said += piece
     time.sleep(delay_s)
     os.kill(pid, signal.SIGKILL)
     while piece := os.read(source, 1 << 16):

@@ -29,7 +29,7 @@ def crashed(catalog: CatalogService, tmp_path: Path) -> Path:
     list(catalog.record(run("logged"), batches(gemms(range(1, 900)), gemms(range(1, 900)))))
     folder = tmp_path / "crashed"
     folder.mkdir()
-    for name in ("catalog.duckdb", "catalog.duckdb.wal"):
+    for name in ("catalog.duckdb", "catalog.duckdb.wal", "catalog.duckdb.acknowledged"):
         shutil.copy(tmp_path / name, folder)
     return folder / "catalog.duckdb"
 
@@ -73,30 +73,6 @@ def test_a_damaged_file_is_to_be_restored(damage: Callable[[Path], None], crashe
     error = _error_of_use(crashed)
     assert isinstance(error, CorruptCatalogError)
     assert "restore it from a backup" in error.message
-
-
-def test_a_damaged_log_says_how_to_do_without_it(crashed: Path) -> None:
-    log = crashed.with_name("catalog.duckdb.wal")
-    _scribble(log, log.stat().st_size // 3)
-    error = _error_of_use(crashed)
-    assert isinstance(error, CorruptCatalogError)
-    assert "move the .wal file" in error.message
-    log.unlink()
-    service = CatalogService(CatalogConfig(path=str(crashed), num_threads=1))
-    service.open()
-    assert ["merged"] == [summary.run.run_id for summary in service.list_runs()]
-    service.close()
-
-
-def test_a_log_cut_short_is_what_a_crash_leaves(crashed: Path) -> None:
-    """The commit at its torn end was never acknowledged; those before it are there, whole."""
-    _truncate(crashed.with_name("catalog.duckdb.wal"), 0.99)
-    service = CatalogService(CatalogConfig(path=str(crashed), num_threads=1))
-    service.open()
-    found = {summary.run.run_id: summary.num_rows for summary in service.list_runs()}
-    service.close()
-    assert 7999 == found["merged"]
-    assert found.get("logged", 0) in {0, 899}
 
 
 @pytest.fixture

@@ -148,16 +148,16 @@ def test_an_import_cut_short_is_resumed_and_doubles_nothing(survived: CatalogSer
 
 @pytest.mark.parametrize(
     ("num_rows", "merge_at"),
-    [(50, "1000000000"), (2000, "1000000000"), (70_000, "1000000000"), (500, "300000")],
+    [(50, 10**9), (2000, 10**9), (70_000, 10**9), (500, 300_000)],
     ids=["small", "middle", "past the log", "while the log is merged"],
 )
 def test_a_full_disk_is_said_and_room_lets_the_same_process_go_on(
-    num_rows: int, merge_at: str, tmp_path: Path
+    num_rows: int, merge_at: int, tmp_path: Path
 ) -> None:
     """The batch that did not fit may be there or not; the others are, each once."""
     path = tmp_path / "catalog.duckdb"
     message, receipts, again = json.loads(
-        _run_program("-c", _FILL_DISK, str(path), str(num_rows), merge_at)
+        _run_program("-c", _FILL_DISK, str(path), str(num_rows), str(merge_at))
     )
     assert "no room on its disk" in message
     assert list(range(len(receipts))) == receipts

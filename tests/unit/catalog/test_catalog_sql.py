@@ -142,7 +142,10 @@ def test_rows_after_those_wanted_are_not_sent(recorded: CatalogService) -> None:
         ("SELECT CAST('x' AS INTEGER)", "Could not convert string 'x'"),
         ("SELECT nope(1)", "nope"),
         ("SELECT $1", "arameter"),
-        ("SELECT * FROM gemms", "'gemms'; there are measurements, runs, snapshots, artifacts, op_"),
+        (
+            "SELECT * FROM gemms",
+            "'gemms'; there are measurements, runs, snapshots, artifacts, losses, op_",
+        ),
         ("SELECT * FROM batch", "DESCRIBE tells their columns"),
         ("", "holds 0 statements"),
         ("SELECT 1; SELECT 2", "holds 2 statements"),
@@ -231,7 +234,7 @@ def test_the_reference_names_every_column_of_the_views(recorded: CatalogService)
     for view, column, kind in lines:
         last = view or last
         shown.setdefault(last, []).append((column, kind))
-    names = ("measurements", "runs", "snapshots", "artifacts")
+    names = ("measurements", "runs", "snapshots", "artifacts", "losses")
     assert {
         name: [(column, kind) for column, kind, *_ in _ask(recorded, f"DESCRIBE {name}")]
         for name in names

@@ -314,6 +314,12 @@ class CorruptCatalogError(ForetokenError):
     reason = "CORRUPT_CATALOG"
 
 
+class IncompleteCatalogError(CorruptCatalogError):
+    """The catalog lacks what it had acknowledged; it says how much, and how to go on without."""
+
+    reason = "INCOMPLETE_CATALOG"
+
+
 class CancelledJobError(ForetokenError):
     """The job was cancelled before it had a result."""
 

@@ -53,6 +53,7 @@ STATUS_BY_ERROR: Mapping[type[ForetokenError], grpc.StatusCode] = {
     errors.ArtifactInUseError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RunConflictError: grpc.StatusCode.ABORTED,
     errors.CorruptCatalogError: grpc.StatusCode.DATA_LOSS,
+    errors.IncompleteCatalogError: grpc.StatusCode.DATA_LOSS,
     errors.CancelledJobError: grpc.StatusCode.CANCELLED,
     errors.InterruptedJobError: grpc.StatusCode.ABORTED,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from foretoken.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from foretoken.catalog.config import CatalogConfig
+    from foretoken.catalog.upkeep.recovery import Recovery
     from foretoken.client.channel import Connection
     from foretoken.client.facade import Foretoken
     from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
@@ -254,6 +256,26 @@ def restore_catalog(
     from foretoken.catalog.upkeep.backup import restore_backup
 
     return target, restore_backup(backup, target, is_replacing=is_replacing)
+
+
+def recover_catalog(config: AppConfig, *, is_accepting_loss: bool) -> tuple[Path, Recovery]:
+    """Look for what the catalog of this process lacks; return its path and what was done.
+
+    Raises:
+        InvalidRequestError: it is a lake.
+        as `catalog_config` and the catalog's `recover_catalog`.
+
+    """
+    settings = catalog_config(config)
+    if settings.lake is not None:
+        raise InvalidRequestError.of_field(
+            "catalog.lake", "is recovered with PostgreSQL's own tools: it has the catalog's log"
+        )
+    target = Path(settings.path)
+    from foretoken.catalog.upkeep import recovery
+
+    now = datetime.now(UTC)
+    return target, recovery.recover_catalog(target, now, is_accepting_loss=is_accepting_loss)
 
 
 def on_kubernetes(config: AppConfig, num_shards: int = 0) -> AppConfig:

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from foretoken.domain.errors import InvalidRequestError
 
 _PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]*@", re.IGNORECASE)
+# Some 500,000 rows of small batches, which take a second to read at the opening after a crash.
+DEFAULT_MAX_LOG_BYTES = 128_000_000
 _POSITIVE = (
+    "max_log_bytes",
+    "max_log_age_s",
     "sql_timeout_s",
     "sql_max_rows",
     "sql_max_result_bytes",
@@ -58,6 +62,9 @@ class CatalogConfig:
     `max_batch_rows`. Jobs keep their state in `state_folder`; empty means a folder beside the file.
     With `lake` the tables are there instead, and only the state of jobs is beside `path`.
 
+    What is recorded goes to a log first. It is merged into the tables when it has `max_log_bytes`,
+    and whatever is in it at the latest after `max_log_age_s`. A lake leaves both to PostgreSQL.
+
     A query in SQL runs in a process of its own with `sql_memory_limit` ("500MB"; empty: a tenth of
     the database's) and as much again as the program needs, 256 MiB. It may take `sql_timeout_s` and
     return `sql_max_rows` of `sql_max_result_bytes`; `sql_max_running` are answered at a time, and
@@ -72,6 +79,8 @@ class CatalogConfig:
     memory_limit: str = ""
     max_batch_rows: int = 1_000_000
     lake: LakeConfig | None = None
+    max_log_bytes: int = DEFAULT_MAX_LOG_BYTES
+    max_log_age_s: float = 60.0
     sql_timeout_s: float = 30.0
     sql_max_rows: int = 1_000_000
     sql_max_result_bytes: int = 2**30

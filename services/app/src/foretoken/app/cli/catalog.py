@@ -38,6 +38,7 @@ app.command("sql")(catalog_upkeep.sql)
 app.command("check")(catalog_upkeep.check)
 app.command("backup")(catalog_upkeep.backup)
 app.command("restore")(catalog_upkeep.restore)
+app.command("recover")(catalog_upkeep.recover)
 app.command("prune")(catalog_upkeep.prune)
 app.command("compact")(catalog_upkeep.compact)
 

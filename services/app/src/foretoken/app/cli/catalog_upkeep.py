@@ -17,7 +17,7 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.app.cli.table_file import check_table_option, write_table
-from foretoken.app.compose import restore_catalog
+from foretoken.app.compose import recover_catalog, restore_catalog
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.measurement import (
     CheckRequest,
@@ -179,6 +179,34 @@ def restore(
     if kept is not None:
         note(f"the catalog that was there is now {kept}")
     note(f"restored {target}")
+
+
+def recover(
+    context: typer.Context,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss", help="Go on without what is missing; it is recorded what that was."
+        ),
+    ] = False,
+) -> None:
+    """Say what a catalog that does not open lacks, or go on without it.
+
+    No process may have it open. Runs whose batches are missing can be sent again; what is there is
+    recognised.
+    """
+    state = state_of(context)
+    try:
+        target, found = recover_catalog(state.config, is_accepting_loss=accept_loss)
+    except ForetokenError as err:
+        fail(err)
+        return
+    if not found.description:
+        note(f"{target} holds all that it acknowledged")
+        return
+    note(f"accepted: {found.description}")
+    if found.kept_log is not None:
+        note(f"the damaged log is now {found.kept_log}")
 
 
 def prune(

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from foretoken.catalog.recording.intake import CheckedBatch, CheckedGroup
 from foretoken.catalog.recording.run_state import RunState, insert_run, read_run_state
+from foretoken.catalog.storage.commit import Recorded
 from foretoken.catalog.storage.store import Store, next_moment
 from foretoken.domain.errors import RunConflictError
 from foretoken.domain.measurement import BatchReceipt, Run
@@ -93,10 +94,10 @@ class BatchWriter:
             outcome.completes_run = state.is_complete
         return outcome
 
-    def flush(self) -> None:
-        """Write the rows and receipts of all that is new."""
+    def flush(self) -> Recorded:
+        """Write the rows and receipts of all that is new; return how much that is."""
         if not self._batches:
-            return
+            return Recorded()
         first = self._memory.next_number
         if first is None:
             first = next_moment(self._cursor)
@@ -111,6 +112,13 @@ class BatchWriter:
             self._insert(
                 "INSERT INTO measurement BY NAME SELECT * FROM incoming", rows.combine_chunks()
             )
+        run_id, newest = self._batches[-1]
+        return Recorded(
+            num_batches=len(self._batches),
+            num_rows=rows.num_rows,
+            newest_batch=f"batch {newest.batch_index} of run {run_id}",
+            recorded_at=f"{self._now:%Y-%m-%dT%H:%M:%SZ}",
+        )
 
     def _state_of(self, run: Run) -> RunState:
         state = self._memory.runs.get(run.run_id)

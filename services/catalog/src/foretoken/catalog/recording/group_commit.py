@@ -72,7 +72,7 @@ class GroupCommit:
                 memory = memory.recall(self._store.num_writes)
                 writer = BatchWriter(cursor, memory, self._clock())
                 outcomes = [writer.add(entry.run, entry.group) for entry in entries]
-                writer.flush()
+                self._store.note(writer.flush())
         except Exception as err:  # noqa: BLE001 - raised in the thread whose group it is about
             if len(entries) > 1:
                 for entry in entries:

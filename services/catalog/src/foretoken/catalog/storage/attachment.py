@@ -1,18 +1,25 @@
 """How the catalog's database is attached to DuckDB; all else reads and writes tables."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import duckdb
 
+from foretoken.catalog.config import DEFAULT_MAX_LOG_BYTES
 from foretoken.catalog.storage import database_file
+from foretoken.catalog.storage.acknowledged import AcknowledgedFile, Note
+from foretoken.catalog.storage.commit import (
+    Commit,
+    Recorded,
+    insert_commit,
+    read_newest_commit,
+)
+from foretoken.catalog.storage.literal import quote
+from foretoken.catalog.storage.loss import Loss
 from foretoken.catalog.storage.shared_file import attach_shared
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 
-# Some 500,000 rows of small batches, which take a second to read at the opening after a crash.
-_MAX_LOG_BYTES = 128 * 10**6
 # The store merges the log itself: DuckDB would do it while other processes read the file.
 _NEVER = "1000TB"
 # A database file without content is its headers alone.
@@ -58,6 +65,24 @@ class Attachment(Protocol):
     def is_log_large(self, ratio: float = 1.0) -> bool:
         """Return whether a log has that part of the size at which it is to be merged."""
 
+    def log_bytes(self) -> int:
+        """Return the size of the log that is not merged into the tables yet, in bytes."""
+
+    @property
+    def lacks_note(self) -> bool:
+        """Whether nothing outside the database says what it must hold, and something should."""
+
+    def stamp(self, cursor: duckdb.DuckDBPyConnection, recorded: Recorded) -> None:
+        """Give a transaction its number, at its end, with what it records."""
+
+    def acknowledge(self) -> None:
+        """Note outside the database that the transaction stamped last is on disk.
+
+        Raises:
+            StorageFullError, CatalogBusyError: the disk does not take the note.
+
+        """
+
     def close(self) -> None:
         """Give back what it holds beside the database."""
 
@@ -71,15 +96,26 @@ class Attachment(Protocol):
         """Return the storage it takes, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
 class FileAttachment:
-    """A DuckDB file and its write-ahead log, owned by one process.
+    """A DuckDB file and its write-ahead log, owned by one process, and the note beside them.
 
     The log is merged into the tables when it has `max_log_bytes`, while a commit waits for it.
     """
 
-    path: Path
-    max_log_bytes: int = _MAX_LOG_BYTES
+    def __init__(
+        self,
+        path: Path,
+        max_log_bytes: int = DEFAULT_MAX_LOG_BYTES,
+        *,
+        is_accepting_loss: bool = False,
+    ) -> None:
+        """Keep where the file is, and whether to attach it without what was acknowledged."""
+        self.path = path
+        self._max_log_bytes = max_log_bytes
+        self._is_accepting_loss = is_accepting_loss
+        self._acknowledged = AcknowledgedFile(path)
+        self._newest: Commit | None = None  # known while nothing failed
+        self._stamped = Commit()
 
     @property
     def name(self) -> str:
@@ -122,7 +158,15 @@ class FileAttachment:
         connection.execute("SET max_vacuum_tasks = 0")
 
     def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Attach the file as the database `store`, made when absent."""
+        """Attach the file as the database `store`, made when absent.
+
+        Raises:
+            IncompleteCatalogError: it lacks what was acknowledged; nothing was changed.
+            CorruptCatalogError: nothing says what was acknowledged, though something should.
+
+        """
+        if not self._is_accepting_loss:
+            self._check(connection)
         database_file.attach_file(connection, self.path, "store")
 
     def attach_for_reading(self, connection: duckdb.DuckDBPyConnection) -> None:
@@ -131,7 +175,16 @@ class FileAttachment:
 
     def is_log_large(self, ratio: float = 1.0) -> bool:
         """Return whether the log has that part of `max_log_bytes`."""
-        return database_file.log_bytes(self.path) >= ratio * self.max_log_bytes
+        return self.log_bytes() >= ratio * self._max_log_bytes
+
+    def _check(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Compare the database with the note, as a reader: writing would hide what is missing."""
+        note = self._acknowledged.read()
+        if note is None:
+            return
+        found = read_commit_of(connection, self.path)
+        if found.number < note.commit.number:
+            raise Loss(self.path, note, found).as_error()
 
     def replace(self, copy: Path) -> None:
         """Put a file with the same content in the place of this one, whose log is empty.
@@ -141,8 +194,34 @@ class FileAttachment:
         copy.replace(self.path)
         database_file.sync(self.path.parent)
 
+    def log_bytes(self) -> int:
+        """Return the size of the log, in bytes."""
+        return database_file.log_bytes(self.path)
+
+    @property
+    def lacks_note(self) -> bool:
+        """Whether the file is new, was an older Foretoken's, or came here without its note."""
+        return not self._acknowledged.path.exists()
+
+    def stamp(self, cursor: duckdb.DuckDBPyConnection, recorded: Recorded) -> None:
+        """Give a transaction its number, at its end, with what it records."""
+        newest, self._newest = self._newest or read_newest_commit(cursor), None
+        self._stamped = newest.followed_by(recorded)
+        insert_commit(cursor, self._stamped)
+
+    def acknowledge(self) -> None:
+        """Note beside the file that the transaction stamped last is on disk.
+
+        Raises:
+            StorageFullError, CatalogBusyError: the disk does not take the note.
+
+        """
+        self._newest = self._stamped
+        self._acknowledged.write(Note(commit=self._stamped, log_bytes=self.log_bytes()))
+
     def close(self) -> None:
-        """Do nothing: the file is closed with its database."""
+        """Close the note; the database's file is closed with the database."""
+        self._acknowledged.close()
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Do nothing: no other process has the file."""
@@ -156,3 +235,14 @@ class FileAttachment:
     def size_bytes(self) -> int:
         """Return the size of the file and its log, in bytes."""
         return database_file.size_bytes(self.path)
+
+
+def read_commit_of(connection: duckdb.DuckDBPyConnection, path: Path) -> Commit:
+    """Return the newest commit in a database file and its log, which stay as they are."""
+    if not path.exists() or not path.stat().st_size:
+        return Commit()
+    connection.execute(f"ATTACH {quote(str(path))} AS noted (READ_ONLY)")
+    try:
+        return read_newest_commit(connection, "noted")
+    finally:
+        connection.execute("DETACH noted")

@@ -23,23 +23,42 @@ def log_of(path: Path) -> Path:
     return path.with_name(path.name + ".wal")
 
 
+def note_of(path: Path) -> Path:
+    """Return where the newest acknowledged commit of a database file is noted."""
+    return path.with_name(path.name + ".acknowledged")
+
+
+def companions_of(path: Path) -> tuple[Path, ...]:
+    """Return the files that may lie beside a database file and belong to it, the note last.
+
+    DuckDB has a second log while it merges the first one into the file.
+    """
+    log = log_of(path)
+    second_logs = (log.with_name(log.name + end) for end in (".checkpoint", ".recovery"))
+    return (log, *second_logs, note_of(path))
+
+
 def log_bytes(path: Path) -> int:
     """Return the size of the log of a database file, in bytes; 0 where there is none."""
-    try:
-        return log_of(path).stat().st_size
-    except FileNotFoundError:
-        return 0
+    return _size(log_of(path))
 
 
 def size_bytes(path: Path) -> int:
     """Return the size of a database file and its log, in bytes."""
-    return sum(file.stat().st_size for file in (path, log_of(path)) if file.exists())
+    return _size(path) + log_bytes(path)
 
 
 def delete_file(path: Path) -> None:
-    """Delete a database file and its log, where they are."""
-    for file in (path, log_of(path)):
+    """Delete a database file and what belongs to it, where they are."""
+    for file in (path, *companions_of(path)):
         file.unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def sync(path: Path) -> None:

@@ -34,7 +34,10 @@ _MEANINGS: Meanings = (
     (
         ("replaying wal", "corrupt wal"),
         CorruptCatalogError,
-        "has a damaged log; restore it from a backup, or move the .wal file away and lose its rows",
+        (
+            "has a damaged log; restore it from a backup, or keep what is before the damage: "
+            "foretoken catalog recover --accept-loss"
+        ),
     ),
     (
         ("corrupt database", "checksum", "could not read enough bytes"),

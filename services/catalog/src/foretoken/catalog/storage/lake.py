@@ -15,6 +15,7 @@ from typing import Any
 import duckdb
 
 from foretoken.catalog.config import LakeConfig
+from foretoken.catalog.storage.commit import Recorded
 from foretoken.catalog.storage.error import Meanings, explain
 from foretoken.catalog.storage.extension import load_extension
 from foretoken.catalog.storage.literal import quote
@@ -141,6 +142,21 @@ class LakeAttachment:
         """Return false: PostgreSQL has the log."""
         del ratio
         return False
+
+    def log_bytes(self) -> int:
+        """Return none: PostgreSQL merges its own log."""
+        return 0
+
+    @property
+    def lacks_note(self) -> bool:
+        """Nothing: PostgreSQL itself finds damage in its log, and has what it committed."""
+        return False
+
+    def stamp(self, cursor: duckdb.DuckDBPyConnection, recorded: Recorded) -> None:
+        """Do nothing: DuckLake numbers what it commits."""
+
+    def acknowledge(self) -> None:
+        """Do nothing: a commit of PostgreSQL is on its disk."""
 
     def close(self) -> None:
         """Let go of PostgreSQL."""

@@ -21,6 +21,7 @@ def describe_views() -> Mapping[str, str]:
         "runs": "profiling sessions and imports",
         "snapshots": "stored snapshots, and who needs them",
         "artifacts": "files kept for other services, such as trained models; not their content",
+        "losses": "what was acknowledged, was lost, and was gone on without",
         **operators,
     }
 
@@ -51,6 +52,7 @@ def _queries() -> dict[str, str]:
         "runs": "SELECT * EXCLUDE (completed_by) FROM run_state",
         "snapshots": _SNAPSHOTS,
         "artifacts": _ARTIFACTS,
+        "losses": "SELECT * FROM accepted_loss",
         **{f"op_{spec.name}": _measurements_of(spec) for spec in operators},
     }
 

@@ -1,6 +1,7 @@
 """The catalog's database: one process owns it, its threads share it through cursors."""
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ import pyarrow as pa
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.storage.attachment import Attachment, FileAttachment
+from foretoken.catalog.storage.commit import Recorded
 from foretoken.catalog.storage.error import find_streamed, is_invalidated, translate
 from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.catalog.storage.literal import quote
 from foretoken.catalog.storage.lockdown import lock_down
 from foretoken.catalog.storage.public_views import create_public_views
+from foretoken.catalog.storage.regular_work import RegularWork
 from foretoken.catalog.storage.schema import check_operators, migrate
 from foretoken.catalog.storage.usage import Usage
 from foretoken.domain.errors import CatalogBusyError, ForetokenError
@@ -31,6 +34,8 @@ _CLOSING_TICK_S = 0.05
 _LOG_RATIO_TO_READ = 0.125
 # Longer than most questions take.
 _OUTSIDE_WAIT_S = 60.0
+
+_log = logging.getLogger(__name__)
 
 
 class Store:
@@ -49,12 +54,15 @@ class Store:
         self._is_invalidated = False
         self._num_writes = 0
         self._num_layouts = 0
+        self._recorded = Recorded()
+        self._log_merging = RegularWork("merge-log", config.max_log_age_s, self._merge_old_log)
 
     def open(self) -> None:
         """Open the database, or make it.
 
         Raises:
             CatalogBusyError: another process, or another catalog of this one, has it open.
+            IncompleteCatalogError: it lacks what was acknowledged.
             CorruptCatalogError: it is not a catalog, is damaged, or is of a newer Foretoken.
             InvalidRequestError: the path cannot be a file, or an operator does not fit the table.
             StorageFullError: its disk is full.
@@ -80,12 +88,16 @@ class Store:
             undo.pop_all()
         self._is_invalidated = False
         self._connection = connection
+        if self._attachment.lacks_note:
+            self._make_note()
+        self._log_merging.start()
 
     def close(self) -> None:
         """Close the database; harmless when it is not open.
 
         Queries that run are ended. Rows half read keep the file until their reader lets go.
         """
+        self._log_merging.stop()
         with self._write_lock, self._opening_lock:
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -154,8 +166,10 @@ class Store:
             if self._attachment.is_shared:
                 self._num_writes += 1  # another process may have written
             cursor.begin()
+            self._recorded = Recorded()
             try:
                 yield cursor
+                self._attachment.stamp(cursor, self._recorded)
                 cursor.commit()
                 if self._attachment.is_log_large():
                     self._merge_log(cursor)
@@ -165,6 +179,11 @@ class Store:
                 raise
             finally:
                 self._num_writes += 1
+            self._attachment.acknowledge()
+
+    def note(self, recorded: Recorded) -> None:
+        """Say what the transaction records that runs in this thread."""
+        self._recorded = recorded
 
     @contextlib.contextmanager
     def steady(self) -> Iterator[str]:
@@ -209,6 +228,15 @@ class Store:
                 self._is_invalidated = True
                 self._attach_again()
 
+    def _make_note(self) -> None:
+        """Commit nothing: the next note says that all before is on disk."""
+        try:
+            with self.transaction():
+                pass
+        except BaseException:
+            self.close()
+            raise
+
     def _shorten_log(self) -> None:
         """Merge the log for a process that is about to read it, where nothing keeps it from that.
 
@@ -232,6 +260,16 @@ class Store:
             if is_idle:
                 cursor.execute("CHECKPOINT store")
                 self._num_layouts += 1
+
+    def _merge_old_log(self) -> None:
+        """Merge the log, so that nothing rests on it alone for long."""
+        if not self._attachment.log_bytes():
+            return
+        try:
+            with self._write_lock, self._translated(), self.cursor() as cursor:
+                self._merge_log(cursor)
+        except ForetokenError as err:
+            _log.warning("the log was not merged, and will be tried again; error=%s", err.message)
 
     def _close(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Close the connection; where a cursor at work keeps it from that, end the work."""
@@ -293,7 +331,7 @@ def attachment_of(config: CatalogConfig) -> Attachment:
     """Return where the tables of a catalog lie."""
     if config.lake is not None:
         return LakeAttachment(config.lake)
-    return FileAttachment(Path(config.path))
+    return FileAttachment(Path(config.path), config.max_log_bytes)
 
 
 def settings_of(config: CatalogConfig) -> dict[str, str | bool | int | float | list[str]]:

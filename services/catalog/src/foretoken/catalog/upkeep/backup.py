@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.storage.database_file import delete_file, log_of, sync
+from foretoken.catalog.storage.database_file import companions_of, delete_file, log_of, sync
 from foretoken.catalog.storage.error import translate
 from foretoken.catalog.storage.literal import quote
 from foretoken.catalog.storage.store import Store
@@ -76,23 +76,22 @@ def restore_backup(source: Path, target: Path, *, is_replacing: bool = False) ->
         undo.callback(delete_file, fresh)
         _copy_file(source, fresh)
         _check(fresh, source)
-        if kept is not None:
-            _move_away(target, kept)
+        _move_away(target, kept)
         fresh.replace(target)
-        undo.pop_all()
     sync(target.parent)
-    return kept
+    return kept if kept.exists() else None
 
 
-def _find_place_of_old(target: Path, *, is_replacing: bool) -> Path | None:
+def _find_place_of_old(target: Path, *, is_replacing: bool) -> Path:
     """Return where to keep the catalog that is there, if one is; check that nobody uses it."""
+    kept = target.with_name(target.name + ".old")
+    for file in (kept, *companions_of(kept)):
+        if file.exists():
+            raise InvalidRequestError.of_field("path", f"{file} is in the way; move it elsewhere")
     if not target.exists():
-        return None
+        return kept
     if not is_replacing:
         raise InvalidRequestError.of_field("path", f"{target} exists; replace it or name another")
-    kept = target.with_name(target.name + ".old")
-    if kept.exists():
-        raise InvalidRequestError.of_field("path", f"{kept} is in the way; move it elsewhere")
     try:
         with _attached(target):
             pass
@@ -151,9 +150,13 @@ def _attached(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _move_away(target: Path, kept: Path) -> None:
-    """Give the catalog that is there another name, its log too."""
-    log = log_of(target)
-    # Both names for a moment: at no time is there no catalog.
-    kept.hardlink_to(target)
-    if log.exists():
-        log.replace(log_of(kept))
+    """Give the catalog that is there another name, or what is left of one.
+
+    Its note goes last: a catalog that lost its log in between is refused.
+    """
+    if target.exists():
+        # Both names for a moment: at no time is there no catalog.
+        kept.hardlink_to(target)
+    for file, place in zip(companions_of(target), companions_of(kept), strict=True):
+        if file.exists():
+            file.replace(place)
