@@ -1,5 +1,7 @@
 """Names of the kernels that ran, and how often they are looked up."""
 
+import time
+
 import pytest
 import torch
 from hypothesis import given
@@ -70,6 +72,46 @@ def test_a_product_is_named_on_a_cpu() -> None:
     assert trace_kernels(lambda: torch.mm(x, x), CPU).name == "aten::mm"
 
 
+class _SlowAround(torch.autograd.Function):
+    """An autograd node that takes longer than the operator it calls, as a preempted one does."""
+
+    @staticmethod
+    def forward(_context: object, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_context: object, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return gradient * 2
+
+
+def test_what_autograd_does_around_operators_is_none() -> None:
+    x = torch.ones(4, requires_grad=True)
+    y = _SlowAround.apply(x)
+    trace = trace_kernels(lambda: torch.autograd.grad(y, x, y, retain_graph=True), CPU)
+    assert trace.name.startswith("aten::")
+
+
+def test_a_call_that_waited_once_is_named_by_what_took_longest_in_the_others() -> None:
+    """Copying a few numbers waits in the first call, as on a busy machine."""
+    x, few = torch.randn(1 << 18), torch.randn(1 << 4)
+    waits = iter((True,))
+
+    def call() -> None:
+        torch.exp(x)
+        torch.ops.foretoken_tests.wait_and_copy(few, next(waits, False))
+
+    library = torch.library.Library("foretoken_tests", "DEF")
+    library.define("wait_and_copy(Tensor x, bool wait) -> Tensor")
+    library.impl("wait_and_copy", _wait_and_copy, "CPU")
+    assert trace_kernels(call, CPU).name == "aten::exp"
+
+
+def _wait_and_copy(x: torch.Tensor, wait: bool) -> torch.Tensor:
+    time.sleep(0.5 * wait)
+    return x.clone()
+
+
 def test_a_call_that_fails_says_so() -> None:
     x = torch.randn(2, 3)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
@@ -99,7 +141,7 @@ class Ticks:
 
 
 def test_lookups_keep_to_their_share_of_the_time() -> None:
-    """Each takes a second; 5 % of a minute is three, beside the first two of each kind."""
+    """Each is two calls of a second; 5 % of two minutes is six, beside the first two of a kind."""
     ticks = Ticks()
     namer = KernelNamer(CPU, share_max=0.05, now_s=lambda: ticks.now_s)
     namer.open()
@@ -109,7 +151,7 @@ def test_lookups_keep_to_their_share_of_the_time() -> None:
     # From here on what both are called is the name of all.
     assert namer.trace("gemm", 3, ticks.work) == KernelTrace(name="aten::add_")
     assert namer.num_traced == 2
-    ticks.now_s += 60.0
+    ticks.now_s += 120.0
     assert namer.trace("gemm", 4, ticks.work).num_kernels > 0
     assert namer.num_traced == 3
 
