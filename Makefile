@@ -27,7 +27,8 @@ DEMO_ARGS ?=
 ACCURACY_ARGS ?=
 # buf in the version proto/package-lock.json pins.
 BUF := proto/node_modules/.bin/buf
-BASE ?= main
+# What proto-breaking compares with; empty: the newest tag vX.Y.Z, or the protos released last.
+BASE ?=
 DOCKERFILES := $(wildcard services/*/Dockerfile)
 LAKE_TESTS := $(addprefix tests/,contract/test_contract_catalog_lake.py contract/test_contract_catalog_admin.py unit/catalog/test_catalog_lake.py)
 BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_*.py))
@@ -120,7 +121,7 @@ mutate: setup ## change MODULE (or a package, or several) in random places: whic
 	nice $(BIN)/python tests/mutation/mutate.py $(MODULE) $(MUTATE_ARGS)
 
 .PHONY: check
-check: check-style check-types check-imports check-sizes check-protos check-docker check-manifests ## everything that can be judged without running the services
+check: check-style check-types check-imports check-sizes check-protos proto-breaking check-docker check-manifests ## everything that can be judged without running the services
 
 .PHONY: check-style
 check-style: setup
@@ -149,8 +150,14 @@ check-protos:
 	else $(call missing,npm,buf lint of the protos); fi
 
 .PHONY: proto-breaking
-proto-breaking: $(BUF) ## compare the protos with those of BASE (main): may clients of it still talk to us?
-	$(BUF) breaking proto --against '.git#branch=$(BASE),subdir=proto'
+proto-breaking: ## compare the protos with those of the last release, or of BASE: may its clients still talk to us?
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory $(BUF) && echo "buf breaking" && \
+	$(PYTHON) proto/breaking.py $(if $(BASE),--against $(BASE)); \
+	else $(call missing,npm,that the protos break no client); fi
+
+.PHONY: proto-release
+proto-release: $(BUF) ## make the present protos those that clients without release tags are checked with
+	$(PYTHON) proto/breaking.py --freeze
 
 .PHONY: check-docker
 check-docker: setup
