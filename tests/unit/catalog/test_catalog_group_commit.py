@@ -3,11 +3,13 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from catalog_rows import batches, gemms, row, run, table
@@ -26,7 +28,14 @@ from foretoken.catalog.recording.intake import (
 from foretoken.catalog.recording.tally import IngestStatistics
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.errors import InvalidRequestError, RunConflictError, UnknownDeviceError
+from foretoken.domain.errors import (
+    CatalogBusyError,
+    ForetokenError,
+    InvalidRequestError,
+    RunConflictError,
+    StorageFullError,
+    UnknownDeviceError,
+)
 from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
 
 _NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -198,6 +207,47 @@ def test_what_fails_unforeseen_is_seen_by_its_own_stream_and_not_tried_for_ever(
     outcomes = _commit_together(store, *good, (run("z"), odd), (run("y"), group))
     assert [1, 1, 1, 0, 1] == [len(outcome.receipts) for outcome in outcomes]
     assert outcomes[3].error is not None
+
+
+class _ContestedStore(Store):
+    """A store that refuses so many transactions with an error before it takes one."""
+
+    def __init__(self, path: Path, error: Exception, num_refusals: int) -> None:
+        super().__init__(CatalogConfig(path=str(path), num_threads=1))
+        self.num_asked = 0
+        self._error = error
+        self._num_refusals = num_refusals
+
+    @contextmanager
+    def transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        self.num_asked += 1
+        if self.num_asked <= self._num_refusals:
+            raise self._error
+        with super().transaction() as cursor:
+            yield cursor
+
+
+@pytest.mark.parametrize(
+    ("error", "num_refusals", "num_tries", "is_stored"),
+    [
+        (CatalogBusyError("another writer"), 0, 1, True),
+        (CatalogBusyError("another writer"), 1, 2, True),
+        (CatalogBusyError("another writer"), 2, 2, False),
+        (StorageFullError("no room"), 1, 1, False),
+    ],
+    ids=["free", "busy once", "busy", "full"],
+)
+def test_a_group_that_another_writer_was_quicker_than_is_tried_once_more(
+    error: ForetokenError, num_refusals: int, num_tries: int, is_stored: bool, tmp_path: Path
+) -> None:
+    """Once, and only then; after that its sender is told."""
+    store = _ContestedStore(tmp_path / "contested.duckdb", error, 0)
+    store.open()
+    store.num_asked, store._num_refusals = 0, num_refusals
+    outcome = GroupCommit(store, lambda: _NOW).commit(run(), _group(gemms([1])))
+    store.close()
+    assert (num_tries, is_stored) == (store.num_asked, outcome.receipts != [])
+    assert (None if is_stored else type(error)) == (outcome.error and type(outcome.error))
 
 
 def test_the_writer_forgets_what_it_knew_when_others_write(store: Store) -> None:

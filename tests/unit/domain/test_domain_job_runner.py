@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from foretoken.domain.errors import (
     JobNotFinishedError,
     NotTrainedError,
     QueueFullError,
+    ServiceUnavailableError,
     UnknownJobError,
 )
 from foretoken.domain.job import Job, JobState, error_of_job
@@ -237,6 +239,75 @@ def test_closing_cancels_what_runs_and_what_waits(tmp_path: Path) -> None:
     threading.Timer(0.05, gate.may_go_on.set).start()
     runner.close()
     assert [JobState.CANCELLED] * 2 == [_wait(runner, job).state for job in jobs]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Question:
+    size: int = 2
+
+
+class _Counting:
+    """Work that publishes two numbers; told to stop it says so, and stops when it may."""
+
+    def __init__(self) -> None:
+        self.is_told_to_stop = threading.Event()
+        self.may_stop = threading.Event()
+
+    def __call__(self, progress: JobProgress) -> _Answer:
+        for number in range(2):
+            progress.publish("numbers", str(number), {"number": number})
+        try:
+            while True:
+                progress.update(0.5, "counted")
+                time.sleep(0.001)
+        finally:
+            self.is_told_to_stop.set()
+            assert self.may_stop.wait(_TIMEOUT_S)
+
+
+class _Follower:
+    """Reads what a job publishes in a thread of its own, and keeps how that ended."""
+
+    def __init__(self, runner: JobRunner, job: Job) -> None:
+        self.watch = runner.follow(job.job_id, "numbers")
+        self.seen: list[int] = []
+        self.errors: list[ServiceUnavailableError] = []
+        self.has_two = threading.Event()
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        try:
+            for item in self.watch:
+                self.seen.append(item["number"])
+                if len(self.seen) == 2:
+                    self.has_two.set()
+        except ServiceUnavailableError as err:
+            self.errors.append(err)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_follower_is_told_that_the_service_ends_unless_it_closed_first(
+    tmp_path: Path, is_closed: bool
+) -> None:
+    """It has all that was published by then, and does not wait for more that does not come."""
+    work = _Counting()
+    runner = JobRunner(tmp_path)
+    runner.open({"count": lambda _request: work})
+    follower = _Follower(runner, runner.create("count", work, _Question()))
+    assert follower.has_two.wait(_TIMEOUT_S)
+    closing = threading.Thread(target=runner.close)
+    closing.start()
+    assert work.is_told_to_stop.wait(_TIMEOUT_S)
+    if is_closed:
+        follower.watch.close()
+        follower.thread.join(_TIMEOUT_S)
+    work.may_stop.set()
+    closing.join(_TIMEOUT_S)
+    follower.thread.join(_TIMEOUT_S)
+    assert not follower.thread.is_alive()
+    assert [0, 1] == follower.seen
+    assert ([] if is_closed else [True]) == ["goes on" in str(err) for err in follower.errors]
 
 
 def test_only_ended_states_are_final() -> None:
