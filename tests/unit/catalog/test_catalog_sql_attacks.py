@@ -249,7 +249,9 @@ def test_what_would_slip_through_is_stopped_by_the_database(
     with pytest.raises(duckdb.Error):
         connection.execute(statement.format(folder=folder)).fetchall()
     connection.close()
-    assert {"catalog.duckdb", "catalog.duckdb.state"} == {path.name for path in tmp_path.iterdir()}
+    assert {"catalog.duckdb", "catalog.duckdb.acknowledged", "catalog.duckdb.state"} == {
+        path.name for path in tmp_path.iterdir()
+    }
 
 
 def test_the_file_is_seen_as_its_tables_alone(tmp_path: Path) -> None:
