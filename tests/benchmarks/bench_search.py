@@ -177,7 +177,9 @@ def _print_agreement(reports: Sequence[ServingSearchReport]) -> None:
         table = report.candidates
         for finalist in report.finalists:
             row, found = finalist.candidate, finalist.report.steady
-            each = found.output_throughput_tps / finalist.report.num_devices
+            # The table's are per GPU that counts, idle ones too.
+            used_ratio = table.num_devices[row] / table.num_counted_devices[row]
+            each = used_ratio * found.output_throughput_tps / finalist.report.num_devices
             errors["TTFT"].append(table.ttft_ms[row] / found.ttft_ms.mean - 1)
             errors["TPOT"].append(table.tpot_ms[row] / found.tpot_ms.mean - 1)
             errors["tokens/s/GPU"].append(table.output_throughput_tps_per_gpu[row] / each - 1)
