@@ -71,15 +71,7 @@ def compare(
                     {"letter": run.letter, "result": run.result, "echo": run.report.echo}
                     for run in compared
                 ],
-                "figures": [
-                    {
-                        "figure": figure.label,
-                        "unit": figure.unit,
-                        "values": figure.values,
-                        "ratios": figure.ratios,
-                    }
-                    for figure in figures
-                ],
+                "figures": [_record(figure) for figure in figures],
                 "changes": changes,
                 "remarks": remarks,
             },
@@ -95,6 +87,15 @@ def compare(
 
             title = "Comparison: " + " against ".join(run.words for run in compared)
             write_page(page, title, compare_sections(compared))
+
+
+def _record(figure: ComparedFigure) -> dict[str, object]:
+    return {
+        "figure": figure.label,
+        "unit": figure.unit,
+        "values": figure.values,
+        "ratios": figure.ratios,
+    }
 
 
 def _read(services: Composition, run: str) -> tuple[KeptResult, AnyReport]:

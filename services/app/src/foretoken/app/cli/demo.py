@@ -10,7 +10,6 @@ from typing import Annotated, NoReturn
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.simulate_serving import serving_table
 from foretoken.app.cli.simulate_training import training_table
 from foretoken.app.cli.state import (
@@ -69,14 +68,14 @@ def demo(
         shown = outcome.serving[::2]
         state.print_object(
             shown,
-            lambda: with_echo(
-                serving_table("Serving tiny-llama on this CPU", shown), *(r.echo for r in shown)
-            ),
+            lambda: serving_table("Serving tiny-llama on this CPU", shown),
+            *(r.echo for r in shown),
         )
         step = outcome.training_step
         state.print_object(
             step,
-            lambda: with_echo(training_table("Training tiny-llama on this CPU", step), step.echo),
+            lambda: training_table("Training tiny-llama on this CPU", step),
+            step.echo,
         )
     sections = [*serving_sections(outcome.serving), *training_sections(outcome.training_step)]
     page = render_page("Foretoken demo: tiny-llama on this CPU", sections)

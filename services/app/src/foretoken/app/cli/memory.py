@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.picture_file import check_page_or_drawing_option
@@ -108,9 +107,7 @@ def memory(
     with open_composition(state) as services:
         resolved = _read(scenario, strategy)
         report = services.plan_training_memory(resolved)
-        state.print_object(
-            report, lambda: with_echo(memory_table(_title(resolved), report), report.echo)
-        )
+        state.print_object(report, lambda: memory_table(_title(resolved), report), report.echo)
         if page is not None:
             _write_page(page, _title(resolved), report)
             note(f"{'picture' if page.suffix == '.svg' else 'page'} written to {page}")

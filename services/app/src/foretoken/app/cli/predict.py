@@ -7,7 +7,6 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.call_words import order_dims, parse_whole, split_words
-from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table, format_cell, open_composition, state_of
 from foretoken.client.single_query import CallOptions, build_single_query
@@ -23,6 +22,9 @@ _OPTIONS = ("variant", "kernel", "framework", "model_version", "correction")
 _Section = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
 
 
+_DEVICE = typer.Option(help="Device: see `foretoken list devices`.", callback=canonical_device)
+
+
 def predict(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
     context: typer.Context,
     operator: Annotated[str, typer.Argument(help="Operator: see `foretoken list operators`.")],
@@ -34,10 +36,7 @@ def predict(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
             " `kernel=flashinfer`, `framework=vllm`, `model_version=`, `correction=`.",
         ),
     ],
-    device: Annotated[
-        str,
-        typer.Option(help="Device: see `foretoken list devices`.", callback=canonical_device),
-    ],
+    device: Annotated[str, _DEVICE],
     topology: Annotated[str, typer.Option(help="Topology, for collectives.")] = "",
     refuse_extrapolation: Annotated[
         bool, typer.Option("--refuse-extrapolation", help="Fail rather than extrapolate.")
@@ -74,18 +73,15 @@ def predict(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
             explanation = services.predictor.explain(query)
             state.print_object(
                 explanation,
-                lambda: with_echo(
-                    _explanation_table(operator, device, explanation),
-                    _echo(query, explanation.estimate),
-                ),
+                lambda: _explanation_table(operator, device, explanation),
+                _echo(query, explanation.estimate),
             )
         else:
             estimate = pick_estimate(services.predictor.predict(query))
             state.print_object(
                 estimate,
-                lambda: with_echo(
-                    _estimate_table(operator, device, estimate), _echo(query, estimate)
-                ),
+                lambda: _estimate_table(operator, device, estimate),
+                _echo(query, estimate),
             )
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.latency_limit import LIMIT_HELP, describe_limit, parse_limits
 from foretoken.app.cli.option_group import with_option_groups
@@ -126,7 +125,8 @@ def capacity(
         title = f"{resolved.model.name} on {report.num_devices} {resolved.device}"
         state.print_object(
             _without_columns(report),
-            lambda: with_echo(capacity_table(title, report, effort.confidence), report.echo),
+            lambda: capacity_table(title, report, effort.confidence),
+            report.echo,
         )
         if out is not None:
             from foretoken.simulator.report.page import capacity_sections

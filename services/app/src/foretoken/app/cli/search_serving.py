@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
@@ -147,7 +146,8 @@ def serving(  # noqa: PLR0913, PLR0917 - groups of options
         title = _title(report)
         state.print_object(
             _without_columns(report),
-            lambda: with_echo(report_table(title, report, results.top), report.echo),
+            lambda: report_table(title, report, results.top),
+            report.echo,
         )
         _write(report, title, results)
 

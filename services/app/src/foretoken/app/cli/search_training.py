@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
@@ -143,8 +142,7 @@ def training(  # noqa: PLR0913, PLR0917 - groups of options
         report = _watch(simulator, job)
         title = describe_search(report)
         state.print_object(
-            report,
-            lambda: with_echo(report_table(title, report, results.top, num_tokens), report.echo),
+            report, lambda: report_table(title, report, results.top, num_tokens), report.echo
         )
         _write(report, title, results, num_tokens)
         leave_unless(report.num_fitting > 0)

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
@@ -82,7 +81,7 @@ def run(
         foretoken = services.foretoken("simulator")
         with show_progress("plan the run"):
             report = foretoken.plan_training_run(request)
-        state.print_object(report, lambda: with_echo(run_table(request, report), report.echo))
+        state.print_object(report, lambda: run_table(request, report), report.echo)
         if report.job_id:
             note_jobs((report.job_id,))
         if html is not None:

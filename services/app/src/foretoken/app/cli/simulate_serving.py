@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.stack import stack
@@ -87,7 +86,8 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
         reports = list(_simulate_loads(foretoken, loads))
         state.print_object(
             reports if len(reports) > 1 else reports[0],
-            lambda: with_echo(serving_table(resolved.name, reports), *(r.echo for r in reports)),
+            lambda: serving_table(resolved.name, reports),
+            *(r.echo for r in reports),
         )
         note_jobs([report.job_id for report in reports])
         _write_tables(foretoken, reports[-1], tables)

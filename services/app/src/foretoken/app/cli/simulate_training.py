@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.stack import stack
@@ -92,9 +91,7 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
         foretoken = services.foretoken("simulator")
         with show_progress("simulate") as update:
             report = foretoken.simulate_training(resolved, on_progress=update)
-        state.print_object(
-            report, lambda: with_echo(training_table(resolved.name, report), report.echo)
-        )
+        state.print_object(report, lambda: training_table(resolved.name, report), report.echo)
         note_jobs((report.job_id,))
         _write_tables(foretoken, report, tables)
         if html is not None:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.config import process_environment
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from foretoken.app.compose import Composition
     from foretoken.app.config import AppConfig
+    from foretoken.domain.echo import Echo
     from foretoken.domain.job import Job
     from foretoken.domain.report import Feasibility
 
@@ -59,13 +61,13 @@ class CliState:
         """Return the same state over another configuration."""
         return replace(self, config=config)
 
-    def print_object(self, value: Any, table: Callable[[], Table]) -> None:
-        """Print a result: JSON of the whole value, or the table made of it."""
+    def print_object(self, value: Any, table: Callable[[], Table], *echoes: Echo) -> None:
+        """Print a result: JSON of the whole value, or its table and the echoes of its answers."""
         if self.is_json:
             sys.stdout.write(json.dumps(schema.encode(value), indent=2) + "\n")
         else:
             has_width = sys.stdout.isatty() or "COLUMNS" in process_environment()
-            Console(width=None if has_width else _PIPED_WIDTH).print(table())
+            Console(width=None if has_width else _PIPED_WIDTH).print(with_echo(table(), *echoes))
 
     def print_rows(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
