@@ -7,6 +7,7 @@ from training_memory_graphs import follow, memory_scenario
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.report import Feasibility
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_report import StageMemory
 from foretoken.simulator.training.memory.advice import judge_memory
 
@@ -57,3 +58,12 @@ def test_only_stages_that_do_not_fit_are_advised() -> None:
     scenario = memory_scenario("llama-3.1-8b", pp=2, global_batch_size=64, sequence_length=8192)
     _, stages = judge_memory(_measure(scenario), scenario, _measure)
     assert [bool(stage.advice) for stage in stages] == [stage.margin_bytes < 0 for stage in stages]
+
+
+def test_nothing_is_advised_that_the_framework_lacks() -> None:
+    """Megatron-LM of 2021 has no ZeRO; without bounds its rules would be helped by it."""
+    for rules, is_advised in (({}, False), ({"can": "{}"}, True)):
+        trainer = TrainerSpec(profile="megatron-lm-2021", rules=rules)
+        scenario = memory_scenario("llama-3.1-8b", dp=8, micro_batch_size=2, trainer=trainer)
+        feasibility, _ = judge_memory(_measure(scenario), scenario, _measure)
+        assert is_advised == ("zero_stage" in feasibility.reason)

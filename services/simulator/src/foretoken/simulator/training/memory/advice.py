@@ -8,6 +8,7 @@ from foretoken.domain.report import Feasibility
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import StageMemory
 from foretoken.domain.units import GIB
+from foretoken.simulator.training.trainer_limit import check_trainer
 from foretoken.simulator.training.zero import ZERO_STAGES
 
 MeasureScenario = Callable[[TrainingScenario], Sequence[StageMemory]]
@@ -44,6 +45,7 @@ def _advise(fullest: StageMemory, scenario: TrainingScenario, measure: MeasureSc
     for name, changed in _alternatives(scenario):
         try:
             worst = min(measure(changed), key=lambda stage: stage.margin_bytes)
+            check_trainer(changed)
         except InvalidRequestError:
             continue
         saving = fullest.reserved_bytes - worst.reserved_bytes
