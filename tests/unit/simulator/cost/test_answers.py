@@ -1,6 +1,6 @@
 """How what was measured decides which answers make up a step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,10 +17,13 @@ from foretoken.domain.estimate import (
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
+from foretoken.domain.ports import ModelVersion
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost_tables import CostTables, StepShape, stage_us
 from foretoken.simulator.latency_surfaces import replica_ranks, surface_spec
+from foretoken.simulator.search.serving.load import LoadProfile
+from foretoken.simulator.search.serving.step_grid import fetch_grids, grid_axes
 from foretoken.simulator.step_cost import SurfaceCost
 
 _Latency = Callable[[OperatorTable], object]
@@ -147,3 +150,45 @@ def test_vllm_also_goes_through_the_pairs_of_other_ranks() -> None:
     bandwidth = find_device("h100_sxm").memory_bandwidth_bytes_per_s
     expected = 256 + 1e6 * moved / bandwidth
     assert _tables(scenario, experts).shared_us[0, 512] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("layout", [ParallelLayout(tp=2), ParallelLayout(tp=2, ep=2)])
+def test_only_what_the_scenario_names_must_have_been_measured(layout: ParallelLayout) -> None:
+    """Substitutes are tried: that nobody measured them is no reason to refuse the scenario."""
+    named = {"moe_experts": "marlin", "moe_local_experts": "marlin"}
+    scenario = _one_layer("qwen3-30b-a3b", layout=layout, kernels=named)
+    spec = surface_spec(replace(scenario, engine=EngineSpec()), 4096)
+    assert "vllm 0.19" == spec.software
+    tables = SurfaceForm(spec, replica_ranks(spec)).questions().tables
+    plain = {(t.operator, t.kernel) for t in tables if t.kernel and not t.tentative}
+    [(operator, kernel)] = plain
+    assert kernel == named[operator]
+    lanes = {t.kernel or t.variant for t in tables if t.tentative and t.operator == "all_reduce"}
+    assert {"lane=graph", "lane=eager", "vllm_custom_graph", "vllm_custom_eager"} == lanes
+
+
+def test_a_search_prefers_the_same_software_as_a_simulation() -> None:
+    scenario = replace(_one_layer(), engine=EngineSpec(profile="sglang-0.5"))
+    load = LoadProfile(
+        prefill_mean=100.0,
+        decode_mean=10.0,
+        prefill_second_ratio=1.0,
+        context_mean=105.0,
+        raggedness=(1.0,),
+        longest=110,
+        is_even=True,
+    )
+    spec = surface_spec(scenario, 4096)
+    preferred = []
+
+    class Predictor:
+        def predict(self, query: LatencyQuery) -> LatencyReply:
+            preferred.append(query.preferred_framework)
+            answers = tuple(_answer(table, {}) for table in query.tables)
+            return LatencyReply(model_version="fake", tables=answers)
+
+        def list_models(self) -> Sequence[ModelVersion]:
+            return ()
+
+    fetch_grids([(spec, grid_axes(spec, load, (1, 2)))], Predictor())
+    assert ["sglang 0.5"] == preferred

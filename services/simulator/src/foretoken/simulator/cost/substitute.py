@@ -118,6 +118,7 @@ def _expert_tables(table: OperatorTable) -> Sequence[OperatorTable]:
     of a device that holds all: it hits as many, with as many pairs of token and expert.
     """
     facts = {key: value for key, value in parse_variant(table.variant).items() if key != "routing"}
+    table = replace(table, tentative=True)
     unrecorded = replace(table, variant=format_variant(facts) or "")
     if table.operator == "moe_experts":
         return (unrecorded,)
