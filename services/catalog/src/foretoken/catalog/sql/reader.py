@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -72,7 +73,7 @@ class Reader:
         attachment.configure(connection)
         connection.execute(f"SET temp_directory = {quote(setup.spill_folder)}")
         connection.execute(f"SET max_temp_directory_size = '{setup.max_spill_bytes} bytes'")
-        attachment.attach_for_reading(connection)
+        attachment.attach_for_reading(connection, Path(setup.spill_folder))
         connection.execute("USE store")
         lock_down(connection, (setup.spill_folder, *attachment.reachable_folders))
         self._connection, self._revision = connection, revision

@@ -59,8 +59,11 @@ class Attachment(Protocol):
     def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Attach it as the database `store`, made when absent."""
 
-    def attach_for_reading(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Attach it as `store` in another process than the one that has it open."""
+    def attach_for_reading(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+        """Attach it as `store` in another process than the one that has it open.
+
+        `folder` takes what this needs.
+        """
 
     def is_log_large(self, ratio: float = 1.0) -> bool:
         """Return whether a log has that part of the size at which it is to be merged."""
@@ -169,9 +172,9 @@ class FileAttachment:
             self._check(connection)
         database_file.attach_file(connection, self.path, "store")
 
-    def attach_for_reading(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def attach_for_reading(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
         """Attach the file as `store` without its lock, which another process has."""
-        attach_shared(connection, self.path.absolute(), "store")
+        attach_shared(connection, self.path.absolute(), "store", folder)
 
     def is_log_large(self, ratio: float = 1.0) -> bool:
         """Return whether the log has that part of `max_log_bytes`."""

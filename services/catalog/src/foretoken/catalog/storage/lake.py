@@ -134,8 +134,9 @@ class LakeAttachment:
         """Attach the lake as the database `store`, made when absent."""
         self._attach(connection, f"DATA_INLINING_ROW_LIMIT {_MAX_INLINE_ROWS}")
 
-    def attach_for_reading(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def attach_for_reading(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
         """Attach the lake as `store`, which nothing is written to."""
+        del folder
         self._attach(connection, "READ_ONLY")
 
     def is_log_large(self, ratio: float = 1.0) -> bool:

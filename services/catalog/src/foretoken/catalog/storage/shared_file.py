@@ -6,7 +6,9 @@ crash is also what lets others read. Whoever reads here must keep checkpoints aw
 `Store.steady`.
 """
 
+import contextlib
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ from typing import Any
 import duckdb
 from fsspec import AbstractFileSystem
 
-from foretoken.catalog.storage.database_file import log_of
+from foretoken.catalog.storage.database_file import delete_file, log_of
 from foretoken.catalog.storage.literal import quote
 
 _SCHEME = "shared"
+_ATTACHES_SINCE = 2
 
 
 class _SharedFiles(AbstractFileSystem):  # type: ignore[misc]
@@ -84,9 +87,27 @@ class _SharedFile:
         self._descriptor = -1
 
 
-def attach_shared(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
-    """Attach a file that another process has open, and its log, as a database of that name."""
-    files = _SharedFiles(path)
-    connection.register_filesystem(files)
-    connection.execute(f"ATTACH {quote(f'{_SCHEME}://{path}')} AS {name} (READ_ONLY)")
-    files.shut()
+def attach_shared(
+    connection: duckdb.DuckDBPyConnection, path: Path, name: str, folder: Path
+) -> None:
+    """Attach a file that another process has open, and its log, as a database of that name.
+
+    DuckDB 1.5 attaches no file of a file system made in Python: it gets a copy in `folder`, which
+    nobody else finds there.
+    """
+    if int(duckdb.__version__.split(".")[0]) >= _ATTACHES_SINCE:
+        files = _SharedFiles(path)
+        connection.register_filesystem(files)
+        connection.execute(f"ATTACH {quote(f'{_SCHEME}://{path}')} AS {name} (READ_ONLY)")
+        files.shut()
+    else:
+        copy = folder / path.name
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            # The log last: it may tell of blocks of the file, never the other way round.
+            shutil.copyfile(path, copy)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(log_of(path), log_of(copy))
+            connection.execute(f"ATTACH {quote(str(copy))} AS {name} (READ_ONLY)")
+        finally:
+            delete_file(copy)
