@@ -64,7 +64,7 @@ def _truncate(file: Path, keep: float) -> None:
         lambda file: _scribble(file, 4096),
         lambda file: _scribble(file, _HEADER_BYTES + 100),
         lambda file: _truncate(file, 0.3),
-        lambda file: _truncate(file, 0.9),
+        lambda file: _truncate(file, 0.6),
     ],
     ids=["first header", "second header", "middle", "a third left", "end lost"],
 )
