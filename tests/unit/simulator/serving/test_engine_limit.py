@@ -23,6 +23,7 @@ from foretoken.simulator.launch.write import LaunchOptions, write_deployment
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.serving.search import search_serving
 from foretoken.simulator.serving.engine_limit import check_engines
+from foretoken.simulator.serving.scenario_check import check_scenario
 
 _LAYERS = SpeculativeSpec(method="layers")
 _POOLS = ClusterSpec(
@@ -47,13 +48,13 @@ def _scenario(profile: str, layout: ParallelLayout, **changes: Any) -> ServingSc
 @pytest.mark.parametrize(
     ("profile", "layout", "changes", "key"),
     [
-        ("vllm-0.20", {"tp": 2, "pp": 2}, {"speculative": _LAYERS}, "layout.pp"),
+        ("vllm-0.20", {"tp": 2, "pp": 2}, {"speculative": SpeculativeSpec()}, "layout.pp"),
         ("vllm-0.20", {"tp": 4, "ep": 2}, {}, "layout.ep"),
         ("vllm-0.20", {}, {"kv_dtype": DType.INT8}, "kv_dtype"),
         ("vllm-0.20", {}, {"dtype": DType.TF32}, "dtype"),
         ("vllm-v0", {"tp": 2, "ep": 2}, {}, "layout.ep"),
         ("vllm-v0", {}, {"cluster": _POOLS}, "cluster.pools"),
-        ("sglang-0.5", {"pp": 2}, {"speculative": _LAYERS}, "layout.pp"),
+        ("sglang-0.5", {"pp": 2}, {"speculative": SpeculativeSpec()}, "layout.pp"),
         ("lightllm", {"pp": 2}, {}, "layout.pp"),
         ("orca", {}, {"quantization": "fp8"}, "quantization"),
         ("sarathi", {}, {"lora": LoraSpec(num_adapters=2)}, "lora"),
@@ -65,7 +66,7 @@ def test_what_an_engine_lacks_names_the_key_to_change(
     """The rules of no engine have no bounds, nor has a profile whose bounds are lifted."""
     scenario = _scenario(profile, ParallelLayout(**layout), **changes)
     with pytest.raises(InvalidRequestError, match=r"engine\.profile=plain") as refused:
-        check_engines(scenario)
+        check_scenario(scenario)
     assert key in {violation.field for violation in refused.value.violations}
     for engine in (EngineSpec(profile=profile, rules={"can": "{}"}), EngineSpec(profile="plain")):
         check_engines(replace(scenario, engine=engine))
