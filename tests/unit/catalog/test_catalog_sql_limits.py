@@ -178,12 +178,12 @@ def test_more_rows_than_allowed_are_refused_unless_fewer_are_wanted(
 
 def test_a_reader_that_stops_reading_is_cut_off(limited: Callable[..., CatalogService]) -> None:
     """It keeps neither its place nor its cursor longer than the limit of time."""
-    catalog = limited(sql_timeout_s=0.2, sql_max_rows=10**12)
+    catalog = limited(sql_timeout_s=3.0, sql_max_rows=10**12)
     reader = catalog.query_sql(SqlQuery(text=_ENDLESS))
     assert isinstance(reader, pa.RecordBatchReader)
     while catalog.num_readers:
         time.sleep(0.01)
-    with pytest.raises(QueryLimitError, match=r"more than 0\.2 s"):
+    with pytest.raises(QueryLimitError, match=r"more than 3 s"):
         read_table(reader)
     assert 0 == catalog.sql_statistics().num_running
 

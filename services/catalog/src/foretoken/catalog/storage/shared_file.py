@@ -54,12 +54,16 @@ class _SharedFiles(AbstractFileSystem):  # type: ignore[misc]
 
 
 class _SharedFile:
-    """A file as DuckDB uses it: its threads seek and read beside each other."""
+    """A file as DuckDB uses it: threads seek and read beside each other, or read in turn.
+
+    Who has sought reads there; who has not goes on where the last one ended.
+    """
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
         self._size = os.fstat(self._descriptor).st_size
-        self._own = threading.local()
+        self._position = 0
+        self._sought = threading.local()
 
     def __del__(self) -> None:
         self.close()  # DuckDB does not always do it
@@ -69,16 +73,18 @@ class _SharedFile:
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         starts = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: self._size}
-        self._own.position = starts[whence] + offset
-        return self.tell()
+        self._position = self._sought.position = position = starts[whence] + offset
+        return position
 
     def tell(self) -> int:
-        """Return where this thread is in the file."""
-        return getattr(self._own, "position", 0)
+        """Return where this thread would read."""
+        sought: int | None = getattr(self._sought, "position", None)
+        return self._position if sought is None else sought
 
     def read(self, size: int) -> bytes:
-        content = os.pread(self._descriptor, size, self.tell())
-        self._own.position = self.tell() + len(content)
+        start = self.tell()
+        content = os.pread(self._descriptor, size, start)
+        self._position, self._sought.position = start + len(content), None
         return content
 
     def close(self) -> None:
