@@ -34,8 +34,8 @@ _SMALL = (
     ((RunKind.PROFILE,) * 4, 20),
     ((RunKind.IMPORT, RunKind.IMPORT, RunKind.PROFILE), 20),
 )
-# Every other process merges the log all the time, so that some are killed while they do.
-_MAX_LOG_AGES_S = (60.0, 0.01)
+# Every fourth process merges the log all the time, so that some are killed while they do.
+_MAX_LOG_AGES_S = (60.0, 60.0, 60.0, 0.01)
 _WAYS = (*_SMALL, *_SMALL, ((RunKind.IMPORT,), 1000))
 
 
