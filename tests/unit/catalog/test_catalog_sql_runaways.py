@@ -195,10 +195,10 @@ def test_every_runaway_ends_and_the_server_goes_on(
 
 @pytest.mark.slow
 def test_the_server_did_not_grow(server: tuple[int, CatalogClient]) -> None:
-    """After all of them together, and a hundred more."""
+    """However often what nothing used to end is asked."""
     pid, client = server
     before = _resident_bytes(pid)
-    for _ in range(20):
+    for _ in range(5):
         for text in NAMED_RUNAWAYS.values():
             _outcome_of(client, text)
     assert _resident_bytes(pid) - before < _MAX_GROWTH_BYTES
