@@ -1,6 +1,7 @@
 """Whether a strategy fits, and what is said where it does not."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from training_memory_graphs import follow, memory_scenario
 
@@ -67,3 +68,41 @@ def test_nothing_is_advised_that_the_framework_lacks() -> None:
         scenario = memory_scenario("llama-3.1-8b", dp=8, micro_batch_size=2, trainer=trainer)
         feasibility, _ = judge_memory(_measure(scenario), scenario, _measure)
         assert is_advised == ("zero_stage" in feasibility.reason)
+
+
+def _tried(**changes: object) -> set[str]:
+    """Return what is tried of a scenario that does not fit, each alternative by what it changes."""
+    scenario, seen = memory_scenario("llama-3.1-8b", **changes), set()
+
+    def note(changed: TrainingScenario) -> Sequence[StageMemory]:
+        for name in ("recompute", "sequence_parallel", "zero_stage", "micro_batch_size"):
+            if getattr(changed, name) != getattr(scenario, name):
+                seen.add(f"{name} {getattr(changed, name)}")
+        for axis in ("tp", "pp"):
+            if changed.layout.degree(axis) != scenario.layout.degree(axis):
+                seen.add(f"{axis} {changed.layout.degree(axis)}")
+        return stages
+
+    measured = replace(_measure(memory_scenario())[0], device_bytes=0.0)
+    stages = (replace(measured, reserved_bytes=1.0, headroom_bytes=1.0),)
+    judge_memory((measured,), scenario, note)
+    return seen
+
+
+def test_everything_that_could_need_less_is_tried() -> None:
+    plain = {"recompute full", "recompute selective", "tp 2", "pp 2"}
+    assert plain == _tried()
+    assert {"recompute full", "tp 2", "pp 2"} == _tried(recompute="selective")
+    assert {"tp 2", "pp 2"} == _tried(recompute="full")
+    split = {"recompute full", "recompute selective", "tp 4", "pp 2"}
+    assert split | {"sequence_parallel True"} == _tried(tp=2)
+    assert split == _tried(tp=2, sequence_parallel=True)
+    assert plain | {"micro_batch_size 2"} == _tried(micro_batch_size=4)
+    assert plain | {"zero_stage 1", "zero_stage 2", "zero_stage 3"} == _tried(dp=2)
+    assert plain | {"zero_stage 3"} == _tried(dp=2, zero_stage=2)
+
+
+def test_what_fills_a_device_to_the_byte_fits() -> None:
+    stage = _measure(memory_scenario())[0]
+    full = replace(stage, device_bytes=stage.reserved_bytes + stage.headroom_bytes)
+    assert (Feasibility(), (full,)) == judge_memory((full,), memory_scenario(), _measure)
