@@ -10,11 +10,12 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = _ROOT / "tests" / "mutation" / "mutate.py"
 _MODULE = "foretoken.simulator.serving.schedulers.orca"
 _FILE = _ROOT / "services/simulator/src/foretoken/simulator/serving/schedulers/orca.py"
-_TEST = "tests/unit/simulator/serving/test_scheduler_orca.py"
+_FOLDER = "tests/unit/simulator/serving"
+_TESTS = f"{_FOLDER}/test_schedulers_golden.py {_FOLDER}/test_scheduler_orca.py"
 
 
-def test_a_module_has_the_tests_that_bear_its_name() -> None:
-    assert f"{_MODULE}: {_TEST}\n" == _run("--list")
+def test_a_module_has_the_tests_that_bear_its_name_or_its_folders() -> None:
+    assert f"{_MODULE}: {_TESTS}\n" == _run("--list")
 
 
 @pytest.mark.slow

@@ -284,6 +284,7 @@ _SEARCH_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (search.ServingSpace, "max_devices"): POSITIVE,
     (search.ServingSpace, "modes"): st.sampled_from([(), search.SERVING_MODES]),
     (search.ServingSearchRequest, "objective"): st.sampled_from(search.OBJECTIVES),
+    (search.ServingSearchRequest, "counted_gpus"): st.sampled_from(search.COUNTED_GPUS),
     (search.ServingSearchRequest, "target_rps"): NOT_NEGATIVE_FLOATS,
     (search.ServingSearchRequest, "num_finalists"): NOT_NEGATIVE,
 }

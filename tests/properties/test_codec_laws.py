@@ -151,7 +151,7 @@ _CANDIDATE_TEXTS = ("name", "device", "mode", "profile", "quantization", "router
 _CANDIDATE_TEXTS += ("verdict", "reason")
 _CANDIDATE_COUNTS = ("replicas", "tp", "pp", "dp", "ep", "batch_size", "rank")
 _CANDIDATE_COUNTS += ("prefill_replicas", "prefill_tp", "prefill_pp", "prefill_ep")
-_CANDIDATE_COUNTS += ("prefill_batch_size", "num_devices", "num_batched_tokens")
+_CANDIDATE_COUNTS += ("prefill_batch_size",)
 
 
 @settings(max_examples=30)
@@ -161,7 +161,7 @@ def test_candidates_survive_the_wire(data: st.DataObject, num_points: int) -> No
         values: st.SearchStrategy[object] = FLOATS
         if name in _CANDIDATE_TEXTS:
             values = TEXT
-        elif name in _CANDIDATE_COUNTS:
+        elif name in _CANDIDATE_COUNTS or name.startswith("num_"):
             values = INT64
         elif name.startswith("is_"):
             values = st.booleans()

@@ -41,7 +41,10 @@ def test_the_wait_doubles_with_every_loss_in_a_row() -> None:
     for _ in range(3):
         _lose(losses, 1)
         waits.append(losses.delay_s)
-    assert [0.5, 1.0, 2.0] == waits
+    assert all(
+        doubled <= wait <= 1.5 * doubled
+        for doubled, wait in zip([0.5, 1.0, 2.0], waits, strict=True)
+    )
     losses.forget()
     _lose(losses, 1)
-    assert 0.5 == losses.delay_s
+    assert 0.5 <= losses.delay_s <= 0.75

@@ -125,7 +125,6 @@ def test_the_engines_own_sums_are_not_nccls(make_predictor: MakePredictor, train
         ({"framework": "tensorrt_llm"}, "vllm 0.19.0"),
         ({"framework": "nccl 2"}, "vllm 0.19.0"),
         ({"kernel": "cutlas"}, "cutlass"),
-        ({"variant": "quant=fp3"}, "quant=fp8_block"),
         ({"variant": "colour=blue"}, "quant=fp8_block"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from training_fakes import DEVICE, TOPOLOGY, RooflinePredictor
 
+from foretoken.domain.echo import Echo
 from foretoken.domain.errors import (
     InvalidRequestError,
     JobNotFinishedError,
@@ -68,7 +69,8 @@ def _search(service: SimulatorService, request: TrainingSearchRequest) -> Traini
 
 
 def _without_times(report: TrainingSearchReport) -> TrainingSearchReport:
-    return replace(report, job_id="", cpu_s=0.0, wall_s=0.0, closed_form_s=0.0, num_workers=0)
+    timeless = {"cpu_s": 0.0, "wall_s": 0.0, "closed_form_s": 0.0, "num_workers": 0}
+    return replace(report, job_id="", echo=Echo(), **timeless)
 
 
 def test_a_training_search_is_a_job_with_its_candidates(service: SimulatorService) -> None:

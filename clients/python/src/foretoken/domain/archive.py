@@ -4,6 +4,7 @@ Nothing is unpacked before the archive's directory was checked, and no file to m
 directory says.
 """
 
+import re
 import struct
 import zipfile
 import zlib
@@ -18,6 +19,7 @@ from foretoken.domain.errors import InvalidRequestError
 _ENTRY = b"PK\x01\x02"
 # Deflate compresses no further than this. Source: the technical details of zlib.net.
 DEFLATE_RATIO_MAX = 1032
+_DRIVE = re.compile("[A-Za-z]:")
 _METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 _ENCRYPTED = 0x1
 # zlib, struct and the decoding of names have errors of their own.
@@ -111,7 +113,7 @@ class Archive(Mapping[str, bytes]):
 def _check_member(info: zipfile.ZipInfo) -> None:
     name = info.filename
     parts = name.replace("\\", "/").split("/")
-    if ".." in parts or parts[0] == "" or ":" in parts[0]:
+    if ".." in parts or parts[0] == "" or _DRIVE.match(name):
         raise InvalidRequestError(f"the member {name!r} has no name, or leads out of the archive")
     if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
         raise InvalidRequestError(f"the member {name!r} is encrypted, or packed in a rare way")

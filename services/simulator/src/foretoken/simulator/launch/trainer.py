@@ -13,7 +13,6 @@ from foretoken.domain.trainer_capability import TrainerCapabilities
 from foretoken.simulator.rank import even_layers
 from foretoken.simulator.training.recompute import selected_modules
 from foretoken.simulator.training.schedule import find_schedule
-from foretoken.simulator.training.trainer_limit import StrategyFigures, TrainerBound, list_lacks
 from foretoken.simulator.training.zero import num_shards
 
 # What a simulation of a step does not say, told with every script.
@@ -133,6 +132,13 @@ class Refusals:
 
     def add_lacks(self, scenario: TrainingScenario, can: TrainerCapabilities) -> None:
         """Note what of a scenario the framework's capabilities have not."""
+        # The names of frameworks are in the help of commands, which waits for no numeric library.
+        from foretoken.simulator.training.trainer_limit import (
+            StrategyFigures,
+            TrainerBound,
+            list_lacks,
+        )
+
         bound = TrainerBound(name=self.framework, can=can)
         self.found += list_lacks(StrategyFigures.of_scenario(scenario), bound)
 

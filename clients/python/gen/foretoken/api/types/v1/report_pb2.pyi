@@ -1007,12 +1007,12 @@ class StageMemory(_message.Message):
     ACTIVATIONS_BYTES_FIELD_NUMBER: _builtins.int
     TEMPORARY_BYTES_FIELD_NUMBER: _builtins.int
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
+    HEADROOM_BYTES_FIELD_NUMBER: _builtins.int
     DEVICE_BYTES_FIELD_NUMBER: _builtins.int
     PEAK_MS_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_COUNT_FIELD_NUMBER: _builtins.int
     LARGEST_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
-    HEADROOM_BYTES_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     """The rank of the pipeline. 0: the first."""
     weights_bytes: _builtins.float
@@ -1027,6 +1027,8 @@ class StageMemory(_message.Message):
     """Temporary buffers in bytes. 0: none."""
     reserved_bytes: _builtins.float
     """What the allocator takes from the device for all of it, in bytes. 0: not told."""
+    headroom_bytes: _builtins.float
+    """What driver, context and communicators hold of the device, in bytes. 0: not told."""
     device_bytes: _builtins.float
     """What the device has, in bytes. 0: not told."""
     peak_ms: _builtins.float
@@ -1037,8 +1039,6 @@ class StageMemory(_message.Message):
     """What occupies most ("activations"). Empty: nothing."""
     advice: _builtins.str
     """What would help most where it does not fit. Empty: it fits."""
-    headroom_bytes: _builtins.float
-    """What driver, context and communicators hold of the device, in bytes. 0: not told."""
     def __init__(
         self,
         *,
@@ -1049,12 +1049,12 @@ class StageMemory(_message.Message):
         activations_bytes: _builtins.float = ...,
         temporary_bytes: _builtins.float = ...,
         reserved_bytes: _builtins.float = ...,
+        headroom_bytes: _builtins.float = ...,
         device_bytes: _builtins.float = ...,
         peak_ms: _builtins.float = ...,
         in_flight_count: _builtins.float = ...,
         largest: _builtins.str = ...,
         advice: _builtins.str = ...,
-        headroom_bytes: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -644,6 +644,10 @@ class ServingSearchReport(_message.Message):
     DISTINCT_COUNT_FIELD_NUMBER: _builtins.int
     EVALUATED_COUNT_FIELD_NUMBER: _builtins.int
     SIMULATED_COUNT_FIELD_NUMBER: _builtins.int
+    NEAR_COUNT_FIELD_NUMBER: _builtins.int
+    NEAR_SIMULATED_COUNT_FIELD_NUMBER: _builtins.int
+    NEAR_RULED_IN_COUNT_FIELD_NUMBER: _builtins.int
+    NEAR_RULED_OUT_COUNT_FIELD_NUMBER: _builtins.int
     RULED_OUT_BY_VERDICT_COUNT_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
     TIES_FIELD_NUMBER: _builtins.int
@@ -659,10 +663,6 @@ class ServingSearchReport(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     REQUEST_JSON_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
-    NEAR_COUNT_FIELD_NUMBER: _builtins.int
-    NEAR_SIMULATED_COUNT_FIELD_NUMBER: _builtins.int
-    NEAR_RULED_IN_COUNT_FIELD_NUMBER: _builtins.int
-    NEAR_RULED_OUT_COUNT_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     point_count: _builtins.int
     """Points that were enumerated. 0: none."""
@@ -672,6 +672,14 @@ class ServingSearchReport(_message.Message):
     """Points answered in closed form. 0: none."""
     simulated_count: _builtins.int
     """Points simulated request by request. 0: none."""
+    near_count: _builtins.int
+    """Points over a limit on TTFT by no more than the closed form may be wrong. 0: none."""
+    near_simulated_count: _builtins.int
+    """Of these, simulated before they were ruled out. 0: none."""
+    near_ruled_in_count: _builtins.int
+    """Of these, ruled in by a simulation. 0: none."""
+    near_ruled_out_count: _builtins.int
+    """Of these, ruled out by a simulation. 0: none."""
     best: _builtins.str
     """Name of the best. Empty: none qualifies."""
     min_devices: _builtins.int
@@ -694,14 +702,6 @@ class ServingSearchReport(_message.Message):
     """The resolved request as JSON. Empty: not kept."""
     job_id: _builtins.str
     """The job whose candidates can be read. Empty: none."""
-    near_count: _builtins.int
-    """Points over a limit on TTFT by no more than the closed form may be wrong. 0: none."""
-    near_simulated_count: _builtins.int
-    """Of these, simulated before they were ruled out. 0: none."""
-    near_ruled_in_count: _builtins.int
-    """Of these, ruled in by a simulation. 0: none."""
-    near_ruled_out_count: _builtins.int
-    """Of these, ruled out by a simulation. 0: none."""
     @_builtins.property
     def ruled_out_by_verdict_count(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Points ruled out by verdict. Empty: none."""
@@ -729,6 +729,10 @@ class ServingSearchReport(_message.Message):
         distinct_count: _builtins.int = ...,
         evaluated_count: _builtins.int = ...,
         simulated_count: _builtins.int = ...,
+        near_count: _builtins.int = ...,
+        near_simulated_count: _builtins.int = ...,
+        near_ruled_in_count: _builtins.int = ...,
+        near_ruled_out_count: _builtins.int = ...,
         ruled_out_by_verdict_count: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         best: _builtins.str = ...,
         ties: _abc.Iterable[_builtins.str] | None = ...,
@@ -744,10 +748,6 @@ class ServingSearchReport(_message.Message):
         model_version: _builtins.str = ...,
         request_json: _builtins.str = ...,
         job_id: _builtins.str = ...,
-        near_count: _builtins.int = ...,
-        near_simulated_count: _builtins.int = ...,
-        near_ruled_in_count: _builtins.int = ...,
-        near_ruled_out_count: _builtins.int = ...,
         echo: _echo_pb2.Echo | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["echo", b"echo"]  # noqa: Y015

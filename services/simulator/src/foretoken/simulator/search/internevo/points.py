@@ -25,8 +25,9 @@ from foretoken.simulator.search.training.strategies import (
 
 _ALGORITHMS = ("isp", "msp", "fsp")
 _RECOMPUTE = tuple(RECOMPUTE_MODES.index(mode) for mode in ("none", "full"))
-# The profile's own: gradients and parameters are exchanged beside computation.
-_OVERLAP = OVERLAPS.index("data")
+# The profile's own: gradients and parameters are exchanged beside computation. With experts the
+# framework refuses both together.
+_OVERLAP, _OVERLAP_OF_EXPERTS = OVERLAPS.index("data"), OVERLAPS.index("none")
 _EVEN_TO = 8
 _ZERO_STAGE = 1
 
@@ -92,7 +93,7 @@ def _of_cluster(source: StrategySource, device: int, num_devices: int, batch: in
         "cp": 1,
         "ep": 1,
         "sequence_parallel": 0,
-        "overlap": _OVERLAP,
+        "overlap": _OVERLAP_OF_EXPERTS if source.scenario.model.moe else _OVERLAP,
         "pipeline_schedule": 0,
     }
     for name, value in constants.items():
