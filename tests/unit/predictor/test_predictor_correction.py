@@ -231,6 +231,7 @@ def test_a_correction_stretches_a_reply_by_group() -> None:
     assert (20.0, 10.0, 40.0) == (gemm.latency_us[0], gemm.low_us[0], gemm.high_us[0])
     assert (10.0, 15.0) == (norm.raw_latency_us[0], norm.latency_us[0])
     assert 2.0 == factor_for(correction, "batched_gemm")
+    assert 1.0 == factor_for(replace(correction, factors={"gemm": 2.0}), "rms_norm")
 
 
 def test_every_kind_of_operator_has_its_group() -> None:

@@ -46,3 +46,9 @@ def test_a_collective_reads_only_where_tokens_are_exchanged() -> None:
     exchange = OperatorNode(operator="all_to_all", role="x", dims=link, **_REST)
     reduce = OperatorNode(operator="all_reduce", role="x", dims=link, **_REST)
     assert (100.0, 0.0) == (read_bytes(exchange), read_bytes(reduce))
+
+
+def test_what_has_no_rows_or_no_width_reads_nothing() -> None:
+    for dims in ({"num_params": 9}, {"num_tokens": 3, "num_experts": 8}, {"hidden": 5}):
+        node = OperatorNode(operator="adam", role="x", dims=dims, **_REST)
+        assert (0.0, 0.0) == (read_bytes(node), written_bytes(node))

@@ -184,6 +184,14 @@ def test_gradients_are_reduced_in_the_frameworks_format() -> None:
     assert (DType.BF16, 2 * _NUM_PARAMS) == (node.dtype, node.dims["message_bytes"])
 
 
+def test_a_degree_of_weights_that_cuts_no_ranks_is_said_elsewhere_alone() -> None:
+    """What does not divide the tp x cp x dp ranks says nothing of replicas."""
+    layout = ParallelLayout(tp=2, dp=4)
+    isp = {"layout": layout, "weight_parallel": "isp", "shard_degree": 3}
+    assert [] == list(check_sharding(_scenario(weight_degree=3, **isp)))
+    assert 1 == len(list(check_sharding(_scenario(weight_degree=8, **isp))))
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
