@@ -38,7 +38,7 @@ _COMMANDS = {
             " --global-batch-tokens 1024 --page {page} --vary tp=1 --vary micro_batch_size=1"
             " --finalists 1"
         ),
-        "on 1 nodes of h200_sxm and 1 nodes of a100_sxm_80",
+        "on 1 node of h200_sxm and 1 node of a100_sxm_80",
     ),
 }
 _NARROWED = "foretoken profile --device h200_sxm"
@@ -86,10 +86,31 @@ def test_the_report_carries_it(run: Run, tmp_path: Path, name: str) -> None:
     assert _NARROWED in echo["narrowing"]
 
 
-def test_memory_rests_on_no_measurement(run: Run) -> None:
-    said = run("memory", "--model", "tiny-llama", "--device", "h200").stdout
-    assert "question: training tiny-llama in bf16 by plain; on 1 x h200_sxm" in said
-    assert "rests on: counted sizes of what training holds" in said
+def test_memory_rests_on_no_measurement(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    said = run("memory", "--model", "tiny-llama", "--device", "h200", "--page", page).stdout
+    for text in (said, page.read_text()):
+        assert "training tiny-llama in bf16 (trainer plain); on 1 x h200_sxm" in text
+        assert "counted sizes of what training holds" in text
+    assert "The question, and what the answer rests on" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "best"),
+    [
+        ("search serving", "the best, 1 x tp1 b4 "),
+        ("search training", "the best, tp1 pp1 dp1 "),
+        ("search training on several types", "the best, tp1 pp2 dp8 mbs1 "),
+    ],
+)
+def test_what_was_not_simulated_tells_its_shares(
+    run: Run, tmp_path: Path, name: str, best: str
+) -> None:
+    words = [*_words(name, tmp_path), "--finalists", "0"]
+    page = tmp_path / "page.html"
+    for said in (run(*words).stdout, page.read_text()):
+        assert f"100 % data sheet, by time ({best}" in said
+        assert f"{_NARROWED} --model tiny-llama --tp 1" in said
 
 
 def test_a_prediction_tells_the_call_and_what_would_measure_it(run: Run) -> None:
@@ -97,6 +118,15 @@ def test_a_prediction_tells_the_call_and_what_would_measure_it(run: Run) -> None
     assert "question: gemm m=8 n=64 k=64 in bf16 forward on h200_sxm" in said
     assert "rests on: 100 % data sheet, by time" in said
     assert "`foretoken profile --device h200_sxm --operator gemm`" in said
+
+
+@pytest.mark.parametrize("more", [(), ("--explain",)])
+def test_a_prediction_in_json_carries_it(run: Run, more: tuple[str, ...]) -> None:
+    words = ("predict", "gemm", "m=8", "n=64", "k=64", "--device", "h200", *more)
+    echo: dict[str, Any] = json.loads(run("--output", "json", *words).stdout)["echo"]
+    assert echo["question"] == "gemm m=8 n=64 k=64 in bf16 forward on h200_sxm"
+    assert echo["time_ratio_by_provenance"] == {"analytical": 1.0}
+    assert "`foretoken profile --device h200_sxm --operator gemm`" in echo["narrowing"]
 
 
 def test_what_is_emulated_is_remarked(run: Run, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from foretoken.domain.echo import Echo, describe_time_shares
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.load import load_model
 from foretoken.domain.question import (
+    OBJECTIVE_WORDS,
     describe_capacity,
     describe_run,
     describe_serving,
@@ -17,6 +18,7 @@ from foretoken.domain.question import (
 )
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.search import (
+    OBJECTIVES,
     CapacityRequest,
     LatencyLimit,
     ServingSearchRequest,
@@ -25,7 +27,12 @@ from foretoken.domain.search import (
 )
 from foretoken.domain.slo import Slo
 from foretoken.domain.training_run import TrainingRunRequest
-from foretoken.domain.training_search import NodeGroup, TrainingSearchRequest, TrainingSpace
+from foretoken.domain.training_search import (
+    TRAINING_OBJECTIVES,
+    NodeGroup,
+    TrainingSearchRequest,
+    TrainingSpace,
+)
 
 _SERVING = ServingScenario(
     model=load_model("llama-3.1-8b"),
@@ -52,8 +59,8 @@ def test_a_question_is_told_as_it_was_understood() -> None:
         " at 1/s (poisson), 512 prompt and 128 answer tokens; SLO TTFT at most 2 s"
     )
     assert describe_run(TrainingRunRequest(scenario=_TRAINING, num_tokens=1e12, target_days=9)) == (
-        "training llama-2-7b in bf16 by plain; on 8 x a100_sxm_80 (tp 2, dp 4); steps of 8 samples"
-        " of 4,096 tokens, 1 at a time; 1e+12 tokens; to be done in 9 days"
+        "training llama-2-7b in bf16 (trainer plain); on 8 x a100_sxm_80 (tp 2, dp 4); steps of 8"
+        " samples of 4,096 tokens, 1 at a time; 1e+12 tokens; to be done in 9 days"
     )
 
 
@@ -63,15 +70,21 @@ def test_a_search_tells_its_space_and_its_targets() -> None:
         scenario=_SERVING, space=space, targets=_TARGETS, target_rps=20, objective="cost"
     )
     assert describe_serving_search(request) == (
-        "the best deployment of llama-3.1-8b in bf16, weights fp8 by cost; on up to 16 x h200_sxm,"
-        " h100_sxm; engine vllm-0.19; 100 requests, 512 prompt and 128 answer tokens; carrying 20"
-        " requests/s; targets TTFT mean at most 2 s, e2e p99 at most 30 ms"
+        "the best deployment of llama-3.1-8b in bf16, weights fp8 by least cost per token; on up to"
+        " 16 x h200_sxm, h100_sxm; engine vllm-0.19; 100 requests, 512 prompt and 128 answer"
+        " tokens; carrying 20 requests/s; targets TTFT mean at most 2 s, e2e p99 at most 30 ms"
     )
     capacity = CapacityRequest(scenario=_SERVING, targets=_TARGETS)
     assert describe_capacity(capacity).startswith("the highest rate of llama-3.1-8b in bf16")
     groups = (NodeGroup(device="h200", num_nodes=2), NodeGroup(device="a100", num_nodes=4))
     mixed = TrainingSearchRequest(scenario=_TRAINING, space=TrainingSpace(node_groups=groups))
     assert "on 2 nodes of h200_sxm and 4 nodes of a100_sxm_80" in describe_training_search(mixed)
+
+
+def test_every_objective_has_words() -> None:
+    assert {*OBJECTIVES, *TRAINING_OBJECTIVES} == set(OBJECTIVE_WORDS)
+    request = ServingSearchRequest(scenario=_SERVING)
+    assert "by tokens/s per GPU; on up to" in describe_serving_search(request)
 
 
 def test_pools_are_told_apart() -> None:
@@ -81,7 +94,7 @@ def test_pools_are_told_apart() -> None:
     )
     scenario = replace(_SERVING, cluster=ClusterSpec(pools=pools))
     assert (
-        "on 3 replicas of h100_sxm (tp 2) (prefill) and 1 replicas of h200_sxm (tp 2) (decode)"
+        "on 3 replicas of h100_sxm (tp 2) (prefill) and 1 replica of h200_sxm (tp 2) (decode)"
         in describe_serving(scenario)
     )
 

@@ -96,6 +96,31 @@ def _simulate(
 
 
 @pytest.mark.parametrize("profile", ["vllm-0.20", "sglang-0.5", "trtllm-1.0"])
+@pytest.mark.parametrize(("batch", "limit"), [(4.0, 512.0), (16.0, 2048.0)])
+def test_the_steps_of_requests_fill_the_time(profile: str, batch: float, limit: float) -> None:
+    """A request's parts of all steps take the time between two requests, and hold its tokens."""
+    rules = replace(
+        closed_form_rules(find_engine(profile), ParallelLayout()), step_us=0.0, step_us_per_seq=0.0
+    )
+    times, size = _FlatTimes(), (np.array([batch]), np.array([limit]))
+    form = ReplicaForm(times, rules, _load())
+    pools = (
+        (form.aggregated_mix(*size), form.aggregated(*size), _PROMPT, _ANSWER),
+        (form.prefill_mix(*size), form.prefill(*size), _PROMPT, 0),
+        (form.decode_mix(size[0]), form.decode(size[0]), 0, _ANSWER),
+    )
+    for mix, state, prompt, answer in pools:
+        prompts, decodes = mix.prompts_per_request[0], mix.decodes_per_request[0]
+        time_us = prompts * times.mixed_us(mix.prompts)[0, 0, 0]
+        time_us += decodes * times.decode_us(*mix.decodes)[0, 0, 0]
+        computed = prompts * (mix.prompts.num_prefills * mix.prompts.piece_tokens)[0]
+        decoded = prompts * mix.prompts.num_decodes[0] + decodes * mix.decodes.num_decodes[0]
+        assert time_us * state.rate_rps[0, 0] / US_PER_S == pytest.approx(1.0, rel=0.05)
+        assert computed == pytest.approx(prompt, rel=0.01)
+        assert decoded == pytest.approx(max(answer - 1, 0), rel=0.1)
+
+
+@pytest.mark.parametrize("profile", ["vllm-0.20", "sglang-0.5", "trtllm-1.0"])
 @pytest.mark.parametrize(("batch", "limit"), [(1, 512), (4, 512), (8, 512), (16, 2048)])
 def test_steady_state_is_that_of_the_simulation(profile: str, batch: int, limit: int) -> None:
     """Rate and TPOT are within 4 % of a simulated closed loop, TTFT within 30 %."""

@@ -232,15 +232,44 @@ def test_prices_rank_by_cost() -> None:
 
 
 def test_what_was_answered_is_not_asked_again() -> None:
-    """A second search of the same engines under other targets asks the predictor nothing."""
+    """A second search of the same engines asks about its best alone, which is not simulated."""
     predictor = _Roofline()
     search = _search(predictor)
     search.run(_request(), InlineContext())
-    num_queries = predictor.num_queries
+    assert predictor.num_queries == 2
 
     search.run(_request(targets=_limits(2000, 20)), InlineContext())
 
-    assert predictor.num_queries == num_queries == 1
+    assert predictor.num_queries == 3
+
+
+class _ProductsMeasured(_Roofline):
+    """Matrix products were measured; all else is transferred."""
+
+    def _answer(self, query: LatencyQuery, table: OperatorTable) -> LatencyColumns:
+        basis = Provenance.MEASURED if table.operator == "gemm" else Provenance.TRANSFERRED
+        answer = super()._answer(query, table)
+        return replace(answer, provenance=np.full(table.num_rows, basis.value))
+
+
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_the_best_that_is_not_simulated_tells_what_its_time_rests_on(mode: str) -> None:
+    """The shares of time are those that simulating it finds, within 5 points."""
+    space = replace(_request().space, modes=(mode,))
+    request = _request(space=space)
+
+    report = _search(_ProductsMeasured()).run(request, InlineContext())
+    simulated = _search(_ProductsMeasured()).run(replace(request, num_finalists=1), InlineContext())
+
+    finalist = next(item for item in simulated.finalists if item.name == report.best)
+    expected = finalist.report.step_time_ratio_by_provenance
+    shares = report.echo.time_ratio_by_provenance
+    assert report.echo.basis == f"the best, {report.best}, in closed form"
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert 0.5 < shares["measured"] < 1
+    assert shares["measured"] == pytest.approx(expected["measured"], abs=0.05)
+    assert shares["transferred"] == pytest.approx(expected["transferred"], abs=0.05)
+    assert simulated.echo.time_ratio_by_provenance == {}
 
 
 def test_a_model_too_large_is_ruled_out_by_memory() -> None:

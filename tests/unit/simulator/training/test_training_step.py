@@ -12,7 +12,7 @@ from training_fakes import RooflinePredictor, build_scenario
 
 from foretoken.domain import schema
 from foretoken.domain.errors import CancelledJobError, InvalidRequestError, UnknownPluginError
-from foretoken.domain.estimate import DType
+from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Provenance
 from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
@@ -20,7 +20,7 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_report import SPAN_KINDS, TrainingReport
 from foretoken.domain.units import GIB
-from foretoken.simulator.training.step import simulate_training
+from foretoken.simulator.training.step import share_step_time, simulate_training
 
 
 def _simulate(scenario: TrainingScenario) -> TrainingReport:
@@ -249,6 +249,33 @@ def test_the_predictor_is_asked_once_and_no_call_twice() -> None:
     for table in query.tables:
         rows = list(zip(*table.columns.values(), strict=True))
         assert len(set(rows)) == len(rows)
+
+
+class _ProductsMeasured(RooflinePredictor):
+    """Matrix products were measured, all else is transferred."""
+
+    def _answer(self, query: LatencyQuery, table: OperatorTable) -> LatencyColumns:
+        basis = Provenance.MEASURED if table.operator == "gemm" else Provenance.TRANSFERRED
+        answer = super()._answer(query, table)
+        return dataclasses.replace(answer, provenance=[basis.value] * table.num_rows)
+
+
+@pytest.mark.parametrize(
+    ("layout", "error"),
+    [
+        (ParallelLayout(tp=2, dp=2), 1e-9),
+        # What the pipeline sends is left out.
+        (ParallelLayout(pp=4), 0.01),
+    ],
+)
+def test_shares_by_provenance_need_no_composed_step(layout: ParallelLayout, error: float) -> None:
+    scenario = build_scenario(layout=layout, global_batch_size=16)
+    report = simulate_training(scenario, _ProductsMeasured(), None)
+    predictor = _ProductsMeasured()
+    shares = share_step_time(scenario, predictor)
+    assert len(predictor.queries) == 1
+    assert set(shares) == {"measured", "transferred"}
+    assert shares == pytest.approx(report.step_time_ratio_by_provenance, abs=error)
 
 
 def test_model_flops_are_six_per_parameter_and_token() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from foretoken.domain.estimate import Provenance
 
@@ -35,6 +36,11 @@ class Echo:
     time_ratio_by_provenance: Mapping[str, float] = field(default_factory=dict)
     narrowing: str = ""
     remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def of_estimate(cls, name: str, shares: Mapping[str, float]) -> Self:
+        """Return what the best of a search rests on, which was not simulated."""
+        return cls(basis=f"the best, {name}, in closed form", time_ratio_by_provenance=dict(shares))
 
     def lines(self, label: str = "") -> list[str]:
         """Return what there is to say, a line each; none of an echo that says nothing.

@@ -1,6 +1,6 @@
 """A request in a line, as it was understood: defaults filled in, names resolved."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
@@ -16,6 +16,15 @@ from foretoken.domain.training_search import TrainingSearchRequest
 from foretoken.domain.units import MS_PER_S
 from foretoken.domain.workload import LengthSpec, WorkloadSpec
 
+# What `OBJECTIVES` and `TRAINING_OBJECTIVES` ask for, in words.
+OBJECTIVE_WORDS: Mapping[str, str] = {
+    "throughput_per_gpu": "tokens/s per GPU",
+    "cost": "least cost per token",
+    "num_devices": "fewest GPUs",
+    "latency": "shortest TPOT",
+    "step_time": "shortest step",
+    "memory_headroom": "most free memory",
+}
 _AXES = ("tp", "pp", "dp", "cp", "ep")
 
 
@@ -63,7 +72,7 @@ def describe_serving_search(request: ServingSearchRequest) -> str:
     engines = ", ".join(space.profiles or (scenario.engine.profile,))
     rate = f"carrying {request.target_rps:g} requests/s" if request.target_rps else ""
     parts = (
-        f"the best deployment of {_model(scenario)} by {request.objective}",
+        f"the best deployment of {_model(scenario)} by {OBJECTIVE_WORDS[request.objective]}",
         f"on up to {space.max_devices} x {devices}",
         f"engine {engines}",
         _traffic(scenario.workload, has_rate=False),
@@ -76,14 +85,14 @@ def describe_serving_search(request: ServingSearchRequest) -> str:
 def describe_training_search(request: TrainingSearchRequest) -> str:
     """Return the question of a search for strategies: its clusters and its batch."""
     scenario, space = request.scenario, request.space
-    groups = [f"{group.num_nodes} nodes of {group.device}" for group in space.node_groups]
+    groups = [f"{_count(group.num_nodes, 'node')} of {group.device}" for group in space.node_groups]
     counts = space.num_devices or (scenario.layout.num_devices,)
     devices = ", ".join(space.devices or (scenario.device,))
     cluster = " and ".join(groups) or f"{_join(counts)} x {devices}"
     batches = space.global_batch_sizes or (scenario.global_batch_size,)
     return "; ".join(
         (
-            f"the best strategy of {_trained(scenario)} by {request.objective}",
+            f"the best strategy of {_trained(scenario)} by {OBJECTIVE_WORDS[request.objective]}",
             f"on {cluster}",
             f"steps of {_join(batches)} samples of {scenario.sequence_length:,} tokens",
         )
@@ -99,7 +108,7 @@ def _deployment(scenario: ServingScenario) -> str:
     if scenario.cluster is None:
         return f"{scenario.num_devices} x {scenario.device}{_layout(scenario.layout)}"
     return " and ".join(
-        f"{pool.num_replicas} replicas of {pool.device or scenario.device}"
+        f"{_count(pool.num_replicas, 'replica')} of {pool.device or scenario.device}"
         f"{_layout(pool.layout or scenario.layout)} ({pool.role})"
         for pool in scenario.cluster.pools
     )
@@ -158,7 +167,7 @@ def _time(time_ms: float) -> str:
 
 def _trained(scenario: TrainingScenario) -> str:
     dtype = scenario.dtype.name.lower()
-    return f"training {scenario.model.name} in {dtype} by {scenario.trainer.profile}"
+    return f"training {scenario.model.name} in {dtype} (trainer {scenario.trainer.profile})"
 
 
 def _cluster(scenario: TrainingScenario) -> str:
@@ -171,6 +180,10 @@ def _step(scenario: TrainingScenario) -> str:
         f"steps of {scenario.global_batch_size:,} samples of {scenario.sequence_length:,} tokens,"
         f" {scenario.micro_batch_size} at a time"
     )
+
+
+def _count(num: int, name: str) -> str:
+    return f"{num:,} {name}" if num == 1 else f"{num:,} {name}s"
 
 
 def _join(counts: Iterable[int]) -> str:

@@ -1,6 +1,6 @@
 """The echo of every answer of the simulator: see `foretoken.domain.echo`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from foretoken.domain.echo import Echo
@@ -17,6 +17,7 @@ from foretoken.domain.question import (
 from foretoken.domain.report import ServingReport
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.search import (
+    CandidateColumns,
     CapacityReport,
     CapacityRequest,
     ServingSearchReport,
@@ -24,7 +25,11 @@ from foretoken.domain.search import (
 )
 from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_run import TrainingRunRequest
-from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
+from foretoken.domain.training_search import (
+    StrategyColumns,
+    TrainingSearchReport,
+    TrainingSearchRequest,
+)
 from foretoken.simulator.latency_surfaces import quantization_of
 from foretoken.simulator.serving.fleet import pool_scenarios
 
@@ -33,7 +38,6 @@ Shares = Mapping[str, float]
 # Below this share of time not measured there is little left to narrow.
 _NARROW_ENOUGH = 0.005
 _NOT_TIMED = "no time was predicted: nothing that was asked can run"
-_NOT_SIMULATED = "estimates in closed form; with --finalists 1 the shares of their time are told"
 
 
 def echo_serving(scenario: ServingScenario, report: ServingReport) -> ServingReport:
@@ -53,14 +57,13 @@ def echo_capacity(request: CapacityRequest, report: CapacityReport) -> CapacityR
 def echo_serving_search(
     request: ServingSearchRequest, report: ServingSearchReport
 ) -> ServingSearchReport:
-    """Return the answer of a search for deployments with its echo, by its first finalist."""
-    finalist = next((item for item in report.finalists if _shares(item.report)), None)
-    shares = _shares(finalist.report) if finalist else {}
+    """Return the answer of a search for deployments with its echo, by its best."""
+    basis, shares = _best_shares(report)
     scenario, space = request.scenario, request.space
     calls = [
         (scenario.model, device, layout)
         for device in space.devices or (scenario.device,)
-        for layout in _layouts(space.tp, scenario.layout)
+        for layout in _layouts(report.candidates, {report.best, *report.ties}, scenario.layout)
     ]
     varied = [
         replace(scenario, device=device, quantization=scheme, cluster=None)
@@ -69,7 +72,7 @@ def echo_serving_search(
     ]
     echo = Echo(
         question=describe_serving_search(request),
-        basis=finalist.name if finalist else _unsimulated(bool(report.best)),
+        basis=basis,
         remarks=tuple(dict.fromkeys(text for part in varied for text in _remarks(part))),
     )
     return replace(report, echo=_grounded(echo, shares, _narrowing(calls, shares)))
@@ -91,21 +94,17 @@ def echo_run(request: TrainingRunRequest, shares: Shares) -> Echo:
 def echo_training_search(
     request: TrainingSearchRequest, report: TrainingSearchReport
 ) -> TrainingSearchReport:
-    """Return the answer of a search for strategies with its echo, by its first finalist."""
-    found = (item for item in report.finalists if _shares(item.report))
-    finalist = next(found, None)
-    shares = _shares(finalist.report) if finalist else {}
+    """Return the answer of a search for strategies with its echo, by its best."""
+    basis, shares = _best_shares(report)
     scenario, space = request.scenario, request.space
+    firsts = {report.best.get(request.objective, ""), *report.ties}
     grouped = tuple(group.device for group in space.node_groups)
     calls = [
         (scenario.model, device, layout)
         for device in dict.fromkeys(grouped or space.devices or (scenario.device,))
-        for layout in _layouts(space.tp, scenario.layout)
+        for layout in _layouts(report.candidates, firsts, scenario.layout)
     ]
-    echo = Echo(
-        question=describe_training_search(request),
-        basis=finalist.name if finalist else _unsimulated(report.num_fitting > 0),
-    )
+    echo = Echo(question=describe_training_search(request), basis=basis)
     narrowing = _narrowing(calls, shares, is_training=True)
     return replace(report, echo=_grounded(echo, shares, narrowing))
 
@@ -119,12 +118,12 @@ def _grounded(echo: Echo, shares: Shares, narrowing: str) -> Echo:
     return replace(echo, time_ratio_by_provenance=dict(shares), narrowing=narrowing)
 
 
-def _unsimulated(has_answer: bool) -> str:
-    return _NOT_SIMULATED if has_answer else _NOT_TIMED
-
-
-def _shares(report: ServingReport | TrainingReport) -> Shares:
-    return report.step_time_ratio_by_provenance
+def _best_shares(report: ServingSearchReport | TrainingSearchReport) -> tuple[str, Shares]:
+    """Return what the shares are of, and the shares: of the first finalist, or of the estimate."""
+    for finalist in report.finalists:
+        if finalist.report.step_time_ratio_by_provenance:
+            return finalist.name, finalist.report.step_time_ratio_by_provenance
+    return report.echo.basis, report.echo.time_ratio_by_provenance
 
 
 def _remarks(scenario: ServingScenario) -> tuple[str, ...]:
@@ -143,8 +142,18 @@ def _trained(scenario: TrainingScenario, shares: Shares) -> str:
     return _narrowing(calls, shares, is_training=True)
 
 
-def _layouts(tp: Iterable[int], layout: ParallelLayout) -> list[ParallelLayout]:
-    return [ParallelLayout(tp=degree) for degree in tp] or [layout]
+def _layouts(
+    table: CandidateColumns | StrategyColumns, firsts: Collection[str], layout: ParallelLayout
+) -> list[ParallelLayout]:
+    """Return how the best split layers, and what ties with them; without any, the scenario's."""
+    degrees = [table.tp, table.prefill_tp] if isinstance(table, CandidateColumns) else [table.tp]
+    found = {
+        int(tp)
+        for column in degrees
+        for name, tp in zip(table.name, column, strict=True)
+        if name in firsts and tp
+    }
+    return [ParallelLayout(tp=tp) for tp in sorted(found)] or [layout]
 
 
 def _narrowing(calls: Iterable[_Call], shares: Shares, *, is_training: bool = False) -> str:

@@ -62,9 +62,15 @@ class CliState:
         return replace(self, config=config)
 
     def print_object(self, value: Any, table: Callable[[], Table], *echoes: Echo) -> None:
-        """Print a result: JSON of the whole value, or its table and the echoes of its answers."""
+        """Print a result: JSON of the whole value, or its table and the echoes of its answers.
+
+        JSON of one answer has its `echo`, be it a field of the value or not.
+        """
         if self.is_json:
-            sys.stdout.write(json.dumps(schema.encode(value), indent=2) + "\n")
+            encoded = schema.encode(value)
+            if len(echoes) == 1 and isinstance(encoded, dict):
+                encoded = {**encoded, "echo": schema.encode(echoes[0])}
+            sys.stdout.write(json.dumps(encoded, indent=2) + "\n")
         else:
             has_width = sys.stdout.isatty() or "COLUMNS" in process_environment()
             Console(width=None if has_width else _PIPED_WIDTH).print(with_echo(table(), *echoes))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from foretoken.domain.question import OBJECTIVE_WORDS
 from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_search import (
     TRAINING_OBJECTIVES,
@@ -25,12 +26,6 @@ _LAYOUT = (
     *("device", "num_devices", "global_batch_size", "placement"),
     *("tp", "pp", "dp", "cp", "ep"),
 )
-_OBJECTIVE_NAMES = {
-    "throughput_per_gpu": "tokens/s per GPU",
-    "step_time": "shortest step",
-    "cost": "least cost per token",
-    "memory_headroom": "most free memory",
-}
 _VERDICT_NAMES = {
     "memory": "out of memory",
     "memory, simulated": "out of memory when simulated",
@@ -206,7 +201,7 @@ def describe_step(step_ms: float) -> str:
 
 def describe_objective(objective: str) -> str:
     """Return what ranks, in words."""
-    return _OBJECTIVE_NAMES.get(objective, objective.replace("_", " "))
+    return OBJECTIVE_WORDS.get(objective, objective.replace("_", " "))
 
 
 def describe_verdict(verdict: str) -> str:

@@ -219,10 +219,10 @@ class SearchJobs:
                 report = self._search.run(request, context)
                 num_workers = report.num_workers or context.num_workers
             self._statistics.observe_evaluated(report.num_evaluated)
-            report, tables = take_tables(report)
-            attach_tables(tables, progress)
             report = replace(report, num_workers=num_workers, job_id=progress.job_id)
-            return echo_serving_search(request, report)
+            report, tables = take_tables(echo_serving_search(request, report))
+            attach_tables(tables, progress)
+            return report
 
         return work
 
@@ -231,9 +231,10 @@ class SearchJobs:
             with JobContext(self._open_executor(), progress, self._statistics) as context:
                 report = search_training(request, self._predictor, context)
             self._statistics.observe_evaluated(report.num_legal)
-            report, tables = take_tables(report)
+            report = replace(report, job_id=progress.job_id)
+            report, tables = take_tables(echo_training_search(request, report))
             attach_tables(tables, progress)
-            return echo_training_search(request, replace(report, job_id=progress.job_id))
+            return report
 
         return work
 

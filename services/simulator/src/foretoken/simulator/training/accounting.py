@@ -10,8 +10,9 @@ from foretoken.domain.graph import OperatorNode, Overlap
 from foretoken.domain.operator import find_operator
 from foretoken.simulator.training.composition import ComposedStep, StepComposition
 from foretoken.simulator.training.layer_program import Column, CommunicationKey, PassNodes
+from foretoken.simulator.training.operator_prices import OperatorPrices
 from foretoken.simulator.training.schedule import pair_key
-from foretoken.simulator.training.stage_operators import ChunkOperators
+from foretoken.simulator.training.stage_operators import ChunkOperators, StepOperators
 from foretoken.simulator.training.variability import ESTIMATE
 
 
@@ -60,6 +61,31 @@ def account_ranks(composition: StepComposition, composed: ComposedStep) -> list[
     """Return the account of every rank of the pipeline, at the estimate."""
     num_ranks = len(composition.rules.orders)
     return [_Rank(composition, composed, rank).account() for rank in range(num_ranks)]
+
+
+def sum_by_provenance(
+    operators: StepOperators,
+    prices: OperatorPrices,
+    rank: int,
+    pass_counts: Mapping[tuple[str, int], int],
+) -> Mapping[str, float]:
+    """Return the µs of all operators of a rank of the pipeline in a step by what they rest on.
+
+    Every operator counts, hidden or not, at its estimate; what the pipeline sends does not.
+    """
+    held = [operators.chunks[index] for index in operators.chunks_of_rank[rank]]
+    once = [node for chunk in held for node in (*chunk.states.reduction, *chunk.states.gather)]
+    runs = [((*once, *operators.checks[rank], *operators.updates[rank]), 1)]
+    runs += [
+        (tuple(pass_nodes(operators.chunks[index], kind).nodes), count)
+        for (kind, index), count in pass_counts.items()
+    ]
+    own, found = prices.of_stage(rank), defaultdict[str, float](float)
+    for nodes, count in runs:
+        for node in nodes:
+            price = own.find(node)
+            found[price.provenance.name.lower()] += price.latency_us * node.repeat * count
+    return found
 
 
 def value(column: Column | float) -> float:

@@ -1,13 +1,14 @@
 """Simulate one optimizer step: what each stage runs, for how long, and what it must hold."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.report import Feasibility, Percentiles
@@ -16,7 +17,7 @@ from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.units import US_PER_MS, US_PER_S
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.rank import chunk_ranks
-from foretoken.simulator.training.accounting import account_ranks, in_ms
+from foretoken.simulator.training.accounting import account_ranks, in_ms, sum_by_provenance
 from foretoken.simulator.training.components import list_components
 from foretoken.simulator.training.composition import ComposedStep, StepComposition, StepRules
 from foretoken.simulator.training.efficiency import (
@@ -85,15 +86,8 @@ def simulate_training(
         check_chunks(ranks, scenario)
     except InvalidRequestError as err:
         return replace(report, feasibility=Feasibility(is_feasible=False, reason=err.message))
-    _update(progress, 0.1, "lower the model to operators")
     orders = order_step(scenario, schedule)
-    operators = lower_step(scenario, scenario.trainer.resolve(), ranks, orders)
-    _update(progress, 0.3, "ask the predictor")
-    nodes = [tuple(operators.nodes_of_rank(rank)) for rank in range(len(orders))]
-    prices = fetch_stage_prices(nodes, scenario, predictor)
-    if scenario.module_times is not None:
-        measured = _measure_modules(scenario, operators, prices)
-        prices, operators = replace(prices, measured=measured), operators.expose(measured)
+    operators, prices = _price_step(scenario, ranks, orders, predictor, progress)
     rules = StepRules.of_scenario(scenario, schedule, orders)
     composition = StepComposition(
         operators, prices, rules, lambda: _update(progress, 0.7, "run the pipeline")
@@ -114,6 +108,49 @@ def simulate_training(
     )
     _update(progress, 0.9, "follow the memory")
     return _with_memory(report, scenario, operators, orders)
+
+
+def share_step_time(scenario: TrainingScenario, predictor: LatencySource) -> Mapping[str, float]:
+    """Return the shares of a step's operators by `Provenance` in lower case, without composing it.
+
+    They are those of the stage whose operators take longest, hidden communication included; what
+    the pipeline sends is left out. The scenario must fit the model.
+
+    Raises:
+        InvalidRequestError: the batch does not divide, or the layout does not fit.
+
+    """
+    schedule = find_schedule(scenario.pipeline_schedule)
+    scenario = with_chunks(scenario, schedule)
+    orders = order_step(scenario, schedule)
+    operators, prices = _price_step(scenario, chunk_ranks(scenario), orders, predictor, None)
+    rules = StepRules.of_scenario(scenario, schedule, orders)
+    stages = [
+        sum_by_provenance(operators, prices, rank, rules.count_passes(rank))
+        for rank in range(len(orders))
+    ]
+    longest = max(stages, key=lambda stage: sum(stage.values()))
+    total_us = sum(longest.values())
+    return {name: time_us / total_us for name, time_us in longest.items()}
+
+
+def _price_step(
+    scenario: TrainingScenario,
+    ranks: Sequence[RankContext],
+    orders: Sequence[RankOrder],
+    predictor: LatencySource,
+    progress: JobProgress | None,
+) -> tuple[StepOperators, OperatorPrices]:
+    """Return the operators of a step and what they cost."""
+    _update(progress, 0.1, "lower the model to operators")
+    operators = lower_step(scenario, scenario.trainer.resolve(), ranks, orders)
+    _update(progress, 0.3, "ask the predictor")
+    nodes = [tuple(operators.nodes_of_rank(rank)) for rank in range(len(orders))]
+    prices = fetch_stage_prices(nodes, scenario, predictor)
+    if scenario.module_times is None:
+        return operators, prices
+    measured = _measure_modules(scenario, operators, prices)
+    return operators.expose(measured), replace(prices, measured=measured)
 
 
 def _measure_modules(

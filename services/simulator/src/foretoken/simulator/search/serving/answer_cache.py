@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from foretoken.domain import schema
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.workload import WorkloadSpec
-from foretoken.simulator.cost.surface import SurfaceSpec
+from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.latency_surfaces import surface_spec
 from foretoken.simulator.search.hardware_change import HardwareChange
@@ -53,7 +53,7 @@ class AnswerCache:
             ForetokenError: whatever the predictor raises.
 
         """
-        base = replace(base, name="serving", workload=WorkloadSpec(), cluster=None)
+        base = engine_base(base)
         about = (
             json.dumps(schema.encode(base), sort_keys=True),
             load,
@@ -89,22 +89,40 @@ class AnswerCache:
     ) -> tuple[list[EngineAnswer], str]:
         forms = [EngineForm(kind, base, space, load, self._hardware) for kind in kinds]
         asked = [number for number, form in enumerate(forms) if form.can_run]
-        sizes = sorted({*space.batches, *space.prefill_batches})
-        wanted = []
-        for number in asked:
-            spec = _widest_spec(kinds[number], base, space, load)
-            wanted.append((spec, grid_axes(spec, load, sizes)))
-        surfaces = fetch_grids(wanted, self._predictor)
-        times = {
-            number: StepTimes(spec, found)
-            for number, (spec, _), found in zip(asked, wanted, surfaces, strict=True)
-        }
+        able = [kinds[number] for number in asked]
+        grids = fetch_engines(able, base, space, load, self._predictor)
+        times = {number: StepTimes(*grid) for number, grid in zip(asked, grids, strict=True)}
         answers = [form.answer(times.get(number)) for number, form in enumerate(forms)]
-        return answers, surfaces[0].model_version if surfaces else self._version()
+        return answers, grids[0][1].model_version if grids else self._version()
 
     def _version(self) -> str:
         active = [model.version for model in self._predictor.list_models() if model.is_active]
         return active[0] if len(active) == 1 else ""
+
+
+def engine_base(scenario: ServingScenario) -> ServingScenario:
+    """Return what a scenario says of engines, without its load and its cluster."""
+    return replace(scenario, name="serving", workload=WorkloadSpec(), cluster=None)
+
+
+def fetch_engines(
+    kinds: Sequence[EngineKind],
+    base: ServingScenario,
+    space: SearchSpace,
+    load: LoadProfile,
+    predictor: LatencySource,
+) -> list[tuple[SurfaceSpec, LatencySurfaces]]:
+    """Return what the steps of engines cost at all settings of a space.
+
+    Raises:
+        InvalidRequestError: the model or the engine's limits cannot be used.
+        ForetokenError: whatever the predictor raises.
+
+    """
+    specs = [_widest_spec(kind, base, space, load) for kind in kinds]
+    sizes = sorted({*space.batches, *space.prefill_batches})
+    wanted = [(spec, grid_axes(spec, load, sizes)) for spec in specs]
+    return list(zip(specs, fetch_grids(wanted, predictor), strict=True))
 
 
 def _widest_spec(

@@ -16,7 +16,12 @@ from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.rules import EngineRules
-from foretoken.simulator.search.serving.step_time import NUM_VARIANTS, MixedSteps
+from foretoken.simulator.search.serving.step_time import (
+    NUM_VARIANTS,
+    DecodeSteps,
+    MixedSteps,
+    StepMix,
+)
 
 # What a step consists of says what it takes, and the other way round; each round brings both
 # about ten times closer together.
@@ -47,12 +52,14 @@ class _Flow:
     """The steps of one batch, [variant, point].
 
     `per_step` requests are done in a step, of decoding where prompts have steps of their own. A
-    step that computes prompts computes `piece_total` tokens of them in `prompt_us`; `share` of all
-    steps do, or where prompts have steps of their own so many for each step of decoding.
+    step that computes prompts computes `piece_total` tokens of them in `prompt_us`, `beside`
+    sequences decoding; `share` of all steps do, or where prompts have steps of their own so many
+    for each step of decoding.
     """
 
     per_step: Floats
     piece_total: Floats
+    beside: Floats
     prompt_us: Floats
     decode_us: Floats
     mean_us: Floats
@@ -81,17 +88,8 @@ class ReplicaForm:
         `concurrency` requests are on a replica at any time, all of them running; a step computes at
         most `budget` tokens.
         """
-        # Engines in lock step and batches in flight share the requests.
-        num = np.maximum(concurrency / self._num_streams, 1.0)
-        num = np.broadcast_to(num, (NUM_VARIANTS, len(num)))
-        budget = np.broadcast_to(budget, num.shape)
-        away, crowd = np.ones(num.shape), _Crowd(np.zeros(num.shape), np.zeros(num.shape))
-        for _ in range(_NUM_ROUNDS):
-            flow = self._flow(num, budget, num / (self._answer + away), crowd)
-            away = self._steps_away(num, budget, away)
-            rate = num / (self._answer + away) / flow.mean_us
-            arriving = rate * flow.prompt_us if self._rules.mixes else flow.per_step
-            crowd = _Crowd(arriving, self._busy(num, budget, flow))
+        num, away, flow = self._settle(concurrency, budget)
+        rate = num / (self._answer + away) / flow.mean_us
         ttft_us = self._ttft_us(num, away, flow)
         tpot_us = np.maximum(num / rate - ttft_us, 0.0) / self._answer
         return SteadyState(
@@ -106,9 +104,7 @@ class ReplicaForm:
         `ttft_us` is what a prompt takes that waits for nobody, `tpot_us` 0.
         """
         num = np.broadcast_to(concurrency / self._num_streams, (NUM_VARIANTS, len(concurrency)))
-        total = np.minimum(np.broadcast_to(budget, num.shape), np.maximum(num, 1.0) * self._prompt)
-        if not self._rules.splits:
-            total = self._whole(total)
+        total = self._prompt_total(num, budget)
         step_us, latency_us = self._prompt_us(total, np.zeros(num.shape))
         rate = total / self._prompt / step_us * self._num_streams
         num_pieces = np.maximum(np.ceil(self._prompt / total - 1e-9), 1.0)
@@ -125,6 +121,52 @@ class ReplicaForm:
         tpot_us = self._decode_us(num)
         rate = np.minimum(concurrency, self._num_streams) * num / (tpot_us * self._answer)
         return SteadyState(ttft_us=np.zeros(num.shape), tpot_us=tpot_us, rate_rps=rate * US_PER_S)
+
+    def aggregated_mix(self, concurrency: Floats, budget: Floats) -> StepMix:
+        """Return the steps of replicas as `aggregated` takes them."""
+        _, _, flow = self._settle(concurrency, budget)
+        decoding = 1.0 - flow.share[0] if self._rules.mixes else np.ones(len(concurrency))
+        return StepMix(
+            prompts=self._prompt_steps(flow.piece_total[0], flow.beside[0]),
+            prompts_per_request=flow.share[0] / flow.per_step[0],
+            decodes=self._decode_steps(np.maximum(flow.per_step[0] * self._answer, 1.0)),
+            decodes_per_request=decoding / flow.per_step[0],
+        )
+
+    def prefill_mix(self, concurrency: Floats, budget: Floats) -> StepMix:
+        """Return the steps of replicas as `prefill` takes them: none decodes."""
+        total = self._prompt_total(concurrency / self._num_streams, budget)
+        return StepMix(
+            prompts=self._prompt_steps(total, np.zeros(len(total))),
+            prompts_per_request=self._prompt / total,
+            decodes=self._decode_steps(np.ones(len(total))),
+            decodes_per_request=np.zeros(len(total)),
+        )
+
+    def decode_mix(self, concurrency: Floats) -> StepMix:
+        """Return the steps of replicas as `decode` takes them: none computes prompts."""
+        num = np.maximum(concurrency / self._num_streams, 1.0)
+        return StepMix(
+            prompts=self._prompt_steps(np.full(len(num), self._prompt), np.zeros(len(num))),
+            prompts_per_request=np.zeros(len(num)),
+            decodes=self._decode_steps(num),
+            decodes_per_request=self._answer / num,
+        )
+
+    def _settle(self, concurrency: Floats, budget: Floats) -> tuple[Floats, Floats, _Flow]:
+        """Return the requests of a batch, the steps they wait for others, and all steps."""
+        # Engines in lock step and batches in flight share the requests.
+        num = np.maximum(concurrency / self._num_streams, 1.0)
+        num = np.broadcast_to(num, (NUM_VARIANTS, len(num)))
+        budget = np.broadcast_to(budget, num.shape)
+        away, crowd = np.ones(num.shape), _Crowd(np.zeros(num.shape), np.zeros(num.shape))
+        for _ in range(_NUM_ROUNDS):
+            flow = self._flow(num, budget, num / (self._answer + away), crowd)
+            away = self._steps_away(num, budget, away)
+            rate = num / (self._answer + away) / flow.mean_us
+            arriving = rate * flow.prompt_us if self._rules.mixes else flow.per_step
+            crowd = _Crowd(arriving, self._busy(num, budget, flow))
+        return num, away, flow
 
     def _flow(self, num: Floats, budget: Floats, rate_per_step: Floats, crowd: _Crowd) -> _Flow:
         """Return the steps where so many requests are done in a step."""
@@ -151,6 +193,7 @@ class ReplicaForm:
         return _Flow(
             per_step=num_decodes / self._answer,
             piece_total=room,
+            beside=beside,
             prompt_us=prompt_us,
             decode_us=decode_us,
             mean_us=share * prompt_us + rest * decode_us,
@@ -166,6 +209,11 @@ class ReplicaForm:
         if rules.max_num_prefills:
             room = np.minimum(room, rules.max_num_prefills * self._prompt)
         return np.minimum(room, num * self._prompt)
+
+    def _prompt_total(self, num: Floats, budget: Floats) -> Floats:
+        """Return the prompt tokens of a step where nobody decodes."""
+        total = np.minimum(budget, np.maximum(num, 1.0) * self._prompt)
+        return total if self._rules.splits else self._whole(total)
 
     def _whole(self, room: Floats) -> Floats:
         """Return the tokens of whole prompts; a prompt longer than a step is computed in pieces."""
@@ -231,16 +279,21 @@ class ReplicaForm:
 
     def _decode_us(self, num_decodes: Floats) -> Floats:
         """Return what a step of decoding takes until the next of the same batch."""
-        flat = num_decodes.ravel()
-        group = flat * self._rules.num_engines
-        stages = self._times.decode_us(flat, self._load.raggedness_of(flat), group)
+        stages = self._times.decode_us(*self._decode_steps(num_decodes.ravel()))
         return self._round_us(stages, num_decodes)[0]
+
+    def _decode_steps(self, num_decodes: Floats) -> DecodeSteps:
+        group = num_decodes * self._rules.num_engines
+        return DecodeSteps(num_decodes, self._load.raggedness_of(num_decodes), group)
 
     def _prompt_us(self, piece_total: Floats, num_decodes: Floats) -> tuple[Floats, Floats]:
         """Return what a step with prompts takes, until the next, and through all stages."""
-        total, decodes = piece_total.ravel(), num_decodes.ravel()
+        steps = self._prompt_steps(piece_total.ravel(), num_decodes.ravel())
+        return self._round_us(self._times.mixed_us(steps), num_decodes + piece_total / self._prompt)
+
+    def _prompt_steps(self, total: Floats, decodes: Floats) -> MixedSteps:
         piece = np.minimum(total, self._prompt)
-        steps = MixedSteps(
+        return MixedSteps(
             num_prefills=total / piece,
             piece_tokens=piece,
             piece_context=np.maximum(self._prompt - piece, 0.0) / 2,
@@ -248,7 +301,6 @@ class ReplicaForm:
             raggedness=self._load.raggedness_of(decodes),
             num_group_tokens=(total + decodes) * self._rules.num_engines,
         )
-        return self._round_us(self._times.mixed_us(steps), num_decodes + piece_total / self._prompt)
 
     def _round_us(self, stages_us: Floats, num_seqs: Floats) -> tuple[Floats, Floats]:
         """Return the time of a batch until it is scheduled again, and through all stages.

@@ -47,6 +47,14 @@ class EngineAnswer:
     window_bytes_per_token: float
 
 
+def make_replica_form(
+    kind: EngineKind, base: ServingScenario, times: StepTimes, load: LoadProfile
+) -> ReplicaForm:
+    """Return the closed form of a kind of engine; its rules depend on no limit."""
+    profile = replace(base.engine, profile=kind.profile).resolve()
+    return ReplicaForm(times, closed_form_rules(profile, kind.layout), load)
+
+
 class EngineForm:
     """Answers for a kind of engine; what it takes from memory planning is done once."""
 
@@ -76,9 +84,7 @@ class EngineForm:
         """Return the answers; without times, for what cannot run, all are ruled out."""
         form = None
         if times is not None:
-            profile = self._kind.scenario(self._base, 1, self._space.step_limits[0]).engine
-            rules = closed_form_rules(profile.resolve(), self._kind.layout)
-            form = ReplicaForm(times, rules, self._load)
+            form = make_replica_form(self._kind, self._base, times, self._load)
         rooms = self._rooms.values()
         return EngineAnswer(
             kind=self._kind,

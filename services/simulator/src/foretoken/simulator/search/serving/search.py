@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from foretoken.domain import schema
+from foretoken.domain.echo import Echo
 from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.ports import PredictorPort
@@ -34,6 +35,7 @@ from foretoken.simulator.search.serving.rules import has_closed_form
 from foretoken.simulator.search.serving.sensitivity import find_sensitivities
 from foretoken.simulator.search.serving.space import SearchSpace, resolve_space
 from foretoken.simulator.search.serving.table import build_table, name_of
+from foretoken.simulator.search.serving.time_shares import share_best_time
 
 
 def count_points(request: ServingSearchRequest) -> int:
@@ -81,6 +83,9 @@ class ServingSearch:
             report = replace(report, sensitivities=found)
         if request.num_finalists and (report.best or form.points.is_near.any()):
             report = self._simulate(form, report, context)
+        if report.best and not report.finalists:
+            shares = share_best_time(form, self._predictor)
+            report = replace(report, echo=Echo.of_estimate(report.best, shares))
         return replace(
             report,
             cpu_s=time.process_time() - started_cpu_s + context.worker_cpu_s,

@@ -1,6 +1,7 @@
 """How long steps take, for many at once, at the predictor's estimate and at both its bounds."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,28 @@ class MixedSteps:
     num_decodes: Floats
     raggedness: Floats
     num_group_tokens: Floats
+
+
+class DecodeSteps(NamedTuple):
+    """Steps in which sequences decode alone, one entry of each array a step."""
+
+    num_decodes: Floats
+    raggedness: Floats
+    num_group_tokens: Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMix:
+    """The steps that a request takes in steady state, one entry of each array a replica.
+
+    So many steps like `prompts` compute prompts, and so many like `decodes` do not; requests that
+    share a step take a part of it each.
+    """
+
+    prompts: MixedSteps
+    prompts_per_request: Floats
+    decodes: DecodeSteps
+    decodes_per_request: Floats
 
 
 class StepTimes:
@@ -124,3 +147,25 @@ class StepTimes:
         return np.ascontiguousarray(
             np.concatenate((estimate[None], np.moveaxis(bounds, 1, 0)), axis=0)
         )
+
+
+class ProvenanceTimes(StepTimes):
+    """Times of an engine's steps as [provenance, stage, step], in the order of `Provenance`.
+
+    What the host's launches add rests on no operator and is left out.
+    """
+
+    def time_request_us(self, mix: StepMix) -> Floats:
+        """Return the time of all stages for a request, as [provenance, replica]."""
+        prompts_us = self.mixed_us(mix.prompts).sum(axis=1)
+        decodes_us = self.decode_us(*mix.decodes).sum(axis=1)
+        total: Floats = mix.prompts_per_request * prompts_us + mix.decodes_per_request * decodes_us
+        return total
+
+    def _floored(self, kind: int, num_tokens: Floats, total_us: Floats) -> Floats:
+        del kind, num_tokens
+        return total_us
+
+    def _variants(self, surface: Surface) -> Floats:
+        first = len(self._surfaces.groups) + NUM_BOUNDS
+        return np.ascontiguousarray(np.moveaxis(surface.values[:, first:], 1, 0))

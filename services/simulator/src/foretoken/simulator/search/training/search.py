@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+from foretoken.domain.echo import Echo
 from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.context import SearchContext
@@ -16,6 +17,7 @@ from foretoken.simulator.search.training.outcome import describe, make_report, w
 from foretoken.simulator.search.training.question import ask
 from foretoken.simulator.search.training.space import check_space, resolve_space
 from foretoken.simulator.search.training.survey import Survey
+from foretoken.simulator.training.step import share_step_time
 
 # How far a search is once all is counted, asked again with changes, and simulated.
 _COUNTED, _SENSITIVE, _SIMULATED = 0.4, 0.6, 0.95
@@ -81,6 +83,10 @@ class _Search:
         report = replace(report, sensitivities=changed)
         if request.num_finalists and form.ranked is not None:
             report = self._with_finalists(form, form.ranked, report)
+        if form.ranked is not None and not report.finalists:
+            best = form.ranked.strategies
+            shares = share_step_time(best.scenario(0), self._predictor)
+            report = replace(report, echo=Echo.of_estimate(best.name(0), shares))
         return report
 
     def _tell(self, survey: Survey) -> None:
