@@ -28,6 +28,7 @@ from foretoken.domain.training_search import (
     TrainingSpace,
 )
 from foretoken.simulator.config import SimulatorConfig
+from foretoken.simulator.echo import echo_training_search
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.training.search import search_training
 from foretoken.simulator.service import SimulatorService
@@ -77,6 +78,7 @@ def test_a_training_search_is_a_job_with_its_candidates(service: SimulatorServic
     """With what the search gives in this thread, and a table that can be read by itself."""
     report = _search(service, _REQUEST)
     alone = search_training(_REQUEST, RooflinePredictor(), InlineContext())
+    alone = echo_training_search(_REQUEST, alone)
     assert _without_times(alone) == _without_times(report)
     assert 2 == report.num_workers
     table = service.read_training_search_table(report.job_id, "candidates").read_all()
