@@ -160,16 +160,18 @@ def test_rate_latency_and_concurrency_obey_littles_law() -> None:
 
 
 def test_prefill_replicas_compute_prompts_at_the_rate_of_their_steps() -> None:
-    """Two prompts in one step leave together; one longer than a step takes several."""
+    """Two prompts share a step; one alone takes its own, and several where it is longer."""
     profile = find_engine("vllm-0.20")
     form = ReplicaForm(_FlatTimes(), closed_form_rules(profile, ParallelLayout()), _load())
 
     found = form.prefill(np.array([2.0, 1.0]), np.array([8192.0, 100.0]))
 
     pair_us, piece_us = _STEP_US + _TOKEN_US * 800, _STEP_US + _TOKEN_US * 100
-    assert found.ttft_us[0].tolist() == pytest.approx([pair_us, 4 * piece_us])
+    alone_us = _STEP_US + _TOKEN_US * 400
+    assert found.alone_us[0].tolist() == pytest.approx([alone_us, 4 * piece_us])
+    assert found.single_us[0].tolist() == pytest.approx([alone_us, 4 * piece_us])
     expected = [2 * US_PER_S / pair_us, US_PER_S / (4 * piece_us)]
-    assert found.rate_rps[0].tolist() == pytest.approx(expected)
+    assert found.full_rps[0].tolist() == pytest.approx(expected)
 
 
 def test_decode_replicas_emit_the_tokens_of_all_they_hold() -> None:

@@ -37,7 +37,7 @@ from foretoken.simulator.search.serving.search import (
     candidate_scenario,
     count_points,
 )
-from foretoken.simulator.search.serving.target import TTFT_ERROR_RATIO
+from foretoken.simulator.search.serving.target import PAIR_TTFT_ERROR_RATIO, TTFT_ERROR_RATIO
 
 _DEVICE = "h100_sxm"
 
@@ -446,6 +446,41 @@ def test_without_simulations_the_closed_form_holds() -> None:
 
     late = np.asarray(report.candidates.ttft_ms) > (told_ms + simulated_ms) / 2
     assert set(np.asarray(report.candidates.verdict)[late]) == {"ttft_ms"}
+
+
+def _pair_request(limit_ms: float) -> ServingSearchRequest:
+    space = ServingSpace(max_devices=2, tp=(1,), modes=("disaggregated",), max_num_seqs=(8,))
+    space = replace(space, max_num_batched_tokens=(8192,))
+    limit = LatencyLimit(metric="ttft_ms", percentile=0, limit_ms=limit_ms)
+    workload = WorkloadSpec(prefill=LengthSpec(mean=1000), decode=LengthSpec(mean=200))
+    request = _request(num_finalists=1, space=space, targets=ServingTargets(limits=(limit,)))
+    return replace(request, scenario=replace(request.scenario, workload=workload))
+
+
+def test_prefill_replicas_are_late_by_prompts_that_meet_not_by_full_passes() -> None:
+    """Where a pass of 8 is over the limit those that may take 8 are not: at most 2 meet."""
+    alone_ms = float(np.min(_run(_pair_request(1e6)).candidates.ttft_ms))
+
+    report = _run(_pair_request(alone_ms * 2))
+
+    winner, table = report.finalists[0], report.candidates
+    takes_many = np.asarray(table.prefill_batch_size) == 8
+    assert set(np.asarray(table.verdict)[takes_many]) == {"ok"}
+    assert winner.is_met
+    assert winner.report.steady.ttft_ms.mean <= alone_ms * 2
+
+
+def test_pairs_over_the_limit_by_less_than_their_error_are_simulated() -> None:
+    """Where a prompt alone is late by 2 % a simulation says so; by far more none is needed."""
+    alone_ms = float(np.min(_run(_pair_request(1e6)).candidates.ttft_ms))
+
+    near = _run(_pair_request(alone_ms * 0.98))
+    far = _run(_pair_request(alone_ms / PAIR_TTFT_ERROR_RATIO * 0.98))
+
+    assert near.num_near >= near.num_near_simulated > 0
+    assert near.num_near_ruled_in + near.num_near_ruled_out > 0
+    assert far.num_near == far.num_simulated == 0
+    assert far.num_ruled_out_by_verdict["ttft_ms"] == far.num_distinct
 
 
 def test_a_candidate_is_a_scenario_of_its_deployment() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.serving.load import LoadProfile
+from foretoken.simulator.search.serving.prompt_queue import PromptPasses
 from foretoken.simulator.search.serving.rules import EngineRules
 from foretoken.simulator.search.serving.step_time import (
     NUM_VARIANTS,
@@ -98,20 +99,19 @@ class ReplicaForm:
             rate_rps=rate * np.minimum(concurrency, self._num_streams) * US_PER_S,
         )
 
-    def prefill(self, concurrency: Floats, budget: Floats) -> SteadyState:
-        """Return replicas that only compute prompts, `concurrency` of them together.
-
-        `ttft_us` is what a prompt takes that waits for nobody, `tpot_us` 0.
-        """
+    def prefill(self, concurrency: Floats, budget: Floats) -> PromptPasses:
+        """Return replicas that only compute prompts, at most `concurrency` of them together."""
         num = np.broadcast_to(concurrency / self._num_streams, (NUM_VARIANTS, len(concurrency)))
-        total = self._prompt_total(num, budget)
-        step_us, latency_us = self._prompt_us(total, np.zeros(num.shape))
-        rate = total / self._prompt / step_us * self._num_streams
-        num_pieces = np.maximum(np.ceil(self._prompt / total - 1e-9), 1.0)
-        return SteadyState(
-            ttft_us=num_pieces * latency_us + self._frontend_us(),
-            tpot_us=np.zeros(num.shape),
-            rate_rps=rate * US_PER_S,
+        most = self._prompt_total(num, budget)
+        alone = np.minimum(np.broadcast_to(budget, num.shape), self._prompt)
+        single_us, latency_us = self._prompt_us(alone, np.zeros(num.shape))
+        full_us, _ = self._prompt_us(most, np.zeros(num.shape))
+        num_pieces = np.maximum(np.ceil(self._prompt / alone - 1e-9), 1.0)
+        return PromptPasses(
+            alone_us=num_pieces * latency_us + self._frontend_us(),
+            single_us=single_us * self._prompt / alone / self._num_streams,
+            each_us=full_us * self._prompt / most / self._num_streams,
+            most=most / self._prompt,
         )
 
     def decode(self, concurrency: Floats) -> SteadyState:

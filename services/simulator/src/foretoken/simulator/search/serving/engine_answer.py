@@ -9,10 +9,11 @@ from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.hardware_change import HardwareChange
 from foretoken.simulator.search.serving.closed_form import ReplicaForm, SteadyState
 from foretoken.simulator.search.serving.load import LoadProfile
+from foretoken.simulator.search.serving.prompt_queue import PromptPasses
 from foretoken.simulator.search.serving.prune import ENGINE, KvRoom, find_kv_room
 from foretoken.simulator.search.serving.rules import closed_form_rules
 from foretoken.simulator.search.serving.space import EngineKind, SearchSpace
-from foretoken.simulator.search.serving.step_time import StepTimes
+from foretoken.simulator.search.serving.step_time import NUM_VARIANTS, StepTimes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +37,14 @@ class ReplicaAnswers:
 class EngineAnswer:
     """The answers of a kind of engine in each role, and the KV bytes of a token on its ranks.
 
+    `passes` are those of the prefill replicas, whose state is that of full ones; its TTFT is alone.
     `window_bytes_per_token` are those of each token in a sliding window beside.
     """
 
     kind: EngineKind
     aggregated: ReplicaAnswers
     prefill: ReplicaAnswers
+    passes: PromptPasses
     decode: ReplicaAnswers
     kv_bytes_per_token: float
     window_bytes_per_token: float
@@ -86,10 +89,12 @@ class EngineForm:
         if times is not None:
             form = make_replica_form(self._kind, self._base, times, self._load)
         rooms = self._rooms.values()
+        prefill, passes = self._prefill(form)
         return EngineAnswer(
             kind=self._kind,
             aggregated=self._aggregated(form),
-            prefill=self._prefill(form),
+            prefill=prefill,
+            passes=passes,
             decode=self._decode(form),
             kv_bytes_per_token=max(room.kv_bytes_per_token for room in rooms),
             window_bytes_per_token=max(room.window_bytes_per_token for room in rooms),
@@ -109,24 +114,29 @@ class EngineForm:
         state = form.aggregated(batch.astype(float), limit.astype(float)) if form else None
         return self._judged(batch, limit, state)
 
-    def _prefill(self, form: ReplicaForm | None) -> ReplicaAnswers:
+    def _prefill(self, form: ReplicaForm | None) -> tuple[ReplicaAnswers, PromptPasses]:
         """Return prompts computed together; those that make the same steps are one."""
         settings: dict[float, tuple[int, int]] = {}
         for batch in self._space.prefill_batches:
             for limit in self._space.step_limits:
                 settings.setdefault(min(limit, batch * self._load.prefill_mean), (batch, limit))
         batch, limit = np.array(list(settings.values()), dtype=np.int64).T
-        state = form.prefill(batch.astype(float), limit.astype(float)) if form else None
+        nothing = np.zeros((NUM_VARIANTS, len(batch)))
+        passes = PromptPasses(alone_us=nothing, single_us=nothing, each_us=nothing, most=nothing)
+        if form:
+            passes = form.prefill(batch.astype(float), limit.astype(float))
+        state = SteadyState(ttft_us=passes.alone_us, tpot_us=nothing, rate_rps=passes.full_rps)
         answers = self._judged(batch, limit, state)
         if not self._lack_of_pools:
-            return answers
+            return answers, passes
         # Pairs are counted by what rules their prefill pool out.
         size = len(batch)
-        return replace(
+        answers = replace(
             answers,
             verdict=np.full(size, ENGINE, dtype=object),
             reason=np.full(size, self._lack_of_pools, dtype=object),
         )
+        return answers, passes
 
     def _decode(self, form: ReplicaForm | None) -> ReplicaAnswers:
         """Return batches that only decode, in steps just large enough."""
@@ -152,7 +162,7 @@ class EngineForm:
             elif size > tokens * self._kind.layout.dp * self._kind.layout.pp:
                 verdict[index] = "bound"
                 reason[index] = f"steps of {tokens} tokens do not decode {size} requests"
-        nothing = np.zeros((3, len(batch)))
+        nothing = np.zeros((NUM_VARIANTS, len(batch)))
         none = SteadyState(ttft_us=nothing, tpot_us=nothing, rate_rps=nothing)
         return ReplicaAnswers(
             batch=batch,

@@ -15,10 +15,15 @@ from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer, ReplicaAnswers
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.points import Points, empty_points, join_points
+from foretoken.simulator.search.serving.prompt_queue import (
+    PromptPasses,
+    busiest_rps,
+    random_wait_us,
+)
 from foretoken.simulator.search.serving.sizing import count_replicas, pair_replicas
-from foretoken.simulator.search.serving.target import mean_limit_us
+from foretoken.simulator.search.serving.target import PAIR_TTFT_ERROR_RATIO, mean_limit_us
 
-# A pool of replicas whose rate is met exactly has an endless queue.
+# Where there is nothing to decode, or no time to.
 _NEVER = 1e-12
 
 
@@ -40,15 +45,17 @@ def match_pairs(
     """Return the pairs of which each pool is possible, and how many others there are by verdict.
 
     Both pools run the same engine and format. A pool is ruled out where a prompt alone takes longer
-    than the TTFT may be, or a step of decoding than the TPOT.
+    than the TTFT may be by more than the closed form may be wrong, or a step of decoding than the
+    TPOT.
     """
+    most_ttft_us = mean_limit_us(search, "ttft_ms") * PAIR_TTFT_ERROR_RATIO
     parts, counts = [], dict[str, int]()
     for first, prefill in enumerate(answers):
         for second, decode in enumerate(answers):
             if not _go_together(prefill, decode):
                 continue
             ruled = [
-                _rule_out(prefill.prefill, "ttft_ms", mean_limit_us(search, "ttft_ms")),
+                _rule_out(prefill.prefill, "ttft_ms", most_ttft_us),
                 _rule_out(decode.decode, "tpot_ms", mean_limit_us(search, "tpot_ms")),
             ]
             _count_pairs(ruled, counts)
@@ -89,9 +96,8 @@ def _make_pairs(
 ) -> Points:
     prefill, decode = pools[0].prefill, pools[1].decode
     left, right = rows
-    service_us = prefill.state.ttft_us[:, left]
-    busy = _most_busy(search, service_us)
-    prefill_rps = prefill.state.rate_rps[:, left] * busy
+    passes = pools[0].passes.take(left)
+    prefill_rps = _prefill_rps(search, pools[0].passes)[:, left]
     decode_us = decode.state.tpot_us[:, right] + _transfer_us(search, pools[0])
     answer = max(search.load.decode_mean - 1, _NEVER)
     decode_rps = decode.batch[right] / decode_us / answer * US_PER_S
@@ -99,7 +105,6 @@ def _make_pairs(
     carried = np.minimum(numbers[0] * prefill_rps, numbers[1] * decode_rps)
     if search.target_rps:
         carried = np.minimum(carried, search.target_rps)
-    load_ratio = carried / np.maximum(numbers[0] * prefill.state.rate_rps[:, left], _NEVER)
     layouts = [pool.kind.layout.num_devices for pool in pools]
     used = search.load.context_mean / (search.load.prefill_mean + search.load.decode_mean)
     return replace(
@@ -112,7 +117,7 @@ def _make_pairs(
         prefill_replicas=numbers[0],
         num_devices=numbers[0] * layouts[0] + numbers[1] * layouts[1],
         kv_ratio=decode.batch[right] / np.maximum(decode.room[right], 1.0) * used,
-        ttft_us=service_us + _wait_us(search, service_us, load_ratio, numbers[0]),
+        ttft_us=_ttft_us(search, passes, carried / numbers[0], numbers[0]),
         tpot_us=_tpot_us(decode, carried / numbers[1], decode_us - decode.state.tpot_us[:, right]),
         rate_rps=carried,
     )
@@ -153,42 +158,38 @@ def _count_pools(
     )
 
 
-def _most_busy(search: PairSearch, service_us: Floats) -> Floats:
-    """Return how busy prefill replicas may be for prompts to wait no longer than the TTFT allows.
+def _prefill_rps(search: PairSearch, passes: PromptPasses) -> Floats:
+    """Return what a prefill replica takes for prompts to wait no longer than the TTFT allows.
 
-    Where they come at random to each replica by itself: M/G/1. Without a limit a prompt waits as
-    long as it takes to compute.
+    Where they come at random to each by itself. Without a limit a prompt waits as long as it takes
+    alone; where that is over the limit by less than the closed form may be wrong, as long as that
+    leaves.
     """
     limit_us = mean_limit_us(search, "ttft_ms")
-    left_us = service_us if np.isinf(limit_us) else np.maximum(limit_us - service_us, 0.0)
-    ratio = left_us / (service_us * search.load.prefill_second_ratio / 2)
-    busy: Floats = ratio / (1.0 + ratio)
-    return busy
+    alone_us = passes.alone_us
+    if np.isinf(limit_us):
+        left_us = alone_us
+    else:
+        most_us = np.where(alone_us[0] > limit_us, limit_us * PAIR_TTFT_ERROR_RATIO, limit_us)
+        left_us = np.maximum(most_us - alone_us, 0.0)
+    return busiest_rps(passes, search.load.prefill_second_ratio, left_us)
 
 
-def _wait_us(search: PairSearch, service_us: Floats, busy: Floats, num_replicas: Ints) -> Floats:
-    """Return how long prompts wait for one another.
+def _ttft_us(
+    search: PairSearch, passes: PromptPasses, rate_rps: Floats, num_replicas: Ints
+) -> Floats:
+    """Return the TTFT where each prefill replica takes prompts at a rate.
 
-    In a closed loop requests that are all alike come back in the order and at the gaps in which
-    their prompts were computed, so that none waits. Others come as if at random to whichever
-    replica is free: M/G/c by Erlang's C and the spread of prompts (Lee and Longton, 1959).
+    In a closed loop requests that are all alike come back at the gaps in which their prompts were
+    computed, so that none waits where that is one by one; what is computed together comes back
+    together. Others come as if at random to whichever replica is free.
     """
+    second_ratio = search.load.prefill_second_ratio
+    wait_us = random_wait_us(passes, rate_rps, second_ratio, num_replicas)
     if search.load.is_even and not search.target_rps:
-        return np.zeros(service_us.shape)
-    second = search.load.prefill_second_ratio / 2
-    waiting = _erlang_c(busy * num_replicas, num_replicas)
-    return service_us * second * waiting / num_replicas / np.maximum(1.0 - busy, _NEVER)
-
-
-def _erlang_c(offered: Floats, num_servers: Ints) -> Floats:
-    """Return the share of arrivals that find all servers busy: M/M/c, by Erlang's recursion."""
-    blocked = np.ones(offered.shape)
-    for server in range(1, int(num_servers.max(initial=1)) + 1):
-        refused = offered * blocked / (server + offered * blocked)
-        blocked = np.where(server <= num_servers, refused, blocked)
-    busy = np.minimum(offered / num_servers, 1.0)
-    found: Floats = blocked / np.maximum(1.0 - busy * (1.0 - blocked), _NEVER)
-    return found
+        wait_us = np.where(passes.is_single, 0.0, wait_us)
+    ttft_us: Floats = passes.alone_us + wait_us
+    return ttft_us
 
 
 def _transfer_us(search: PairSearch, prefill: EngineAnswer) -> float:
