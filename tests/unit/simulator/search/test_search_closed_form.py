@@ -105,17 +105,17 @@ def test_the_steps_of_requests_fill_the_time(profile: str, batch: float, limit: 
     times, size = _FlatTimes(), (np.array([batch]), np.array([limit]))
     form = ReplicaForm(times, rules, _load())
     pools = (
-        (form.aggregated_mix(*size), form.aggregated(*size), _PROMPT, _ANSWER),
-        (form.prefill_mix(*size), form.prefill(*size), _PROMPT, 0),
-        (form.decode_mix(size[0]), form.decode(size[0]), 0, _ANSWER),
+        (form.aggregated_mix(*size), form.aggregated(*size).rate_rps, _PROMPT, _ANSWER),
+        (form.prefill_mix(*size), form.prefill(*size).full_rps, _PROMPT, 0),
+        (form.decode_mix(size[0]), form.decode(size[0]).rate_rps, 0, _ANSWER),
     )
-    for mix, state, prompt, answer in pools:
+    for mix, rate_rps, prompt, answer in pools:
         prompts, decodes = mix.prompts_per_request[0], mix.decodes_per_request[0]
         time_us = prompts * times.mixed_us(mix.prompts)[0, 0, 0]
         time_us += decodes * times.decode_us(*mix.decodes)[0, 0, 0]
         computed = prompts * (mix.prompts.num_prefills * mix.prompts.piece_tokens)[0]
         decoded = prompts * mix.prompts.num_decodes[0] + decodes * mix.decodes.num_decodes[0]
-        assert time_us * state.rate_rps[0, 0] / US_PER_S == pytest.approx(1.0, rel=0.05)
+        assert time_us * rate_rps[0, 0] / US_PER_S == pytest.approx(1.0, rel=0.05)
         assert computed == pytest.approx(prompt, rel=0.01)
         assert decoded == pytest.approx(max(answer - 1, 0), rel=0.1)
 
