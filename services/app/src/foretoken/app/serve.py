@@ -29,6 +29,8 @@ from foretoken.app.time_limits import TimeLimits
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.keepalive import SERVER_OPTIONS, age_options
 
+_SIGNAL_TICK_S = 0.5
+
 _log = logging.getLogger(__name__)
 
 
@@ -151,7 +153,9 @@ def serve_until_stopped(
         "serving services=%s address=%s:%d", ",".join(names), config.server.host, running.port
     )
     announce(running.port)
-    stopped.wait()
+    # A signal just before a wait is handled when the wait is over: none may be without end.
+    while not stopped.wait(_SIGNAL_TICK_S):
+        pass
     running.stop(config.server)
     stop_metrics()
     _log.info("stopped")
