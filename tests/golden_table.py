@@ -20,21 +20,20 @@ Row = Mapping[str, str | int | float]
 
 def check_golden(name: str, rows: Sequence[Row], rel: float = 1e-9) -> None:
     """Compare rows with the kept table; numbers may differ by `rel`."""
-    found = _as_text(rows)
-    path = _KEPT / f"{name}.csv"
-    kept = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found, path = _as_text(rows), _KEPT / f"{name}.csv"
+    kept = _read(path.read_text(encoding="utf-8") if path.is_file() else "")
     differing = [
         f"{_name_of(one)}: {column} is {other.get(column)}, kept {one.get(column)}"
-        for one, other in zip(_read(kept), _read(found), strict=False)
+        for one, other in zip(kept, _read(found), strict=False)
         for column in one
         if not _are_equal(one[column], other.get(column, ""), rel)
     ]
-    if len(_read(kept)) == len(rows) and not differing:
+    if len(kept) == len(rows) and not differing:
         return
     _FOUND.mkdir(parents=True, exist_ok=True)
     (_FOUND / path.name).write_text(found, encoding="utf-8")
-    told = "\n".join(differing[:20]) or f"{len(rows)} rows, kept {len(_read(kept))}"
-    pytest.fail(f"{told}\nmeant? cp build/golden/{path.name} tests/golden/{path.name}")
+    changes = "\n".join(differing[:20]) or f"{len(rows)} rows, kept {len(kept)}"
+    pytest.fail(f"{changes}\nmeant? cp build/golden/{path.name} tests/golden/{path.name}")
 
 
 def _name_of(row: Mapping[str, str]) -> str:
