@@ -56,8 +56,8 @@ def main() -> int:
                     ratios[word].append(ratio)
     for name, found in ratios.items():
         errors = np.abs(np.array(found) - 1)
-        told = ", ".join(f"P{each} {np.percentile(found, each):.2f}" for each in _QUANTILES)
-        print(f"{name}: {len(found)} simulations, mean error {errors.mean():.0%}; {told}")
+        quantiles = ", ".join(f"P{each} {np.percentile(found, each):.2f}" for each in _QUANTILES)
+        print(f"{name}: {len(found)} simulations, mean error {errors.mean():.0%}; {quantiles}")
     return 0
 
 

@@ -208,8 +208,8 @@ def test_the_best_that_meets_the_targets_is_written_as_files(
     words = ("--generate", folder, "--server", "sglang", "--model-id", "me/my-llama")
     found = run("search", "serving", scenario, *words)
     assert found.exit_code == 0, found.output
-    told = " ".join(found.stderr.split())
-    assert "files are written for sglang: what it cannot run is left out" in told
+    notes = " ".join(found.stderr.split())
+    assert "files are written for sglang: what it cannot run is left out" in notes
     assert ["sglang"] == [request.space.server for request in simulator.asked]
     first, second, _ = build_search().finalists
     assert f"{first.name} misses the targets when simulated" in found.stderr

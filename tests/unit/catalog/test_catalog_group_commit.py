@@ -240,7 +240,7 @@ class _ContestedStore(Store):
 def test_a_group_that_another_writer_was_quicker_than_is_tried_once_more(
     error: ForetokenError, num_refusals: int, num_tries: int, is_stored: bool, tmp_path: Path
 ) -> None:
-    """Once, and only then; after that its sender is told."""
+    """Once, and only then; after that its sender gets the error."""
     store = _ContestedStore(tmp_path / "contested.duckdb", error, 0)
     store.open()
     store.num_asked, store._num_refusals = 0, num_refusals

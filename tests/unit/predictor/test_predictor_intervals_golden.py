@@ -76,8 +76,8 @@ def test_bounds_are_as_kept(part: str) -> None:
         low, high = quantiles(errors.error_log, errors.group)
         held = held_out_bounds(errors)
         width = half_width(scores, errors.group)
-        told = {"half_width": width, "low": low, "high": high}
-        rows.append({"errors": name, **told, "first": float(held[0]), "sum": float(held.sum())})
+        bounds = {"half_width": width, "low": low, "high": high}
+        rows.append({"errors": name, **bounds, "first": float(held[0]), "sum": float(held.sum())})
     check_golden(f"interval_{part}", rows)
 
 

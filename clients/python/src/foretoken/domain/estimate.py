@@ -82,7 +82,7 @@ class OperatorTable:
     `domain/variant.py`), empty the plain one. `kernel` is the kernel source ("flashinfer"); empty
     the one an engine would choose, the fastest measured at each point. A kernel or a variant of
     which there is nothing is an error, but where the table is `tentative`: then it is answered by
-    what is nearest, in doubt.
+    what is nearest, with a wide interval.
     """
 
     operator: str

@@ -86,7 +86,7 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]
         retry_after_s: float,
         count_refused: Callable[[str], None],
     ) -> None:
-        """Keep how lanes are made, and what is told of every method that refused a call."""
+        """Keep how lanes are made, and what counts the refused calls of a method."""
         self._guard = guard
         self._new_lane = new_lane
         self._retry_after_s = retry_after_s

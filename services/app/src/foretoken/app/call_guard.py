@@ -37,7 +37,7 @@ class CallGuard:
     def __init__(
         self, patience: Patience, limits: TimeLimits, count_undecodable: Callable[[str], None]
     ) -> None:
-        """Keep what is told of every method that was sent bytes that are no message."""
+        """Keep what counts the messages of a method that cannot be decoded."""
         self._patience = patience
         self._limits = limits
         self._count_undecodable = count_undecodable
@@ -85,7 +85,7 @@ class CallGuard:
                 response = next(responses, _END)
             if response is _END:
                 break
-            # A client that reads no more can be told nothing either.
+            # A client that reads no more reads no error either.
             with self._limits.act_after(idle_s, context.cancel):
                 yield response
         if context.is_ended:

@@ -1,4 +1,4 @@
-"""Whose measurements answer: the software in mind, its nearest version, else another's in doubt."""
+"""Whose measurements answer: the preferred software, its nearest version, else another's."""
 
 import enum
 import math

@@ -63,7 +63,7 @@ class GenerateOptions:
             raise typer.BadParameter("--generate needs a simulated strategy: --finalists 1 or more")
 
     def bound_request(self, request: TrainingSearchRequest) -> TrainingSearchRequest:
-        """Return a search bounded by what the framework can run; whose it is, is told.
+        """Return a search bounded by what the framework can run, with a note of its name.
 
         Raises:
             InvalidRequestError: it has not the model or its number format, the devices fill no

@@ -31,7 +31,7 @@ class Answer:
     def __init__(
         self, store: Store, processes: SqlProcesses, on_over: Callable[[str], None]
     ) -> None:
-        """Keep what it needs; `on_over` is told which limit ended it, or nothing."""
+        """Keep what it needs; `on_over` is called with the limit that ended it, or nothing."""
         self._store = store
         self._processes = processes
         self._on_over = on_over

@@ -1,4 +1,4 @@
-"""What a process is told that answers questions in SQL: where the tables lie, and its limits."""
+"""The settings of a process that answers queries in SQL: where the tables lie, and its limits."""
 
 import json
 from collections.abc import Mapping

@@ -20,7 +20,7 @@ class Commit:
     """A write transaction: its number, and what was recorded up to it.
 
     Counts never fall, whatever is pruned: two commits differ by what was recorded between them.
-    They leave out what an older Foretoken had pruned. The newest batch is told in words.
+    They leave out what an older Foretoken had pruned. The newest batch is described in words.
     """
 
     number: int = 0

@@ -163,8 +163,8 @@ def _idle_note(row: Row) -> str:
     if not row["num_idle_devices"]:
         return ""
     counts = row["num_counted_devices"] > row["num_devices"]
-    told = "counted" if counts else "not counted"
-    return f"; {row['num_idle_devices']:,} idle, {told} per GPU"
+    verb = "counted" if counts else "not counted"
+    return f"; {row['num_idle_devices']:,} idle, {verb} per GPU"
 
 
 def _ranking(ranked: Sequence[Row]) -> Section:
