@@ -118,26 +118,22 @@ def test_a_call_that_fails_says_so() -> None:
         trace_kernels(lambda: torch.mm(x, x), CPU)
 
 
-# So many that computing takes longer than torch's work around it, whatever else the machine does.
-_MANY = 100_000
-
-
 class Ticks:
-    """Time passes when the test says so, and a second at each call that is traced."""
+    """Time passes when the test says so, and a second at each call that is traced.
+
+    A call runs one operator, so that no load on the machine makes another one take longest.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self._x = torch.ones(1)
 
     def work(self) -> None:
         self.now_s += 1.0
-        ones = torch.ones(_MANY)
-        for _ in range(100):
-            ones.add_(1.0)
+        self._x.add_(1.0)
 
     def rest(self) -> None:
-        ones = torch.ones(_MANY)
-        for _ in range(100):
-            ones.mul_(1.0)
+        self._x.mul_(1.0)
 
 
 def test_lookups_keep_to_their_share_of_the_time() -> None:

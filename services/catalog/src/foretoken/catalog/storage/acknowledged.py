@@ -9,7 +9,6 @@ power fails, and writing costs one wait for the disk.
 """
 
 import contextlib
-import errno
 import json
 import os
 import zlib
@@ -17,11 +16,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from foretoken.catalog.storage.commit import Commit
-from foretoken.catalog.storage.database_file import note_of, sync
-from foretoken.domain.errors import CatalogBusyError, CorruptCatalogError, StorageFullError
+from foretoken.catalog.storage.database_file import note_of, refused_by_disk, sync
+from foretoken.domain.errors import CorruptCatalogError
 
 _PLACE_BYTES = 1024
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A place fits the commit whatever run it is of: JSON takes up to six bytes for an ASCII character.
 _MAX_NAME_CHARS = 120
 _sync_content = getattr(os, "fdatasync", os.fsync)  # macOS has the second alone
@@ -84,11 +82,7 @@ class AcknowledgedFile:
                 os.pwrite(self._descriptor, place, note.commit.number % 2 * _PLACE_BYTES)
                 _sync_content(self._descriptor)
         except OSError as err:
-            kind = StorageFullError if err.errno in _FULL else CatalogBusyError
-            raise kind(
-                f"{self._path} cannot be written ({err.strerror}); look at the disk and send again "
-                "what has no receipt"
-            ) from err
+            raise refused_by_disk(self._path, err) from err
 
     def close(self) -> None:
         """Close the file; harmless when it is not open."""

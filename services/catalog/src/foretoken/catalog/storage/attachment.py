@@ -1,5 +1,6 @@
 """How the catalog's database is attached to DuckDB; all else reads and writes tables."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -17,8 +18,9 @@ from foretoken.catalog.storage.commit import (
 )
 from foretoken.catalog.storage.literal import quote
 from foretoken.catalog.storage.loss import Loss
+from foretoken.catalog.storage.rollback import RollbackJournal
 from foretoken.catalog.storage.shared_file import attach_shared
-from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.errors import CatalogBusyError, ForetokenError, InvalidRequestError
 
 # The store merges the log itself: DuckDB would do it while other processes read the file.
 _NEVER = "1000TB"
@@ -67,6 +69,14 @@ class Attachment(Protocol):
 
     def is_log_large(self, ratio: float = 1.0) -> bool:
         """Return whether a log has that part of the size at which it is to be merged."""
+
+    def merge_log(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """Merge the log into the tables; whenever the process dies, both or one is whole.
+
+        Raises:
+            StorageFullError, CatalogBusyError: the disk does not take what that needs.
+
+        """
 
     def log_bytes(self) -> int:
         """Return the size of the log that is not merged into the tables yet, in bytes."""
@@ -117,6 +127,8 @@ class FileAttachment:
         self._max_log_bytes = max_log_bytes
         self._is_accepting_loss = is_accepting_loss
         self._acknowledged = AcknowledgedFile(path)
+        self._rollback = RollbackJournal(path)
+        self._descriptor: int | None = None
         self._newest: Commit | None = None  # known while nothing failed
         self._stamped = Commit()
 
@@ -159,18 +171,25 @@ class FileAttachment:
         connection.execute(f"SET checkpoint_threshold = '{_NEVER}'")
         # Row groups are not merged while a commit waits, which takes seconds: compacting does it.
         connection.execute("SET max_vacuum_tasks = 0")
+        connection.execute("PRAGMA disable_checkpoint_on_shutdown")
 
     def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Attach the file as the database `store`, made when absent.
 
         Raises:
+            CatalogBusyError: another process, or another catalog of this one, has it open.
             IncompleteCatalogError: it lacks what was acknowledged; nothing was changed.
             CorruptCatalogError: nothing says what was acknowledged, though something should.
 
         """
+        self._rollback.roll_back()
         if not self._is_accepting_loss:
             self._check(connection)
         database_file.attach_file(connection, self.path, "store")
+        self._close_file()
+        # Open for as long as the database is: closing a file gives up the locks on it that the
+        # process has, DuckDB's too.
+        self._descriptor = os.open(self.path, os.O_RDONLY)
 
     def attach_for_reading(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
         """Attach the file as `store` without its lock, which another process has."""
@@ -179,6 +198,19 @@ class FileAttachment:
     def is_log_large(self, ratio: float = 1.0) -> bool:
         """Return whether the log has that part of `max_log_bytes`."""
         return self.log_bytes() >= ratio * self._max_log_bytes
+
+    def merge_log(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """Merge the log, and keep the blocks that DuckDB rewrites in place until it is done.
+
+        Raises:
+            StorageFullError, CatalogBusyError: the disk does not take these blocks.
+
+        """
+        if self._descriptor is None:
+            raise CatalogBusyError(f"the catalog {self.path} is not open")
+        rows = cursor.execute("SELECT block_id FROM pragma_metadata_info('store')").fetchall()
+        with self._rollback.keep(self._descriptor, [block for (block,) in rows]):
+            cursor.execute("CHECKPOINT store")
 
     def _check(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Compare the database with the note, as a reader: writing would hide what is missing."""
@@ -223,8 +255,14 @@ class FileAttachment:
         self._acknowledged.write(Note(commit=self._stamped, log_bytes=self.log_bytes()))
 
     def close(self) -> None:
-        """Close the note; the database's file is closed with the database."""
+        """Close the note and the file, which DuckDB has closed before."""
         self._acknowledged.close()
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Do nothing: no other process has the file."""

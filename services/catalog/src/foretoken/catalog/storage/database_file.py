@@ -1,16 +1,19 @@
 """A database's file and its write-ahead log: attached, measured, deleted, brought to the disk."""
 
+import errno
 import os
 from pathlib import Path
 
 import duckdb
 
 from foretoken.catalog.storage.literal import quote
+from foretoken.domain.errors import CatalogBusyError, ForetokenError, StorageFullError
 
 # Files that DuckDB 1.5 can read too. Row groups of half the usual size: a group commit fills one,
 # and what fills one goes to its place at once, compressed by several threads, rather than through
 # the log (measured: twice the rows/s).
 _OPTIONS = "STORAGE_VERSION 'v1.5.0', ROW_GROUP_SIZE 61440"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def attach_file(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
@@ -28,6 +31,11 @@ def note_of(path: Path) -> Path:
     return path.with_name(path.name + ".acknowledged")
 
 
+def rollback_of(path: Path) -> Path:
+    """Return where blocks of a database file are kept while its log is merged."""
+    return path.with_name(path.name + ".rollback")
+
+
 def companions_of(path: Path) -> tuple[Path, ...]:
     """Return the files that may lie beside a database file and belong to it, the note last.
 
@@ -35,7 +43,7 @@ def companions_of(path: Path) -> tuple[Path, ...]:
     """
     log = log_of(path)
     second_logs = (log.with_name(log.name + end) for end in (".checkpoint", ".recovery"))
-    return (log, *second_logs, note_of(path))
+    return (log, *second_logs, rollback_of(path), note_of(path))
 
 
 def log_bytes(path: Path) -> int:
@@ -59,6 +67,15 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def refused_by_disk(path: Path, error: OSError) -> ForetokenError:
+    """Return the error that says that a file beside the database cannot be written."""
+    kind = StorageFullError if error.errno in _FULL else CatalogBusyError
+    return kind(
+        f"{path} cannot be written ({error.strerror}); look at the disk and send again what has no "
+        "receipt"
+    )
 
 
 def sync(path: Path) -> None:

@@ -144,6 +144,10 @@ class LakeAttachment:
         del ratio
         return False
 
+    def merge_log(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """Bring the lake in order, as far as DuckLake does so by itself."""
+        cursor.execute("CHECKPOINT store")
+
     def log_bytes(self) -> int:
         """Return none: PostgreSQL merges its own log."""
         return 0

@@ -98,6 +98,8 @@ class Store:
         Queries that run are ended. Rows half read keep the file until their reader lets go.
         """
         self._log_merging.stop()
+        if self._connection is not None:
+            self._merge_old_log()
         with self._write_lock, self._opening_lock:
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -258,7 +260,7 @@ class Store:
         """Merge the log into the tables, unless another process reads them."""
         with self._outside.idle(0.0) as is_idle:
             if is_idle:
-                cursor.execute("CHECKPOINT store")
+                self._attachment.merge_log(cursor)
                 self._num_layouts += 1
 
     def _merge_old_log(self) -> None:

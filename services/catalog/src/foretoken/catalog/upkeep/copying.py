@@ -45,10 +45,10 @@ def _copy(cursor: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
         cursor.begin()
         cursor.execute(f"COPY FROM DATABASE store TO {name}")
         cursor.commit()
+        cursor.execute(f"CHECKPOINT {name}")  # all in the file, none in its log
     except duckdb.Error:
         with contextlib.suppress(duckdb.Error):
             cursor.rollback()
         raise
     finally:
-        # Detaching brings all into the file.
         cursor.execute(f"DETACH {name}")
