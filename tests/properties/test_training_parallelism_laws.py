@@ -19,12 +19,14 @@ from foretoken.domain.graph import (
 )
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.lowering import (
-    LoweringOptions,
-    Nodes,
-    TrainingOptions,
     check_layout,
     lower_backward,
     lower_rank,
+)
+from foretoken.domain.lowering_options import (
+    LoweringOptions,
+    Nodes,
+    TrainingOptions,
 )
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operator import find_operator

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import Nodes, lower_rank
+from foretoken.domain.lowering import lower_rank
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operator import find_operator
 from foretoken.domain.scenario import TrainingScenario

@@ -13,7 +13,8 @@ from foretoken.domain.graph import (
     RankContext,
 )
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import LoweringOptions, lower_forward, lower_rank
+from foretoken.domain.lowering import lower_forward, lower_rank
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.attention_prefill_window import window_prefill_dims

@@ -8,7 +8,8 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, OperatorNode, RankContext
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import LoweringOptions, check_layout, lower_rank
+from foretoken.domain.lowering import check_layout, lower_rank
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operator import find_operator
 

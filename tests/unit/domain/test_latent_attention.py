@@ -12,7 +12,8 @@ from foretoken.domain.graph import (
     Section,
 )
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import LoweringOptions, Nodes, lower_rank
+from foretoken.domain.lowering import lower_rank
+from foretoken.domain.lowering_options import LoweringOptions, Nodes
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.operator import find_operator

@@ -14,7 +14,8 @@ from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, OperatorNode, RankContext
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.lora import adapter_bytes, expected_active, is_adapter_node
-from foretoken.domain.lowering import LoweringOptions, lower_rank
+from foretoken.domain.lowering import lower_rank
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operator import find_operator
 

@@ -15,12 +15,12 @@ from foretoken.domain.graph import (
 )
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.lowering import (
-    LoweringOptions,
     check_layout,
     lower_backward,
     lower_forward,
     lower_rank,
 )
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims

@@ -9,7 +9,8 @@ from foretoken.domain.errors import UnknownPluginError
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, DecodeShape, OperatorNode, RankContext
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import LoweringOptions, lower_rank
+from foretoken.domain.lowering import lower_rank
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.quantization import all_quantizations, find_quantization
 from foretoken.domain.variant import parse_variant, stored_dtype

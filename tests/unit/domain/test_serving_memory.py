@@ -11,7 +11,8 @@ from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import LoweringOptions, lower_rank
+from foretoken.domain.lowering import lower_rank
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.memory import UNLIMITED_BLOCKS, ServingMemory, plan_serving_memory
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.units import GIB

@@ -8,12 +8,11 @@ import pytest
 from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext, Section
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import (
+from foretoken.domain.lowering import lower_backward, lower_rank
+from foretoken.domain.lowering_options import (
     LoweringOptions,
     Nodes,
     TrainingOptions,
-    lower_backward,
-    lower_rank,
 )
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operator import find_operator

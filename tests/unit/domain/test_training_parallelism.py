@@ -15,7 +15,8 @@ from foretoken.domain.graph import (
     Section,
 )
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import LoweringOptions, TrainingOptions, lower_backward, lower_rank
+from foretoken.domain.lowering import lower_backward, lower_rank
+from foretoken.domain.lowering_options import LoweringOptions, TrainingOptions
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.trainer import TrainerProfile

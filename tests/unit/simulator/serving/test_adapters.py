@@ -11,7 +11,7 @@ from foretoken.domain.cluster import LoraSpec
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import RankContext
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import LoweringOptions
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.models.architecture import find_model
 from foretoken.simulator.serving.adapter_cache import AdapterCache
 from foretoken.simulator.serving.lora import adapter_load_ns, assign_adapters

@@ -18,12 +18,11 @@ from foretoken.domain.graph import (
     Section,
 )
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import (
+from foretoken.domain.lowering import lower_backward, lower_rank
+from foretoken.domain.lowering_options import (
     LoweringOptions,
     Nodes,
     TrainingOptions,
-    lower_backward,
-    lower_rank,
 )
 from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims

@@ -8,7 +8,8 @@ import pytest
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Overlap, Section
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import Nodes, lower_rank
+from foretoken.domain.lowering import lower_rank
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.scenario import TrainingScenario

@@ -2,18 +2,15 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from foretoken.domain.backward_collectives import mirror_collective, with_input_collectives
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.expert_layer import backward_of_grouped_gemm
 from foretoken.domain.graph import OperatorNode
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.operator import find_operator
 from foretoken.domain.trainer import TrainerProfile
-
-if TYPE_CHECKING:
-    from foretoken.domain.lowering import LoweringOptions
 
 # Adds to the sum of gradients apart even where products do it themselves; norms do too, a little.
 # Source: Megatron-Core, distributed/distributed_data_parallel.py (`param.main_grad.add_`).
@@ -23,7 +20,7 @@ _VIEWS_BACKWARD = ("attn_context_copy",)
 
 
 def backward_of(
-    node: OperatorNode, nodes: Sequence[OperatorNode], options: "LoweringOptions | None"
+    node: OperatorNode, nodes: Sequence[OperatorNode], options: LoweringOptions | None
 ) -> Iterator[OperatorNode]:
     """Yield the backward operators of one of a rank's forward operators.
 
@@ -58,7 +55,7 @@ def _kernel_backward(node: OperatorNode, trainer: TrainerProfile) -> Iterator[Op
         yield from _accumulation(node, trainer)
 
 
-def _trainer_of(options: "LoweringOptions | None") -> TrainerProfile:
+def _trainer_of(options: LoweringOptions | None) -> TrainerProfile:
     training = options.training if options else None
     return training.trainer if training else TrainerProfile(name="")
 

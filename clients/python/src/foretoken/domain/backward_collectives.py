@@ -10,15 +10,12 @@ and `mappings.py`; InternEvo, `linear.py`: `msp` keeps the gathered input, `fsp`
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from foretoken.domain.communication import beside
 from foretoken.domain.graph import OperatorNode, Overlap, Partition, Section
+from foretoken.domain.lowering_options import LoweringOptions, TrainingOptions
+from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.units import Quantity
-
-if TYPE_CHECKING:
-    from foretoken.domain.lowering import LoweringOptions, TrainingOptions
-    from foretoken.domain.scenario import TrainingScenario
 
 _MIRRORS = {
     "all_gather": "reduce_scatter",
@@ -51,7 +48,7 @@ def input_width(gemm: OperatorNode, nodes: Sequence[OperatorNode]) -> Quantity:
     return gemm.dims["k"] + max(widths)
 
 
-def keeps_gathered_input(training: "TrainingOptions | TrainingScenario") -> bool:
+def keeps_gathered_input(training: TrainingOptions | TrainingScenario) -> bool:
     """Tell whether the gathered input of a column-split GEMM is kept for the backward pass."""
     return training.weight_parallel == "msp"
 
@@ -60,7 +57,7 @@ def with_input_collectives(
     dgrad: OperatorNode,
     gemm: OperatorNode,
     nodes: Sequence[OperatorNode],
-    options: "LoweringOptions | None",
+    options: LoweringOptions | None,
 ) -> Iterator[OperatorNode]:
     """Yield the input gradient of one of a rank's GEMMs, with its collectives around it."""
     if gemm.operator != "gemm" or gemm.partition not in _COLUMNS:
@@ -147,7 +144,7 @@ def _gather_and_scatter(gather: OperatorNode) -> Iterator[OperatorNode]:
     )
 
 
-def _hides_gradients(training: "TrainingOptions") -> bool:
+def _hides_gradients(training: TrainingOptions) -> bool:
     trainer = training.trainer
     is_hidden = trainer.overlaps_tensor_gradients or trainer.overlaps_tensor_collectives
     return is_hidden or training.weight_parallel in ("msp", "fsp")

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 
 from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.graph import BatchShape, DecodeShape, OperatorNode, PrefillShape, Section
-from foretoken.domain.lowering import (
+from foretoken.domain.lowering import lower_backward, lower_forward
+from foretoken.domain.lowering_options import (
     LoweringOptions,
     Nodes,
     TrainingOptions,
-    lower_backward,
-    lower_forward,
 )
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.node_builder import EAGER_VARIANT

@@ -15,7 +15,6 @@ DeepSeek-V3 Technical Report, 2024, section 3.2.2, and DeepEP (tokens sent once)
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from foretoken.domain.communication import PlacedGroup, beside
 from foretoken.domain.estimate import DType
@@ -29,16 +28,14 @@ from foretoken.domain.expert_load import (
 )
 from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.head_exchange import ATTENTION_KERNELS
+from foretoken.domain.lowering_options import Lowering, TrainingOptions
 from foretoken.domain.models.architecture import MoeSpec
 from foretoken.domain.placement import axis_group, expert_mesh
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.domain.units import Quantity
 
-if TYPE_CHECKING:
-    from foretoken.domain.lowering import Lowering, TrainingOptions
 
-
-def check_experts(rank: RankContext, training: "TrainingOptions") -> Iterator[str]:
+def check_experts(rank: RankContext, training: TrainingOptions) -> Iterator[str]:
     """Yield why the experts of a model cannot be spread in training."""
     moe, layout = rank.model.moe, rank.layout
     if moe is None:
@@ -63,7 +60,7 @@ def check_experts(rank: RankContext, training: "TrainingOptions") -> Iterator[st
 
 
 def distribute_experts(
-    nodes: Sequence[OperatorNode], lowering: "Lowering"
+    nodes: Sequence[OperatorNode], lowering: Lowering
 ) -> tuple[OperatorNode, ...]:
     """Return the graph with the experts of one rank and the exchanges around them."""
     moe, training = lowering.rank.model.moe, lowering.options.training
@@ -80,8 +77,8 @@ class _Spread:
 
     def __init__(
         self,
-        lowering: "Lowering",
-        training: "TrainingOptions",
+        lowering: Lowering,
+        training: TrainingOptions,
         moe: MoeSpec,
         num_tokens: Quantity,
         kernel: str,
@@ -112,7 +109,7 @@ class _Spread:
             return count_places(routing, self._mesh.ep)
         return count_places(routing, num_nodes, self._trainer.nodes_per_token)
 
-    def _load(self, lowering: "Lowering") -> tuple[Quantity, float]:
+    def _load(self, lowering: Lowering) -> tuple[Quantity, float]:
         """Return the pairs that the busiest rank computes, and how many that is over the mean."""
         moe, options = self._moe, lowering.options
         num_sources = self._mesh.ep * (1 if self._is_summed else self._mesh.tp)

@@ -13,7 +13,7 @@ from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.lora import is_adapter_node
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.memory_headroom import context_bytes, visible_bytes
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operator import find_operator

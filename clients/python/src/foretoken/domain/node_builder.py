@@ -2,18 +2,15 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, OperatorNode, Partition, Section
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operator import find_operator
 from foretoken.domain.quantization import Quantization, StoredWeight, find_quantization
 from foretoken.domain.units import Quantity
 from foretoken.domain.variant import format_variant
-
-if TYPE_CHECKING:
-    from foretoken.domain.lowering import LoweringOptions
 
 _Dims = dict[str, Quantity]
 
@@ -32,7 +29,7 @@ class NodeBuilder:
 
     model: ModelArchitecture
     shape: BatchShape
-    options: "LoweringOptions"
+    options: LoweringOptions
     quantization: Quantization = field(init=False)
 
     def __post_init__(self) -> None:

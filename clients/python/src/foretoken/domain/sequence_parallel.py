@@ -8,18 +8,15 @@ Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transfor
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from foretoken.domain.backward_collectives import input_width
 from foretoken.domain.communication import PlacedGroup, beside
 from foretoken.domain.estimate import DType
 from foretoken.domain.expert_layer import is_expert_node
 from foretoken.domain.graph import OperatorNode, Partition, RankContext, Section
+from foretoken.domain.lowering_options import Lowering, TrainingOptions
 from foretoken.domain.placement import axis_group
-
-if TYPE_CHECKING:
-    from foretoken.domain.lowering import Lowering, TrainingOptions
-    from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.scenario import TrainingScenario
 
 _COLUMNS = (Partition.COLUMN, Partition.QKV)
 # Dimensions that count tokens in operators on whole features.
@@ -29,22 +26,20 @@ _TOKEN_DIMS = ("num_tokens", "m", "num_rows")
 _NUM_LOSS_SUMS = 3
 
 
-def splits_tokens(rank: RankContext, training: "TrainingOptions | TrainingScenario") -> bool:
+def splits_tokens(rank: RankContext, training: TrainingOptions | TrainingScenario) -> bool:
     """Return whether what tensor parallelism leaves whole is split by tokens."""
     is_split = training.sequence_parallel or training.weight_parallel in ("msp", "fsp")
     return is_split and rank.layout.tp > 1
 
 
-def check_tokens(rank: RankContext, training: "TrainingOptions") -> Iterator[str]:
+def check_tokens(rank: RankContext, training: TrainingOptions) -> Iterator[str]:
     """Yield why the tokens of a sequence cannot be split over the ranks of tp."""
     tp, length = rank.layout.tp, training.sequence_length // rank.layout.cp
     if splits_tokens(rank, training) and length % tp:
         yield f"sequence parallelism: {tp} does not divide the {length} tokens of a rank's sequence"
 
 
-def add_collectives(
-    nodes: Sequence[OperatorNode], lowering: "Lowering"
-) -> tuple[OperatorNode, ...]:
+def add_collectives(nodes: Sequence[OperatorNode], lowering: Lowering) -> tuple[OperatorNode, ...]:
     """Return the split operators of a rank with the collectives between them."""
     group = PlacedGroup.of_rank(axis_group(lowering.rank.layout, "tp"), lowering.rank)
     writer = _Writer(nodes, lowering, group)
@@ -53,7 +48,7 @@ def add_collectives(
 
 class _Writer:
     def __init__(
-        self, nodes: Sequence[OperatorNode], lowering: "Lowering", group: PlacedGroup
+        self, nodes: Sequence[OperatorNode], lowering: Lowering, group: PlacedGroup
     ) -> None:
         self._nodes = nodes
         self._rank = lowering.rank

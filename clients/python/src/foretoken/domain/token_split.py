@@ -7,16 +7,13 @@ Source: Megatron-Core, `get_batch_on_this_cp_rank`.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from foretoken.domain.graph import BatchShape, PrefillShape, RankContext
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.operators.attention_prefill import prefill_dims
 
-if TYPE_CHECKING:
-    from foretoken.domain.lowering import LoweringOptions
 
-
-def token_degree(rank: RankContext, options: "LoweringOptions") -> int:
+def token_degree(rank: RankContext, options: LoweringOptions) -> int:
     """Return over how many ranks every operator sees its tokens split."""
     training = options.training
     if training is None:
@@ -25,7 +22,7 @@ def token_degree(rank: RankContext, options: "LoweringOptions") -> int:
     return rank.layout.cp * (rank.layout.tp if splits_by_tp else 1)
 
 
-def local_shape(shape: BatchShape, rank: RankContext, options: "LoweringOptions") -> BatchShape:
+def local_shape(shape: BatchShape, rank: RankContext, options: LoweringOptions) -> BatchShape:
     """Return the part of a micro batch that a rank has; serving batches are not split."""
     degree = token_degree(rank, options)
     if degree == 1:

@@ -11,7 +11,7 @@ from foretoken.domain.estimate import LatencyQuery
 from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import LoweringOptions
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.quantization import ExecutedQuantization, executed_quantization
 from foretoken.domain.scenario import ServingScenario, replica_layout

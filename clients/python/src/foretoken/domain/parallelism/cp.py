@@ -19,7 +19,12 @@ from foretoken.domain.head_exchange import (
     head_dims,
     num_key_heads,
 )
-from foretoken.domain.lowering import Lowering, LoweringOptions, Nodes, ParallelPass
+from foretoken.domain.lowering_options import (
+    Lowering,
+    LoweringOptions,
+    Nodes,
+    ParallelPass,
+)
 from foretoken.domain.placement import axis_group
 from foretoken.domain.token_split import token_degree
 

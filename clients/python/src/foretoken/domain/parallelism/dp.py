@@ -7,7 +7,12 @@ follows from the parameters of a chunk of layers, which the simulator counts.
 from collections.abc import Iterator
 
 from foretoken.domain.graph import RankContext
-from foretoken.domain.lowering import Lowering, LoweringOptions, Nodes, ParallelPass
+from foretoken.domain.lowering_options import (
+    Lowering,
+    LoweringOptions,
+    Nodes,
+    ParallelPass,
+)
 
 
 def _check(_rank: RankContext, _options: LoweringOptions | None) -> Iterator[str]:

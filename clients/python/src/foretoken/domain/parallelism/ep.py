@@ -16,7 +16,12 @@ from foretoken.domain.expert_exchange import check_experts, distribute_experts
 from foretoken.domain.expert_load import ExpertRouting, expert_load, larger, rounded
 from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import Lowering, LoweringOptions, Nodes, ParallelPass
+from foretoken.domain.lowering_options import (
+    Lowering,
+    LoweringOptions,
+    Nodes,
+    ParallelPass,
+)
 from foretoken.domain.models.architecture import MoeSpec
 from foretoken.domain.operator import find_operator
 from foretoken.domain.placement import group_dims

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.lowering import (
+from foretoken.domain.lowering_options import (
     Lowering,
     LoweringOptions,
     Nodes,

@@ -14,7 +14,12 @@ from foretoken.domain.estimate import DType
 from foretoken.domain.expert_layer import is_expert_node
 from foretoken.domain.graph import OperatorNode, Partition, RankContext, Section
 from foretoken.domain.head_exchange import check_heads, exchange_heads
-from foretoken.domain.lowering import Lowering, LoweringOptions, Nodes, ParallelPass
+from foretoken.domain.lowering_options import (
+    Lowering,
+    LoweringOptions,
+    Nodes,
+    ParallelPass,
+)
 from foretoken.domain.placement import axis_group, group_dims
 from foretoken.domain.sequence_parallel import add_collectives, check_tokens
 from foretoken.domain.units import Quantity, ceil_divide

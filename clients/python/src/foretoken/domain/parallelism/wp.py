@@ -12,7 +12,12 @@ from collections.abc import Iterator
 
 from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.graph import OperatorNode, Overlap, RankContext
-from foretoken.domain.lowering import Lowering, LoweringOptions, Nodes, ParallelPass
+from foretoken.domain.lowering_options import (
+    Lowering,
+    LoweringOptions,
+    Nodes,
+    ParallelPass,
+)
 from foretoken.domain.placement import RankGroup
 
 _FORMS = ("", "msp", "fsp", "isp")

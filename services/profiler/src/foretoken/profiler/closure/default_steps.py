@@ -2,7 +2,8 @@
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, PrefillShape
-from foretoken.domain.lowering import LoweringOptions, lower_forward
+from foretoken.domain.lowering import lower_forward
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.profiling import ClosureStep

@@ -20,12 +20,8 @@ from foretoken.domain.graph import (
     RankContext,
 )
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import (
-    LoweringOptions,
-    TrainingOptions,
-    lower_backward,
-    lower_rank,
-)
+from foretoken.domain.lowering import lower_backward, lower_rank
+from foretoken.domain.lowering_options import LoweringOptions, TrainingOptions
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operator import all_operators
 from foretoken.domain.operators.attention_prefill import prefill_dims, unequal_prefill_dims

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from foretoken.domain.graph import BatchShape, DecodeShape, OperatorNode, PrefillShape, RankContext
-from foretoken.domain.lowering import LoweringOptions, lower_rank
+from foretoken.domain.lowering import lower_rank
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.simulator.grid import Floats, cross_points, spaced_integers
 

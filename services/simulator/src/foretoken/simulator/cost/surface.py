@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import LoweringOptions
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.simulator.cost.family import Axes, StepLimits
 from foretoken.simulator.cost.padding import GraphRule

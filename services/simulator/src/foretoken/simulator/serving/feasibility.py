@@ -6,7 +6,8 @@ from foretoken.domain.engine import EngineProfile
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext, Section
 from foretoken.domain.hardware.device import DeviceSpec, find_device
-from foretoken.domain.lowering import Nodes, check_layout, lower_rank
+from foretoken.domain.lowering import check_layout, lower_rank
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.memory import ServingMemory, add_draft, plan_serving_memory
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.latency_surfaces import engine_layout, serving_options

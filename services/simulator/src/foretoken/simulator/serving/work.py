@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering import LoweringOptions, Nodes, lower_forward, lower_rank
+from foretoken.domain.lowering import lower_forward, lower_rank
+from foretoken.domain.lowering_options import LoweringOptions, Nodes
 from foretoken.domain.memory import ServingMemory
 from foretoken.domain.quantization import find_quantization
 from foretoken.domain.scenario import ServingScenario

@@ -12,7 +12,7 @@ from typing import Self
 
 from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.training.schedule import Pass, RankOrder
 from foretoken.simulator.training.stage_hardware import StageHardware

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.graph import OperatorNode, Overlap
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.operator import find_operator
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_truth import TrainingCalibration

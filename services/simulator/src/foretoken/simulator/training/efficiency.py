@@ -1,7 +1,8 @@
 """How much of the devices' arithmetic a step uses."""
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering import LoweringOptions, lower_forward
+from foretoken.domain.lowering import lower_forward
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import find_trainer
 from foretoken.simulator.model_flops import count_model_flops

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.graph import OperatorNode, Overlap, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.operator import find_operator
 
 # One entry per way the step is timed; see `variability`.

@@ -9,7 +9,8 @@ from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import RankContext, Section
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering import LoweringOptions, lower_forward, lower_rank
+from foretoken.domain.lowering import lower_forward, lower_rank
+from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.question import describe_training
 from foretoken.domain.report import Feasibility
 from foretoken.domain.scenario import TrainingScenario

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownModelError
 from foretoken.domain.estimate import Phase
 from foretoken.domain.graph import OperatorNode, Overlap, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_truth import ModuleTimes

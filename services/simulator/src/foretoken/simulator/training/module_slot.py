@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.operator import find_operator
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_truth import ModuleTime, ModuleTimes

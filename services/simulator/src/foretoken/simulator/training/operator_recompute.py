@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.operator import find_operator
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.training.memory.saved_tensor import SavedTensor, layer_range, layers_of

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.graph import OperatorNode
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.operator import find_operator
 from foretoken.domain.placement import RankGroup, axis_group, expert_mesh
 from foretoken.domain.scenario import TrainingScenario

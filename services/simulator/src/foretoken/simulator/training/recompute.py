@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.placement import axis_group
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.sequence_parallel import splits_tokens

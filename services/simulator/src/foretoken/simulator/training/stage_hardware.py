@@ -12,7 +12,7 @@ from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.placement import axis_group
 from foretoken.domain.scenario import TrainingScenario
 

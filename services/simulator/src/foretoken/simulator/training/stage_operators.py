@@ -8,12 +8,11 @@ from typing import Self
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext, Section
-from foretoken.domain.lowering import (
+from foretoken.domain.lowering import lower_backward, lower_rank
+from foretoken.domain.lowering_options import (
     LoweringOptions,
     Nodes,
     TrainingOptions,
-    lower_backward,
-    lower_rank,
 )
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.placement import axis_group

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Overlap, Partition, RankContext, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.operator import find_operator
 from foretoken.domain.placement import RankGroup, axis_group, expert_mesh
 from foretoken.domain.scenario import TrainingScenario

@@ -15,7 +15,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import OperatorCall, Provenance
 from foretoken.domain.graph import OperatorNode
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.profiling import (
     DISTURBED_KEY,

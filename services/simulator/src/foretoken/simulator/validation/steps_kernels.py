@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.graph import OperatorNode
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.node_builder import EAGER_VARIANT
 from foretoken.domain.profiling import ClosureStep

@@ -12,7 +12,7 @@ from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import OperatorNode
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.search.placement.cluster import NodeKind

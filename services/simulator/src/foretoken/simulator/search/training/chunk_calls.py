@@ -7,7 +7,7 @@ import numpy as np
 
 from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.graph import OperatorNode
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.placement import axis_group
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.simulator.grid import Ints

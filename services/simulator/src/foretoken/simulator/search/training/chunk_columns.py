@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.graph import OperatorNode
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.call_prices import CallBook

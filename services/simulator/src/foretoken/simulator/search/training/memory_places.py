@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain.graph import OperatorNode, RankContext
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.row_numbers import number_rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain.graph import RankContext, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.legality import count_replicas

@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext, Section
-from foretoken.domain.lowering import LoweringOptions, Nodes, lower_backward, lower_rank
+from foretoken.domain.lowering import lower_backward, lower_rank
+from foretoken.domain.lowering_options import LoweringOptions, Nodes
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile

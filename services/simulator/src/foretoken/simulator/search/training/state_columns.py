@@ -12,7 +12,7 @@ import numpy as np
 from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.placement import RankGroup
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_kernels import (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from foretoken.domain.graph import RankContext
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.simulator.training.recompute import RecomputePlan
 
 

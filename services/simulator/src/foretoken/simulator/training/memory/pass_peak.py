@@ -13,7 +13,7 @@ from math import inf
 from foretoken.domain.backward_collectives import keeps_gathered_input
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.saved_tensor import SavedTensor, layer_range

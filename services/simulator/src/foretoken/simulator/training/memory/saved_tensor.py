@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from foretoken.domain.backward_collectives import keeps_gathered_input
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.lowering import Nodes
+from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.operator import find_operator
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile
