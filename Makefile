@@ -117,7 +117,7 @@ test-lake: setup-lake ## run the catalog's tests as a lake (needs PostgreSQL) an
 MUTATE_ARGS ?=
 .PHONY: mutate
 mutate: setup ## change MODULE (or a package, or several) in random places: which do its own tests miss?
-	@test -n "$(MODULE)" || { echo "name one: make mutate MODULE=foretoken.predictor.transfer.typical" >&2; exit 2; }
+	@test -n "$(MODULE)" || { echo "name one: make mutate MODULE=foretoken.predictor.transfer.efficiency_prior" >&2; exit 2; }
 	nice $(BIN)/python tests/mutation/mutate.py $(MODULE) $(MUTATE_ARGS)
 
 .PHONY: check

@@ -41,8 +41,8 @@ from foretoken.domain.units import US_PER_MS
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design
 from foretoken.predictor.held_out import to_errors
-from foretoken.predictor.honesty.coverage import Tier
-from foretoken.predictor.honesty.holdout import SplitKind
+from foretoken.predictor.intervals.coverage import Tier
+from foretoken.predictor.intervals.holdout import SplitKind
 from foretoken.predictor.regression.cross_validation import Answers, CrossValidation, Unseen
 from foretoken.predictor.regression.curves import fit_curve_regressor, has_curves
 from foretoken.predictor.regression.member import NAMES, MemberFitter, learn_member_scales

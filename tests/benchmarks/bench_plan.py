@@ -16,11 +16,11 @@ from accuracy.source import AICONFIGURATOR, import_sources
 from accuracy.table import Integers, Mask, split_into_tables, take
 from accuracy.trial import CONFIG
 
-from foretoken.predictor.honesty.coverage import Tier
+from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.planning.ranking import PlanQuestion, rank_points
 from foretoken.predictor.regression.kriging import Scales, learn_scales
 from foretoken.predictor.training_rows import Series
-from foretoken.predictor.transfer.borrowing import train_borrowing_series
+from foretoken.predictor.transfer.device_transfer import train_transfer_series
 from foretoken.predictor.transfer.library import DonorLibrary
 from foretoken.predictor.transfer.pool import DonorPool
 
@@ -48,7 +48,7 @@ class Table:
     def error_ratio(self, chosen: Integers, pool: DonorPool | None) -> float:
         """Return the MAPE on the rest of the table of a model of the chosen points."""
         known = take(self.series, np.sort(chosen))
-        model = train_borrowing_series(known, pool, CONFIG, _SEED)
+        model = train_transfer_series(known, pool, CONFIG, _SEED)
         rest = np.setdiff1d(np.arange(len(self.log_ratio)), chosen)
         judged = np.random.default_rng(_SEED).choice(rest, _NUM_JUDGED, replace=False)
         asked = self.design.take(judged)

@@ -10,7 +10,7 @@ import numpy as np
 
 from accuracy.table import Integers, Mask
 from foretoken.domain.operator import OperatorSpec
-from foretoken.predictor.honesty.coverage import configuration_columns
+from foretoken.predictor.intervals.coverage import configuration_columns
 
 Columns = Mapping[str, Integers]
 Axis = Callable[[Columns], Integers]

@@ -14,7 +14,7 @@ from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.trainer import train_series
 from foretoken.predictor.training_rows import Series
 from foretoken.predictor.transfer import TransferModel, train_transfers
-from foretoken.predictor.transfer.borrowing import train_borrowing_series
+from foretoken.predictor.transfer.device_transfer import train_transfer_series
 from foretoken.predictor.transfer.library import DonorLibrary
 from foretoken.predictor.transfer.pool import DonorPool
 
@@ -92,7 +92,7 @@ def _ask_device(series: Series, borrowed: _Borrowed, seed: int) -> Mapping[int, 
         own = {}
         if step:
             known = take(series, np.sort(order[:step]))
-            own = {series.key: train_borrowing_series(known, borrowed.pool, CONFIG, seed)}
+            own = {series.key: train_transfer_series(known, borrowed.pool, CONFIG, seed)}
         models = ModelSet(version="benchmark", series=own, transfers=borrowed.transfers)
         found[step] = score(asked.latency_us, ask(models, series.key, asked.points))
     return found

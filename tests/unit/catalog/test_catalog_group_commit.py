@@ -16,6 +16,7 @@ from catalog_rows import batches, gemms, row, run, table
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.recording.batch_writer import BatchWriter, Memory, Outcome
+from foretoken.catalog.recording.counters import IngestStatistics
 from foretoken.catalog.recording.group_commit import GroupCommit
 from foretoken.catalog.recording.intake import (
     GROUP_BATCHES,
@@ -25,7 +26,6 @@ from foretoken.catalog.recording.intake import (
     GroupReader,
     check_arrivals,
 )
-from foretoken.catalog.recording.tally import IngestStatistics
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import (

@@ -13,7 +13,7 @@ from catalog_rows import batches, gemms, run
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.recording.ingest import Ingest
-from foretoken.catalog.sql.desk import SqlDesk
+from foretoken.catalog.sql.query_service import SqlQueryService
 from foretoken.catalog.storage.attachment import FileAttachment
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurement import SqlQuery
@@ -35,20 +35,20 @@ class _Catalog:
         config = CatalogConfig(path=str(path), num_threads=4)
         self.store = Store(config, FileAttachment(path, log_bytes))
         self.ingest = Ingest(self.store, lambda: datetime.now(UTC), 1_000_000)
-        self.desk = SqlDesk(self.store, config)
+        self.query_service = SqlQueryService(self.store, config)
         self.store.open()
-        self.desk.open()
+        self.query_service.open()
 
     def record(self, index: int, num_rows: int = _BATCH_ROWS) -> None:
         list(self.ingest.record(run(f"run-{index}"), batches(gemms(range(1, num_rows + 1)))))
 
     def ask(self) -> tuple[int, int, int]:
-        (row,) = read_table(self.desk.ask(_QUESTION)).to_pylist()
+        (row,) = read_table(self.query_service.ask(_QUESTION)).to_pylist()
         num_rows, total, num_runs = row.values()
         return num_rows, total, num_runs
 
     def close(self) -> None:
-        self.desk.close()
+        self.query_service.close()
         self.store.close()
 
 
@@ -102,7 +102,9 @@ def test_every_answer_is_of_one_state_while_recording_goes_on(shared: _Catalog) 
 def test_the_file_is_not_rewritten_while_it_is_read(shared: _Catalog) -> None:
     """The log grows instead, and is merged when the reader is gone."""
     shared.record(0, 5_000)
-    reader = shared.desk.ask(SqlQuery(text="FROM measurements, range(1000)", max_num_rows=10**6))
+    reader = shared.query_service.ask(
+        SqlQuery(text="FROM measurements, range(1000)", max_num_rows=10**6)
+    )
     assert isinstance(reader, pa.RecordBatchReader)
     reader.read_next_batch()
     index = count(1)

@@ -167,18 +167,18 @@ def test_the_product_that_stands_in_is_as_much_work(active: int, m: int, n: int,
     """A dense product of about as many FLOPs and bytes: to rounding, which small ones feel."""
     operator, gemm = find_operator("lora_gemm"), find_operator("gemm")
     dims = {"num_slots": active, "num_active": active, "m": m, "n": n, "k": k}
-    assert operator.stand_in is not None
-    name, stand_in = operator.stand_in(dims)
+    assert operator.proxy_operator is not None
+    name, proxy = operator.proxy_operator(dims)
     assert "gemm" == name
-    smallest = min(stand_in["m"], stand_in["n"])
+    smallest = min(proxy["m"], proxy["n"])
     if smallest >= 8:
         tolerance = 1 / smallest
-        assert operator.flops(dims, 2) == pytest.approx(gemm.flops(stand_in, 2), rel=tolerance)
+        assert operator.flops(dims, 2) == pytest.approx(gemm.flops(proxy, 2), rel=tolerance)
         assert operator.moved_bytes(dims, 2) == pytest.approx(
-            gemm.moved_bytes(stand_in, 2), rel=tolerance
+            gemm.moved_bytes(proxy, 2), rel=tolerance
         )
     columns = {key: np.array([value, value]) for key, value in dims.items()}
-    name, several = operator.stand_in(columns)
-    assert all((several[key] == stand_in[key]).all() for key in stand_in)
+    name, several = operator.proxy_operator(columns)
+    assert all((several[key] == proxy[key]).all() for key in proxy)
     if active == 1:
-        assert {"m": m, "n": n, "k": k} == stand_in
+        assert {"m": m, "n": n, "k": k} == proxy

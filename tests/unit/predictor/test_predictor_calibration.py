@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from foretoken.predictor.honesty.calibration import (
+from foretoken.predictor.intervals.calibration import (
     Calibration,
     HeldOutErrors,
     calibrate,
@@ -15,7 +15,7 @@ from foretoken.predictor.honesty.calibration import (
     join_errors,
     quantiles,
 )
-from foretoken.predictor.honesty.coverage import Tier
+from foretoken.predictor.intervals.coverage import Tier
 
 HARDER = (Tier.GAP, Tier.NEW_CONFIGURATION, Tier.BEYOND, Tier.FAR_CONFIGURATION)
 

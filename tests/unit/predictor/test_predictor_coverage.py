@@ -10,7 +10,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.predictor.features import Design, build_design
-from foretoken.predictor.honesty.coverage import Tier, is_extrapolated, map_coverage
+from foretoken.predictor.intervals.coverage import Tier, is_extrapolated, map_coverage
 from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.roofline import Target
 

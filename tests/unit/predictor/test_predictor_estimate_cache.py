@@ -12,7 +12,7 @@ _TABLE = OperatorTable(operator="gemm", dtype=DType.FP16, columns={"m": [1, 2], 
 _QUERY = LatencyQuery(device="a30", tables=(_TABLE,))
 
 
-class Tally:
+class Counters:
     """Hits and misses."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ def _columns(num_rows: int) -> LatencyColumns:
 
 
 def test_what_was_kept_is_found_and_counted() -> None:
-    tally = Tally()
+    tally = Counters()
     cache, kept = EstimateCache(100, tally.observe), _columns(2)
     assert cache.find(b"a") is None
     cache.keep(b"a", kept)
@@ -47,7 +47,7 @@ def test_what_was_kept_is_found_and_counted() -> None:
 
 
 def test_nobody_can_write_into_what_is_kept() -> None:
-    cache, kept = EstimateCache(100, Tally().observe), _columns(2)
+    cache, kept = EstimateCache(100, Counters().observe), _columns(2)
     cache.keep(b"a", kept)
     for column in (kept.latency_us, kept.nearest_octaves, kept.nearest["m"]):
         with pytest.raises(ValueError, match="read-only"):
@@ -55,7 +55,7 @@ def test_nobody_can_write_into_what_is_kept() -> None:
 
 
 def test_the_least_recently_asked_goes_first() -> None:
-    cache = EstimateCache(100, Tally().observe)
+    cache = EstimateCache(100, Counters().observe)
     for key in (b"a", b"b", b"c"):
         cache.keep(key, _columns(5))
     cache.find(b"a")
@@ -67,13 +67,13 @@ def test_the_least_recently_asked_goes_first() -> None:
 
 @pytest.mark.parametrize(("max_rows", "num_rows"), [(0, 0), (0, 1), (100, 100)])
 def test_more_than_there_is_room_for_is_not_kept(max_rows: int, num_rows: int) -> None:
-    cache = EstimateCache(max_rows, Tally().observe)
+    cache = EstimateCache(max_rows, Counters().observe)
     cache.keep(b"a", _columns(num_rows))
     assert cache.find(b"a") is None
 
 
 def test_empty_tables_do_not_pile_up() -> None:
-    cache = EstimateCache(100, Tally().observe)
+    cache = EstimateCache(100, Counters().observe)
     keys = [bytes([number]) for number in range(50)]
     for key in keys:
         cache.keep(key, _columns(0))

@@ -12,7 +12,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.predictor.features import Design, build_design
-from foretoken.predictor.honesty.calibration import (
+from foretoken.predictor.intervals.calibration import (
     HeldOutErrors,
     calibrate,
     half_width,
@@ -20,8 +20,8 @@ from foretoken.predictor.honesty.calibration import (
     join_errors,
     quantiles,
 )
-from foretoken.predictor.honesty.coverage import Tier, map_coverage
-from foretoken.predictor.honesty.holdout import split_points
+from foretoken.predictor.intervals.coverage import Tier, map_coverage
+from foretoken.predictor.intervals.holdout import split_points
 from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.roofline import Target
 

@@ -13,8 +13,8 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.operator import all_operators, find_operator
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, build_design
-from foretoken.predictor.honesty.coverage import Tier
-from foretoken.predictor.honesty.holdout import SplitKind
+from foretoken.predictor.intervals.coverage import Tier
+from foretoken.predictor.intervals.holdout import SplitKind
 from foretoken.predictor.regression.cross_validation import CrossValidation, Unseen
 from foretoken.predictor.regression.kriging import Kriging, Scales, learn_scales
 from foretoken.predictor.regression.member import STEPS, MemberFitter, learn_member_scales

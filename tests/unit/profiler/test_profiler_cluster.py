@@ -1,4 +1,4 @@
-"""Profiles on a cluster: submitted once, followed through trouble, collected, cancelled."""
+"""Profiles on a cluster: submitted once, followed through failure, collected, cancelled."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -305,16 +305,16 @@ def test_a_suspended_job_waits_for_its_queue(cluster: _Cluster) -> None:
     profiler.close()
 
 
-@pytest.mark.parametrize("trouble", ["gone", "dropped", "away"])
-def test_following_survives_the_api_server(cluster: _Cluster, trouble: str) -> None:
+@pytest.mark.parametrize("failure", ["gone", "dropped", "away"])
+def test_following_survives_the_api_server(cluster: _Cluster, failure: str) -> None:
     """Versions that are Gone, connections that break, answers of 503: the Job's end is seen."""
     profiler = cluster.profiler()
     job = profiler.create_profile(_REQUEST)
     _wait_for_message(profiler, job, "2 running")
     for _ in range(3):
-        if trouble == "gone":
+        if failure == "gone":
             cluster.server.store.expire()
-        elif trouble == "dropped":
+        elif failure == "dropped":
             cluster.server.store.drop_watches()
         else:
             cluster.server.num_outages = 2

@@ -24,8 +24,8 @@ from foretoken.profiler.cluster.objects import (
     build_service,
     owned_by,
 )
+from foretoken.profiler.cluster.pod_failures import find_pod_failures
 from foretoken.profiler.cluster.spec import CollectiveSpec, KubernetesSpec, PodSetup, TolerationSpec
-from foretoken.profiler.cluster.trouble import find_troubles
 
 _SETUP = PodSetup(catalog="dns:///catalog:50051")
 _EVERYTHING = KubernetesSpec(
@@ -242,6 +242,6 @@ def test_a_pod_without_memory_is_told_with_the_setting() -> None:
         "metadata": {"annotations": {"batch.kubernetes.io/job-completion-index": "3"}},
         "status": {"phase": "Failed", "containerStatuses": [{"state": terminated}]},
     }
-    assert ["shard 3 ran out of memory: raise profiler.kubernetes.memory_limit"] == find_troubles(
-        [pod]
-    )
+    assert [
+        "shard 3 ran out of memory: raise profiler.kubernetes.memory_limit"
+    ] == find_pod_failures([pod])

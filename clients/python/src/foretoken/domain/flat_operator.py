@@ -33,7 +33,7 @@ def flat_operator(
         flops=lambda d, _: num_flops * d["num_params"],
         moved_bytes=lambda d, element_bytes: moved_bytes(element_bytes) * d["num_params"],
         sweep=sweep,
-        stand_in=lambda d: addition_of(d["num_params"] * round(moved_bytes(2.0))),
+        proxy_operator=lambda d: addition_of(d["num_params"] * round(moved_bytes(2.0))),
     )
 
 

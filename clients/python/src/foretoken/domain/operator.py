@@ -19,7 +19,7 @@ WorkFormula = Callable[[Dims, float], Quantity]
 # (dims, number of streaming multiprocessors) -> a dimensionless feature
 FeatureFormula = Callable[[Dims, int], Quantity]
 # dims -> another operator and its dims
-StandIn = Callable[[Dims], tuple[str, Dims]]
+ProxyOperator = Callable[[Dims], tuple[str, Dims]]
 
 
 def _nothing(_dims: Dims) -> Quantity:
@@ -86,8 +86,8 @@ class OperatorSpec:
     from the forward pass for its backward pass, its output not counted (the next operator's input).
     A collective moves `moved_bytes` over links instead of memory; it has no FLOPs. With
     `shares_node_links` its ranks on a node send each byte to another node once for all of them.
-    `stand_in` names a call of another operator, in the same number format, that takes about as
-    long: it answers where this one was not measured. `backward_calls` are the forward calls a
+    `proxy_operator` names a call of another operator, in the same number format, that takes about
+    as long: it answers where this one was not measured. `backward_calls` are the forward calls a
     backward pass is made of, for where that was not measured.
     """
 
@@ -107,7 +107,7 @@ class OperatorSpec:
     group: str = "elementwise"
     num_weights: Callable[[Dims], Quantity] = _nothing
     saved_elements: Callable[[Dims], Quantity] = _nothing
-    stand_in: StandIn | None = None
+    proxy_operator: ProxyOperator | None = None
     backward_calls: Callable[[Dims], tuple[Dims, ...]] | None = None
 
     @property

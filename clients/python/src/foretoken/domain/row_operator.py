@@ -98,5 +98,5 @@ def row_operator(
         backward_work_ratio=work.backward_work_ratio,
         num_weights=lambda d: work.num_weights * d[width.name],
         saved_elements=lambda d: work.num_saved * features_of(d),
-        stand_in=addition if name != _ADDITION else None,
+        proxy_operator=addition if name != _ADDITION else None,
     )

@@ -10,9 +10,9 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.quality.review import review
 from foretoken.catalog.reading import queries, snapshot
 from foretoken.catalog.reading.snapshot_diff import diff_snapshots
+from foretoken.catalog.recording.counters import IngestStatistics
 from foretoken.catalog.recording.ingest import Ingest
-from foretoken.catalog.recording.tally import IngestStatistics
-from foretoken.catalog.sql.desk import OnLeave, SqlDesk, SqlStatistics
+from foretoken.catalog.sql.query_service import OnLeave, SqlQueryService, SqlStatistics
 from foretoken.catalog.storage.store import Store
 from foretoken.catalog.upkeep import retention
 from foretoken.catalog.upkeep.backup import stream_backup
@@ -60,7 +60,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         RunsJobs.__init__(self, JobRunner(folder / "jobs"))
         KeepsArtifacts.__init__(self, self._store, config.max_artifact_bytes)
         self._ingest = Ingest(self._store, clock, config.max_batch_rows)
-        self._sql = SqlDesk(self._store, config)
+        self._sql = SqlQueryService(self._store, config)
 
     def open(self) -> None:
         """Open the file, or make it.

@@ -22,7 +22,7 @@ from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.operator import OperatorSpec, find_operator
 from foretoken.predictor.estimate_cache import EstimateCache, cache_key
 from foretoken.predictor.features import Design, build_design
-from foretoken.predictor.honesty.coverage import is_extrapolated
+from foretoken.predictor.intervals.coverage import is_extrapolated
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.query_columns import read_columns
 from foretoken.predictor.query_target import find_target
@@ -164,10 +164,10 @@ class Estimator:
         if table.phase is Phase.BACKWARD:
             return self._scale_forward(call, query)
         transfer = self._models.transfer(spec, target.device, table.variant)
-        if not transfer.grounds.has_measured(spec):
-            stood_in = self._stand_in(call, query)
-            if stood_in is not None:
-                return stood_in
+        if not transfer.support.has_measured(spec):
+            proxied = self._from_proxy(call, query)
+            if proxied is not None:
+                return proxied
         told = limit_to_sustained(
             _from_transfer(transfer, spec, target.device, design), spec, target.device, design
         )
@@ -245,7 +245,7 @@ class Estimator:
             other_framework=choice.other_framework,
         )
 
-    def _stand_in(self, call: _Call, query: LatencyQuery) -> LatencyColumns | None:
+    def _from_proxy(self, call: _Call, query: LatencyQuery) -> LatencyColumns | None:
         """Return what an operator says that takes as long; None where that was not measured.
 
         Asked only where the operator itself was measured nowhere: told from other devices it errs
@@ -253,9 +253,9 @@ class Estimator:
         embeddings and activations told from the others err by 7 to 36 %, from a sum of two tensors
         of their own device by 20 to 63 %.
         """
-        if call.spec.stand_in is None:
+        if call.spec.proxy_operator is None:
             return None
-        name, dims = call.spec.stand_in(call.columns)
+        name, dims = call.spec.proxy_operator(call.columns)
         if not self._can_tell(find_operator(name), call.target, query):
             return None
         num_rows = len(next(iter(call.columns.values())))
@@ -274,12 +274,12 @@ class Estimator:
 
     def _can_tell(self, spec: OperatorSpec, target: Target, query: LatencyQuery) -> bool:
         """Tell whether an operator may have been measured, quicker than by asking for estimates."""
-        if spec.stand_in is not None:
+        if spec.proxy_operator is not None:
             return True
         wanted = Wanted(query.framework, preferred=query.preferred_framework)
         if find_source(self._models, spec, target, wanted) is not None:
             return True
-        return self._models.transfer(spec, target.device).grounds.has_measured(spec)
+        return self._models.transfer(spec, target.device).support.has_measured(spec)
 
     def _scale_forward(self, call: _Call, query: LatencyQuery) -> LatencyColumns:
         """Return a backward pass as the forward calls it is made of, or a multiple of its own."""
@@ -385,16 +385,16 @@ def _limit_doubt(estimates: LatencyColumns, transfer: TransferModel) -> LatencyC
 def _from_transfer(
     transfer: TransferModel, spec: OperatorSpec, device: DeviceSpec, design: Design
 ) -> LatencyColumns:
-    grounds = transfer.grounds
+    support = transfer.support
     provenance = (
-        Provenance.TRANSFERRED if grounds.has_measured(spec) else Provenance.ANALYTICAL
+        Provenance.TRANSFERRED if support.has_measured(spec) else Provenance.ANALYTICAL
     ).value
     floor_us = MIN_ROOFLINE_RATIO * design.roofline_us
     latency_us = np.maximum(design.base_us * np.exp(transfer.predict(design)), floor_us)
     low_us = np.maximum(latency_us * np.exp(transfer.low_log), floor_us)
     high_us = latency_us * np.exp(transfer.high_log)
     estimates = _pack(latency_us, low_us, high_us, np.full(design.num_rows, provenance))
-    return replace(estimates, basis=grounds.describe(spec, device))
+    return replace(estimates, basis=support.describe(spec, device))
 
 
 def _refuse_extrapolation(

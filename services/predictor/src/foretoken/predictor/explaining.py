@@ -16,7 +16,7 @@ from foretoken.domain.explanation import (
 from foretoken.domain.operator import find_operator
 from foretoken.predictor.attribution import attribute
 from foretoken.predictor.features import Design, Matrix, build_design, feature_names
-from foretoken.predictor.honesty.coverage import Tier
+from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.model_set import ModelSet, Wanted
 from foretoken.predictor.query_columns import read_columns
 from foretoken.predictor.query_target import find_target
@@ -26,7 +26,7 @@ from foretoken.predictor.roofline import Columns, FloatColumn, compute_limits
 from foretoken.predictor.source import find_source, target_inside_node, target_linked_alike
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series
-from foretoken.predictor.transfer.borrowing import BorrowingRegressor
+from foretoken.predictor.transfer.device_transfer import DeviceTransferRegressor
 
 Predict = Callable[[LatencyQuery], LatencyReply]
 
@@ -101,7 +101,7 @@ def _with_model(explanation: Explanation, model: SeriesModel, design: Design) ->
         neighbours=tuple(_neighbours(model.series, design)),
     )
     regressor, own_share = model.regressor, 1.0
-    if isinstance(regressor, BorrowingRegressor):
+    if isinstance(regressor, DeviceTransferRegressor):
         own_share, regressor = regressor.own_share, regressor.own
     # A collective's curves have no parts.
     if not isinstance(regressor, SeriesRegressor):

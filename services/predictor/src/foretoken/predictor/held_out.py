@@ -6,8 +6,8 @@ import numpy as np
 
 from foretoken.domain.report import OperatorTrainingReport
 from foretoken.predictor.features import Matrix
-from foretoken.predictor.honesty.calibration import HeldOutErrors, held_out_bounds, join_errors
-from foretoken.predictor.honesty.holdout import SplitKind
+from foretoken.predictor.intervals.calibration import HeldOutErrors, held_out_bounds, join_errors
+from foretoken.predictor.intervals.holdout import SplitKind
 from foretoken.predictor.regression.cross_validation import Unseen
 from foretoken.predictor.regression.series_regressor import mix
 from foretoken.predictor.report.scoring import HeldOut, report_series

@@ -13,7 +13,7 @@ from foretoken.predictor.software import Relation, matches, parse_software
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer import TransferModel, default_transfer, transfer_names
-from foretoken.predictor.transfer.borrowing import BorrowingRegressor
+from foretoken.predictor.transfer.device_transfer import DeviceTransferRegressor
 
 # What a variant may say of how an operator was sampled, which says little of its time: whether an
 # attention mask, a bias, an optimizer's first step. Where the plain case is missing they stand in.
@@ -61,7 +61,9 @@ class Choice:
         described = f" ({', '.join(what)})" if what else ""
         own = f"{len(self.model.series.points):,} points of {key.operator} on {place}{described}"
         regressor = self.model.regressor
-        return f"{own}; {regressor.basis}" if isinstance(regressor, BorrowingRegressor) else own
+        return (
+            f"{own}; {regressor.basis}" if isinstance(regressor, DeviceTransferRegressor) else own
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from foretoken.domain.errors import NotTrainedError
 from foretoken.domain.name import path_inside
 from foretoken.domain.report import OperatorTrainingReport
 from foretoken.predictor.features import FEATURE_REVISION
-from foretoken.predictor.honesty.calibration import Calibration
-from foretoken.predictor.honesty.coverage import map_coverage
+from foretoken.predictor.intervals.calibration import Calibration
+from foretoken.predictor.intervals.coverage import map_coverage
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.regression.curves import CurveRegressor, has_curves
@@ -34,11 +34,11 @@ from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer import TransferModel
-from foretoken.predictor.transfer.borrowing import is_borrowing, own_state, restore
-from foretoken.predictor.transfer.grounds import Grounds
+from foretoken.predictor.transfer.device_transfer import is_device_transfer, own_state, restore
+from foretoken.predictor.transfer.support import Support
 
 # Raised when what is written changes; features have a revision of their own.
-_FORMAT_REVISION = 2
+_FORMAT_REVISION = 3
 _REVISION = [_FORMAT_REVISION, FEATURE_REVISION]
 # What the arrays of a regressor are named after, beside those of its series.
 _REGRESSOR = "regressor_"
@@ -146,7 +146,7 @@ def _read_regressor(
     state = RegressorState(own, texts, entry["numbers"])
     if has_curves(SeriesKey(*entry["key"]).spec):
         return CurveRegressor.from_state(state)
-    if not is_borrowing(state):
+    if not is_device_transfer(state):
         return SeriesRegressor.from_state(state, num_threads)
     return restore(SeriesRegressor.from_state(own_state(state), num_threads), state, num_threads)
 
@@ -160,15 +160,15 @@ def _write_transfer(folder: Path, index: int, name: str, transfer: TransferModel
         "name": name,
         "low_log": transfer.low_log,
         "high_log": transfer.high_log,
-        "grounds": schema.encode(transfer.grounds),
+        "support": schema.encode(transfer.support),
         "trees": _write_trees(folder, f"transfer-{index}", transfer.trees),
     }
 
 
 def _read_transfer(folder: Path, entry: Mapping[str, Any], num_threads: int) -> TransferModel:
     trees = _read_trees(folder, entry["trees"], num_threads)
-    grounds = schema.decode(Grounds, entry["grounds"])
-    return TransferModel(trees, entry["low_log"], entry["high_log"], grounds)
+    support = schema.decode(Support, entry["support"])
+    return TransferModel(trees, entry["low_log"], entry["high_log"], support)
 
 
 def _write_trees(folder: Path, name: str, trees: Trees) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from foretoken.predictor.features import (
     feature_names,
 )
 from foretoken.predictor.held_out import report_errors, to_errors
-from foretoken.predictor.honesty.calibration import Calibration, calibrate
-from foretoken.predictor.honesty.coverage import CoverageMap, Tier, map_coverage
+from foretoken.predictor.intervals.calibration import Calibration, calibrate
+from foretoken.predictor.intervals.coverage import CoverageMap, Tier, map_coverage
 from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.regression.cross_validation import (
     Answers,

@@ -13,10 +13,10 @@ from foretoken.predictor.report.scoring import merge_reports
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer import train_transfers
-from foretoken.predictor.transfer.borrowing import (
-    hash_borrowing,
-    may_borrow,
-    train_borrowing_series,
+from foretoken.predictor.transfer.device_transfer import (
+    hash_transfer,
+    may_transfer,
+    train_transfer_series,
 )
 from foretoken.predictor.transfer.library import DonorLibrary
 
@@ -57,10 +57,10 @@ def train_models(
     for ratio, label, series in _with_progress(found):
         heartbeat = partial(progress.update, _READ_RATIO + _SERIES_RATIO * ratio, label)
         heartbeat()
-        pool = library.find(series.key) if may_borrow(series) else None
-        same = known.get(hash_borrowing(series, pool, config, request.seed))
+        pool = library.find(series.key) if may_transfer(series) else None
+        same = known.get(hash_transfer(series, pool, config, request.seed))
         num_reused += same is not None
-        trained[series.key] = same or train_borrowing_series(
+        trained[series.key] = same or train_transfer_series(
             series, pool, config, request.seed, heartbeat
         )
     series_models = dict(sorted({**kept, **trained}.items()))

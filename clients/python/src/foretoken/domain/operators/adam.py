@@ -26,5 +26,5 @@ SPEC = OperatorSpec(
     flops=lambda d, _: 12 * d["num_params"],
     moved_bytes=lambda d, element_bytes: d["num_params"] * (_STATE_BYTES + 2 * element_bytes),
     sweep=_sweep,
-    stand_in=lambda d: addition_of(d["num_params"] * (_STATE_BYTES + 4)),
+    proxy_operator=lambda d: addition_of(d["num_params"] * (_STATE_BYTES + 4)),
 )

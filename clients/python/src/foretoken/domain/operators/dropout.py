@@ -29,5 +29,5 @@ SPEC = OperatorSpec(
     backward_work_ratio=1.0,
     # Half an element of 16 bit.
     saved_elements=lambda d: _values(d) / 2,
-    stand_in=lambda d: ("residual_add", d),
+    proxy_operator=lambda d: ("residual_add", d),
 )

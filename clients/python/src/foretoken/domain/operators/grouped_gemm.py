@@ -68,5 +68,5 @@ SPEC = OperatorSpec(
     backward_work_ratio=2.0,
     num_weights=lambda d: d["num_groups"] * d["n"] * d["k"],
     saved_elements=lambda d: d["m"] * d["k"],
-    stand_in=lambda d: ("gemm", {"m": d["m"], "n": d["n"], "k": d["k"]}),
+    proxy_operator=lambda d: ("gemm", {"m": d["m"], "n": d["n"], "k": d["k"]}),
 )

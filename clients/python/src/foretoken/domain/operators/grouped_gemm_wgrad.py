@@ -28,7 +28,7 @@ SPEC = OperatorSpec(
     features=GROUPED_FEATURES,
     sweep=sweep_groups,
     # The products of all groups beside each other, each over the rows of one.
-    stand_in=lambda d: (
+    proxy_operator=lambda d: (
         "gemm",
         {"m": d["num_groups"] * d["n"], "n": d["k"], "k": ceil_divide(d["m"], d["num_groups"])},
     ),

@@ -55,5 +55,5 @@ SPEC = OperatorSpec(
     relations=(Relation("num_active", "num_slots"),),
     sweep=lambda _: (),
     num_weights=lambda d: d["num_slots"] * d["n"] * d["k"],
-    stand_in=_dense,
+    proxy_operator=_dense,
 )

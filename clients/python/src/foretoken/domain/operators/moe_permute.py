@@ -47,5 +47,5 @@ SPEC = OperatorSpec(
     sweep=sweep_routed,
     # The gradients of a token's copies are added up.
     backward_work_ratio=1.0,
-    stand_in=same_traffic,
+    proxy_operator=same_traffic,
 )

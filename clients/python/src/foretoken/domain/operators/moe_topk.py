@@ -45,5 +45,5 @@ SPEC = OperatorSpec(
     backward_work_ratio=2.0,
     # Probabilities in fp32, at least twice as wide as the logits.
     saved_elements=lambda d: 2 * _logits(d),
-    stand_in=lambda d: ("softmax", {"num_rows": d["num_tokens"], "width": d["num_experts"]}),
+    proxy_operator=lambda d: ("softmax", {"num_rows": d["num_tokens"], "width": d["num_experts"]}),
 )

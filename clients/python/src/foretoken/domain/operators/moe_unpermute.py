@@ -22,5 +22,5 @@ SPEC = OperatorSpec(
     # Router probabilities are applied in the activation, so a sum of rows keeps nothing.
     # Source: Megatron-Core 0.12 and later, weighted_bias_swiglu.
     saved_elements=lambda _: 0,
-    stand_in=same_traffic,
+    proxy_operator=same_traffic,
 )

@@ -46,5 +46,5 @@ SPEC = OperatorSpec(
     relations=(HEAD_RELATION,),
     sweep=_sweep,
     backward_work_ratio=1.0,
-    stand_in=lambda d: addition_of(2 * 2 * _elements(d)),
+    proxy_operator=lambda d: addition_of(2 * 2 * _elements(d)),
 )

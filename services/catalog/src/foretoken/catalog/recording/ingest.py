@@ -9,9 +9,9 @@ from foretoken.catalog.dataset import DATASET_TOOL
 from foretoken.catalog.quality.review import review_runs
 from foretoken.catalog.quality.review_row import find_unreviewed_runs
 from foretoken.catalog.recording.batch_writer import Outcome, find_receipts
+from foretoken.catalog.recording.counters import Counters, IngestStatistics
 from foretoken.catalog.recording.group_commit import GroupCommit
 from foretoken.catalog.recording.intake import Arrival, GroupReader, check_arrivals
-from foretoken.catalog.recording.tally import IngestStatistics, Tally
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run
 
@@ -30,11 +30,11 @@ class Ingest:
         self._clock = clock
         self._max_batch_rows = max_batch_rows
         self._commits = GroupCommit(store, clock)
-        self._tally = Tally()
+        self._counters = Counters()
 
     def statistics(self) -> IngestStatistics:
         """Return what was recorded up to now."""
-        return self._tally.read()
+        return self._counters.read()
 
     def review_missed_runs(self) -> None:
         """Review the runs that a crash, or a full disk, kept from it when they were complete."""
@@ -104,4 +104,4 @@ class Ingest:
             num_duplicates=len(is_new) - len(rows),
             ingest_s=wall_s,
         )
-        self._tally.add(part, outcome.error)
+        self._counters.add(part, outcome.error)

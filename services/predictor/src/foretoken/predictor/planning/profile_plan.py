@@ -10,7 +10,7 @@ from foretoken.domain.operator import OperatorSpec, find_operator
 from foretoken.domain.planning import PlannedPoint, PlanRequest, ProfilePlan
 from foretoken.domain.units import US_PER_S
 from foretoken.predictor.features import Design, build_design
-from foretoken.predictor.honesty.coverage import hash_rows
+from foretoken.predictor.intervals.coverage import hash_rows
 from foretoken.predictor.model_set import ModelSet, Wanted
 from foretoken.predictor.planning.error_field import thin_rows
 from foretoken.predictor.planning.ranking import PlanQuestion, rank_points

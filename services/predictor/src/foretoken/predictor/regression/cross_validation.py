@@ -8,8 +8,8 @@ import numpy as np
 
 from foretoken.domain.operator import OperatorSpec
 from foretoken.predictor.features import Design, Matrix
-from foretoken.predictor.honesty.coverage import map_coverage
-from foretoken.predictor.honesty.holdout import Split, SplitKind, split_points
+from foretoken.predictor.intervals.coverage import map_coverage
+from foretoken.predictor.intervals.holdout import Split, SplitKind, split_points
 from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 

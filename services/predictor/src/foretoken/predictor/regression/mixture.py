@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from foretoken.predictor.features import Matrix
-from foretoken.predictor.honesty.coverage import Tier
+from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.regression.cross_validation import Unseen
 from foretoken.predictor.regression.member import STEPS
 from foretoken.predictor.roofline import FloatColumn, IntColumn

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain.operator import OperatorSpec
-from foretoken.predictor.honesty.coverage import configuration_codes
+from foretoken.predictor.intervals.coverage import configuration_codes
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # So large a share of the measured points is not below the floor that the others make.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from foretoken.domain.errors import InterruptedJobError, ServiceUnavailableError
 from foretoken.profiler.cluster.api import ClusterApi, Resource, ResourceVersionGoneError
 from foretoken.profiler.cluster.objects import CONTAINER, JOB_LABEL
+from foretoken.profiler.cluster.pod_failures import ending_of_pod, find_pod_failures, index_of_pod
 from foretoken.profiler.cluster.spec import KubernetesSpec
-from foretoken.profiler.cluster.trouble import ending_of_pod, find_troubles, index_of_pod
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _LONGEST_PAUSE_S = 30.0
 class JobView:
     """How a Job stands.
 
-    `num_failed_pods` were or will be replaced. `troubles` say what keeps pods from working.
+    `num_failed_pods` were or will be replaced. `pod_failures` say what keeps pods from working.
     `ending` is the condition that ended it (`Complete` or `Failed`), `reason` why.
     """
 
@@ -33,7 +33,7 @@ class JobView:
     num_failed_pods: int = 0
     is_suspended: bool = False
     failed_shards: tuple[int, ...] = ()
-    troubles: tuple[str, ...] = ()
+    pod_failures: tuple[str, ...] = ()
     ending: str = ""
     reason: str = ""
 
@@ -143,7 +143,7 @@ class JobFollower:
             is_suspended=bool(spec.get("suspend")),
             failed_shards=parse_indexes(status.get("failedIndexes") or ""),
             # A pod that works needs no second look.
-            troubles=() if ending else tuple(find_troubles(self._list_pods(job_name))),
+            pod_failures=() if ending else tuple(find_pod_failures(self._list_pods(job_name))),
             ending=ending["type"] if ending else "",
             reason=str(ending.get("message") or ending.get("reason") or "") if ending else "",
         )
@@ -162,7 +162,7 @@ def progress_ratio(view: JobView, num_recorded: int, num_planned: int) -> float:
 
 def describe_progress(job_name: str, view: JobView, num_recorded: int, num_planned: int) -> str:
     """Return how a Job stands, in words; what keeps it from going on comes first."""
-    parts = [*view.troubles]
+    parts = [*view.pod_failures]
     if view.is_suspended:
         parts.append("suspended until its queue has room")
     parts.append(f"{view.num_succeeded} of {view.num_pods} shards done")

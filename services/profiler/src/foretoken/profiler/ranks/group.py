@@ -8,11 +8,11 @@ from foretoken.domain import schema
 from foretoken.domain.estimate import OperatorCall
 from foretoken.profiler.ranks.group_spec import CollectiveTimingError, GroupLostError, GroupSpec
 from foretoken.profiler.ranks.local_ranks import Answer, LocalRanks, merge_answers
-from foretoken.profiler.ranks.meeting import (
-    Meeting,
+from foretoken.profiler.ranks.rendezvous_store import (
     NodeOrder,
     Notify,
     OrderKind,
+    Rendezvous,
     answer_from_content,
     answer_key,
     greeting_key,
@@ -43,7 +43,7 @@ class CollectiveGroup:
         """Describe the group; `open` starts it."""
         self._spec = spec
         self._ranks = LocalRanks(spec)
-        self._meeting: Meeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self._num_orders = 0
         self._num_openings = 0
 
@@ -60,7 +60,7 @@ class CollectiveGroup:
 
         """
         self._ranks.close()
-        if self._spec.rendezvous.num_nodes > 1 and self._meeting is None:
+        if self._spec.rendezvous.num_nodes > 1 and self._rendezvous is None:
             self._meet(notify)
         self._num_openings += 1
         self._tell(OrderKind.OPEN, group=self._spec, generation=self._num_openings)
@@ -70,18 +70,18 @@ class CollectiveGroup:
     def close(self) -> None:
         """Stop all ranks, and let the other nodes go."""
         self._ranks.close()
-        if self._meeting is None:
+        if self._rendezvous is None:
             return
         try:
             self._tell(OrderKind.CLOSE)
             # The store ends with this process: wait until all have read it.
             for node in self._others():
-                self._meeting.hear(self._answer_key(node), node, wait_s=_CLOSE_S_MAX)
+                self._rendezvous.hear(self._answer_key(node), node, wait_s=_CLOSE_S_MAX)
         except GroupLostError as err:
             _log.warning("%s", err)
         finally:
-            self._meeting.close()
-            self._meeting = None
+            self._rendezvous.close()
+            self._rendezvous = None
 
     def time(self, call: OperatorCall) -> TimingSummary:
         """Time one call in its group of ranks; the slowest rank counts.
@@ -100,10 +100,10 @@ class CollectiveGroup:
 
     def _meet(self, notify: Notify) -> None:
         spec = self._spec.rendezvous
-        self._meeting = Meeting(spec)
-        self._meeting.open(notify)
+        self._rendezvous = Rendezvous(spec)
+        self._rendezvous.open(notify)
         for node in self._others():
-            greeting = self._meeting.hear(
+            greeting = self._rendezvous.hear(
                 greeting_key(node), node, wait_s=spec.wait_s, notify=notify
             )
             self._check_greeting(node, greeting)
@@ -121,11 +121,11 @@ class CollectiveGroup:
         return range(1, self._spec.rendezvous.num_nodes)
 
     def _tell(self, kind: OrderKind, **content: Any) -> None:
-        if self._meeting is None:
+        if self._rendezvous is None:
             return
         self._num_orders += 1
         order = NodeOrder(kind=kind, **content)
-        self._meeting.say(order_key(self._num_orders), schema.encode(order))
+        self._rendezvous.say(order_key(self._num_orders), schema.encode(order))
 
     def _answer_key(self, node: int) -> str:
         return answer_key(self._num_orders, node)
@@ -133,7 +133,7 @@ class CollectiveGroup:
     def _outcome(self, wait_s: float) -> TimingSummary | None:
         deadline_s = time.monotonic() + wait_s
         answers: list[Answer] = []
-        pending = list(self._others()) if self._meeting is not None else []
+        pending = list(self._others()) if self._rendezvous is not None else []
         while not (have_answered := self._ranks.poll(_POLL_S)) or pending:
             for node in [node for node in pending if self._has_answered(node)]:
                 pending.remove(node)
@@ -152,15 +152,15 @@ class CollectiveGroup:
         return merge_answers(answers)
 
     def _has_answered(self, node: int) -> bool:
-        if self._meeting is None:
+        if self._rendezvous is None:
             return False
-        if self._meeting.has(self._answer_key(node)):
+        if self._rendezvous.has(self._answer_key(node)):
             return True
-        self._meeting.check_alive(node)
+        self._rendezvous.check_alive(node)
         return False
 
     def _answer_of(self, node: int) -> Answer:
-        if self._meeting is None:
+        if self._rendezvous is None:
             return None
-        content = self._meeting.hear(self._answer_key(node), node, wait_s=_CLOSE_S_MAX)
+        content = self._rendezvous.hear(self._answer_key(node), node, wait_s=_CLOSE_S_MAX)
         return answer_from_content(content)

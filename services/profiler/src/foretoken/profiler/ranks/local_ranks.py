@@ -58,22 +58,22 @@ class LocalRanks:
             GroupLostError: one did not start.
 
         """
-        meeting = self._spec.rendezvous
-        place = meeting.endpoint
-        if meeting.num_nodes == 1:
+        rendezvous = self._spec.rendezvous
+        place = rendezvous.endpoint
+        if rendezvous.num_nodes == 1:
             # They meet through a file, so no port is taken.
             folder = tempfile.TemporaryDirectory(prefix="foretoken-ranks-")
             place = str(Path(self._opened.enter_context(folder)) / "rendezvous")
-        interface = choose_interface(meeting)
+        interface = choose_interface(rendezvous)
         self._answers.clear()
         try:
             for local_rank in range(self._spec.num_ranks):
                 self._start(
                     RankOrder(
-                        node=meeting.node_rank,
+                        node=rendezvous.node_rank,
                         local_rank=local_rank,
                         place=place,
-                        prefix=f"{meeting.prefix}/ranks/{generation}",
+                        prefix=f"{rendezvous.prefix}/ranks/{generation}",
                         interface=interface,
                         timeout_s=_OPERATION_S_MAX,
                         group=self._spec,

@@ -9,16 +9,16 @@ from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.job_runner import JobProgress
 from foretoken.profiler.ranks.group_spec import CollectiveTimingError, GroupLostError, GroupSpec
 from foretoken.profiler.ranks.local_ranks import Answer, LocalRanks
-from foretoken.profiler.ranks.meeting import (
-    Meeting,
+from foretoken.profiler.ranks.rendezvous import RendezvousSpec
+from foretoken.profiler.ranks.rendezvous_store import (
     NodeOrder,
     OrderKind,
+    Rendezvous,
     answer_key,
     answer_to_content,
     greeting_key,
     order_key,
 )
-from foretoken.profiler.ranks.rendezvous import RendezvousSpec
 
 _log = logging.getLogger(__name__)
 
@@ -43,12 +43,12 @@ def serve_node(
     """
     if spec.local_rank > 0:
         return 0
-    with Meeting(spec) as meeting:
+    with Rendezvous(spec) as rendezvous:
         try:
-            meeting.open(lambda message: progress.update(0.0, message))
+            rendezvous.open(lambda message: progress.update(0.0, message))
             greeting = {"num_ranks": num_ranks, "is_cuda": is_cuda, "host": socket.gethostname()}
-            meeting.say(greeting_key(spec.node_rank), greeting)
-            node = _Node(spec, meeting, progress)
+            rendezvous.say(greeting_key(spec.node_rank), greeting)
+            node = _Node(spec, rendezvous, progress)
             try:
                 return node.serve()
             finally:
@@ -60,9 +60,9 @@ def serve_node(
 class _Node:
     """Carries out the orders of node 0."""
 
-    def __init__(self, spec: RendezvousSpec, meeting: Meeting, progress: JobProgress) -> None:
+    def __init__(self, spec: RendezvousSpec, rendezvous: Rendezvous, progress: JobProgress) -> None:
         self._spec = spec
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._progress = progress
         self._ranks: LocalRanks | None = None
         self._num_timed = 0
@@ -72,16 +72,16 @@ class _Node:
         number = 0
         while True:
             number += 1
-            content = self._meeting.hear(
+            content = self._rendezvous.hear(
                 order_key(number), _LEADER, wait_s=_ORDER_S_MAX, notify=self._tell
             )
             order = schema.decode(NodeOrder, content, "order")
             answer = self._carry_out(order, number)
             if order.kind is OrderKind.CLOSE:
                 # Node 0 ends its store as soon as it has the answer.
-                self._meeting.stop_beating()
+                self._rendezvous.stop_beating()
             key = answer_key(number, self._spec.node_rank)
-            self._meeting.say(key, answer_to_content(answer))
+            self._rendezvous.say(key, answer_to_content(answer))
             if order.kind is OrderKind.CLOSE:
                 return self._num_timed
 
@@ -122,8 +122,8 @@ class _Node:
         if self._ranks is None:
             return None
         while not self._ranks.poll(_POLL_S):
-            self._meeting.check_alive(_LEADER)
-            if self._meeting.has(order_key(number + 1)):
+            self._rendezvous.check_alive(_LEADER)
+            if self._rendezvous.has(order_key(number + 1)):
                 raise GroupLostError("node 0 waits no longer")
             self._progress.update(0.0, f"timing, {self._num_timed} calls so far")
         return self._ranks.outcome()

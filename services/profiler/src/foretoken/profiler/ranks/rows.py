@@ -18,8 +18,8 @@ from foretoken.profiler.ranks.group_spec import (
     GroupSpec,
     ranks_of_group,
 )
-from foretoken.profiler.ranks.meeting import Notify
 from foretoken.profiler.ranks.rendezvous import RendezvousSpec
+from foretoken.profiler.ranks.rendezvous_store import Notify
 from foretoken.profiler.recording.rows import RowBuilder
 from foretoken.profiler.recording.spool import Row
 from foretoken.profiler.timing.timer import TimingSummary

@@ -11,13 +11,13 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.operator import find_operator
 from foretoken.domain.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
-from foretoken.predictor.transfer.grounds import Grounds
-from foretoken.predictor.transfer.typical import default_transfer, transfer_names
+from foretoken.predictor.transfer.efficiency_prior import default_transfer, transfer_names
+from foretoken.predictor.transfer.support import Support
 
 MakePredictor = Callable[[Rows], PredictorService]
 Train = Callable[..., PredictorTrainingReport]
 
-_MOE = Grounds(
+_MOE = Support(
     operators=("moe_experts",),
     devices=("a100_sxm_80", "h200_sxm"),
     architectures=("ampere", "hopper"),
@@ -34,19 +34,19 @@ _MOE = Grounds(
 )
 def test_says_whose_measurements_speak(operator: str, device: str, expected: str) -> None:
     devices = tuple(name for name in ("a30", "a100_sxm_80", "h100_sxm") if name != device)
-    grounds = Grounds(operators=("gemm",), devices=devices, architectures=("ampere", "hopper"))
-    assert expected == grounds.describe(find_operator(operator), find_device(device))
+    support = Support(operators=("gemm",), devices=devices, architectures=("ampere", "hopper"))
+    assert expected == support.describe(find_operator(operator), find_device(device))
 
 
 def test_another_number_format_of_the_device_is_said_beside_the_other_devices() -> None:
-    grounds = Grounds(operators=("gemm",), devices=("a30", "h100_sxm"), architectures=("ampere",))
+    support = Support(operators=("gemm",), devices=("a30", "h100_sxm"), architectures=("ampere",))
     assert "gemm on 1 other GPU and this device in another number format, pass or topology" == (
-        grounds.describe(find_operator("gemm"), find_device("a30"))
+        support.describe(find_operator("gemm"), find_device("a30"))
     )
 
 
 def test_nothing_measured_is_the_roofline_alone() -> None:
-    assert "the roofline alone" == Grounds().describe(find_operator("gemm"), find_device("a30"))
+    assert "the roofline alone" == Support().describe(find_operator("gemm"), find_device("a30"))
 
 
 @pytest.mark.parametrize(

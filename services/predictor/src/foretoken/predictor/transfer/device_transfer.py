@@ -10,7 +10,7 @@ import numpy as np
 
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design
-from foretoken.predictor.honesty.coverage import Tier
+from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.regression.cross_validation import Heartbeat, no_heartbeat
 from foretoken.predictor.regression.prediction import Prediction, Regressor, RegressorState
 from foretoken.predictor.roofline import IntColumn
@@ -37,7 +37,7 @@ _Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True, slots=True)
-class BorrowingRegressor:
+class DeviceTransferRegressor:
     """The weighted mean of a series' own model and of one pooled over devices."""
 
     own: Regressor
@@ -70,7 +70,7 @@ class BorrowingRegressor:
         )
 
 
-def is_borrowing(state: RegressorState) -> bool:
+def is_device_transfer(state: RegressorState) -> bool:
     """Tell whether a state is that of a borrowing regressor."""
     return _SHARE in state.numbers
 
@@ -80,28 +80,28 @@ def own_state(state: RegressorState) -> RegressorState:
     return _strip(_OWN, state)
 
 
-def restore(own: Regressor, state: RegressorState, num_threads: int) -> BorrowingRegressor:
+def restore(own: Regressor, state: RegressorState, num_threads: int) -> DeviceTransferRegressor:
     """Return the regressor that gave the state; `own` is made of its `own_state`."""
     pooled = PooledModel.from_state(_strip(_POOLED, state), num_threads)
-    return BorrowingRegressor(own, pooled, state.numbers[_SHARE])
+    return DeviceTransferRegressor(own, pooled, state.numbers[_SHARE])
 
 
-def may_borrow(series: Series) -> bool:
+def may_transfer(series: Series) -> bool:
     """Tell whether a series has so few points that others can help it."""
     return _MIN_ROWS <= len(series.points) <= _MAX_ROWS
 
 
-def hash_borrowing(
+def hash_transfer(
     series: Series, pool: DonorPool | None, config: PredictorConfig, seed: int
 ) -> str:
     """Return the identity of a training: its rows, features, parameters, and what it may borrow."""
     own_hash = hash_training(series, config, seed)
-    if pool is None or not may_borrow(series):
+    if pool is None or not may_transfer(series):
         return own_hash
     return hashlib.sha256(f"{own_hash} {pool.content_hash}".encode()).hexdigest()
 
 
-def train_borrowing_series(
+def train_transfer_series(
     series: Series,
     pool: DonorPool | None,
     config: PredictorConfig,
@@ -113,15 +113,15 @@ def train_borrowing_series(
     Bounds are those of the own model, on points it had not seen: with few points rather too wide.
     """
     own = train_series(series, config, seed, heartbeat)
-    if pool is None or not may_borrow(series):
+    if pool is None or not may_transfer(series):
         return own
-    own = dataclasses.replace(own, content_hash=hash_borrowing(series, pool, config, seed))
+    own = dataclasses.replace(own, content_hash=hash_transfer(series, pool, config, seed))
     is_told = own.report.num_held_out >= _MIN_HELD_OUT
     if is_told and own.report.held_out_mape_ratio < _GOOD_ERROR_RATIO:
         return own
     share = _learn_share(series, pool, config, seed)
     pooled = _fit(pool, series, config, seed)
-    return dataclasses.replace(own, regressor=BorrowingRegressor(own.regressor, pooled, share))
+    return dataclasses.replace(own, regressor=DeviceTransferRegressor(own.regressor, pooled, share))
 
 
 def _learn_share(series: Series, pool: DonorPool, config: PredictorConfig, seed: int) -> float:

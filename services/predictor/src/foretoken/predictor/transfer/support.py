@@ -11,7 +11,7 @@ _UNTELLABLE_GROUPS = frozenset({"moe"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grounds:
+class Support:
     """The measurements that a typical efficiency was learned from; none of them for the default.
 
     `operators` and `devices` are names, `architectures` those of the devices. What a kind of

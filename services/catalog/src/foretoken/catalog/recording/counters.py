@@ -24,7 +24,7 @@ class IngestStatistics:
     rejects: Mapping[str, int] = field(default_factory=dict)
 
 
-class Tally:
+class Counters:
     """Adds up what several threads record."""
 
     def __init__(self) -> None:

@@ -11,15 +11,15 @@ _CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunCon
 _LONGEST_MESSAGE = 300
 
 
-def find_troubles(pods: Iterable[Resource]) -> list[str]:
-    """Return what is wrong with pods, one sentence for each kind of trouble."""
-    shards_by_trouble: dict[str, list[int]] = {}
+def find_pod_failures(pods: Iterable[Resource]) -> list[str]:
+    """Return what is wrong with pods, one sentence for each kind of failure."""
+    shards_by_failure: dict[str, list[int]] = {}
     for pod in sorted(pods, key=index_of_pod):
-        for trouble in _troubles_of(pod):
-            shards_by_trouble.setdefault(trouble, []).append(index_of_pod(pod))
+        for failure in _failures_of(pod):
+            shards_by_failure.setdefault(failure, []).append(index_of_pod(pod))
     return [
-        f"{'shard' if len(shards) == 1 else 'shards'} {', '.join(map(str, shards))} {trouble}"
-        for trouble, shards in shards_by_trouble.items()
+        f"{'shard' if len(shards) == 1 else 'shards'} {', '.join(map(str, shards))} {failure}"
+        for failure, shards in shards_by_failure.items()
     ]
 
 
@@ -47,7 +47,7 @@ def ending_of_pod(pod: Resource) -> str:
 _OUT_OF_MEMORY = "ran out of memory: raise profiler.kubernetes.memory_limit"
 
 
-def _troubles_of(pod: Resource) -> Iterator[str]:
+def _failures_of(pod: Resource) -> Iterator[str]:
     status = pod.get("status") or {}
     phase = status.get("phase")
     if phase == "Failed":

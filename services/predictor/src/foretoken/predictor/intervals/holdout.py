@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from foretoken.domain.operator import OperatorSpec
 from foretoken.predictor.features import Design
-from foretoken.predictor.honesty.coverage import (
+from foretoken.predictor.intervals.coverage import (
     configuration_codes,
     is_grid_axis,
     own_values,

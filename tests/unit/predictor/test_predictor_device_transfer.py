@@ -9,14 +9,14 @@ from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.regression.prediction import RegressorState
 from foretoken.predictor.training_rows import Series, SeriesKey
-from foretoken.predictor.transfer.borrowing import (
-    BorrowingRegressor,
-    is_borrowing,
+from foretoken.predictor.transfer.device_law import DeviceLaw, fit_device_law
+from foretoken.predictor.transfer.device_transfer import (
+    DeviceTransferRegressor,
+    is_device_transfer,
     own_state,
     restore,
-    train_borrowing_series,
+    train_transfer_series,
 )
-from foretoken.predictor.transfer.device_law import DeviceLaw, fit_device_law
 from foretoken.predictor.transfer.library import DonorLibrary
 from foretoken.predictor.transfer.pool import DonorPool
 from foretoken.predictor.transfer.pooled_model import PooledModel
@@ -127,18 +127,18 @@ def test_borrowing_beats_the_own_points_alone(pool: DonorPool) -> None:
     errors = [
         np.abs(model.regressor.predict(design, tiers).log_ratio - _log_ratio(_OWN)).mean()
         for model in (
-            train_borrowing_series(known, pool, _CONFIG, 0),
-            train_borrowing_series(known, None, _CONFIG, 0),
+            train_transfer_series(known, pool, _CONFIG, 0),
+            train_transfer_series(known, None, _CONFIG, 0),
         )
     ]
     assert errors[0] < 0.9 * errors[1]
 
 
 def test_a_borrowing_regressor_comes_back_from_its_state(pool: DonorPool) -> None:
-    regressor = train_borrowing_series(_take(_OWN, _FEW), pool, _CONFIG, 0).regressor
-    assert isinstance(regressor, BorrowingRegressor)
+    regressor = train_transfer_series(_take(_OWN, _FEW), pool, _CONFIG, 0).regressor
+    assert isinstance(regressor, DeviceTransferRegressor)
     state = regressor.to_state()
-    assert is_borrowing(state)
+    assert is_device_transfer(state)
     assert own_state(state).texts == regressor.own.to_state().texts
     again = restore(regressor.own, state, 1)
     design = _design(_OWN)
@@ -148,14 +148,14 @@ def test_a_borrowing_regressor_comes_back_from_its_state(pool: DonorPool) -> Non
 
 
 def test_another_state_is_not_borrowing() -> None:
-    assert not is_borrowing(RegressorState())
+    assert not is_device_transfer(RegressorState())
 
 
 def test_who_lends_is_part_of_a_model_s_identity(pool: DonorPool) -> None:
     known = _take(_OWN, _FEW)
     fewer = DonorLibrary(_DONORS[:2], 0).find(_OWN.key)
     hashes = {
-        train_borrowing_series(known, lender, _CONFIG, 0).content_hash
+        train_transfer_series(known, lender, _CONFIG, 0).content_hash
         for lender in (pool, fewer, None)
     }
     assert 3 == len(hashes)

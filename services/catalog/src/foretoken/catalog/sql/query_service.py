@@ -42,7 +42,7 @@ class SqlStatistics:
     limits_hit: Mapping[str, int] = field(default_factory=dict)
 
 
-class SqlDesk:
+class SqlQueryService:
     """Answers questions in SQL. Safe to use from several threads."""
 
     def __init__(self, store: Store, config: CatalogConfig) -> None:

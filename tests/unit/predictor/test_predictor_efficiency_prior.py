@@ -11,7 +11,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.operator import find_operator
 from foretoken.domain.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
-from foretoken.predictor.transfer.typical import transfer_names
+from foretoken.predictor.transfer.efficiency_prior import transfer_names
 
 MakePredictor = Callable[[Rows], PredictorService]
 Train = Callable[..., PredictorTrainingReport]

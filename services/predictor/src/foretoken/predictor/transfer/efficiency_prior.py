@@ -15,12 +15,12 @@ from foretoken.domain.operator import OperatorSpec
 from foretoken.domain.variant import format_variant, parse_variant
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, Matrix
-from foretoken.predictor.honesty.calibration import quantiles
+from foretoken.predictor.intervals.calibration import quantiles
 from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.roofline import FloatColumn
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import SeriesKey
-from foretoken.predictor.transfer.grounds import Grounds
+from foretoken.predictor.transfer.support import Support
 
 # Used before anything is measured: the middle, and the ends, of latency over base latency.
 # Source: medians of the operators of the A30, A100 and H100 profiles are 1.0 to 5.0, mostly
@@ -70,7 +70,7 @@ class TransferModel:
     trees: Trees
     low_log: float
     high_log: float
-    grounds: Grounds
+    support: Support
 
     def predict(self, design: Design) -> FloatColumn:
         """Return the log ratio of every call."""
@@ -81,7 +81,7 @@ class TransferModel:
 
         That is where the devices left out to learn the doubt were nearer to each other.
         """
-        if self.grounds.can_tell(spec, device):
+        if self.support.can_tell(spec, device):
             return self
         return replace(
             self,
@@ -101,7 +101,7 @@ class _Sample:
 def default_transfer() -> TransferModel:
     """Return the model that knows no measurement."""
     trees = Trees(_DEFAULT_LOG_RATIO, "", None)
-    return TransferModel(trees, _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG, Grounds())
+    return TransferModel(trees, _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG, Support())
 
 
 def transfer_names(spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def train_transfers(
         for name, group in zip(names, groups, strict=True):
             samples.setdefault(name, []).append(_sample(model, group, seed))
     return {
-        name: _train(found, _grounds(found, is_of_kind=name.startswith(_KIND)), config, seed)
+        name: _train(found, _support(found, is_of_kind=name.startswith(_KIND)), config, seed)
         for name, found in sorted(samples.items())
     }
 
@@ -178,7 +178,7 @@ def _sample(model: SeriesModel, group: str, seed: int) -> _Sample:
 
 
 def _train(
-    samples: Sequence[_Sample], grounds: Grounds, config: PredictorConfig, seed: int
+    samples: Sequence[_Sample], support: Support, config: PredictorConfig, seed: int
 ) -> TransferModel:
     trees = _grow(samples, config, seed)
     errors: list[FloatColumn] = []
@@ -187,17 +187,17 @@ def _train(
         others = _grow([s for s in samples if s.group != group], config, seed)
         errors += [s.log_ratio - others.predict(s.transfer) for s in samples if s.group == group]
     if not errors:
-        return TransferModel(trees, _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG, grounds)
+        return TransferModel(trees, _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG, support)
     # Every series speaks with one voice, however many points it has.
     voices = np.concatenate([np.quantile(error, np.linspace(0, 1, 101)) for error in errors])
     low, high = quantiles(voices, np.arange(len(voices)))
     low_log, high_log = min(low, -_MIN_LOG), max(high, _MIN_LOG)
-    return TransferModel(trees, low_log, high_log, grounds)
+    return TransferModel(trees, low_log, high_log, support)
 
 
-def _grounds(samples: Sequence[_Sample], *, is_of_kind: bool) -> Grounds:
+def _support(samples: Sequence[_Sample], *, is_of_kind: bool) -> Support:
     devices = [sample.key.target.device for sample in samples]
-    return Grounds(
+    return Support(
         operators=tuple(sorted({sample.key.operator for sample in samples})),
         devices=tuple(sorted({device.name for device in devices})),
         architectures=tuple(sorted({device.architecture for device in devices})),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.predictor.honesty.coverage import Tier
+from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # Share of truths that should fall inside the interval.

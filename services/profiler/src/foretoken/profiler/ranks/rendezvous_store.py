@@ -113,7 +113,7 @@ def connect_store(host: str, port: int, *, is_serving: bool, wait_s: float) -> S
     return store
 
 
-class Meeting:
+class Rendezvous:
     """One node's place in a rendezvous: says and hears messages, and notices who is gone."""
 
     def __init__(self, spec: RendezvousSpec) -> None:
@@ -243,7 +243,7 @@ class Meeting:
 
     def _connected(self) -> Store:
         if self._store is None:
-            raise GroupLostError("the meeting is not open")
+            raise GroupLostError("the rendezvous is not open")
         return self._store
 
     def _asking(self, ask: Callable[[Store], Any]) -> Any:
