@@ -28,6 +28,7 @@ from foretoken.domain import schema
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.load import load_model
+from foretoken.domain.number_text import format_number
 from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.simulator.report.internevo_comparison import (
@@ -36,7 +37,6 @@ from foretoken.simulator.report.internevo_comparison import (
     comparison_rows,
     comparison_section,
 )
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
     describe_place,

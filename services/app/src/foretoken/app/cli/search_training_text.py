@@ -6,12 +6,12 @@ from rich.table import Table
 
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table
+from foretoken.domain.number_text import format_number
 from foretoken.domain.training_search import (
     StrategyFinalist,
     StrategySensitivity,
     TrainingSearchReport,
 )
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
     best_by_objective,

@@ -24,6 +24,7 @@ from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.config import process_environment
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
+from foretoken.domain.number_text import format_number
 from foretoken.domain.plugins import parse_yaml_value
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def build_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 def format_cell(cell: object) -> str:
     """Return a cell's text; floats keep four significant digits."""
     if isinstance(cell, float):
-        return f"{cell:,.1f}" if abs(cell) >= 1000 else f"{cell:.4g}"  # noqa: PLR2004
+        return format_number(cell, digits=4, decimals=1)
     if isinstance(cell, int) and not isinstance(cell, bool):
         return f"{cell:,}"
     return str(cell)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import (
     HeldOutCase,
     OperatorTrainingReport,
@@ -209,14 +210,14 @@ def _coverage_cell(coverage: float, low: float, high: float) -> str | Cell:
 
 
 def _case_row(operator: OperatorTrainingReport, case: HeldOutCase) -> tuple[str | Cell, ...]:
-    interval = f"{_time(case.low_us)} - {_time(case.high_us)}"
+    interval = f"{format_number(case.low_us)} - {format_number(case.high_us)}"
     is_covered = case.low_us <= case.measured_us <= case.high_us
     return (
         operator.operator,
         operator.device,
         case.split,
-        _time(case.measured_us),
-        _time(case.estimate_us),
+        format_number(case.measured_us),
+        format_number(case.estimate_us),
         f"{case.estimate_us / case.measured_us - 1:+.0%}",
         interval if is_covered else Cell(text=f"▼ {interval}", tone="alert"),
         ", ".join(f"{name}\u00a0{value}" for name, value in case.dims.items()),
@@ -225,8 +226,3 @@ def _case_row(operator: OperatorTrainingReport, case: HeldOutCase) -> tuple[str 
 
 def _factor(case: HeldOutCase) -> float:
     return max(case.estimate_us / case.measured_us, case.measured_us / case.estimate_us)
-
-
-def _time(latency_us: float) -> str:
-    """Return a time with three digits that matter, or all before the point."""
-    return f"{latency_us:,.0f}" if latency_us >= 100 else f"{latency_us:.3g}"  # noqa: PLR2004

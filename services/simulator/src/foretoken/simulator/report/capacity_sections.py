@@ -3,11 +3,11 @@
 import json
 from collections.abc import Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.search import CapacityProbe, CapacityReport
 from foretoken.page.figure import BLUE
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
 from foretoken.simulator.report.search_candidates import (
     curve_of,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import ServingReport
 from foretoken.domain.result import AnyReport
 from foretoken.domain.search import CapacityReport, ServingSearchReport
@@ -11,7 +12,6 @@ from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_run import TrainingRunReport
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.domain.units import GIB
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import Row, list_rows
 
 Better = Literal["lower", "higher", ""]

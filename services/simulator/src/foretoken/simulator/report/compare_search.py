@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.search import ServingSearchReport
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.page.figure import SERIES
 from foretoken.page.section import DataTable, Picture, Section
 from foretoken.simulator.report.compare_finalists import simulated_pictures
 from foretoken.simulator.report.compare_names import name_alike
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.rank_plot import draw_ranks
 from foretoken.simulator.report.scatter_plot import Mark, Scatter, draw_scatter
 from foretoken.simulator.report.search_candidates import (

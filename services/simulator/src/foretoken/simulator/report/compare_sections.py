@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import ServingReport
 from foretoken.domain.search import CapacityReport, ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
@@ -18,7 +19,6 @@ from foretoken.simulator.report.compare_serving import serving_pictures
 from foretoken.simulator.report.compare_training import training_pictures
 from foretoken.simulator.report.compare_training_runs import training_run_pictures
 from foretoken.simulator.report.echo_section import with_lines
-from foretoken.simulator.report.number_text import format_number
 
 # Longer values of a configuration are cut.
 _MAX_LETTERS = 80

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import ITL_QUANTILES, ServingReport
 from foretoken.page.figure import SERIES, plain_text
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.compare_figures import largest_first
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import color_of_group, label_of_group
 from foretoken.simulator.report.plots import Series, draw_stacked_rows
 from foretoken.simulator.report.serving_detail import (

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from math import isfinite
 
+from foretoken.domain.number_text import format_number
 from foretoken.page.figure import GREY
 from foretoken.simulator.report.box_grid import LEFT, ROW, BoxGrid
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import text_color_on
 
 # In units of the picture, which a page scales to its width.

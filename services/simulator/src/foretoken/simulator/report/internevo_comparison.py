@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.domain.units import GIB
 from foretoken.page.section import DataTable, Section
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.search.internevo.request import InternEvoTerms
 from foretoken.simulator.search.internevo.simulator_verdicts import (

@@ -7,8 +7,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from foretoken.domain.number_text import format_number
 from foretoken.page.figure import INK, STYLE, WIDTH_INCHES, figure_to_svg, plain_text
-from foretoken.simulator.report.number_text import format_number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.training_report import StageMemory
 from foretoken.domain.training_run import TrainingMemoryReport
 from foretoken.domain.units import GIB
@@ -9,7 +10,6 @@ from foretoken.page.figure import GREY
 from foretoken.page.html import render_sections
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.report.training_detail import memory_parts

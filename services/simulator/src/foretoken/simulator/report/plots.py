@@ -11,8 +11,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from foretoken.domain.number_text import format_number
 from foretoken.page.figure import GREY, INK, SERIES, STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import text_color_on
 
 # A logarithmic axis pays once the values span this ratio.

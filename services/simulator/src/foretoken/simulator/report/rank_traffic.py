@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.training_report import TrafficColumns, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.page.figure import STYLE, WIDTH_INCHES, figure_to_svg
 from foretoken.page.section import DataTable, Picture, Section
-from foretoken.simulator.report.number_text import format_number
 
 _Matrix = NDArray[np.float64]
 _DOTS_PER_INCH = 150

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from foretoken.domain.number_text import format_number
 from foretoken.page.figure import INK, STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.simulator.report.number_text import format_number
 
 _ROW_INCHES = 0.24
 _MOST_INCHES = 9.0

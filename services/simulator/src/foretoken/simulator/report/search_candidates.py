@@ -5,6 +5,7 @@ from dataclasses import fields
 from math import isfinite
 from typing import Any, cast
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import Columns
 from foretoken.domain.search import CandidateColumns, CapacityProbe, Finalist, LimitOutcome
 
@@ -169,7 +170,7 @@ def _describe_miss(outcome: LimitOutcome) -> str:
     what = describe_limit(outcome.metric, outcome.percentile)
     if outcome.metric == "slo":
         return f"{what} {outcome.value:.1%} < {outcome.limit:.1%}"
-    return f"{what} {_describe_ms(outcome.value)} > {_describe_ms(outcome.limit)} ms"
+    return f"{what} {format_number(outcome.value, 4)} > {format_number(outcome.limit, 4)} ms"
 
 
 def _used_ratio(candidates: CandidateColumns, row: int) -> float:
@@ -177,11 +178,6 @@ def _used_ratio(candidates: CandidateColumns, row: int) -> float:
     if len(candidates.num_counted_devices) == 0:
         return 1.0
     return float(candidates.num_devices[row] / candidates.num_counted_devices[row])
-
-
-def _describe_ms(value: float) -> str:
-    """Return a time with four significant digits, or to the millisecond."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"  # noqa: PLR2004
 
 
 def _pool(replicas: int, degrees: Mapping[str, int]) -> str:

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.search import ServingSearchReport
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.figure import GREY, SERIES
 from foretoken.page.section import Picture, Section
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.scatter_plot import Mark, Scatter, draw_scatter
 from foretoken.simulator.report.search_candidates import (
     Row,

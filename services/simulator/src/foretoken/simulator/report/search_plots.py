@@ -11,6 +11,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from foretoken.domain.number_text import format_number
 from foretoken.page.figure import (
     BLUE,
     GREEN,
@@ -22,7 +23,6 @@ from foretoken.page.figure import (
     figure_to_svg,
     plain_text,
 )
-from foretoken.simulator.report.number_text import format_number
 
 _LOG_RATIO = 40.0
 _PANELS_PER_ROW = 2

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.search import (
     CandidateColumns,
     Finalist,
@@ -12,7 +13,6 @@ from foretoken.domain.search import (
 from foretoken.page.figure import SERIES
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import (
     Row,
     best_of_layouts,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import (
     ITL_QUANTILES,
     REPLICA_STATES,
@@ -14,7 +15,6 @@ from foretoken.domain.report import (
 from foretoken.domain.units import MS_PER_S, S_PER_HOUR
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES, SKY, VERMILION
 from foretoken.page.section import DataTable, Picture, Section
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.plots import Series
 from foretoken.simulator.report.replica_plots import (
     BarRow,

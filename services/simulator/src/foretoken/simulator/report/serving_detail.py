@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import (
     ITL_QUANTILES,
     ClassReport,
@@ -16,7 +17,6 @@ from foretoken.domain.report import (
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from foretoken.page.section import Cell, DataTable, Picture, Section
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import OF_SERVING_MEMORY, colors_of_loads
 from foretoken.simulator.report.plots import Series, draw_stacked_rows
 from foretoken.simulator.report.serving_plots import (

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import ServingReport
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.section import DataTable, Section
-from foretoken.simulator.report.number_text import format_number
 
 _Cell = Callable[[ServingReport], str]
 

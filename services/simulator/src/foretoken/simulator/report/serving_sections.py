@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, VERMILION
@@ -9,7 +10,6 @@ from foretoken.page.section import DataTable, Fact, Picture, Section
 from foretoken.simulator.report import serving_detail as detail
 from foretoken.simulator.report import serving_numbers as numbers
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import color_of_group, label_of_group
 from foretoken.simulator.report.plots import Panel, Series, draw_panels, draw_stacked_rows
 from foretoken.simulator.report.provenance import (

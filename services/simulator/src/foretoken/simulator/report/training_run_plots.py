@@ -11,8 +11,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from foretoken.domain.number_text import format_number
 from foretoken.page.figure import INK, SERIES, STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.simulator.report.number_text import format_number
 
 _DASHES = (0, (4, 3))
 _TICKS = (1.0, 2.0, 5.0)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain import schema
+from foretoken.domain.number_text import format_number
 from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR
 from foretoken.page.figure import BLUE, GREY, ORANGE, PURPLE, VERMILION
 from foretoken.page.section import DataTable, Fact, Picture, Section
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
 from foretoken.simulator.report.training_run_plots import Line, LogChart, draw_charts

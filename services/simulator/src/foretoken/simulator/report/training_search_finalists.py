@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.training_report import StageMemory
 from foretoken.domain.training_search import StrategyFinalist
 from foretoken.domain.units import GIB
 from foretoken.page.figure import BLUE, GREEN, GREY, VERMILION
 from foretoken.page.section import Cell, DataTable, Picture, Section
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.report.training_detail import parts_gib

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.page.figure import SERIES
 from foretoken.page.section import Picture, Section
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.scatter_plot import Mark, Scatter, draw_scatter
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (

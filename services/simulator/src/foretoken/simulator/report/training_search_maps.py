@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.training_search import SpaceCell, TrainingSearchReport
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.heat_map import HeatMap, draw_heat_map
-from foretoken.simulator.report.number_text import format_number
 
 _AXIS_NAMES = {
     "tp": "tensor parallel",

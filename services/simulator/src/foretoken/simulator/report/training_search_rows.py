@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.question import OBJECTIVE_WORDS
 from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_search import (
@@ -15,7 +16,6 @@ from foretoken.domain.training_search import (
     TrainingSearchReport,
 )
 from foretoken.domain.units import GIB, MS_PER_S, S_PER_DAY
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import Row, first_of_each, list_rows
 
 _WORDS = frozenset(

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.training_search import StrategySensitivity, TrainingSearchReport
 from foretoken.page.figure import BLUE, GREEN
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.interval_plot import Interval, draw_intervals
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.search_listing import request_sections
 from foretoken.simulator.report.search_plots import draw_changes

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.training_search import StrategySensitivity, TieCall, TrainingSearchReport
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
     RankedFigure,

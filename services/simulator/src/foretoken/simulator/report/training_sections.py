@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import describe_shares
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TrainingReport
@@ -12,7 +13,6 @@ from foretoken.domain.units import MS_PER_S
 from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report import training_detail as detail
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
 from foretoken.simulator.report.rank_traffic import traffic_section
 from foretoken.simulator.report.training_remarks import list_remarks

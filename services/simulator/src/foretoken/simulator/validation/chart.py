@@ -6,8 +6,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from foretoken.domain.number_text import format_number
 from foretoken.page.figure import BLUE, GREY, STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.validation.timing import Floats
 
 # A logarithmic axis pays once the values span this ratio.

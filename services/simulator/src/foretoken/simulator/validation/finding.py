@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import ServingReport, describe_shares
 from foretoken.domain.serving_run import ServingRun
 from foretoken.simulator.validation.comparison import MetricComparison, RateComparison
@@ -158,15 +159,10 @@ def _say(item: ComponentError) -> str:
     if item.name != DECODE:
         where = f"{item.ttft_share_ratio:.0%} of TTFT's error is {item.name}"
         where += f" ({item.share_ratio:.0%} of the end-to-end one)"
-    measured, simulated = format_figure(item.measured_ms), format_figure(item.simulated_ms)
+    measured, simulated = format_number(item.measured_ms), format_number(item.simulated_ms)
     means = f"{measured} ms measured, {simulated} ms simulated"
     estimated = "; estimated, as the run does not tell when requests were scheduled"
     return f"{where}: {means}{estimated if item.is_estimated else ''}."
-
-
-def format_figure(value: float) -> str:
-    """Return three digits, and all those before the point."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004
 
 
 def _of_ranges(feature: str, ranges: Sequence[StepRange]) -> Iterator[Finding]:

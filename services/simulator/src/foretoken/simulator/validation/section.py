@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from foretoken.domain.number_text import format_number
 from foretoken.page.figure import BLUE, ORANGE
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.validation.chart import draw_pairs, draw_shares
 from foretoken.simulator.validation.comparison import STATISTICS, MetricComparison

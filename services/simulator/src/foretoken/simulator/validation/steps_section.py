@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.profiling import ClosureStep
 from foretoken.domain.units import US_PER_MS
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.validation.chart import draw_pairs
 from foretoken.simulator.validation.steps import StepComparison, StepsValidation, describe_shares
 

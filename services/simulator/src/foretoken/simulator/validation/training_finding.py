@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from foretoken.domain.number_text import format_number
 from foretoken.domain.report import describe_shares
 from foretoken.domain.training_report import TrainingReport
-from foretoken.simulator.validation.finding import Finding, format_figure
+from foretoken.simulator.validation.finding import Finding
 from foretoken.simulator.validation.training_attribution import REST, Contribution
 from foretoken.simulator.validation.training_comparison import (
     ComponentComparison,
@@ -64,12 +65,12 @@ def find_step(
 ) -> Iterator[Finding]:
     """Yield how far the step is off, whether that is chance, and what the estimate rests on."""
     text = (
-        f"Step: {format_figure(step.measured_ms)} ms measured,"
-        f" {format_figure(step.simulated_ms)} ms simulated ({step.error_ratio:+.1%})."
+        f"Step: {format_number(step.measured_ms)} ms measured,"
+        f" {format_number(step.simulated_ms)} ms simulated ({step.error_ratio:+.1%})."
     )
     if 0 < report.step_time_raw_ms != report.step_time_ms:
         raw = report.step_time_raw_ms / step.measured_ms - 1
-        text += f" Without calibration {format_figure(report.step_time_raw_ms)} ms ({raw:+.1%})."
+        text += f" Without calibration {format_number(report.step_time_raw_ms)} ms ({raw:+.1%})."
     yield Finding(component="step", text=text)
     if not report.feasibility.is_feasible:
         yield Finding(
@@ -82,7 +83,7 @@ def find_step(
             component="step",
             text=f"Measured steps vary by {steadiness.variation_ratio:.0%} (standard deviation over"
             f" mean of {steadiness.num_samples}); the middle 80 % take"
-            f" {format_figure(steadiness.p10_ms)} to {format_figure(steadiness.p90_ms)} ms.",
+            f" {format_number(steadiness.p10_ms)} to {format_number(steadiness.p90_ms)} ms.",
             advice="Set straggler_ratio and network_spread_ratio to simulate the spread, or measure"
             " with the machines to yourself.",
         )
@@ -145,7 +146,7 @@ def _notable(contributions: Sequence[Contribution]) -> Sequence[Contribution]:
 def _say_contribution(item: Contribution) -> Finding:
     word = "long" if item.error_ms > 0 else "short"
     words = _WORDS.get(item.name, item.name)
-    amount = f"{format_figure(abs(item.error_ms))} ms of the step too {word}"
+    amount = f"{format_number(abs(item.error_ms))} ms of the step too {word}"
     return Finding(
         component=item.name,
         text=f"{words[0].upper()}{words[1:]}: {amount} ({item.share_ratio:.0%} of what is off).",

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foretoken.domain.number_text import format_number
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
-from foretoken.simulator.report.number_text import format_number
 from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.validation.training import TrainingValidation
 from foretoken.simulator.validation.training_comparison import ComponentComparison, score_runs
