@@ -1,11 +1,18 @@
-"""Compile numeric functions with numba, and keep what was compiled where that is possible."""
+"""Compile numeric functions with numba, and keep what was compiled where that is possible.
 
+With `FORETOKEN_JIT=0` in the environment the same functions run as plain Python, some hundred times
+slower: for a debugger, for print, for one who wants to see what a step does.
+"""
+
+import os
 from collections.abc import Callable
+from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 import numba
+import numpy as np
 from numba.core.caching import FunctionCache
 from numba.core.registry import cpu_target
 
@@ -13,6 +20,8 @@ from foretoken.domain.source_hash import compiled_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+IS_COMPILED = os.environ.get("FORETOKEN_JIT", "1") != "0"
 
 # What machine code rests on beside the sources: versions, and the processor as numba names it.
 _CODEGEN: Any = cpu_target.target_context.codegen()
@@ -31,6 +40,8 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     looks only at its own file, so the name says which sources it was compiled from: all that its
     module imports, for constants are compiled in.
     """
+    if not IS_COMPILED:
+        return _interpreted(function)
     function.__qualname__ = compiled_name(function, *_COMPILER)
     try:
         made = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
@@ -44,12 +55,27 @@ def compiled_part(function: Callable[P, R]) -> Callable[P, R]:
 
     Without a way in from Python and machine code of its own to keep it compiles much faster.
     """
+    if not IS_COMPILED:
+        return function
     options: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast("Callable[P, R]", numba.njit(error_model="numpy", **options)(function))
 
 
+def _interpreted(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function with numbers as machine code has them: they wrap around, and divide."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return run
+
+
 def is_ready(function: Callable[..., Any]) -> bool:
     """Whether a compiled function need not be compiled any more: it was here, or is kept."""
+    if not IS_COMPILED:
+        return True
     made = cast("Any", function)
     return bool(made.signatures) or _is_kept(made.py_func)
 
@@ -66,18 +92,25 @@ def _is_kept(function: Callable[..., Any]) -> bool:
 class Addressed(Generic[P, R]):
     """A function that compiled code calls by its address, compiled when that is first asked for.
 
-    What calls it is compiled without it.
+    What calls it is compiled without it. Interpreted, the address is its place among all of them.
     """
 
+    by_place: ClassVar[list[Callable[..., Any]]] = []
+
     def __init__(self, function: Callable[P, R], signature: Any) -> None:
-        function.__qualname__ = compiled_name(function, *_COMPILER)
+        if IS_COMPILED:
+            function.__qualname__ = compiled_name(function, *_COMPILER)
         self._function = function
         self._signature = signature
         self._made: Any = None
+        self._place = len(self.by_place)
+        self.by_place.append(function)
 
     @property
     def address(self) -> int:
         """Where its machine code is."""
+        if not IS_COMPILED:
+            return self._place
         if self._made is None:
             try:
                 make = numba.cfunc(self._signature, cache=True, error_model="numpy")
@@ -89,4 +122,4 @@ class Addressed(Generic[P, R]):
     @property
     def is_ready(self) -> bool:
         """Whether it need not be compiled any more."""
-        return self._made is not None or _is_kept(self._function)
+        return not IS_COMPILED or self._made is not None or _is_kept(self._function)

@@ -7,7 +7,7 @@ import numba
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from foretoken.simulator.jit import Addressed
+from foretoken.simulator.jit import IS_COMPILED, Addressed
 from foretoken.simulator.serving.fast.layout import STATE, State
 
 FunctionType: Any = cast("Any", cgutils).ir.FunctionType
@@ -32,4 +32,9 @@ def _call(_typing: Any, _address: Any, state: Any, _engine: Any) -> Any:
     return types.int64(types.int64, state, types.int64), generate
 
 
-call_select: Any = intrinsic(_call)
+def _interpret(place: int, state: State, engine: int) -> int:
+    chosen: int = Addressed.by_place[int(place)](state, engine)
+    return chosen
+
+
+call_select: Any = intrinsic(_call) if IS_COMPILED else _interpret

@@ -5,6 +5,7 @@ order of admission. Blocks of the KV cache are numbered through all engines; eac
 more, the ends of its list of free blocks.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -144,7 +145,14 @@ ARRAYS = (
     "runs",
 )
 
-STATE = np.dtype(
+
+
+def _record(fields: Sequence[tuple[Any, ...]]) -> Any:
+    """Return the type of records with such fields, which Python reads as attributes, too."""
+    return np.dtype((np.record, np.dtype(list(fields), align=True)))
+
+
+STATE = _record(
     [
         *((name, np.int64) for name in (*_RULES, *_COUNTERS)),
         *((name, np.float64) for name in _TIMES),
@@ -152,7 +160,7 @@ STATE = np.dtype(
     ]
 )
 
-REQUEST = np.dtype(
+REQUEST = _record(
     [
         # What a step touches, in one cache line.
         ("num_prefill", np.int32),
@@ -192,11 +200,10 @@ REQUEST = np.dtype(
         ("outcome", np.int32),
         ("attempt", np.int32),  # how often a pool has begun it
         ("is_on_engine", np.int32),  # given to a pool and not ended
-    ],
-    align=True,
+    ]
 )
 
-ENGINE = np.dtype(
+ENGINE = _record(
     [
         ("unit", np.int32),
         ("num_running", np.int32),
@@ -230,11 +237,10 @@ ENGINE = np.dtype(
         # The scheduler's own.
         ("scratch", np.int64, (4,)),
         ("scratch_ratio", np.float64),
-    ],
-    align=True,
+    ]
 )
 
-UNIT = np.dtype(
+UNIT = _record(
     [
         ("next_ns", np.int64),
         ("host_free_ns", np.int64),
@@ -244,11 +250,10 @@ UNIT = np.dtype(
         ("num_engines", np.int64),
         ("first_flight", np.int32),
         ("is_steady", np.int32),
-    ],
-    align=True,
+    ]
 )
 
-STEP = np.dtype(
+STEP = _record(
     [
         ("scheduled_ns", np.int64),
         ("start_ns", np.int64),
@@ -265,24 +270,22 @@ STEP = np.dtype(
         ("num_preempted", np.int32),
         ("engine", np.int32),
         ("step", np.int32),
-    ],
-    align=True,
+    ]
 )
 
 # `next` and `previous` link the free blocks, the longest unused first; `chain` those of a bucket.
-BLOCK = np.dtype(
+BLOCK = _record(
     [
         ("key", np.int64),  # the name of its content, 0: none
         ("num_users", np.int32),
         ("next", np.int32),
         ("previous", np.int32),
         ("chain", np.int32),
-    ],
-    align=True,
+    ]
 )
 
 # A piece of a prompt in a step; its tokens and the context before it are arrays of their own.
-PREFILL = np.dtype([("engine", np.int32), ("step", np.int32), ("request", np.int32)], align=True)
+PREFILL = _record([("engine", np.int32), ("step", np.int32), ("request", np.int32)])
 
 # Columns of the token runs.
 RUN_COLUMNS = ("request", "first_step", "stride", "count", "engine", "attempt")

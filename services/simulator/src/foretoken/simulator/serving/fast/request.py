@@ -11,6 +11,7 @@ from foretoken.simulator.serving.fast.layout import (
     NONE,
     PREFILL_ONLY,
     State,
+    as_int64,
 )
 from foretoken.simulator.serving.fast.queue import push_arrived, push_ready, wake
 from foretoken.simulator.serving.fast.view import (
@@ -45,7 +46,7 @@ def send(state: State, r: int, now_ns: int) -> None:
 def route(state: State, r: int, now_ns: int) -> None:
     """Give a request that is ready to an engine, or refuse it."""
     request = requests_of(state)[r]
-    num_tokens = request.num_prefill + request.num_decode
+    num_tokens = as_int64(request.num_prefill) + request.num_decode
     if num_tokens > state.max_context:
         refuse(state, r, now_ns, _CONTEXT_TOO_LONG)
     elif num_blocks_of(state, num_tokens - 1) > state.num_blocks:
