@@ -55,16 +55,16 @@ from foretoken.predictor.transfer import train_transfers, transfer_names
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.error_families import ERROR_FAMILIES, families_of
 from foretoken.simulator.search.training.step_time import StepTimer
-from foretoken.simulator.search.training.strategies import (
-    AXES,
-    RECOMPUTE_MODES,
-    Strategies,
-    StrategySource,
-)
 from foretoken.simulator.search.training.ties import (
     correlate_errors,
     difference_errors,
     time_families,
+)
+from foretoken.simulator.steps.strategies import (
+    AXES,
+    RECOMPUTE_MODES,
+    Strategies,
+    StrategySource,
 )
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -11,7 +11,7 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.search.internevo.points import list_degrees, list_points
 from foretoken.simulator.search.internevo.request import InternEvoTerms, build_request
-from foretoken.simulator.search.training.strategies import Strategies, StrategySource
+from foretoken.simulator.steps.strategies import Strategies, StrategySource
 
 _MODEL = dataclasses.replace(find_model("internlm2-7b"), num_layers=6)
 

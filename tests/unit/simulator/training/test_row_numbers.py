@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.simulator.search.training.row_numbers import number_rows
+from foretoken.simulator.steps.row_numbers import number_rows
 
 _tables = st.integers(1, 4).flatmap(
     lambda width: st.lists(

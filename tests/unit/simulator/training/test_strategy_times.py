@@ -21,7 +21,7 @@ from foretoken.simulator.search.training.legality import LEGAL, judge_legality
 from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
-from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.memory_plan import measure_stages
 from foretoken.simulator.training.schedule import (
     PipelineSchedule,

@@ -14,8 +14,8 @@ from foretoken.domain.ports import ModelVersion
 from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer
-from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.search.training.tie_calls import find_tie_calls
+from foretoken.simulator.steps.strategies import Strategies
 
 
 class _Doubtful:

@@ -17,9 +17,9 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec, all_trainers
 from foretoken.domain.trainer_capability import TrainerCapabilities
+from foretoken.simulator.steps.trainer_limit import check_trainer
 from foretoken.simulator.training.memory_plan import plan_memory
 from foretoken.simulator.training.step import simulate_training
-from foretoken.simulator.training.trainer_limit import check_trainer
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from training_rows import read_steps

@@ -10,7 +10,7 @@ from foretoken.domain.trainer import TrainerSpec, find_trainer
 from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.search.training.memory_ranks import cut_pipeline
 from foretoken.simulator.search.training.memory_states import Shards
-from foretoken.simulator.search.training.strategies import AXES, Strategies, StrategySource
+from foretoken.simulator.steps.strategies import AXES, Strategies, StrategySource
 from foretoken.simulator.training.memory.in_flight import find_moments
 from foretoken.simulator.training.memory_plan import measure_stages
 from foretoken.simulator.training.schedule import find_schedule

@@ -20,7 +20,7 @@ from foretoken.simulator.search.training.legality import (
     judge_legality,
 )
 from foretoken.simulator.search.training.space import StrategySpace, resolve_space
-from foretoken.simulator.search.training.strategies import AXES, Strategies
+from foretoken.simulator.steps.strategies import AXES, Strategies
 from foretoken.simulator.training.step import simulate_training
 
 _LLAMA, _MIXTRAL, _DEEPSEEK = (

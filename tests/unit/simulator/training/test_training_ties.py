@@ -27,8 +27,8 @@ from foretoken.simulator.search.training.error_families import (
 )
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer
-from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.search.training.ties import find_ties, time_families
+from foretoken.simulator.steps.strategies import Strategies
 
 _PRODUCTS = ERROR_FAMILIES.index("matrix products")
 _IN_NODE = ERROR_FAMILIES.index("collectives in a node")

@@ -133,14 +133,11 @@ class Refusals:
     def add_lacks(self, scenario: TrainingScenario, can: TrainerCapabilities) -> None:
         """Note what of a scenario the framework's capabilities have not."""
         # The names of frameworks are in the help of commands, which waits for no numeric library.
-        from foretoken.simulator.training.trainer_limit import (
-            StrategyFigures,
-            TrainerBound,
-            list_lacks,
-        )
+        from foretoken.simulator.steps.strategies import Strategies, TrainerBound
+        from foretoken.simulator.steps.trainer_limit import list_lacks
 
         bound = TrainerBound(name=self.framework, can=can)
-        self.found += list_lacks(StrategyFigures.of_scenario(scenario), bound)
+        self.found += list_lacks(Strategies.of_scenario(scenario), bound)
 
 
 def topology_of(scenario: TrainingScenario) -> TopologySpec:

@@ -17,6 +17,7 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import StageMemory
 from foretoken.domain.training_run import TrainingMemoryReport
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.steps.trainer_limit import check_trainer
 from foretoken.simulator.training.chunk_placement import ChunkPlaces, share_embedding
 from foretoken.simulator.training.memory.advice import judge_memory
 from foretoken.simulator.training.memory.chunk import ChunkGraph
@@ -33,7 +34,6 @@ from foretoken.simulator.training.schedule import (
 )
 from foretoken.simulator.training.stage_hardware import stage_devices
 from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
-from foretoken.simulator.training.trainer_limit import check_trainer
 
 # What the answer rests on.
 _BASIS = "counted sizes of what training holds: no measurement, and no predicted time"

@@ -17,6 +17,7 @@ from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.units import US_PER_MS, US_PER_S
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.steps.trainer_limit import check_trainer
 from foretoken.simulator.training.accounting import account_ranks, in_ms, sum_by_provenance
 from foretoken.simulator.training.components import list_components
 from foretoken.simulator.training.composition import ComposedStep, StepComposition, StepRules
@@ -42,7 +43,6 @@ from foretoken.simulator.training.schedule import (
 from foretoken.simulator.training.stage_hardware import stage_devices
 from foretoken.simulator.training.stage_operators import StepOperators, lower_step
 from foretoken.simulator.training.timeline import draw_spans
-from foretoken.simulator.training.trainer_limit import check_trainer
 from foretoken.simulator.training.trainer_note import list_trainer_notes
 from foretoken.simulator.training.variability import (
     ESTIMATE,

@@ -15,7 +15,7 @@ import numpy as np
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS, TrainingSpace
 from foretoken.simulator.grid import Ints
-from foretoken.simulator.search.training.strategies import (
+from foretoken.simulator.steps.strategies import (
     AXES,
     RECOMPUTE_MODES,
     Strategies,

@@ -19,7 +19,7 @@ from foretoken.domain.units import GIB
 from foretoken.simulator.grid import Flags, Floats
 from foretoken.simulator.search.internevo.points import list_points
 from foretoken.simulator.search.training.space import resolve_space
-from foretoken.simulator.search.training.strategies import RECOMPUTE_MODES, Strategies
+from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies
 
 MEMORY_LIMIT_BYTES = 80 * GIB
 _ISP, _MSP = (WEIGHT_PARALLELS.index(name) for name in ("isp", "msp"))

@@ -38,9 +38,10 @@ from foretoken.simulator.search.training.closed_form import (
 )
 from foretoken.simulator.search.training.legality import TRAINER
 from foretoken.simulator.search.training.survey import MEMORY, Survey, SurveyRules
+from foretoken.simulator.steps.strategies import Strategies
+from foretoken.simulator.steps.trainer_limit import list_lacks
 from foretoken.simulator.training.efficiency import count_step_flops
 from foretoken.simulator.training.schedule import find_schedule
-from foretoken.simulator.training.trainer_limit import StrategyFigures, list_lacks
 
 # More than any degree, and than any micro batch.
 _RADIX = 4096
@@ -173,8 +174,8 @@ class _Placing:
         num_stages = len(point.pipeline.stages)
         key = (point.work, num_stages, point.schedule, point.virtual_stages)
         if key not in self._lacks:
-            figures = StrategyFigures.of_scenario(self._space.scenario_of(point, ()))
-            lacks = [lack for bound in self._space.bounds for lack in list_lacks(figures, bound)]
+            one = Strategies.of_scenario(self._space.scenario_of(point, ()))
+            lacks = [lack for bound in self._space.bounds for lack in list_lacks(one, bound)]
             self._lacks[key] = InvalidRequestError.of_violations(lacks).message
         return self._lacks[key]
 

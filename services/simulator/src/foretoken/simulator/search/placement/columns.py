@@ -15,7 +15,7 @@ from foretoken.simulator.search.placement.strategy import (
     describe_stages,
     name_strategy,
 )
-from foretoken.simulator.search.training.strategies import (
+from foretoken.simulator.steps.strategies import (
     AXES,
     RECOMPUTE_MODES,
     Strategies,

@@ -8,7 +8,7 @@ import numpy as np
 
 from foretoken.domain.units import S_PER_HOUR, US_PER_S
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.strategies import Strategies, join_strategies
+from foretoken.simulator.steps.strategies import Strategies, join_strategies
 
 _BILLION = 1e9
 

@@ -14,7 +14,7 @@ from foretoken.domain.operator import find_operator
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.training.row_numbers import number_rows
+from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.training.operator_prices import is_for_tensor_cores
 
 

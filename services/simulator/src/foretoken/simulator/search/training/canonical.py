@@ -13,9 +13,8 @@ import numpy as np
 
 from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags
-from foretoken.simulator.search.training.legality import count_replicas
 from foretoken.simulator.search.training.space import StrategySpace
-from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.schedule import find_schedule
 
 _PLAIN, _MSP, _FSP, _ISP = (WEIGHT_PARALLELS.index(name) for name in ("", "msp", "fsp", "isp"))
@@ -88,7 +87,7 @@ def _repeats_plain_layers(strategies: Strategies, space: StrategySpace) -> Flags
 
 def _repeats_states(strategies: Strategies, space: StrategySpace) -> Flags:
     least = min(stage for stage, _ in space.rows_of("zero_stage"))
-    is_alone = (count_replicas(strategies) == 1) & (strategies.dp * strategies.cp == 1)
+    is_alone = (strategies.replicas == 1) & (strategies.dp * strategies.cp == 1)
     repeats: Flags = is_alone & (strategies.zero_stage > least)
     return repeats
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from foretoken.domain.training_search import SpaceCell
 from foretoken.simulator.search.training.answers import Answers
-from foretoken.simulator.search.training.strategies import RECOMPUTE_MODES
+from foretoken.simulator.steps.strategies import RECOMPUTE_MODES
 
 _PAIRS = (("tp", "pp"), ("micro_batch_size", "recompute"))
 _RADIX = 1 << 31

@@ -16,8 +16,8 @@ from foretoken.simulator.search.training.call_prices import (
     hold_to_sustained,
 )
 from foretoken.simulator.search.training.ranking import objective_values
-from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.search.training.survey import SurveyRules
+from foretoken.simulator.steps.strategies import Strategies
 
 # Samples of a step over those asked for.
 BATCH_CHANGES = {"half the batch": 0.5, "twice the batch": 2.0}

@@ -36,13 +36,13 @@ from foretoken.simulator.search.training.program_outline import (
     outline_passes,
     shorten_passes,
 )
-from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.search.training.shapes import Shape
 from foretoken.simulator.search.training.stacked_passes import (
     NUM_STACKED,
     StackedParts,
     time_stacked,
 )
+from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.training.layer_program import (
     Program,
     StreamRules,

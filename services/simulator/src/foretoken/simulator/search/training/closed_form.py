@@ -27,9 +27,9 @@ from foretoken.simulator.search.training.ranking import objective_values, rank_a
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.space import PIECE, StrategySpace, resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
-from foretoken.simulator.search.training.strategies import Strategies, join_strategies
 from foretoken.simulator.search.training.survey import Survey, SurveyRules
 from foretoken.simulator.search.training.ties import find_ties
+from foretoken.simulator.steps.strategies import Strategies, join_strategies
 
 # Strategies kept beyond those listed: finalists that turn out not to fit are replaced.
 _SPARE = 4

@@ -15,14 +15,10 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags, Ints
 from foretoken.simulator.rank import chunk_ranks, count_parts
-from foretoken.simulator.search.training.strategies import RECOMPUTE_MODES, Strategies
-from foretoken.simulator.search.training.trainer_columns import find_figures
+from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies
+from foretoken.simulator.steps.trainer_limit import break_bound, list_lacks
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
 from foretoken.simulator.training.schedule import PipelineSchedule, find_schedule
-from foretoken.simulator.training.trainer_limit import (
-    break_bound,
-    list_lacks,
-)
 from foretoken.simulator.training.zero import ZERO_STAGES
 
 LEGAL = 0
@@ -60,9 +56,8 @@ def explain(strategies: Strategies, row: int) -> str:
 
 def _find_lack(one: Strategies) -> str:
     """Return what a framework has not of a strategy, in its words."""
-    figures = find_figures(one)
     for bound in one.source.bounds:
-        if lacks := list_lacks(figures, bound):
+        if lacks := list_lacks(one, bound):
             return InvalidRequestError.of_violations(lacks).message
     return ""
 
@@ -111,7 +106,7 @@ def _breaks_sequence(strategies: Strategies) -> Flags:
     scenario = strategies.source.scenario
     model, length = scenario.model, scenario.sequence_length
     tp, cp = strategies.tp, strategies.cp
-    is_isp = strategies.weight_parallel == _ISP
+    is_isp = strategies.is_isp
     splits = strategies.sequence_parallel.astype(np.bool_)
     splits_in_layers = splits | np.isin(strategies.weight_parallel, (_MSP, _FSP))
     pieces = cp * np.where(is_isp, tp, 1) * np.where(cp > 1, 2, 1)
@@ -128,7 +123,7 @@ def _breaks_sequence(strategies: Strategies) -> Flags:
 
 def _breaks_layers(strategies: Strategies) -> Flags:
     num_parts = count_parts(strategies.source.scenario.model.num_layers)
-    broken: Flags = strategies.pp * _chunks(strategies) > num_parts
+    broken: Flags = strategies.pp * strategies.chunks > num_parts
     return broken
 
 
@@ -136,7 +131,7 @@ def _breaks_heads(strategies: Strategies) -> Flags:
     """Heads that tp, or an exchange of heads, does not divide; kernels that cannot be split."""
     scenario, tp, cp = strategies.source.scenario, strategies.tp, strategies.cp
     model, trainer = scenario.model, scenario.trainer.resolve()
-    is_isp = strategies.weight_parallel == _ISP
+    is_isp = strategies.is_isp
     broken: Flags = model.num_heads % tp != 0
     # Latent attention has no key heads of its own, which only exchanges of heads know.
     broken |= _breaks_key_heads(model.num_kv_heads, tp) & ~(is_isp & (model.mla is not None))
@@ -170,24 +165,20 @@ def _breaks_widths(strategies: Strategies) -> Flags:
 
 
 def _breaks_experts(strategies: Strategies) -> Flags:
-    scenario, tp, ep = strategies.source.scenario, strategies.tp, strategies.ep
-    moe = scenario.model.moe
+    ep, moe = strategies.ep, strategies.source.scenario.model.moe
     if moe is None:
         return np.asarray(ep > 1, dtype=np.bool_)
-    # As `expert_mesh`: an expert is split over what ep leaves of tp.
-    width = np.where(tp % ep == 0, tp // ep, 1)
-    if scenario.expert_tp:
-        width = np.full(len(strategies), scenario.expert_tp)
+    width = strategies.expert_width
     broken: Flags = moe.num_experts % ep != 0
-    broken |= _num_ranks(strategies) % (width * ep) != 0
+    broken |= strategies.stage_ranks % (width * ep) != 0
     broken |= moe.expert_intermediate % width != 0
     return broken
 
 
 def _breaks_weight_shares(strategies: Strategies) -> Flags:
     """Weights that `isp` cannot split, or that ZeRO splits too."""
-    is_isp = strategies.weight_parallel == _ISP
-    broken = _num_ranks(strategies) % np.maximum(1, strategies.weight_degree) != 0
+    is_isp = strategies.is_isp
+    broken = strategies.stage_ranks % strategies.weight_parts != 0
     broken |= strategies.zero_stage == max(ZERO_STAGES)
     if strategies.source.scenario.model.moe is not None:
         broken[:] = True
@@ -196,7 +187,7 @@ def _breaks_weight_shares(strategies: Strategies) -> Flags:
 
 def _breaks_shards(strategies: Strategies) -> Flags:
     """States that are to be split over ranks that do not divide those that hold the same."""
-    replicas = count_replicas(strategies)
+    replicas = strategies.replicas
     broken = replicas % np.maximum(1, strategies.shard_degree) != 0
     broken |= (strategies.shard_degree > 0) & (strategies.zero_stage == 0)
     return np.asarray(broken, dtype=np.bool_)
@@ -204,7 +195,7 @@ def _breaks_shards(strategies: Strategies) -> Flags:
 
 def _breaks_recompute(strategies: Strategies) -> Flags:
     scenario = strategies.source.scenario
-    num_chunks = strategies.pp * _chunks(strategies)
+    num_chunks = strategies.pp * strategies.chunks
     most = -(-scenario.model.num_layers // num_chunks)
     broken: Flags = (strategies.recompute != _NONE) & (scenario.recompute_layers > most)
     return broken
@@ -229,7 +220,7 @@ def _breaks_order(strategies: Strategies, schedule: PipelineSchedule) -> Flags:
     if rule is not None:
         return wrong | rule(strategies)
     # A schedule of somebody else is asked, once for each of the few combinations.
-    asked = np.stack((strategies.pp, strategies.num_micro_batches, _chunks(strategies)), axis=1)
+    asked = np.stack((strategies.pp, strategies.num_micro_batches, strategies.chunks), axis=1)
     combinations, places = np.unique(asked[~wrong], axis=0, return_inverse=True)
     refused = [not _has_order(schedule, *row) for row in combinations.tolist()]
     wrong[~wrong] = np.array(refused, dtype=np.bool_)[places.ravel()]
@@ -274,8 +265,7 @@ def _breaks_trainer(strategies: Strategies) -> Flags:
     bounds = strategies.source.bounds
     if not any(bound.can.has or bound.can.conflicts for bound in bounds):
         return np.zeros(len(strategies), dtype=np.bool_)
-    figures = find_figures(strategies)
-    broken: Flags = np.logical_or.reduce([break_bound(figures, bound) for bound in bounds])
+    broken: Flags = np.logical_or.reduce([break_bound(strategies, bound) for bound in bounds])
     return broken
 
 
@@ -294,27 +284,3 @@ _RULES: dict[str, Callable[[Strategies], Flags]] = {
     TRAINER: _breaks_trainer,
 }
 VERDICTS = ("devices", *_RULES)
-
-
-def count_replicas(strategies: Strategies) -> Ints:
-    """Return the ranks that hold the same dense parameters, as `zero.num_replicas`."""
-    replicas: Ints = np.where(
-        strategies.weight_parallel == _ISP,
-        _num_ranks(strategies) // np.maximum(1, strategies.weight_degree),
-        strategies.cp * strategies.dp,
-    )
-    return replicas
-
-
-def _num_ranks(strategies: Strategies) -> Ints:
-    """Return the ranks of a stage."""
-    ranks: Ints = strategies.tp * strategies.cp * strategies.dp
-    return ranks
-
-
-def _chunks(strategies: Strategies) -> Ints:
-    """Return the chunks of layers per rank, as many as the schedule needs."""
-    needed = [find_schedule(name).virtual_stages for name in strategies.source.pipeline_schedules]
-    of_schedule = np.array(needed, dtype=np.int64)[strategies.pipeline_schedule]
-    chunks: Ints = np.where(of_schedule > 0, of_schedule, strategies.virtual_stages)
-    return chunks

@@ -12,16 +12,15 @@ import numpy as np
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.memory_headroom import TRAINING_AXES, training_headroom_bytes
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.legality import count_replicas
 from foretoken.simulator.search.training.memory_places import (
     MicroBatchGroups,
     group_shapes,
 )
 from foretoken.simulator.search.training.memory_ranks import PipelineCut, cut_pipeline
 from foretoken.simulator.search.training.memory_states import ParameterColumns, Shards
-from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
-from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.steps.row_numbers import number_rows
+from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.memory.in_flight import FullMoments, find_moments
 from foretoken.simulator.training.memory.state_bytes import StateRules
 from foretoken.simulator.training.schedule import find_schedule
@@ -92,7 +91,7 @@ class _Meter:
         self._groups = MicroBatchGroups(strategies, self._shapes)
         self._parameters = ParameterColumns(strategies, self._shapes, self._rules)
         self._shards = Shards.of_strategies(strategies)
-        self._zero_stage = np.where(count_replicas(strategies) > 1, strategies.zero_stage, 0)
+        self._zero_stage = np.where(strategies.replicas > 1, strategies.zero_stage, 0)
 
     def measure(self) -> Floats:
         """Return what the fullest rank of each strategy takes from its device."""

@@ -13,10 +13,10 @@ from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.shapes import Shape
-from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.steps.row_numbers import number_rows
+from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.memory.layer_kind import layer_kinds
 from foretoken.simulator.training.memory.pass_peak import PlaceMeter, PlaceNeeds
 from foretoken.simulator.training.memory.saved_tensor import list_saved

@@ -9,16 +9,15 @@ from foretoken.domain.graph import RankContext, Section
 from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
-from foretoken.simulator.search.training.legality import count_replicas
 from foretoken.simulator.search.training.memory_places import (
     MemoryShapes,
     chunk_bounds,
     with_copies,
 )
 from foretoken.simulator.search.training.memory_ranks import PipelineCut
-from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.search.training.shapes import Shape
-from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.steps.row_numbers import number_rows
+from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.memory.saved_tensor import layer_range
 from foretoken.simulator.training.memory.state_bytes import (
     GroupSizes,
@@ -53,22 +52,17 @@ class Shards:
     @classmethod
     def of_strategies(cls, strategies: Strategies) -> "Shards":
         """Return what strategies say; nothing is split without ZeRO, or over a single rank."""
-        replicas = count_replicas(strategies)
-        is_split = (strategies.zero_stage > 0) & (replicas > 1)
-        wanted = strategies.shard_degree
+        is_split = (strategies.zero_stage > 0) & (strategies.replicas > 1)
         return cls(
-            dense=np.where(is_split, np.where(wanted > 0, wanted, replicas), 1),
+            dense=np.where(is_split, strategies.shards, 1),
             expert=np.where(is_split, _cut_experts(strategies), 1),
-            parts=np.maximum(1, strategies.weight_degree),
+            parts=strategies.weight_parts,
         )
 
 
 def _cut_experts(strategies: Strategies) -> Ints:
     """Return the ranks that states of experts are split over, as `zero.num_expert_shards`."""
-    tp, ep = strategies.tp, strategies.ep
-    left = np.where(tp % ep == 0, tp // ep, 1)
-    width = strategies.source.scenario.expert_tp or left
-    ranks = np.maximum(1, tp * strategies.cp * strategies.dp // (width * ep))
+    ranks = np.maximum(1, strategies.stage_ranks // (strategies.expert_width * strategies.ep))
     pairs, number = np.unique(
         np.stack([ranks, strategies.shard_degree]), axis=1, return_inverse=True
     )

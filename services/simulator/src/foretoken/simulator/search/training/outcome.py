@@ -20,9 +20,9 @@ from foretoken.simulator.search.training.canonical import REASONS
 from foretoken.simulator.search.training.closed_form import ClosedForm
 from foretoken.simulator.search.training.legality import TRAINER, explain, explain_cut
 from foretoken.simulator.search.training.ranking import objective_values
-from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.search.training.survey import MEMORY, Survey, find_fronts
 from foretoken.simulator.search.training.table import build_table
+from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.memory_plan import plan_memory
 from foretoken.simulator.training.trainer_note import list_trainer_notes
 

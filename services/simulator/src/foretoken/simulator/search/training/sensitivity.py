@@ -30,8 +30,8 @@ from foretoken.simulator.search.training.memory_columns import measure_strategie
 from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer
-from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.search.training.survey import SurveyRules
+from foretoken.simulator.steps.strategies import Strategies
 
 # Values that differ by less, in proportion, are one.
 _EQUAL = 1e-9

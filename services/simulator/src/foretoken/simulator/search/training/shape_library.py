@@ -6,9 +6,9 @@ import numpy as np
 
 from foretoken.domain.training_search import OVERLAPS
 from foretoken.simulator.grid import Ints
-from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.search.training.shapes import Shape, lower_shape
-from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.steps.row_numbers import number_rows
+from foretoken.simulator.steps.strategies import Strategies
 
 _ALL = OVERLAPS.index("all")
 _Key = tuple[int, ...]

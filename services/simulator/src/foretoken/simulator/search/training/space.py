@@ -30,12 +30,12 @@ from foretoken.domain.training_search import (
 )
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.rank import even_chunk_counts
-from foretoken.simulator.search.training.strategies import (
+from foretoken.simulator.search.training.trainer_bounds import find_possible, list_bounds
+from foretoken.simulator.steps.strategies import (
     RECOMPUTE_MODES,
     Strategies,
     StrategySource,
 )
-from foretoken.simulator.search.training.trainer_bounds import find_possible, list_bounds
 from foretoken.simulator.training.scenario_checks import check_scenario
 from foretoken.simulator.training.schedule import find_schedule
 

@@ -26,8 +26,8 @@ from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.call_prices import CallBook
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut, ChunkKind
 from foretoken.simulator.search.training.parameter_counts import ParameterCounts
-from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.search.training.transfer_columns import at_stride
+from foretoken.simulator.steps.row_numbers import number_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

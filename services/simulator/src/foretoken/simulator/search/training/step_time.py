@@ -17,8 +17,8 @@ from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.call_prices import BOUNDS, CallBook, Variants
 from foretoken.simulator.search.training.priced_piece import PricedPiece
 from foretoken.simulator.search.training.shape_library import ShapeGroups, ShapeLibrary
-from foretoken.simulator.search.training.strategies import Strategies
 from foretoken.simulator.search.training.strategy_piece import StrategyPiece
+from foretoken.simulator.steps.strategies import Strategies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

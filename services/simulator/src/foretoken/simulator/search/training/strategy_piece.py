@@ -26,7 +26,6 @@ from foretoken.simulator.search.training.chunk_columns import (
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind, cut_model
 from foretoken.simulator.search.training.parameter_counts import ShapeWeights
 from foretoken.simulator.search.training.priced_piece import PricedPiece, WrittenGroup
-from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.search.training.shape_library import ShapeGroups
 from foretoken.simulator.search.training.state_columns import (
     StateKeys,
@@ -36,12 +35,13 @@ from foretoken.simulator.search.training.state_columns import (
 from foretoken.simulator.search.training.step_columns import (
     RankStates,
 )
-from foretoken.simulator.search.training.strategies import (
+from foretoken.simulator.search.training.transfer_columns import TransferWriter
+from foretoken.simulator.steps.row_numbers import number_rows
+from foretoken.simulator.steps.strategies import (
     RECOMPUTE_MODES,
     Strategies,
     trainer_with,
 )
-from foretoken.simulator.search.training.transfer_columns import TransferWriter
 from foretoken.simulator.training import zero
 from foretoken.simulator.training.efficiency import count_step_flops, peak_flops_per_s
 from foretoken.simulator.training.schedule import find_schedule

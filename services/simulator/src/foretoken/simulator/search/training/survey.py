@@ -15,7 +15,7 @@ from foretoken.simulator.search.pareto import pareto_front
 from foretoken.simulator.search.training.answers import Answers, join_answers
 from foretoken.simulator.search.training.cells import CellCounts
 from foretoken.simulator.search.training.ranking import objective_values
-from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.steps.strategies import Strategies
 
 # The verdict of strategies that can run and do not fit.
 MEMORY = "memory"

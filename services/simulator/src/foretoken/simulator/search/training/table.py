@@ -8,8 +8,8 @@ from foretoken.domain.training_search import WEIGHT_PARALLELS, StrategyColumns
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.answers import Answers
-from foretoken.simulator.search.training.strategies import RECOMPUTE_MODES
 from foretoken.simulator.search.training.survey import find_fronts
+from foretoken.simulator.steps.strategies import RECOMPUTE_MODES
 
 
 def build_table(answers: Answers, rank: Ints, prices: Floats) -> StrategyColumns:

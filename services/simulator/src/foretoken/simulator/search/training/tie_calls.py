@@ -13,7 +13,7 @@ from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.call_prices import PricedTable
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer
-from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.steps.strategies import Strategies
 
 # As many are told, and those that matter at least that much beside the first.
 _MAX_TOLD = 3

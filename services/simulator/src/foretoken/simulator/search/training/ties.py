@@ -19,7 +19,7 @@ from foretoken.simulator.search.training.error_families import (
 )
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer
-from foretoken.simulator.search.training.strategies import Strategies
+from foretoken.simulator.steps.strategies import Strategies
 
 # What makes calls that a device computes of one size.
 _SIZES = ("tp", "cp", "ep", "micro_batch_size")

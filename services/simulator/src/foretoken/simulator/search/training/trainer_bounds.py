@@ -12,14 +12,14 @@ from foretoken.domain.trainer_capability import OVERLAP_RULES
 from foretoken.domain.training_search import OVERLAPS, TrainingSearchRequest
 from foretoken.simulator.grid import Flags
 from foretoken.simulator.launch.framework import find_framework
-from foretoken.simulator.search.training.strategies import (
+from foretoken.simulator.steps.strategies import (
     AXES,
     Strategies,
     StrategySource,
+    TrainerBound,
     trainer_with,
 )
-from foretoken.simulator.search.training.trainer_columns import find_figures
-from foretoken.simulator.training.trainer_limit import TrainerBound, break_bound
+from foretoken.simulator.steps.trainer_limit import break_bound
 
 # The axes that decide an aspect alone; all others depend on the whole strategy.
 _CHUNKS = frozenset({"pipeline_schedule", "virtual_stages"})
@@ -67,9 +67,9 @@ def find_possible(
     table = np.array(rows, dtype=np.int64)
     columns = {name: np.full(len(rows), value) for name, value in _NEUTRAL.items()}
     columns |= {name: table[:, place] for place, name in enumerate(names)}
-    figures = find_figures(Strategies(source=source, **columns))
+    strategies = Strategies(source=source, **columns)
     for bound in source.bounds:
-        possible &= ~break_bound(figures, _of_axes(bound, frozenset(names)))
+        possible &= ~break_bound(strategies, _of_axes(bound, frozenset(names)))
     if names == ("overlap",):
         possible &= _hide_something_else(source.scenario, table[:, 0].tolist())
     return possible

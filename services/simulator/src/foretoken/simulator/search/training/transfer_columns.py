@@ -13,8 +13,8 @@ from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.call_prices import CallBook
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
-from foretoken.simulator.search.training.row_numbers import number_rows
 from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.steps.row_numbers import number_rows
 
 _MASK = "stage_send_mask"
 

@@ -1,4 +1,8 @@
-"""Strategies as columns: one entry each, and the scenario that any of them stands for."""
+"""Strategies as columns: one case each, and the scenario that any of them stands for.
+
+A search makes columns of the points of a space; a scenario is the columns of a single case. What
+follows from the degrees alone (`dp`, `replicas`, `chunks`, ...) is derived here, for both.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -8,10 +12,13 @@ import numpy as np
 
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.trainer import TrainerProfile, TrainerSpec
+from foretoken.domain.trainer_capability import TrainerCapabilities
 from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
-from foretoken.simulator.grid import Ints
-from foretoken.simulator.training.trainer_limit import TrainerBound
+from foretoken.domain.units import ceil_divide
+from foretoken.simulator.grid import Flags, Ints
+from foretoken.simulator.steps.axes import PerCase
+from foretoken.simulator.training.schedule import find_schedule
 
 RECOMPUTE_MODES = ("none", "selective", "full")
 _NONE, _SELECTIVE, _FULL = range(len(RECOMPUTE_MODES))
@@ -26,6 +33,18 @@ _OTHER_RULES = (
 )
 
 
+# What the trainer of a scenario hides, as it is.
+_AS_GIVEN = ("",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerBound:
+    """What one framework can do, by the name that its users know."""
+
+    name: str
+    can: TrainerCapabilities
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategySource:
     """What all strategies of a space have: the scenario they vary, and the names of codes.
@@ -37,39 +56,78 @@ class StrategySource:
     scenario: TrainingScenario
     devices: tuple[str, ...]
     pipeline_schedules: tuple[str, ...]
+    overlaps: tuple[str, ...] = OVERLAPS
     varied: frozenset[str] = frozenset()
     bounds: tuple[TrainerBound, ...] = ()
+
+    @property
+    def trainers(self) -> list[TrainerProfile]:
+        """The rules of the framework under each overlap."""
+        trainer = self.scenario.trainer
+        return [trainer_with(trainer, overlap).resolve() for overlap in self.overlaps]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Strategies:
-    """One int64 entry per strategy in each column.
+    """One case per strategy in each column.
 
-    Texts are codes: `device` and `pipeline_schedule` into the names of `source`, `overlap` into
-    `OVERLAPS`, `recompute` into `RECOMPUTE_MODES`, `weight_parallel` into `WEIGHT_PARALLELS`.
+    Texts are codes: `device`, `pipeline_schedule` and `overlap` into the names of `source`,
+    `recompute` into `RECOMPUTE_MODES`, `weight_parallel` into `WEIGHT_PARALLELS`.
     `sequence_parallel` is 0 or 1. `weight_degree` is 0 except for `isp`, where it is never 0;
     `shard_degree` is 0 for all ranks that hold the same, and without ZeRO.
     `cp` times `tp` times `pp` need not divide `num_devices`; `dp` is what they leave, rounded down.
     """
 
     source: StrategySource
-    device: Ints
-    num_devices: Ints
-    global_batch_size: Ints
-    tp: Ints
-    pp: Ints
-    virtual_stages: Ints
-    cp: Ints
-    ep: Ints
-    micro_batch_size: Ints
-    sequence_parallel: Ints
-    zero_stage: Ints
-    shard_degree: Ints
-    overlap: Ints
-    recompute: Ints
-    weight_parallel: Ints
-    weight_degree: Ints
-    pipeline_schedule: Ints
+    device: PerCase
+    num_devices: PerCase
+    global_batch_size: PerCase
+    tp: PerCase
+    pp: PerCase
+    virtual_stages: PerCase
+    cp: PerCase
+    ep: PerCase
+    micro_batch_size: PerCase
+    sequence_parallel: PerCase
+    zero_stage: PerCase
+    shard_degree: PerCase
+    overlap: PerCase
+    recompute: PerCase
+    weight_parallel: PerCase
+    weight_degree: PerCase
+    pipeline_schedule: PerCase
+
+    @classmethod
+    def of_scenario(cls, scenario: TrainingScenario) -> "Strategies":
+        """Return the columns of a scenario, which is a single case."""
+        layout, is_isp = scenario.layout, scenario.weight_parallel == "isp"
+        values = {
+            "device": 0,
+            "num_devices": layout.num_devices,
+            "global_batch_size": scenario.global_batch_size,
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "virtual_stages": scenario.virtual_stages,
+            "cp": layout.cp,
+            "ep": layout.ep,
+            "micro_batch_size": scenario.micro_batch_size,
+            "sequence_parallel": int(scenario.sequence_parallel),
+            "zero_stage": scenario.zero_stage,
+            "shard_degree": scenario.shard_degree,
+            "overlap": 0,
+            "recompute": RECOMPUTE_MODES.index(scenario.recompute),
+            "weight_parallel": WEIGHT_PARALLELS.index(scenario.weight_parallel),
+            "weight_degree": (scenario.weight_degree or layout.tp) if is_isp else 0,
+            "pipeline_schedule": 0,
+        }
+        source = StrategySource(
+            scenario=scenario,
+            devices=(scenario.device,),
+            pipeline_schedules=(scenario.pipeline_schedule,),
+            overlaps=_AS_GIVEN,
+        )
+        columns = {name: np.array([value], dtype=np.int64) for name, value in values.items()}
+        return Strategies(source=source, **columns)
 
     def __len__(self) -> int:
         """Return the number of strategies."""
@@ -86,6 +144,69 @@ class Strategies:
         """Micro batches of each replica in a step, rounded down; 0 without a replica."""
         step_samples: Ints = np.maximum(1, self.dp * self.micro_batch_size)
         return self.global_batch_size // step_samples
+
+    @property
+    def is_isp(self) -> Flags:
+        """Which split their weights as InternEvo's `isp`."""
+        return np.asarray(self.weight_parallel == _ISP, dtype=np.bool_)
+
+    @property
+    def stage_ranks(self) -> Ints:
+        """Ranks of a stage of the pipeline: those of tp, cp and dp."""
+        ranks: Ints = self.tp * self.cp * self.dp
+        return ranks
+
+    @property
+    def weight_parts(self) -> Ints:
+        """Over how many ranks `isp` splits weights, 1 for all else."""
+        return np.maximum(1, self.weight_degree)
+
+    @property
+    def replicas(self) -> Ints:
+        """Ranks that hold the same dense parameters: their samples or tokens differ."""
+        of_isp = self.stage_ranks // self.weight_parts
+        replicas: Ints = np.where(self.is_isp, of_isp, self.cp * self.dp)
+        return replicas
+
+    @property
+    def shards(self) -> Ints:
+        """Ranks that dense states are split over; 1 without ZeRO."""
+        wanted = np.where(self.shard_degree > 0, self.shard_degree, self.replicas)
+        shards: Ints = np.where(self.zero_stage > 0, wanted, 1)
+        return shards
+
+    @property
+    def expert_width(self) -> Ints:
+        """Ranks that split an expert; see `placement.expert_mesh`."""
+        given = self.source.scenario.expert_tp
+        left = np.where(self.tp % self.ep == 0, self.tp // self.ep, 1)
+        return np.full(len(self), given) if given else left
+
+    @property
+    def chunks(self) -> Ints:
+        """Chunks of layers per rank, as many as the schedule needs."""
+        names = self.source.pipeline_schedules
+        needed = np.array([find_schedule(name).virtual_stages for name in names], dtype=np.int64)
+        of_schedule = needed[self.pipeline_schedule]
+        chunks: Ints = np.where(of_schedule > 0, of_schedule, self.virtual_stages)
+        return chunks
+
+    @property
+    def max_layers(self) -> Ints:
+        """Layers of the largest chunk."""
+        scenario = self.source.scenario
+        if scenario.stage_layers:
+            return np.full(len(self), max(scenario.stage_layers))
+        most: Ints = ceil_divide(scenario.model.num_layers, self.pp * self.chunks)
+        return most
+
+    @property
+    def has_unequal_chunks(self) -> Flags:
+        """Which have chunks with different numbers of layers."""
+        scenario = self.source.scenario
+        if scenario.stage_layers:
+            return np.full(len(self), len(set(scenario.stage_layers)) > 1)
+        return np.asarray(scenario.model.num_layers % (self.pp * self.chunks) != 0)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -120,7 +241,7 @@ class Strategies:
             ),
             micro_batch_size=own["micro_batch_size"],
             global_batch_size=own["global_batch_size"],
-            trainer=trainer_with(base.trainer, OVERLAPS[own["overlap"]]),
+            trainer=trainer_with(base.trainer, self.source.overlaps[own["overlap"]]),
             pipeline_schedule=self.source.pipeline_schedules[own["pipeline_schedule"]],
             virtual_stages=own["virtual_stages"],
             recompute=RECOMPUTE_MODES[recompute],
@@ -139,8 +260,8 @@ class Strategies:
         return self.names(np.array([row]))[0]
 
     def overlaps(self) -> list[str]:
-        """Return what each hides, one of `OVERLAPS`."""
-        return [OVERLAPS[code] for code in self.overlap.tolist()]
+        """Return what each hides, by the names of the source."""
+        return [self.source.overlaps[code] for code in self.overlap.tolist()]
 
     def placements(self) -> list[str]:
         """Return the devices of the stages where they differ; here they are alike."""
@@ -174,7 +295,12 @@ def join_strategies(parts: Sequence[StrategiesT]) -> StrategiesT:
 
 
 def trainer_with(trainer: TrainerSpec, overlap: str) -> TrainerSpec:
-    """Return a framework that hides what one of `OVERLAPS` says of what users turn on and off."""
+    """Return a framework that hides what one of `OVERLAPS` says of what users turn on and off.
+
+    Without an overlap it is as it is.
+    """
+    if not overlap:
+        return trainer
     can = trainer.resolve().can
     is_hidden = {
         **dict.fromkeys(_DATA_RULES, overlap != "none"),
@@ -209,7 +335,7 @@ def _describe(values: dict[str, int], dp: int, source: StrategySource) -> str:
         (f"zero{values['zero_stage']}{shards}", values["zero_stage"]),
         (f"{WEIGHT_PARALLELS[wp]}{degree}", wp),
         (f"recompute-{RECOMPUTE_MODES[recompute]}", recompute != _NONE),
-        (f"overlap-{OVERLAPS[values['overlap']]}", values["overlap"]),
+        (f"overlap-{source.overlaps[values['overlap']]}", values["overlap"]),
         (schedule, "pipeline_schedule" in source.varied),
     )
     return " ".join(text for text, is_told in parts if is_told)
