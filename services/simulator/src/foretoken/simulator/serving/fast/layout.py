@@ -146,7 +146,6 @@ ARRAYS = (
 )
 
 
-
 def _record(fields: Sequence[tuple[Any, ...]]) -> Any:
     """Return the type of records with such fields, which Python reads as attributes, too."""
     return np.dtype((np.record, np.dtype(list(fields), align=True)))
