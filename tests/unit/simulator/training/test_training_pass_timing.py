@@ -10,21 +10,8 @@ from hypothesis import strategies as st
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Overlap, Section
-from foretoken.simulator.search.training.stacked_passes import (
-    COMPUTE,
-    EXPOSED,
-    HIDDEN,
-    LEFT,
-    TOTAL,
-    StackedParts,
-    time_stacked,
-)
-from foretoken.simulator.training.layer_program import PassNodes, StreamRules, cut_program
-from foretoken.simulator.training.pass_timing import (
-    PassParts,
-    PassTime,
-    time_pass,
-)
+from foretoken.simulator.steps.passes import PassParts, PassTime, time_pass, time_passes
+from foretoken.simulator.steps.program import PassNodes, StreamRules, cut_program
 
 _NO_DIMS = {"m": 1, "n": 1, "k": 1}
 
@@ -288,12 +275,9 @@ def test_columns_with_other_numbers_of_layers_are_timed_together(
         return node.dims["time_us"] * (scales if node.operator == "all_reduce" else np.ones((1, 1)))
 
     program = cut_program(tuple(nodes), duration, rules)
-    stacked = StackedParts(
-        PassParts(head=(), runs=((program, 1),), tail=()),
-        counts=tuple(count for count, _ in columns),
-        heads=tuple(range(len(columns))),
-    )
-    (together,) = time_stacked([stacked], slowdown_ratio)
+    counts = tuple(count for count, _ in columns)
+    parts = PassParts(head=(), runs=((program, counts),), tail=(), heads=tuple(range(len(columns))))
+    (together,) = time_passes([parts], slowdown_ratio)
     for index, (count, scale) in enumerate(columns):
         alone = _time(
             [
@@ -310,12 +294,6 @@ def test_columns_with_other_numbers_of_layers_are_timed_together(
             gap_us,
             slowdown_ratio,
         )
-        expected = {
-            TOTAL: alone.total_us,
-            EXPOSED: sum(alone.exposed_us.values(), np.zeros(1)),
-            HIDDEN: alone.hidden_us,
-            LEFT: alone.left_us,
-            COMPUTE: alone.compute_us,
-        }
-        for field, column in expected.items():
-            assert pytest.approx(column[0], abs=1e-6) == together[field, index, 0]
+        for name in ("total_us", "all_exposed_us", "hidden_us", "left_us", "compute_us"):
+            expected = getattr(alone, name)[0]
+            assert pytest.approx(expected, abs=1e-6) == getattr(together, name)[index, 0]

@@ -8,8 +8,8 @@ import numpy as np
 
 from foretoken.domain.graph import OperatorNode, Overlap
 from foretoken.domain.operator import find_operator
+from foretoken.simulator.steps.program import Column, CommunicationKey, PassNodes
 from foretoken.simulator.training.composition import ComposedStep, StepComposition
-from foretoken.simulator.training.layer_program import Column, CommunicationKey, PassNodes
 from foretoken.simulator.training.operator_prices import OperatorPrices
 from foretoken.simulator.training.schedule import pair_key
 from foretoken.simulator.training.stage_operators import ChunkOperators, StepOperators

@@ -10,9 +10,9 @@ from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.operator import find_operator
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_truth import TrainingCalibration
-from foretoken.simulator.training.layer_program import Column, Duration, StreamRules
+from foretoken.simulator.steps.passes import PassTime, time_pass
+from foretoken.simulator.steps.program import Column, Duration, StreamRules
 from foretoken.simulator.training.operator_prices import OperatorPrices
-from foretoken.simulator.training.pass_timing import PassTime, time_pass
 from foretoken.simulator.training.pipeline import ChunkTimes
 from foretoken.simulator.training.stage_operators import ChunkOperators
 from foretoken.simulator.training.variability import StepColumns

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.training_report import ComponentTime
 from foretoken.domain.units import US_PER_MS
+from foretoken.simulator.steps.program import Duration
 from foretoken.simulator.training.accounting import value
 from foretoken.simulator.training.chunk_timing import ChunkPasses
 from foretoken.simulator.training.composition import ComposedStep, StepComposition
-from foretoken.simulator.training.layer_program import Duration
 from foretoken.simulator.training.stage_operators import ChunkOperators
 
 

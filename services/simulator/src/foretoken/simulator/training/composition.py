@@ -8,6 +8,7 @@ from typing import Self
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.simulator.steps.program import Column
 from foretoken.simulator.training.chunk_timing import (
     ChunkPasses,
     TimingRules,
@@ -15,7 +16,6 @@ from foretoken.simulator.training.chunk_timing import (
     time_chunk,
     time_pair,
 )
-from foretoken.simulator.training.layer_program import Column
 from foretoken.simulator.training.operator_prices import OperatorPrices
 from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules, Pipeline, PipelineRun
 from foretoken.simulator.training.schedule import (

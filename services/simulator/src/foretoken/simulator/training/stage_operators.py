@@ -23,6 +23,7 @@ from foretoken.domain.training_kernels import (
     scales_loss,
     update_kernels,
 )
+from foretoken.simulator.steps.program import PassNodes
 from foretoken.simulator.training.chunk_placement import (
     ChunkPlaces,
     place_far_ends,
@@ -30,7 +31,6 @@ from foretoken.simulator.training.chunk_placement import (
     place_transfers,
     share_embedding,
 )
-from foretoken.simulator.training.layer_program import PassNodes
 from foretoken.simulator.training.module_profile import MeasuredPrices
 from foretoken.simulator.training.recompute import RecomputePlan, plan_recompute
 from foretoken.simulator.training.schedule import RankOrder

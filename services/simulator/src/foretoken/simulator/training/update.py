@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.graph import OperatorNode, Overlap
+from foretoken.simulator.steps.program import Column, Duration
 from foretoken.simulator.training.chunk_timing import ChunkPasses, TimingRules
-from foretoken.simulator.training.layer_program import Column, Duration
 from foretoken.simulator.training.pipeline import PipelineRun
 from foretoken.simulator.training.stage_operators import StepOperators
 

@@ -21,7 +21,7 @@ from foretoken.domain.placement import expert_mesh
 from foretoken.domain.report import Percentiles
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.units import US_PER_MS, ceil_divide
-from foretoken.simulator.training.layer_program import Column
+from foretoken.simulator.steps.program import Column
 from foretoken.simulator.training.operator_prices import Price
 from foretoken.simulator.training.zero import (
     Sharding,

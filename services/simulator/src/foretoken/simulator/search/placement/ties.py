@@ -20,7 +20,7 @@ from foretoken.simulator.search.placement.stage_prices import StagePrices
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.error_families import CORRELATIONS, parts_of
 from foretoken.simulator.search.training.ties import correlate_sizes, difference_errors
-from foretoken.simulator.training.layer_program import Column
+from foretoken.simulator.steps.program import Column
 from foretoken.simulator.training.operator_prices import OperatorPrices, Price
 from foretoken.simulator.training.variability import Spread, StepColumns
 

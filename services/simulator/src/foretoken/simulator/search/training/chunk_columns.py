@@ -31,35 +31,30 @@ from foretoken.simulator.search.training.pass_sections import (
     presence_outside,
     split_pass,
 )
-from foretoken.simulator.search.training.program_outline import (
+from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.steps.pass_batches import (
     join_passes,
     outline_passes,
     shorten_passes,
 )
-from foretoken.simulator.search.training.shapes import Shape
-from foretoken.simulator.search.training.stacked_passes import (
-    NUM_STACKED,
-    StackedParts,
-    time_stacked,
+from foretoken.simulator.steps.passes import (
+    PassParts,
+    PassTime,
+    time_passes,
 )
-from foretoken.simulator.steps.row_numbers import number_rows
-from foretoken.simulator.training.layer_program import (
+from foretoken.simulator.steps.program import (
     Program,
     StreamRules,
     cut_program,
 )
-from foretoken.simulator.training.pass_timing import (
-    PassParts,
-    PassTime,
-    time_all_parts,
-)
+from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.training.recompute import LAYER_INPUT, RecomputePlan, plan_recompute
 from foretoken.simulator.training.stage_operators import ChunkOperators
 from foretoken.simulator.training.state_sharding import StateExchange
 
-# What is kept of a pass beside the fields of `stacked_passes`: see `PassColumns`.
-SUMS = NUM_STACKED
-NUM_FIELDS = NUM_STACKED + 1
+# What is kept of a pass: see `PassColumns`.
+TOTAL, EXPOSED, HIDDEN, LEFT, COMPUTE, SUMS = range(6)
+NUM_FIELDS = 6
 # The exchange of strategies that exchange nothing in layers.
 NO_EXCHANGE = StateExchange(groups=())
 _NO_PLAN = RecomputePlan()
@@ -173,7 +168,6 @@ class PassTimer:
             for at, kind in enumerate(kinds.values()) if has_sums else ():
                 sums_us[:, at, members] = member.sums_us(kind)
             alike.setdefault((places, outline_passes(parts)), []).append((members, parts))
-        all_kinds = list(kinds.values())
         # Groups are numbered anew, so that what is run together stands together.
         number, start = np.zeros(len(first), dtype=np.int64), 0
         for (places, _), families in alike.items():
@@ -181,10 +175,9 @@ class PassTimer:
             stop = start + len(members)
             number[members] = np.arange(start, stop)
             passes = join_passes([parts for _, parts in families])
-            chosen = [[all_kinds[at] for at in place] for place in places]
-            found = _run(passes, chosen, slowdown)
-            for place, fields in zip(places, found, strict=True):
-                stacked[:SUMS, :, list(place), start:stop] = fields
+            for place, time in zip(places, time_passes(passes, slowdown), strict=True):
+                for field, column in enumerate(_fields(time)):
+                    stacked[field][:, list(place), start:stop] = column
             start = stop
         if has_sums:
             stacked[SUMS][:, :, number] = sums_us
@@ -321,10 +314,10 @@ class _Family:
     def cut(self, name: str, kinds: Sequence[ChunkKind]) -> tuple[Places, list[PassParts]]:
         """Return the programs of a pass, and which kinds of chunks each is of.
 
-        Where all layers are alike one is of many kinds, with columns (variant, kind, member).
+        Where all layers are alike one is of many kinds; columns are (variant, kind, member).
         """
         rules = StreamRules(
-            gap_us=self._timer.gap_us(name, self._exchange),
+            gap_us=self._timer.gap_us(name, self._exchange)[:, None],
             launch_us=self._timer.trainer.launch_us,
         )
         outside = rules.outside_of_layers
@@ -346,7 +339,7 @@ class _Family:
             found.append(
                 PassParts(
                     head=self._program(parts.outside(kind, "head", is_forward=is_forward), outside),
-                    runs=tuple((self._program(nodes, rules), count) for nodes, count in runs),
+                    runs=tuple((self._program(nodes, rules), (count,)) for nodes, count in runs),
                     tail=self._program(parts.outside(kind, "tail", is_forward=is_forward), outside),
                 )
             )
@@ -364,18 +357,20 @@ class _Family:
 
         What one of these kinds does not have before or after its layers takes no time there.
         """
-        rules = dataclasses.replace(rules, gap_us=rules.gap_us[:, None])
-        program = cut_program(whole.layers, lambda node: self._times[id(node)][:, None], rules)
-        return [
-            PassParts(
-                head=self._cut_outside(
-                    whole.head, distinct_heads(kinds)[0], rules, is_forward=is_forward
-                ),
-                runs=((program, 1),),
-                tail=self._cut_outside(whole.tail, kinds, rules, is_forward=is_forward),
+        program = self._program(whole.layers, rules)
+        found = []
+        for kinds in chosen:
+            first, heads = distinct_heads(kinds)
+            counts = tuple(len(kind.layers) for kind in kinds)
+            found.append(
+                PassParts(
+                    head=self._cut_outside(whole.head, first, rules, is_forward=is_forward),
+                    runs=((program, counts),) if all(counts) else (),
+                    tail=self._cut_outside(whole.tail, kinds, rules, is_forward=is_forward),
+                    heads=heads,
+                )
             )
-            for kinds in chosen
-        ]
+        return found
 
     def _cut_outside(
         self, nodes: Nodes, kinds: Sequence[ChunkKind], rules: StreamRules, *, is_forward: bool
@@ -426,31 +421,15 @@ class _Family:
     def _program(self, nodes: Nodes, rules: StreamRules) -> Program:
         key = tuple(map(id, nodes))
         if key not in self._programs:
-            self._programs[key] = cut_program(nodes, lambda node: self._times[id(node)], rules)
+            self._programs[key] = cut_program(
+                nodes, lambda node: self._times[id(node)][:, None], rules
+            )
         return self._programs[key]
 
 
-def _run(
-    passes: Sequence[PassParts], kinds: Sequence[Sequence[ChunkKind]], slowdown: float
-) -> list[Floats]:
-    """Return the times of passes, each (field, variant, kind, member).
-
-    `kinds` are those that each pass is of.
-    """
-    shape = passes[0].tail[0].time_us.shape
-    if len(shape) == len(("variant", "member")):
-        rules = StreamRules(gap_us=np.zeros(shape), slowdown_ratio=slowdown)
-        return [_fields(time)[:, :, None] for time in time_all_parts(passes, rules)]
-    stacked = [
-        StackedParts(parts, tuple(len(kind.layers) for kind in own), distinct_heads(own)[1])
-        for parts, own in zip(passes, kinds, strict=True)
-    ]
-    return time_stacked(stacked, slowdown)
-
-
-def _fields(time: PassTime) -> Floats:
-    exposed = sum(time.exposed_us.values(), np.zeros_like(time.total_us))
-    return np.stack([time.total_us, exposed, time.hidden_us, time.left_us, time.compute_us])
+def _fields(time: PassTime) -> tuple[Floats, ...]:
+    """Return the columns of TOTAL, EXPOSED, HIDDEN, LEFT and COMPUTE."""
+    return time.total_us, time.all_exposed_us, time.hidden_us, time.left_us, time.compute_us
 
 
 def _places(nodes: Sequence[OperatorNode], among: Sequence[OperatorNode]) -> list[int]:

@@ -10,7 +10,7 @@ from foretoken.domain.graph import OperatorNode, Overlap, Section
 from foretoken.domain.lowering_options import Nodes
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind, Ends
-from foretoken.simulator.training.layer_program import (
+from foretoken.simulator.steps.program import (
     PassNodes,
     alike_layers,
     split_layers,

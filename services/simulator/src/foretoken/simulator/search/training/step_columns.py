@@ -8,15 +8,15 @@ import numpy as np
 
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.chunk_columns import SUMS
-from foretoken.simulator.search.training.chunk_kinds import ChunkCut
-from foretoken.simulator.search.training.stacked_passes import (
+from foretoken.simulator.search.training.chunk_columns import (
     COMPUTE,
     EXPOSED,
     HIDDEN,
     LEFT,
+    SUMS,
     TOTAL,
 )
+from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.state_columns import Calls, ChunkStates
 from foretoken.simulator.search.training.transfer_columns import TransferTimes
 from foretoken.simulator.training.closed_form import PipelineShape, estimate_rank_ends_us

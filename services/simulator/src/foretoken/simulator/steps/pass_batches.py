@@ -12,23 +12,19 @@ from typing import Any
 import numpy as np
 
 from foretoken.domain.graph import Overlap
-from foretoken.simulator.training.layer_program import (
+from foretoken.simulator.steps.passes import PassParts
+from foretoken.simulator.steps.program import (
     Column,
     Communicate,
     CommunicationKey,
     Compute,
     Program,
 )
-from foretoken.simulator.training.pass_timing import PassParts
 
 
 def shorten_passes(passes: Sequence[PassParts], slowdown_ratio: float) -> list[PassParts]:
     """Return the same passes in fewer steps."""
-    programs = {
-        id(program): program
-        for item in passes
-        for program in (item.head, *(program for program, _ in item.runs), item.tail)
-    }
+    programs = {id(program): program for item in passes for program in _programs(item)}
     is_free = slowdown_ratio == 1 or not any(map(_has_overlap, programs.values()))
     slots: dict[Hashable, int] = {}
     short = {
@@ -37,8 +33,9 @@ def shorten_passes(passes: Sequence[PassParts], slowdown_ratio: float) -> list[P
     return [
         PassParts(
             head=short[id(item.head)],
-            runs=tuple((short[id(program)], count) for program, count in item.runs),
+            runs=tuple((short[id(program)], counts) for program, counts in item.runs),
             tail=short[id(item.tail)],
+            heads=item.heads,
         )
         for item in passes
     ]
@@ -56,8 +53,9 @@ def outline_passes(passes: Sequence[PassParts]) -> Hashable:
     return tuple(
         (
             outline(item.head),
-            tuple((outline(program), count) for program, count in item.runs),
+            tuple((outline(program), counts) for program, counts in item.runs),
             outline(item.tail),
+            item.heads,
         )
         for item in passes
     )
@@ -72,13 +70,18 @@ def join_passes(families: Sequence[Sequence[PassParts]]) -> list[PassParts]:
         PassParts(
             head=joiner.join([item.head for item in passes]),
             runs=tuple(
-                (joiner.join([item.runs[number][0] for item in passes]), count)
-                for number, (_, count) in enumerate(passes[0].runs)
+                (joiner.join([item.runs[number][0] for item in passes]), counts)
+                for number, (_, counts) in enumerate(passes[0].runs)
             ),
             tail=joiner.join([item.tail for item in passes]),
+            heads=passes[0].heads,
         )
         for passes in zip(*families, strict=True)
     ]
+
+
+def _programs(parts: PassParts) -> tuple[Program, ...]:
+    return (parts.head, *(program for program, _ in parts.runs), parts.tail)
 
 
 def _has_overlap(program: Program) -> bool:
