@@ -302,7 +302,7 @@ def test_a_search_that_runs_is_watched_again(
         ),
         (("FILE", "--nodes", "a30=2", "--gpus", "8"), "--nodes says already how many there are"),
         (("FILE", "--subsets"), "are of --nodes"),
-        (("FILE", "--nodes", "a30=2", "--partition", "luck"), "must be of even, min_max"),
+        (("FILE", "--nodes", "a30=2", "--partition", "luck"), "must be one of even, min_max"),
         (("FILE", "--tokens", "1e9", "--dataset", "c4"), "says the same as --dataset: give one"),
         (("FILE", "--dataset", "c5"), "c4"),
         (("FILE", "--fasop", "x.txt"), "must end in .csv or .jsonl"),

@@ -52,7 +52,7 @@ def test_what_is_wrong_is_said(text: str, problem: str) -> None:
 
 def test_several_limits_keep_their_order() -> None:
     """As they were given."""
-    found = parse_limits(["itl p99 200ms", "ttft p99 2s"])
+    found = parse_limits("--limit", ["itl p99 200ms", "ttft p99 2s"])
     assert [limit.metric for limit in found] == ["itl_ms", "ttft_ms"]
 
 

@@ -7,6 +7,7 @@ from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.option import check_options, describe, flag, option
 from foretoken.domain.training_truth import ModuleTimes
 
 # Which of an operator's kernels are timed: the one a framework would choose, or every one here.
@@ -31,40 +32,67 @@ class ProfileRequest:
     group sizes of collectives (0: all devices here). Times in s; `time_cap_s` 0 is no limit.
     """
 
-    device: str
-    operators: tuple[str, ...] = ()
-    quick: bool = False
-    skip_covered: bool = True
-    seed: int = 0
-    time_cap_s: float = 0.0
-    name: str = ""
-    models: tuple[ModelArchitecture, ...] = ()
-    tp_sizes: tuple[int, ...] = ()
-    has_training: bool = False
-    dtypes: tuple[DType, ...] = ()
-    calls: tuple[OperatorCall, ...] = ()
-    kernels: str = "default"
-    cache: str = "cold"
+    device: str = field(
+        metadata=describe("Device, by its catalog name: see `foretoken profile devices`.")
+    )
+    operators: tuple[str, ...] = option(
+        (), "Only this operator. Repeatable.", names=("--operator",), syntax="words"
+    )
+    quick: bool = flag(
+        "Few points, timed less precisely: about a minute.",
+    )
+    skip_covered: bool = flag(
+        "Measure points the catalog already has, too.",
+        is_on=True,
+        names=("--again",),
+        syntax="off",
+    )
+    seed: int = option(0, "Decides inputs, order and repeats.", minimum=0)
+    time_cap_s: float = option(
+        0.0, "Stop after this many seconds; what is left is counted (0: no cap).", minimum=0
+    )
+    name: str = option("", "Name of the profile: one of the same name goes on where it stopped.")
+    models: tuple[ModelArchitecture, ...] = option(
+        (),
+        "Time what serving this model asks for: a preset (`foretoken list models`) or the path of"
+        " a Hugging Face `config.json`. Repeatable. Without, each operator's own sweep.",
+        names=("--model",),
+        syntax="models",
+    )
+    tp_sizes: tuple[int, ...] = option(
+        (),
+        "With --model: tensor-parallel sizes, `1,2,4,8` or `1:8`. Default: 1.",
+        minimum=1,
+        names=("--tp",),
+    )
+    has_training: bool = flag(
+        "With --model: what training it asks for, too.",
+    )
+    dtypes: tuple[DType, ...] = option(
+        (), "Number format, instead of the device's usual ones. Repeatable.", names=("--dtype",)
+    )
+    calls: tuple[OperatorCall, ...] = option(
+        (),
+        "Time exactly the points of this CSV file, as `foretoken plan --points-csv` writes it.",
+        names=("--points",),
+        syntax="calls",
+    )
+    kernels: str = option(
+        "default",
+        "`default`: the kernel a framework would choose; `all`: every one here.",
+        choices=KERNEL_CHOICES,
+    )
+    cache: str = option(
+        "cold",
+        "Inputs come from memory (`cold`), stay in the cache (`warm`), `both`.",
+        choices=CACHE_STATES,
+    )
     num_ranks: int = 0
 
     def __post_init__(self) -> None:
         """Check what does not depend on the device."""
         settle_devices(self, "device")
-        violations = []
-        if self.kernels not in KERNEL_CHOICES:
-            choices = ", ".join(KERNEL_CHOICES)
-            violations.append(FieldViolation("kernels", f"must be one of {choices}"))
-        if self.cache not in CACHE_STATES:
-            choices = ", ".join(CACHE_STATES)
-            violations.append(FieldViolation("cache", f"must be one of {choices}"))
-        if any(tp < 1 for tp in self.tp_sizes):
-            violations.append(FieldViolation("tp_sizes", "must be at least 1"))
-        if self.num_ranks < 0:
-            violations.append(FieldViolation("num_ranks", "must not be negative"))
-        if not self.time_cap_s >= 0:
-            violations.append(FieldViolation("time_cap_s", "must not be negative"))
-        if violations:
-            raise InvalidRequestError.of_violations(violations, "profile")
+        check_options(self, "profile", {"num_ranks": (self.num_ranks >= 0, "must not be negative")})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.option import check_options, describe, flag, option
 from foretoken.domain.report import Columns, Feasibility, ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import Quantity
@@ -17,6 +18,7 @@ SERVING_MODES = ("aggregated", "disaggregated")
 # GPUs that throughput and cost are counted per.
 COUNTED_GPUS = ("owned", "used")
 _HIGHEST_PERCENTILE = 100
+_TARGETS, _EFFORT = "What a deployment has to meet", "How much is computed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,15 +57,25 @@ class ServingTargets:
     The SLOs are the scenario's and its classes'; `slo_attainment_ratio` 0 asks for nothing.
     """
 
-    limits: tuple[LatencyLimit, ...] = ()
-    slo_attainment_ratio: float = 0.0
+    limits: tuple[LatencyLimit, ...] = option(
+        (),
+        "A limit to meet, as `METRIC STATISTIC TIME`: `ttft p99 2s`, `itl p99.9 200ms`, `e2e mean"
+        " 20s`. Metrics: ttft, tpot, itl, e2e. Statistics: mean, p50 to p100. Repeatable; all must"
+        " hold.",
+        names=("--limit",),
+        syntax="limits",
+    )
+    slo_attainment_ratio: float = option(
+        0.0,
+        "Least share of requests in their SLO, the scenario's or their class's (0-1).",
+        minimum=0,
+        maximum=1,
+        names=("--attainment",),
+    )
 
     def __post_init__(self) -> None:
         """Refuse shares that are none."""
-        InvalidRequestError.check(
-            "targets",
-            {"slo_attainment_ratio": (0 <= self.slo_attainment_ratio <= 1, "must be 0 to 1")},
-        )
+        check_options(self, "targets")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +90,24 @@ class CapacityRequest:
     """
 
     scenario: ServingScenario
-    targets: ServingTargets
-    tolerance_ratio: float = 0.01
-    confidence_ratio: float = 0.95
-    max_rps: float = 0.0
+    targets: ServingTargets = field(metadata=describe("What a deployment has to meet"))
+    tolerance_ratio: float = option(
+        0.01,
+        "The answer is bracketed to this ratio.",
+        minimum=1e-4,
+        maximum=0.5,
+        group="How closely",
+    )
+    confidence_ratio: float = option(
+        0.95, "Confidence of its interval.", minimum=0.5, maximum=0.999, group="How closely"
+    )
+    max_rps: float = option(
+        0.0,
+        "Try no rate above this (1/s; 0: no limit).",
+        minimum=0,
+        names=("--max-rate",),
+        group="How closely",
+    )
 
     def __post_init__(self) -> None:
         """Refuse tolerances and confidences that cannot be."""
@@ -160,50 +186,69 @@ class CapacityReport:
 class ServingSpace:
     """What may vary; every empty tuple keeps what the scenario has, or tries what is sensible.
 
-    `devices` (empty: the scenario's) are those to compare, each with its price of
-    `usd_per_hour` by name. A deployment has at most `max_devices`. `tp`, `pp` and `ep` are degrees
-    (empty: every power of two that divides and fits a node; pp and ep 1). `modes` are of
-    `SERVING_MODES` (empty: both); of a disaggregated one `prefill_replicas` to `decode_replicas`
-    are the pairs that match in rate. `max_num_seqs` bounds running requests,
-    `max_num_batched_tokens` the chunk of a step, `profiles` are engines (their schedulers),
-    `quantizations` formats of the weights ("": as the scenario's dtype), `routers` those before the
-    replicas. With `server`, one that files are written for, deployments that it cannot run are out,
-    beside those that their engine cannot.
+    `devices` empty are the scenario's, `tp` every power of two that divides and fits a node. Of a
+    disaggregated mode `prefill_replicas` to `decode_replicas` are the pairs that match in rate. A
+    format of weights "" is the scenario's dtype. With `server`, one that files are written for,
+    deployments that it cannot run are out, beside those that their engine cannot.
     """
 
-    devices: tuple[str, ...] = ()
-    usd_per_hour: Mapping[str, float] = field(default_factory=dict)
-    max_devices: int = 8
-    modes: tuple[str, ...] = ()
-    tp: tuple[int, ...] = ()
-    pp: tuple[int, ...] = ()
-    dp: tuple[int, ...] = ()
-    ep: tuple[int, ...] = ()
-    max_num_seqs: tuple[int, ...] = ()
-    max_num_batched_tokens: tuple[int, ...] = ()
-    profiles: tuple[str, ...] = ()
-    quantizations: tuple[str, ...] = ()
-    routers: tuple[str, ...] = ()
+    devices: tuple[str, ...] = option(
+        (),
+        "Devices to compare, several with commas: see `foretoken list devices`.",
+        names=("--devices", "--device"),
+        syntax="devices",
+    )
+    usd_per_hour: Mapping[str, float] = option(
+        {}, "USD an hour of a device: `h200_sxm=3.5`. Repeatable.", names=("--price",)
+    )
+    max_devices: int = option(
+        8, "GPUs you have: the most of a deployment.", minimum=1, names=("--gpus",)
+    )
+    modes: tuple[str, ...] = option(
+        (),
+        "`aggregated`, `disaggregated` (prompts and answers on replicas of their own) or `both`."
+        " Default: both.",
+        choices=SERVING_MODES,
+        names=("--mode",),
+        syntax="modes",
+    )
+    tp: tuple[int, ...] = option(
+        (), "Tensor-parallel degrees: `1,2,4,8`. Default: every sensible one.", minimum=1
+    )
+    pp: tuple[int, ...] = option((), "Pipeline stages: `1,2`. Default: 1.", minimum=1)
+    dp: tuple[int, ...] = option(
+        (), "Data-parallel degrees of a replica: `1,8`. Default: 1.", minimum=1
+    )
+    ep: tuple[int, ...] = option((), "Expert-parallel degrees: `1,8`. Default: 1.", minimum=1)
+    max_num_seqs: tuple[int, ...] = option(
+        (),
+        "Requests that run at once on a replica: `32,64,128`, `1:512` doubling.",
+        minimum=1,
+        names=("--batch",),
+    )
+    max_num_batched_tokens: tuple[int, ...] = option(
+        (), "Tokens that a step computes at most: `2048,8192`.", minimum=1, names=("--chunk",)
+    )
+    profiles: tuple[str, ...] = option(
+        (),
+        "Engines, several with commas: `vllm-0.18`; see `foretoken list engines`.",
+        names=("--profile",),
+    )
+    quantizations: tuple[str, ...] = option(
+        (),
+        "Formats of the weights, several with commas; `none` is the model's own: `none,fp8`.",
+        names=("--quantization",),
+        syntax="formats",
+    )
+    routers: tuple[str, ...] = option(
+        (), "Routers before the replicas, several with commas.", names=("--router",)
+    )
     server: str = ""
 
     def __post_init__(self) -> None:
         """Refuse modes there are not and counts below one."""
         settle_devices(self, "devices", "usd_per_hour")
-        counts = ("tp", "pp", "dp", "ep", "max_num_seqs", "max_num_batched_tokens")
-        InvalidRequestError.check(
-            "space",
-            {
-                "max_devices": (self.max_devices >= 1, "must be at least 1"),
-                "modes": (
-                    set(self.modes) <= set(SERVING_MODES),
-                    f"must be of {', '.join(SERVING_MODES)}",
-                ),
-                **{
-                    name: (all(value >= 1 for value in getattr(self, name)), "must be at least 1")
-                    for name in counts
-                },
-            },
-        )
+        check_options(self, "space")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,13 +268,33 @@ class ServingSearchRequest:
     """
 
     scenario: ServingScenario
-    space: ServingSpace = field(default_factory=ServingSpace)
-    targets: ServingTargets = field(default_factory=ServingTargets)
-    objective: str = "throughput_per_gpu"
-    target_rps: float = 0.0
-    num_finalists: int = 5
-    has_sensitivity: bool = False
-    counted_gpus: str = COUNTED_GPUS[0]
+    space: ServingSpace = field(default_factory=ServingSpace, metadata=describe("What may vary"))
+    targets: ServingTargets = field(default_factory=ServingTargets, metadata=describe(_TARGETS))
+    objective: str = option(
+        OBJECTIVES[0], "What ranks: {choices}.", choices=OBJECTIVES, group=_TARGETS
+    )
+    target_rps: float = option(
+        0.0,
+        "Size every deployment to carry this many requests/s (0: --gpus).",
+        minimum=0,
+        group=_TARGETS,
+    )
+    num_finalists: int = option(
+        5, "How many of the best to simulate request by request.", minimum=0, group=_EFFORT
+    )
+    has_sensitivity: bool = flag(
+        "Also tell what links 2x, memory bandwidth or capacity +50 %, arithmetic 2x and other"
+        " lengths change.",
+        group=_EFFORT,
+    )
+    counted_gpus: str = option(
+        COUNTED_GPUS[0],
+        "GPUs that throughput and cost are per: `owned` (all of --gpus, idle ones too) or `used`."
+        " With --target-rps always those used.",
+        choices=COUNTED_GPUS,
+        names=("--count-gpus",),
+        group=_TARGETS,
+    )
 
     @property
     def num_owned_devices(self) -> int:
@@ -243,21 +308,7 @@ class ServingSearchRequest:
 
     def __post_init__(self) -> None:
         """Refuse objectives there are not."""
-        InvalidRequestError.check(
-            "search",
-            {
-                "objective": (
-                    self.objective in OBJECTIVES,
-                    f"must be one of {', '.join(OBJECTIVES)}",
-                ),
-                "counted_gpus": (
-                    self.counted_gpus in COUNTED_GPUS,
-                    f"must be one of {', '.join(COUNTED_GPUS)}",
-                ),
-                "target_rps": (self.target_rps >= 0, "must not be negative; 0 is no target"),
-                "num_finalists": (self.num_finalists >= 0, "must not be negative"),
-            },
-        )
+        check_options(self, "search")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

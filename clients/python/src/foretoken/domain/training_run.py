@@ -5,10 +5,14 @@ from math import isfinite
 
 from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.option import describe, flag, option
 from foretoken.domain.price import PriceList
 from foretoken.domain.report import Feasibility, Percentiles
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import StageMemory
+
+# A heading of options.
+_LENGTH = "How much is trained"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,9 +89,13 @@ class PriceRules:
     """
 
     usd_per_hour: float = 0.0
-    price_list: str = ""
+    price_list: str = option(
+        "", "Price devices by a list (`foretoken list prices`), or by a YAML file of yours."
+    )
     own_list: PriceList | None = None
-    is_spot: bool = False
+    is_spot: bool = flag(
+        "Take the spot prices.",
+    )
     device_w: float = 0.0
     pue: float = 1.0
     usd_per_kwh: float = 0.0
@@ -114,13 +122,21 @@ class TrainingRunRequest:
     """
 
     scenario: TrainingScenario
-    num_tokens: float = 0.0
-    dataset: str = ""
-    num_epochs: float = 1.0
-    target_days: float = 0.0
+    num_tokens: float = option(0.0, "Tokens to train on: `2e12`.", group=_LENGTH)
+    dataset: str = option(
+        "", "Train on a known dataset instead (`foretoken list datasets`).", group=_LENGTH
+    )
+    num_epochs: float = option(
+        1.0, "How often the dataset is gone through (default: once).", group=_LENGTH
+    )
+    target_days: float = option(
+        0.0,
+        "Tell the fewest devices that are done in so many days, the batch unchanged.",
+        group="When it is to be done",
+    )
     failures: FailureRules = field(default_factory=FailureRules)
     sites: SiteRules = field(default_factory=SiteRules)
-    prices: PriceRules = field(default_factory=PriceRules)
+    prices: PriceRules = field(default_factory=PriceRules, metadata=describe("What it costs"))
 
     def __post_init__(self) -> None:
         """Refuse a run of unknown length."""

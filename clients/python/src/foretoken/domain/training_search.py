@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.option import check_options, describe, flag, option
 from foretoken.domain.report import Columns
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TrainingReport
@@ -19,6 +20,8 @@ WEIGHT_PARALLELS = ("", "msp", "fsp", "isp")
 PARTITIONS = ("even", "min_max", "dynamic", "ilp", "brute_force")
 # Which points a space has: every combination of its axes, or those InternEvo's simulator tries.
 ENUMERATIONS = ("grid", "internevo")
+# Headings of options.
+_ASKED, _EFFORT = "What is trained", "What ranks, and how much is computed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,12 +55,8 @@ class NodeGroup:
 class TrainingSpace:
     """What may vary; an empty tuple tries all that is sensible.
 
-    `devices` (empty: the scenario's) and `num_devices` (empty: the scenario's layout's) are the
-    clusters to compare, `usd_per_hour` the price of a device by its name, `global_batch_sizes`
-    (empty: the scenario's) are samples per step. `tp`, `pp`, `cp` and `ep` are degrees; dp is what
-    they leave of the devices. `overlaps` are of `OVERLAPS`, `recompute` of the scenario's modes
-    (`selective` with its modules), `weight_parallel` of `WEIGHT_PARALLELS` with `weight_degrees`
-    for `isp`, and `pipeline_schedules` plug-ins.
+    dp is what the degrees leave of the devices. `recompute` is of the scenario's modes (`selective`
+    with its modules), `weight_degrees` are for `isp`, and `pipeline_schedules` are plug-ins.
 
     With `node_groups` the stages of a pipeline are placed on devices of several types, on every
     subset of the groups' nodes with `has_subsets`; `partition` of `PARTITIONS` cuts the layers.
@@ -67,55 +66,88 @@ class TrainingSpace:
     cannot run are out, beside those that the scenario's trainer cannot.
     """
 
-    devices: tuple[str, ...] = ()
-    num_devices: tuple[int, ...] = ()
-    usd_per_hour: Mapping[str, float] = field(default_factory=dict)
-    global_batch_sizes: tuple[int, ...] = ()
-    tp: tuple[int, ...] = ()
-    pp: tuple[int, ...] = ()
-    virtual_stages: tuple[int, ...] = ()
-    cp: tuple[int, ...] = ()
-    ep: tuple[int, ...] = ()
-    micro_batch_sizes: tuple[int, ...] = ()
-    sequence_parallel: tuple[bool, ...] = ()
-    zero_stages: tuple[int, ...] = ()
-    overlaps: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-    weight_parallel: tuple[str, ...] = ()
-    weight_degrees: tuple[int, ...] = ()
-    pipeline_schedules: tuple[str, ...] = ()
-    node_groups: tuple[NodeGroup, ...] = ()
-    has_subsets: bool = False
-    partition: str = "dynamic"
+    devices: tuple[str, ...] = option(
+        (),
+        "Devices to compare, several with commas: see `foretoken list devices`.",
+        names=("--devices", "--device"),
+        syntax="devices",
+        axis=("device",),
+    )
+    num_devices: tuple[int, ...] = option(
+        (),
+        "How many of them: `128`, or clusters to compare, `64,128` or `64:512` doubling. Default:"
+        " those of the scenario's layout.",
+        minimum=1,
+        names=("--gpus",),
+        axis=("num_devices",),
+    )
+    usd_per_hour: Mapping[str, float] = option(
+        {}, "USD an hour of a device: `h100_sxm=2.5`. Repeatable.", minimum=0, names=("--price",)
+    )
+    global_batch_sizes: tuple[int, ...] = option(
+        (),
+        "The same in samples: `1024`, `512,1024`. Default: the scenario's.",
+        minimum=1,
+        names=("--global-batch",),
+        group=_ASKED,
+        axis=("global_batch_size",),
+    )
+    tp: tuple[int, ...] = option((), "Tensor-parallel degrees.", minimum=1, axis=("tp",))
+    pp: tuple[int, ...] = option((), "Pipeline stages.", minimum=1, axis=("pp",))
+    virtual_stages: tuple[int, ...] = option(
+        (), "Chunks of layers of a rank.", minimum=1, axis=("virtual_stages", "vpp")
+    )
+    cp: tuple[int, ...] = option((), "Context-parallel degrees.", minimum=1, axis=("cp",))
+    ep: tuple[int, ...] = option((), "Expert-parallel degrees.", minimum=1, axis=("ep",))
+    micro_batch_sizes: tuple[int, ...] = option(
+        (), "Samples of a micro batch.", minimum=1, axis=("micro_batch_size",)
+    )
+    sequence_parallel: tuple[bool, ...] = option(
+        (), "Whether what tensor parallelism leaves whole is split.", axis=("sequence_parallel",)
+    )
+    zero_stages: tuple[int, ...] = option((), "Stages of ZeRO, 0 to 3.", axis=("zero_stage",))
+    overlaps: tuple[str, ...] = option(
+        (), "What is hidden: {choices}.", choices=OVERLAPS, axis=("overlap",)
+    )
+    recompute: tuple[str, ...] = option((), "Modes of recomputation.", axis=("recompute",))
+    weight_parallel: tuple[str, ...] = option(
+        (), "InternEvo's algorithms.", choices=WEIGHT_PARALLELS, axis=("weight_parallel",)
+    )
+    weight_degrees: tuple[int, ...] = option(
+        (), "Ranks that weights are split over.", minimum=1, axis=("weight_degree",)
+    )
+    pipeline_schedules: tuple[str, ...] = option(
+        (), "Pipeline schedules: see `foretoken list schedules`.", axis=("pipeline_schedule",)
+    )
+    node_groups: tuple[NodeGroup, ...] = option(
+        (),
+        "Nodes of one type in a cluster of several: `a100_sxm_80=4x8` is four nodes of eight."
+        " Repeatable; stages of the pipeline are placed on them.",
+        names=("--nodes",),
+        syntax="nodes",
+    )
+    has_subsets: bool = flag(
+        "With --nodes: also compare clusters of fewer of these nodes.",
+    )
+    partition: str = option(
+        "dynamic",
+        "With --nodes: how layers are cut to stages: {choices}.",
+        choices=PARTITIONS,
+    )
     enumeration: str = "grid"
     framework: str = ""
 
     def __post_init__(self) -> None:
         """Refuse names there are not and degrees below one."""
         settle_devices(self, "devices", "usd_per_hour")
-        degrees = ("num_devices", "global_batch_sizes", "tp", "pp", "virtual_stages", "cp", "ep")
-        counts = (*degrees, "micro_batch_sizes", "weight_degrees")
-        names = {
-            "overlaps": (self.overlaps, OVERLAPS),
-            "weight_parallel": (self.weight_parallel, WEIGHT_PARALLELS),
-            "partition": ((self.partition,), PARTITIONS),
-            "enumeration": ((self.enumeration,), ENUMERATIONS),
-        }
-        InvalidRequestError.check(
+        check_options(
+            self,
             "space",
             {
-                **{
-                    name: (all(value >= 1 for value in getattr(self, name)), "must be at least 1")
-                    for name in counts
-                },
-                **{
-                    name: (set(given) <= set(known), f"must be of {', '.join(known)}")
-                    for name, (given, known) in names.items()
-                },
                 "zero_stages": (set(self.zero_stages) <= {0, 1, 2, 3}, "must be of 0, 1, 2, 3"),
-                "usd_per_hour": (
-                    all(price >= 0 for price in self.usd_per_hour.values()),
-                    "must not be negative",
+                "enumeration": (
+                    self.enumeration in ENUMERATIONS,
+                    f"must be one of {', '.join(ENUMERATIONS)}",
                 ),
             },
         )
@@ -133,25 +165,33 @@ class TrainingSearchRequest:
     """
 
     scenario: TrainingScenario
-    space: TrainingSpace = field(default_factory=TrainingSpace)
-    objective: str = "throughput_per_gpu"
-    num_finalists: int = 5
-    max_candidates: int = 1000
-    has_sensitivity: bool = False
+    space: TrainingSpace = field(
+        default_factory=TrainingSpace, metadata=describe("What it runs on")
+    )
+    objective: str = option(
+        TRAINING_OBJECTIVES[0],
+        "What ranks: {choices}.",
+        choices=TRAINING_OBJECTIVES,
+        group=_EFFORT,
+    )
+    num_finalists: int = option(
+        5, "How many of the best to simulate event by event.", minimum=0, group=_EFFORT
+    )
+    max_candidates: int = option(
+        1000,
+        "How many of those that fit are listed in the report and exported, best first.",
+        minimum=1,
+        group=_EFFORT,
+    )
+    has_sensitivity: bool = flag(
+        "Also tell what is best, and how fast, with links 2x, memory bandwidth or capacity +50 %,"
+        " arithmetic 2x, half and twice the batch.",
+        group=_EFFORT,
+    )
 
     def __post_init__(self) -> None:
         """Refuse objectives there are not."""
-        InvalidRequestError.check(
-            "search",
-            {
-                "objective": (
-                    self.objective in TRAINING_OBJECTIVES,
-                    f"must be one of {', '.join(TRAINING_OBJECTIVES)}",
-                ),
-                "num_finalists": (self.num_finalists >= 0, "must not be negative"),
-                "max_candidates": (self.max_candidates >= 1, "must be at least 1"),
-            },
-        )
+        check_options(self, "search")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

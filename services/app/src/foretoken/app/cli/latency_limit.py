@@ -7,11 +7,6 @@ from foretoken.app.cli.duration import parse_ms
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.search import LIMITED_METRICS, LatencyLimit
 
-# What `--limit` says of itself.
-LIMIT_HELP = (
-    "A limit to meet, as `METRIC STATISTIC TIME`: `ttft p99 2s`, `itl p99.9 200ms`, `e2e mean 20s`."
-    " Metrics: ttft, tpot, itl, e2e. Statistics: mean, p50 to p100. Repeatable; all must hold."
-)
 _OPTION = "--limit"
 _METRICS = {
     **{name: name for name in LIMITED_METRICS},
@@ -45,8 +40,8 @@ def parse_limit(text: str) -> LatencyLimit:
     )
 
 
-def parse_limits(texts: Sequence[str]) -> tuple[LatencyLimit, ...]:
-    """Return the limits of several texts, in order.
+def parse_limits(_: str, texts: Sequence[str]) -> tuple[LatencyLimit, ...]:
+    """Return the limits of the texts of an option, in order.
 
     Raises:
         InvalidRequestError: one cannot be read.

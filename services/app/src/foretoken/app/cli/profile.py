@@ -13,7 +13,7 @@ from foretoken.app.cli.profile_closure import closure
 from foretoken.app.cli.profile_collectives import collectives
 from foretoken.app.cli.profile_graph import graph
 from foretoken.app.cli.profile_host import host
-from foretoken.app.cli.profile_options import EffortOptions, SubjectOptions, build_request
+from foretoken.app.cli.profile_options import AskedProfile, WrittenRequest, build_request
 from foretoken.app.cli.profile_plan import devices, plan
 from foretoken.app.cli.profile_text import outline_table, report_table
 from foretoken.app.cli.state import CliState, fail, note, open_composition, show_progress, state_of
@@ -74,10 +74,10 @@ class PlaceOptions:
 @with_option_groups
 def profile(
     context: typer.Context,
-    subject: SubjectOptions,
-    effort: EffortOptions,
+    answers: AskedProfile,
     planning: PlanningOptions,
     place: PlaceOptions,
+    written: WrittenRequest = None,
 ) -> None:
     """Time operators and stream them into the catalog.
 
@@ -99,10 +99,10 @@ def profile(
     if context.invoked_subcommand is not None:
         return
     state = _at_place(state_of(context), place)
-    if _has_served(state, subject.device):
+    if _has_served(state, answers.given["device"]):
         return
     with open_composition(state) as services:
-        request = build_request(subject, effort)
+        request = build_request(answers, written)
         if planning.planned:
             request = replace(request, calls=_planned_calls(services, request, planning))
         if place.dry_run:

@@ -3,21 +3,21 @@
 import typer
 
 from foretoken.app.cli.option_group import with_option_groups
-from foretoken.app.cli.profile_options import EffortOptions, SubjectOptions, build_request
+from foretoken.app.cli.profile_options import AskedProfile, WrittenRequest, build_request
 from foretoken.app.cli.profile_text import outline_table
 from foretoken.app.cli.state import note, open_composition, state_of
 from foretoken.domain.hardware.device import find_device
 
 
 @with_option_groups
-def plan(context: typer.Context, subject: SubjectOptions, effort: EffortOptions) -> None:
+def plan(context: typer.Context, answers: AskedProfile, written: WrittenRequest = None) -> None:
     """Show what a profile would time: calls by operator, what is known, how long it takes.
 
     The device need not be here: `foretoken profile plan --device h200_sxm --model llama-3.1-8b`
     """
     state = state_of(context)
     with open_composition(state) as services:
-        request = build_request(subject, effort)
+        request = build_request(answers, written)
         outline = services.profiler.outline_profile(request)
         state.print_object(outline, lambda: outline_table(outline))
 

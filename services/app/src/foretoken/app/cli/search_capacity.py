@@ -1,14 +1,15 @@
 """`foretoken search capacity`: the highest rate at which a deployment meets its targets."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.asked_option import Answers, Ask
 from foretoken.app.cli.exit_status import leave_unless
-from foretoken.app.cli.latency_limit import LIMIT_HELP, describe_limit, parse_limits
+from foretoken.app.cli.latency_limit import describe_limit
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.stack import stack
@@ -21,70 +22,24 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.app.scenario_file import read_serving_scenario
+from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.report import RequestColumns, SeriesColumns
+from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import (
     CapacityProbe,
     CapacityReport,
     CapacityRequest,
     LimitOutcome,
-    ServingTargets,
 )
 
-_TARGETS, _EFFORT = "What a deployment has to meet", "How closely"
 _ATTAINMENT = "slo"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TargetOptions:
-    """What the deployment has to meet, all of it."""
-
-    limit: Annotated[list[str] | None, typer.Option(help=LIMIT_HELP, rich_help_panel=_TARGETS)] = (
-        None
-    )
-    attainment: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Least share of requests in their SLO, the scenario's or their class's (0-1).",
-            rich_help_panel=_TARGETS,
-        ),
-    ] = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class EffortOptions:
-    """How closely the answer is to be known."""
-
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            min=1e-4,
-            max=0.5,
-            help="The answer is bracketed to this ratio.",
-            rich_help_panel=_EFFORT,
-        ),
-    ] = 0.01
-    confidence: Annotated[
-        float,
-        typer.Option(
-            min=0.5, max=0.999, help="Confidence of its interval.", rich_help_panel=_EFFORT
-        ),
-    ] = 0.95
-    max_rate: Annotated[
-        float,
-        typer.Option(
-            min=0.0, help="Try no rate above this (1/s; 0: no limit).", rich_help_panel=_EFFORT
-        ),
-    ] = 0.0
 
 
 @with_option_groups
 def capacity(
     context: typer.Context,
-    targets: TargetOptions,
-    effort: EffortOptions,
+    answers: Annotated[Answers, Ask(CapacityRequest)],
     scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
     change: Annotated[
         list[str] | None,
@@ -112,20 +67,14 @@ def capacity(
     state = state_of(context)
     with open_composition(state) as services:
         resolved = read_serving_scenario(scenario, scenario_changes(change))
-        request = CapacityRequest(
-            scenario=resolved,
-            targets=_build_targets(targets),
-            tolerance_ratio=effort.tolerance,
-            confidence_ratio=effort.confidence,
-            max_rps=effort.max_rate,
-        )
+        request = _build_request(resolved, answers)
         foretoken = services.foretoken("simulator")
         with show_progress("search") as update:
             report = foretoken.find_capacity(request, on_progress=update)
         title = f"{resolved.model.name} on {report.num_devices} {resolved.device}"
         state.print_object(
             _without_columns(report),
-            lambda: capacity_table(title, report, effort.confidence),
+            lambda: capacity_table(title, report, request.confidence_ratio),
             report.echo,
         )
         if out is not None:
@@ -135,13 +84,14 @@ def capacity(
         leave_unless(report.feasibility.is_feasible and report.capacity_rps > 0)
 
 
-def _build_targets(targets: TargetOptions) -> ServingTargets:
-    limits = parse_limits(targets.limit or [])
-    if not limits and not targets.attainment:
+def _build_request(scenario: ServingScenario, answers: Answers) -> CapacityRequest:
+    asked = answers.read()
+    targets = asked.setdefault("targets", {})
+    if not any(targets.values()):
         raise InvalidRequestError.of_field(
             "--limit", 'give at least one, such as --limit "ttft p99 2s", or --attainment 0.99'
         )
-    return ServingTargets(limits=limits, slo_attainment_ratio=targets.attainment)
+    return schema.decode(CapacityRequest, {"scenario": scenario, **asked})
 
 
 def capacity_table(title: str, report: CapacityReport, confidence_ratio: float = 0.0) -> Table:

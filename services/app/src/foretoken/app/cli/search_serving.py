@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from foretoken.app.cli.asked_option import Answers, Ask
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
@@ -15,7 +16,6 @@ from foretoken.app.cli.search_launch import launch_best
 from foretoken.app.cli.search_options import (
     EffortOptions,
     QuestionOptions,
-    SpaceOptions,
     TargetOptions,
     build_request,
 )
@@ -97,7 +97,7 @@ class ResultOptions:
 def serving(  # noqa: PLR0913, PLR0917 - groups of options
     context: typer.Context,
     question: QuestionOptions,
-    space: SpaceOptions,
+    answers: Annotated[Answers, Ask(ServingSearchRequest)],
     targets: TargetOptions,
     effort: EffortOptions,
     results: ResultOptions,
@@ -131,7 +131,8 @@ def serving(  # noqa: PLR0913, PLR0917 - groups of options
     service runs goes on without its watcher: `--job NAME` watches it again.
     """
     state = state_of(context)
-    if results.generate is not None and not effort.job and effort.finalists == 0:
+    num_finalists = answers.given["num_finalists"]
+    if results.generate is not None and not effort.job and num_finalists == 0:
         raise typer.BadParameter("--generate needs a simulated deployment: --finalists 1 or more")
     with open_composition(state) as services:
         _check_launch(results)
@@ -139,7 +140,7 @@ def serving(  # noqa: PLR0913, PLR0917 - groups of options
         if effort.job:
             job = simulator.get_job(effort.job)
         else:
-            request = _bound(build_request(scenario, question, space, targets, effort), results)
+            request = _bound(build_request(scenario, question, targets, answers), results)
             job = simulator.create_serving_search(request)
             note_search(job)
         report = _watch(simulator, job)

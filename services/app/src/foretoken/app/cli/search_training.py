@@ -9,15 +9,15 @@ from typing import Annotated
 
 import typer
 
+from foretoken.app.cli.asked_option import Answers, Ask
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.picture_file import check_page_option
 from foretoken.app.cli.search_training_options import (
-    ClusterOptions,
-    EffortOptions,
     QuestionOptions,
     SpaceOptions,
+    WatchOptions,
     build_training_request,
 )
 from foretoken.app.cli.search_training_text import describe_finalist, report_table
@@ -35,7 +35,7 @@ from foretoken.client.job_wait import wait_for_job
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.job import Job
 from foretoken.domain.ports import SimulatorPort
-from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
 from foretoken.simulator.report.training_search_rows import describe_search
 from foretoken.simulator.search.placement.export import check_fasop_path, write_fasop
 
@@ -90,9 +90,9 @@ class ResultOptions:
 def training(  # noqa: PLR0913, PLR0917 - groups of options
     context: typer.Context,
     question: QuestionOptions,
-    cluster: ClusterOptions,
+    answers: Annotated[Answers, Ask(TrainingSearchRequest, partial=("space.",))],
     space: SpaceOptions,
-    effort: EffortOptions,
+    watch: WatchOptions,
     results: ResultOptions,
     generated: GenerateOptions,
     scenario: Annotated[
@@ -127,15 +127,15 @@ def training(  # noqa: PLR0913, PLR0917 - groups of options
     """
     state = state_of(context)
     with open_composition(state) as services:
-        generated.check(has_finalists=effort.finalists > 0 or bool(effort.job))
+        generated.check(has_finalists=bool(watch.job) or answers.given["num_finalists"] > 0)
         num_tokens = question.num_tokens
         if results.fasop is not None:
             check_fasop_path(results.fasop)
         simulator = services.simulator
-        if effort.job:
-            job = simulator.get_job(effort.job)
+        if watch.job:
+            job = simulator.get_job(watch.job)
         else:
-            request = build_training_request(scenario, question, cluster, space, effort)
+            request = build_training_request(scenario, question, space, answers)
             request = generated.bound_request(request)
             job = simulator.create_training_search(request)
             note_search(job)

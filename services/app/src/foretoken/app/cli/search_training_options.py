@@ -1,6 +1,5 @@
 """What to search for, as the options of `foretoken search training` say it."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from foretoken.app.cli.asked_option import Answers
 from foretoken.app.cli.call_words import parse_values
-from foretoken.app.cli.search_options import check_prices, device_names, parse_prices
+from foretoken.app.cli.option_text import check_prices
 from foretoken.app.cli.state import note, parse_assignments, scenario_changes
 from foretoken.app.cli.training_axes import AXES, SEARCHED_AXES, parse_axes
 from foretoken.app.scenario_file import (
@@ -23,12 +23,7 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.price import load_price_list
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import (
-    PARTITIONS,
-    TRAINING_OBJECTIVES,
-    TrainingSearchRequest,
-    TrainingSpace,
-)
+from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
 
 # The parts of the command's help.
 _ASKED, _CLUSTER = "What is trained", "What it runs on"
@@ -40,8 +35,6 @@ _NEEDED = {
     "layout": ("--gpus", "has a layout", "64"),
     "global_batch_size": ("--global-batch-tokens", "names global_batch_size", "4194304"),
 }
-# `2x8`: two nodes of eight devices.
-_NODES = re.compile(r"(\d+)(?:x(\d+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +54,6 @@ class QuestionOptions:
         typer.Option(
             help="Tokens of a step, several with commas: `4194304`. A multiple of the sequence"
             " length.",
-            rich_help_panel=_ASKED,
-        ),
-    ] = ""
-    global_batch: Annotated[
-        str,
-        typer.Option(
-            help="The same in samples: `1024`, `512,1024`. Default: the scenario's.",
             rich_help_panel=_ASKED,
         ),
     ] = ""
@@ -134,74 +120,8 @@ class QuestionOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
-    """What it is to run on."""
-
-    devices: Annotated[
-        str,
-        typer.Option(
-            "--devices",
-            "--device",
-            help="Devices to compare, several with commas: see `foretoken list devices`.",
-            rich_help_panel=_CLUSTER,
-        ),
-    ] = ""
-    gpus: Annotated[
-        str,
-        typer.Option(
-            help="How many of them: `128`, or clusters to compare, `64,128` or `64:512` doubling."
-            " Default: those of the scenario's layout.",
-            rich_help_panel=_CLUSTER,
-        ),
-    ] = ""
-    price: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="USD an hour of a device: `h100_sxm=2.5`. Repeatable.", rich_help_panel=_CLUSTER
-        ),
-    ] = None
-    price_list: Annotated[
-        str,
-        typer.Option(
-            help="Price devices by a list (`foretoken list prices`), or by a YAML file of yours.",
-            rich_help_panel=_CLUSTER,
-        ),
-    ] = ""
-    spot: Annotated[
-        bool,
-        typer.Option(
-            "--spot", help="With --price-list: take the spot prices.", rich_help_panel=_CLUSTER
-        ),
-    ] = False
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Nodes of one type in a cluster of several: `a100_sxm_80=4x8` is four nodes of"
-            " eight. Repeatable; stages of the pipeline are placed on them.",
-            rich_help_panel=_CLUSTER,
-        ),
-    ] = None
-    subsets: Annotated[
-        bool,
-        typer.Option(
-            "--subsets",
-            help="With --nodes: also compare clusters of fewer of these nodes.",
-            rich_help_panel=_CLUSTER,
-        ),
-    ] = False
-    partition: Annotated[
-        str,
-        typer.Option(
-            help="With --nodes: how layers are cut to stages:"
-            f" {', '.join(f'`{name}`' for name in PARTITIONS)}.",
-            rich_help_panel=_CLUSTER,
-        ),
-    ] = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SpaceOptions:
-    """What may vary. All that is sensible does, unless it is named here."""
+    """Where else it is said what may vary, and what devices cost."""
 
     vary: Annotated[
         list[str] | None,
@@ -220,43 +140,25 @@ class SpaceOptions:
             rich_help_panel=_SPACE,
         ),
     ] = None
+    price_list: Annotated[
+        str,
+        typer.Option(
+            help="Price devices by a list (`foretoken list prices`), or by a YAML file of yours.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = ""
+    spot: Annotated[
+        bool,
+        typer.Option(
+            "--spot", help="With --price-list: take the spot prices.", rich_help_panel=_CLUSTER
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class EffortOptions:
-    """What ranks, and how much is computed."""
+class WatchOptions:
+    """Which search is watched."""
 
-    objective: Annotated[
-        str,
-        typer.Option(
-            help=f"What ranks: {', '.join(f'`{name}`' for name in TRAINING_OBJECTIVES)}.",
-            rich_help_panel=_EFFORT,
-        ),
-    ] = TRAINING_OBJECTIVES[0]
-    finalists: Annotated[
-        int,
-        typer.Option(
-            min=0, help="How many of the best to simulate event by event.", rich_help_panel=_EFFORT
-        ),
-    ] = 5
-    listed: Annotated[
-        int,
-        typer.Option(
-            "--max-candidates",
-            min=1,
-            help="How many of those that fit are listed in the report and exported, best first.",
-            rich_help_panel=_EFFORT,
-        ),
-    ] = 1000
-    sensitivity: Annotated[
-        bool,
-        typer.Option(
-            "--sensitivity",
-            help="Also tell what is best, and how fast, with links 2x, memory bandwidth or capacity"
-            " +50 %, arithmetic 2x, half and twice the batch.",
-            rich_help_panel=_EFFORT,
-        ),
-    ] = False
     job: Annotated[
         str,
         typer.Option(
@@ -269,9 +171,8 @@ class EffortOptions:
 def build_training_request(
     scenario: Path | None,
     question: QuestionOptions,
-    cluster: ClusterOptions,
     space: SpaceOptions,
-    effort: EffortOptions,
+    answers: Answers,
 ) -> TrainingSearchRequest:
     """Return what the options ask for.
 
@@ -281,27 +182,27 @@ def build_training_request(
     """
     if question.request is not None:
         return read_search_request(question.request, TrainingSearchRequest, build_training_scenario)
-    asked = _build_space(cluster, space)
-    resolved = _resolve(scenario, question, asked)
-    asked = replace(asked, usd_per_hour=_listed_prices(cluster, asked, resolved.device))
-    if effort.objective == "cost":
+    said = answers.read()
+    given = said.pop("space", {})
+    sizes = given.pop("global_batch_sizes", ())
+    asked = _build_space(given, space)
+    resolved = _resolve(scenario, question, asked, has_batch=bool(sizes))
+    asked = replace(asked, usd_per_hour=_listed_prices(space, asked, resolved.device))
+    if said.get("objective") == "cost":
         _check_priced(asked, resolved.device)
-    sizes = _batch_sizes(question, resolved) or asked.global_batch_sizes
+    if sizes and question.global_batch_tokens:
+        raise InvalidRequestError.of_field(
+            "--global-batch", "says the same as --global-batch-tokens: give one"
+        )
+    sizes = sizes or _batch_sizes(question, resolved) or asked.global_batch_sizes
     if sizes:
         asked = replace(asked, global_batch_sizes=sizes)
         resolved = replace(resolved, global_batch_size=sizes[0])
-    return TrainingSearchRequest(
-        scenario=resolved,
-        space=asked,
-        objective=effort.objective,
-        num_finalists=effort.finalists,
-        max_candidates=effort.listed,
-        has_sensitivity=effort.sensitivity,
-    )
+    return schema.decode(TrainingSearchRequest, {"scenario": resolved, "space": asked, **said})
 
 
 def _resolve(
-    scenario: Path | None, question: QuestionOptions, space: TrainingSpace
+    scenario: Path | None, question: QuestionOptions, space: TrainingSpace, *, has_batch: bool
 ) -> TrainingScenario:
     """Return the scenario: the file's, changed by options, or one of options alone."""
     content = read_searched_scenario(scenario)
@@ -309,7 +210,7 @@ def _resolve(
         _check_changes(question.change or [])
     overrides = _overrides(question, space)
     known = {*content, *overrides}
-    if question.global_batch or question.global_batch_tokens or space.global_batch_sizes:
+    if has_batch or question.global_batch_tokens or space.global_batch_sizes:
         known.add("global_batch_size")
     if scenario is not None or space.num_devices or space.node_groups:
         known.add("layout")
@@ -349,13 +250,7 @@ def _overrides(question: QuestionOptions, space: TrainingSpace) -> dict[str, Any
 
 
 def _batch_sizes(question: QuestionOptions, scenario: TrainingScenario) -> tuple[int, ...]:
-    """Return samples per step, of the option in samples or of that in tokens; none if neither."""
-    if question.global_batch and question.global_batch_tokens:
-        raise InvalidRequestError.of_field(
-            "--global-batch", "says the same as --global-batch-tokens: give one"
-        )
-    if question.global_batch:
-        return parse_values("--global-batch", question.global_batch)
+    """Return samples per step, of the option in tokens; none without it."""
     if not question.global_batch_tokens:
         return ()
     length = scenario.sequence_length
@@ -369,46 +264,33 @@ def _batch_sizes(question: QuestionOptions, scenario: TrainingScenario) -> tuple
     return tuple(count // length for count in tokens)
 
 
-def _build_space(cluster: ClusterOptions, space: SpaceOptions) -> TrainingSpace:
-    devices, prices = device_names(cluster.devices), parse_prices(cluster.price or [])
-    if numbers := [word for word in devices if word.isdigit()]:
-        raise InvalidRequestError.of_field(
-            "--devices", f"{numbers[0]} is no device; how many there are is --gpus {numbers[0]}"
-        )
-    groups = _node_groups(cluster)
-    check_prices(prices, devices or [group["device"] for group in groups])
-    said: dict[str, Any] = {
-        **(read_yaml(space.space, "space") if space.space is not None else {}),
-        **parse_axes(space.vary or []),
-    }
-    given = {
-        "devices": devices,
-        "num_devices": parse_values("--gpus", cluster.gpus) if cluster.gpus else (),
-        "usd_per_hour": prices,
-        "node_groups": groups,
-        "has_subsets": cluster.subsets,
-        "partition": cluster.partition,
-    }
-    said.update({name: value for name, value in given.items() if value})
+def _build_space(given: dict[str, Any], space: SpaceOptions) -> TrainingSpace:
+    """Return the space: the file's, changed by axes, changed by options."""
+    groups = given.get("node_groups")
+    if groups and "num_devices" in given:
+        raise InvalidRequestError.of_field("--gpus", "--nodes says already how many there are")
+    if ("has_subsets" in given or "partition" in given) and not groups:
+        raise InvalidRequestError.of_field("--subsets, --partition", "are of --nodes")
+    check_prices(given)
+    filed = read_yaml(space.space, "space") if space.space is not None else {}
+    said = {**filed, **parse_axes(space.vary or []), **given}
     return schema.decode(TrainingSpace, said, "space")
 
 
-def _listed_prices(
-    cluster: ClusterOptions, space: TrainingSpace, device: str
-) -> Mapping[str, float]:
+def _listed_prices(options: SpaceOptions, space: TrainingSpace, device: str) -> Mapping[str, float]:
     """Return the list's price of each device that is searched, where no other is given."""
-    if not cluster.price_list:
-        if cluster.spot:
+    if not options.price_list:
+        if options.spot:
             raise InvalidRequestError.of_field("--spot", "is of --price-list")
         return space.usd_per_hour
-    prices = load_price_list(cluster.price_list)
+    prices = load_price_list(options.price_list)
     grouped = tuple(group.device for group in space.node_groups)
     listed = {}
     for name in dict.fromkeys(space.devices or grouped or (device,)):
         if name not in space.usd_per_hour:
-            found = prices.find(name, is_spot=cluster.spot)
-            listed[name] = found.pick(is_spot=cluster.spot)
-            note(f"{name}: USD {listed[name]:g} an hour, {found.describe(is_spot=cluster.spot)}")
+            found = prices.find(name, is_spot=options.spot)
+            listed[name] = found.pick(is_spot=options.spot)
+            note(f"{name}: USD {listed[name]:g} an hour, {found.describe(is_spot=options.spot)}")
     return {**listed, **space.usd_per_hour}
 
 
@@ -427,25 +309,3 @@ def _check_priced(space: TrainingSpace, device: str) -> None:
         raise InvalidRequestError.of_field(
             "--objective", f"to rank by cost, say what an hour costs: {options}, or --price-list"
         )
-
-
-def _node_groups(cluster: ClusterOptions) -> Sequence[Mapping[str, Any]]:
-    groups = []
-    for device, text in parse_assignments(cluster.nodes or []).items():
-        matched = _NODES.fullmatch(text)
-        if matched is None:
-            raise InvalidRequestError.of_field(
-                "--nodes", f"expected {device}=4x8, nodes times devices of each, got {text!r}"
-            )
-        groups.append(
-            {
-                "device": device,
-                "num_nodes": int(matched[1]),
-                "devices_per_node": int(matched[2] or 0),
-            }
-        )
-    if groups and cluster.gpus:
-        raise InvalidRequestError.of_field("--gpus", "--nodes says already how many there are")
-    if (cluster.subsets or cluster.partition) and not groups:
-        raise InvalidRequestError.of_field("--subsets, --partition", "are of --nodes")
-    return groups

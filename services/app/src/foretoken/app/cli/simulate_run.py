@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.asked_option import Answers, Ask
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
-from foretoken.app.cli.simulate_run_options import LengthOptions, MoneyOptions, build_request
+from foretoken.app.cli.simulate_run_options import build_request
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
@@ -43,8 +44,7 @@ def run(
             " `scenario`, `num_tokens`, `failures`, `sites`, `prices`."
         ),
     ],
-    length: LengthOptions,
-    money: MoneyOptions,
+    answers: Annotated[Answers, Ask(TrainingRunRequest, partial=("",))],
     change: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,7 +77,7 @@ def run(
     """
     state = state_of(context)
     with open_composition(state) as services:
-        request = build_request(scenario, scenario_changes(change), length, money)
+        request = build_request(scenario, scenario_changes(change), answers)
         foretoken = services.foretoken("simulator")
         with show_progress("plan the run"):
             report = foretoken.plan_training_run(request)

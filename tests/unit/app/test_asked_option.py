@@ -1,0 +1,127 @@
+"""A field that is added to a request is an option, with its help, bounds, default and checks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from foretoken.app.cli.asked_option import Answers, Ask
+from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.training_axes import AXES
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.estimate import DType
+from foretoken.domain.option import check_options, describe, flag, option, options_of
+from foretoken.domain.search import CapacityRequest, ServingSearchRequest
+from foretoken.domain.training_run import TrainingRunRequest
+from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _LargerSpace(TrainingSpace):
+    """A space with an option more."""
+
+    num_racks: tuple[int, ...] = option((), "Racks to fill: `1,2`.", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _LargerRequest(TrainingSearchRequest):
+    """A search with options more."""
+
+    space: _LargerSpace = field(default_factory=_LargerSpace, metadata=describe("What it runs on"))
+    patience_ratio: float = option(
+        0.5, "Share of the time to wait.", minimum=0, maximum=1, group="More"
+    )
+    taste: str = option("sweet", "One of {choices}.", choices=("sweet", "sour"))
+    has_luck: bool = flag("Hope for the best.")
+    formats: tuple[DType, ...] = option((), "Number format. Repeatable.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    seen: list[Mapping[str, object]]
+
+    def run(self, *words: str, is_partial: bool = False) -> str:
+        ask = Ask(_LargerRequest, partial=("",) if is_partial else ())
+
+        @with_option_groups
+        def command(answers: Annotated[Answers, ask]) -> None:
+            self.seen.append(answers.read())
+
+        program = typer.Typer()
+        program.command()(command)
+        outcome = CliRunner().invoke(program, list(words), env={"COLUMNS": "200"})
+        assert 0 == outcome.exit_code, outcome.output
+        return outcome.output
+
+
+def test_an_added_field_is_in_the_help_with_its_bounds_choices_and_default() -> None:
+    shown = _Said([]).run("--help")
+    for words in (
+        "--patience",
+        "Share of the time to wait.",
+        "0<=x<=1",
+        "[default: 0.5]",
+        "More",
+        "--racks",
+        "Racks to fill: `1,2`.",
+        "One of `sweet`, `sour`.",
+        "--luck",
+    ):
+        assert words in shown
+
+
+def test_an_added_field_is_read_and_reaches_the_request() -> None:
+    said = _Said([])
+    words = ("--patience", "0.25", "--racks", "1:4", "--taste", "sour", "--luck")
+    said.run(*words, "--formats", "bf16", "--formats", "fp8")
+    found = said.seen[0]
+    assert {"num_racks": (1, 2, 4), "partition": "dynamic"} == found["space"]
+    assert (0.25, "sour", True) == tuple(
+        found[name] for name in ("patience_ratio", "taste", "has_luck")
+    )
+    assert (DType.BF16, DType.FP8) == found["formats"]
+    space = schema.decode(_LargerSpace, found["space"])
+    assert (1, 2, 4) == space.num_racks
+
+
+def test_what_is_written_in_a_file_too_has_no_default_of_its_own() -> None:
+    said = _Said([])
+    said.run(is_partial=True)
+    said.run("--patience", "0", is_partial=True)
+    assert [{}, {"patience_ratio": 0.0}] == said.seen
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ((0,), "must be at least 1"),
+        ((2, 0), "must be at least 1"),
+    ],
+)
+def test_an_added_field_is_checked(value: tuple[int, ...], problem: str) -> None:
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Checked:
+        num_racks: tuple[int, ...] = option((), "Racks.", minimum=1)
+
+        def __post_init__(self) -> None:
+            check_options(self, "space")
+
+    with pytest.raises(InvalidRequestError, match=f"space: num_racks: {problem}"):
+        Checked(num_racks=value)
+
+
+@pytest.mark.parametrize(
+    "cls", [ServingSearchRequest, CapacityRequest, TrainingSearchRequest, TrainingRunRequest]
+)
+def test_options_are_of_one_field_each(cls: type) -> None:
+    names = [name for asked in Ask(cls).list_options() for name in asked.names]
+    assert len(set(names)) == len(names)
+
+
+def test_every_axis_of_the_space_can_be_varied() -> None:
+    described = {name for name, said in options_of(TrainingSpace).items() if said.axis}
+    assert described == set(AXES.values())
