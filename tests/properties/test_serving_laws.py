@@ -95,8 +95,8 @@ def test_steps_keep_to_the_limits(case: Case) -> None:
 @given(case=cases())
 def test_kv_blocks_are_conserved(case: Case) -> None:
     """When all requests are done nobody uses a block, and every one is in the list of free ones."""
-    state = build_state(case.plan, case.setup, len(case.tables.tokens_us))
-    while run_slice(state.record, case.tables) == MORE:
+    state = build_state(case.plan, case.setup, case.tables)
+    while run_slice(state.record) == MORE:
         pass
     assert (state.arrays["engines"]["num_free"] == case.setup.num_kv_blocks).all()
     assert (state.arrays["engines"]["num_running"] == 0).all()

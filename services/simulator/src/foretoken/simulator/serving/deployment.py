@@ -121,11 +121,4 @@ def has_fast_path(setup: DeploymentSetup) -> bool:
 
 def has_fast_pool(setup: DeploymentSetup) -> bool:
     """Whether compiled code knows all rules of engines that a cluster gives requests to."""
-    is_swapping = setup.profile.preemption == "swap" and bool(setup.kv_tiers)
-    keeps_evicted = setup.profile.has_prefix_caching and bool(setup.kv_tiers)
-    return (
-        setup.profile.scheduler in SELECTS
-        and setup.speculation is None
-        and not is_swapping
-        and not keeps_evicted
-    )
+    return setup.profile.scheduler in SELECTS

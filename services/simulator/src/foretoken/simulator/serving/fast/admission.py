@@ -5,6 +5,8 @@ from foretoken.simulator.serving.fast.batch import (
     budget_left,
     can_schedule,
     limit_piece,
+    num_kv_tokens_next,
+    num_to_decode,
     num_uncomputed,
     preempt,
     schedule,
@@ -34,7 +36,7 @@ def can_admit(state: State, e: int) -> bool:
 
 @compiled_part
 def num_uncached(state: State, r: int, num_hits: int) -> int:
-    """Return how many tokens of a waiting request are to compute beyond the blocks found."""
+    """Return how many tokens of a waiting request are to compute beyond what is there of it."""
     return int(num_uncomputed(state, r) - num_hits * state.block_size)
 
 
@@ -67,7 +69,7 @@ def continue_prompts(state: State, e: int) -> bool:
 
 @compiled_part
 def decode_running(state: State, e: int, num_spare: int) -> None:
-    """Schedule a token of every decoding request in order; the last running is preempted for it.
+    """Schedule every decoding request in order; the last running is preempted for it.
 
     A request needs `num_spare` free blocks even where its own has room, unless it runs alone.
     """
@@ -77,13 +79,13 @@ def decode_running(state: State, e: int, num_spare: int) -> None:
         r = running_of(state)[e, index]
         index += 1
         if is_decoding(state, r) and can_schedule(state, r) and _give_block(state, e, r, num_spare):
-            schedule(state, e, r, 1)
+            schedule(state, e, r, num_to_decode(state, e, r))
 
 
 @compiled_part
 def _give_block(state: State, e: int, r: int, num_spare: int) -> bool:
-    """Make room for a request's next token; False where it is itself preempted for that."""
-    engine, num_tokens = engines_of(state)[e], requests_of(state)[r].num_computed + 1
+    """Make room for a request's next tokens; False where it is itself preempted for that."""
+    engine, num_tokens = engines_of(state)[e], num_kv_tokens_next(state, r)
     while True:
         is_short = engine.num_free < num_spare and engine.num_running > 1
         if not is_short and allocate(state, e, r, num_tokens):

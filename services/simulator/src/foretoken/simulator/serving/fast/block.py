@@ -7,6 +7,7 @@ import numpy as np
 
 from foretoken.simulator.jit import compiled_part
 from foretoken.simulator.serving.fast.layout import NONE, State, as_int64
+from foretoken.simulator.serving.fast.tier import find_stored, keep_block, load_block
 from foretoken.simulator.serving.fast.view import (
     blocks_of,
     buckets_of,
@@ -81,48 +82,63 @@ def free_blocks(state: State, e: int, r: int) -> None:
 
 @compiled_part
 def find_prefix(state: State, e: int, r: int) -> int:
-    """Return how many leading blocks of a request without blocks are in the cache.
+    """Return how many leading blocks of a request without blocks need not be computed.
 
-    Never all of its tokens: the last one is to compute. The blocks are noted in `hits`.
+    They are on the device and, from some place on, in the tiers below. Never all of its tokens: the
+    last one is to compute. The blocks are noted in `hits`.
     """
     request = requests_of(state)[r]
-    state.num_idle_hits = 0
-    state.chain_key = 0
-    if not state.is_caching or (request.num_shared == 0 and request.num_preemptions == 0):
+    state.num_idle_hits = state.num_stored_hits = 0
+    state.chain_key = state.device_key = 0
+    if not state.is_caching or request.is_swapped:
+        return 0
+    if request.num_shared == 0 and request.num_preemptions == 0:
         return 0
     num_most = (request.num_prefill + request.num_generated - 1) // state.block_size
     for index in range(num_most):
         key = _name(state, r, index, state.chain_key)
-        b = _find(state, e, key)
-        if b == NONE:
-            return index
+        b = NONE if state.num_stored_hits > 0 else _find(state, e, key)
+        if b != NONE:
+            state.device_key = key
+            if blocks_of(state)[b].num_users == 0:
+                state.num_idle_hits += 1
+        else:
+            b = find_stored(state, e, key)
+            if b == NONE:
+                return index
+            state.num_stored_hits += 1
         state.chain_key = key
         hits_of(state)[index] = b
-        if blocks_of(state)[b].num_users == 0:
-            state.num_idle_hits += 1
     return int(num_most)
 
 
 @compiled_part
 def take_hits(state: State, e: int, r: int, num_hits: int) -> None:
-    """Give a request a slot and the blocks that were just found for it."""
+    """Give a request a slot and the blocks that were just found for it, or will be loaded."""
     if not state.is_caching:
         return
     take_slot(state, e, r)
     engine, request = engines_of(state)[e], requests_of(state)[r]
     row = slot_blocks_of(state)[request.slot]
-    for index in range(num_hits):
+    num_stored = state.num_stored_hits
+    for index in range(num_hits - num_stored):
         b = hits_of(state)[index]
         if blocks_of(state)[b].num_users == 0:
             _unlink(state, b)
             engine.num_free -= 1
         blocks_of(state)[b].num_users += 1
         row[index] = b
-    request.num_blocks = num_hits
-    request.num_named = num_hits
-    request.chain_key = state.chain_key
+    request.num_blocks = request.num_named = num_hits - num_stored
+    request.chain_key = state.device_key
     request.num_computed = num_hits * state.block_size
     request.num_cached += request.num_computed
+    if num_stored > 0:
+        request.num_loaded += num_stored * state.block_size
+        for index in range(num_hits - num_stored, num_hits):
+            loaded_ns = load_block(state, e, hits_of(state)[index])
+            request.loaded_ns = max(request.loaded_ns, loaded_ns)
+        take_blocks(state, e, r, num_stored)
+        name_blocks(state, e, r, num_hits)
 
 
 @compiled_part
@@ -205,6 +221,15 @@ def _remember(state: State, e: int, b: int, key: int) -> None:
 
 @compiled_part
 def _forget(state: State, e: int, b: int) -> None:
+    """Give up the content of a block; the last of that content goes to the tiers below."""
+    key = blocks_of(state)[b].key
+    _leave_bucket(state, e, b)
+    if state.num_stored > 0 and _find(state, e, key) == NONE:
+        keep_block(state, e, key)
+
+
+@compiled_part
+def _leave_bucket(state: State, e: int, b: int) -> None:
     blocks, place = blocks_of(state), _bucket(state, e, blocks_of(state)[b].key)
     blocks[b].key = 0
     before = buckets_of(state)[place]

@@ -7,6 +7,8 @@ from foretoken.simulator.serving.fast.batch import (
     can_prefill,
     can_schedule,
     limit_piece,
+    num_kv_tokens_next,
+    num_to_decode,
     num_uncomputed,
     preempt,
     schedule,
@@ -31,12 +33,15 @@ def select(state: State, e: int) -> int:
         index += 1
         if not can_schedule(state, r):
             continue
-        num_new = num_uncomputed(state, r)
-        if num_new > 1:
+        if num_uncomputed(state, r) > 1:
             if not can_prefill(state, e):
                 continue
-            num_new = limit_piece(state, e, num_new)
-        while not allocate(state, e, r, requests_of(state)[r].num_computed + num_new):
+            num_new = limit_piece(state, e, num_uncomputed(state, r))
+            num_held = requests_of(state)[r].num_computed + num_new
+        else:
+            num_new = num_to_decode(state, e, r)
+            num_held = num_kv_tokens_next(state, r)
+        while not allocate(state, e, r, num_held):
             if preempt(state, e, engine.num_running - 1, False) == r:
                 return 0
         schedule(state, e, r, num_new)

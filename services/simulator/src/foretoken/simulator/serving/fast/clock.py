@@ -3,6 +3,7 @@
 from foretoken.simulator.cost_tables import DECODE, CostTables
 from foretoken.simulator.jit import compiled, compiled_part
 from foretoken.simulator.serving.fast.coast import can_coast, coast
+from foretoken.simulator.serving.fast.cost import TARGET, tables_of
 from foretoken.simulator.serving.fast.kernel import complete_due, first_turn_ns, has_room
 from foretoken.simulator.serving.fast.layout import (
     COMPLETE,
@@ -12,7 +13,6 @@ from foretoken.simulator.serving.fast.layout import (
     MORE,
     NEVER_NS,
     STUCK,
-    TURN,
     Records,
     State,
 )
@@ -21,12 +21,13 @@ from foretoken.simulator.serving.fast.view import engines_of, units_of
 
 
 @compiled
-def advance(states: Records, tables: CostTables, horizon_ns: int) -> int:
+def advance(states: Records, horizon_ns: int) -> int:
     """Go on before the horizon, at most to the tokens of the first instant at which requests end.
 
     Returns DONE at the horizon, ENDED, or as `run_slice` does.
     """
     state = states[0]
+    tables = tables_of(state, TARGET)
     while True:
         now_ns = first_turn_ns(state)
         state.next_ns = now_ns
@@ -61,20 +62,20 @@ def complete_at(states: Records, now_ns: int) -> int:
 
 
 @compiled
-def turn_at(states: Records, tables: CostTables, now_ns: int) -> int:
+def turn_at(states: Records, now_ns: int) -> int:
     """Let the units whose turn it is schedule; return MORE if there is no room for that."""
     state = states[0]
     if not _is_ready(state):
         return MORE
-    is_going = _turn_due(state, tables, now_ns)
+    is_going = _turn_due(state, tables_of(state, TARGET), now_ns)
     state.next_ns = first_turn_ns(state)
     return DONE if is_going else STUCK
 
 
 @compiled
-def quiet_until(states: Records, tables: CostTables) -> int:
+def quiet_until(states: Records) -> int:
     """Return a time before which no request ends if nobody disturbs the pool."""
-    return _quiet_until(states[0], tables)
+    return _quiet_until(states[0], tables_of(states[0], TARGET))
 
 
 @compiled_part
@@ -95,7 +96,8 @@ def _turn_due(state: State, tables: CostTables, now_ns: int) -> bool:
     """Let the units whose turn it is schedule; False when one cannot go on."""
     for u in range(state.num_units):
         unit = units_of(state)[u]
-        if unit.next_ns == now_ns and unit.turn == TURN and not turn(state, tables, u, now_ns):
+        is_due = unit.next_ns == now_ns and unit.turn != COMPLETE
+        if is_due and not turn(state, tables, u, now_ns):
             return False
     return True
 

@@ -62,6 +62,7 @@ def coast(state: State, tables: CostTables, u: int, horizon_ns: int) -> int:
         times = _time_step(state, tables, u, contexts)
         if state.role != DEPLOYMENT and times.leaving_ns >= horizon_ns:
             break
+        state.now_ns = unit.next_ns
         if not _grow(state, e, count):
             break
         count += 1

@@ -71,6 +71,7 @@ def _clear_engine(state: FastState, index: int) -> None:
     engine["num_free"] = rules["num_blocks"]
     if rules["is_caching"]:
         _clear_cache(state, index)
+    _clear_tiers(state, index)
 
 
 def _free_blocks(state: FastState, index: int) -> None:
@@ -97,3 +98,17 @@ def _clear_cache(state: FastState, index: int) -> None:
     blocks["previous"] = index * size + (place - 1) % size
     blocks["chain"] = NONE
     arrays["buckets"][index * num_buckets : (index + 1) * num_buckets] = NONE
+
+
+def _clear_tiers(state: FastState, index: int) -> None:
+    """Empty the tiers of an engine, and its links to them."""
+    rules, arrays = state.record[0], state.arrays
+    tiers = arrays["tiers"][index]
+    for name in ("read_free_ns", "write_free_ns", "num_swapped", "num_kept"):
+        tiers[name] = 0
+    tiers["first_kept"] = tiers["last_kept"] = NONE
+    size, num_buckets = int(rules["num_stored"]), int(rules["num_stored_buckets"])
+    first = index * size
+    arrays["stored"]["next"][first : first + size] = np.arange(first + 1, first + size + 1)
+    arrays["stored_buckets"][index * num_buckets : (index + 1) * num_buckets] = NONE
+    arrays["engines"]["first_spare"][index] = first

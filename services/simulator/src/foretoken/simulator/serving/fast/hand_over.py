@@ -66,6 +66,9 @@ def _begin(request: Any, e: int) -> None:
     request.num_computed = 0
     request.num_generated = 0
     request.num_emitted = 0
+    request.num_draft = 0
+    request.is_swapped = 0
+    request.loaded_ns = NONE
     request.run_count = 0
     request.queued_ns = NONE
     request.scheduled_ns = NONE

@@ -3,13 +3,13 @@
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.jit import compiled, compiled_part
 from foretoken.simulator.serving.fast.coast import can_coast, coast
+from foretoken.simulator.serving.fast.cost import TARGET, tables_of
 from foretoken.simulator.serving.fast.layout import (
     COMPLETE,
     DONE,
     MORE,
     NEVER_NS,
     STUCK,
-    TURN,
     Records,
     State,
 )
@@ -20,9 +20,10 @@ from foretoken.simulator.serving.fast.view import units_of
 
 
 @compiled
-def run_slice(states: Records, tables: CostTables) -> int:
+def run_slice(states: Records) -> int:
     """Go on until all is done, the output is nearly full or an engine is stuck; say which."""
     state = states[0]
+    tables = tables_of(state, TARGET)
     while True:
         ready_ns = next_ready_ns(state)
         first_ns = min(ready_ns, first_turn_ns(state))
@@ -79,7 +80,7 @@ def _run_unit(state: State, tables: CostTables, u: int, now_ns: int) -> int:
     """Let a unit do what it does before the next request; where others may send one, just once."""
     unit, horizon_ns = units_of(state)[u], next_ready_ns(state)
     if state.is_dynamic:
-        if unit.next_ns != now_ns or unit.turn != TURN:
+        if unit.next_ns != now_ns or unit.turn == COMPLETE:
             return DONE
         for other in range(state.num_units):
             if other != u:

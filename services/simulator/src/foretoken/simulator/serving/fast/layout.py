@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.simulator.cost_tables import CostTables
+
 Records = NDArray[Any]
 Ints = NDArray[Any]
 
@@ -89,6 +91,14 @@ _RULES = (
     "num_slot_blocks",
     "num_growth",
     "num_hashes",
+    "num_draft_tokens",  # proposed for a request in every step
+    "num_lookahead_tokens",  # KV slots beyond those that are verified
+    "num_draft_passes",  # of the draft in a step that take time
+    "num_yields",
+    "num_tiers",
+    "is_swapping",  # the preempted to the first tier
+    "num_stored",  # blocks that the tiers of an engine have room for
+    "num_stored_buckets",
     "room_steps",
     "room_prefills",
     "room_runs",
@@ -110,7 +120,9 @@ _COUNTERS = (
     "num_heap",
     "round_robin",
     "chain_key",  # of the last lookup
+    "device_key",  # of its blocks on the device
     "num_idle_hits",  # blocks of the last lookup that nobody uses
+    "num_stored_hits",  # blocks of the last lookup that a tier keeps
     "num_out_steps",
     "num_out_prefills",
     "num_out_runs",
@@ -128,6 +140,12 @@ ARRAYS = (
     "running",
     "flights",
     "rows",
+    "row_tokens",
+    "yields",
+    "tables",
+    "tiers",
+    "stored",
+    "stored_buckets",
     "blocks",
     "buckets",
     "slots",
@@ -198,6 +216,11 @@ REQUEST = _record(
         ("priority", np.int32),
         ("outcome", np.int32),
         ("attempt", np.int32),  # how often a pool has begun it
+        ("num_draft", np.int32),  # proposed tokens that its next step verifies
+        ("is_swapped", np.int32),  # its blocks are in the first tier
+        ("num_loaded", np.int64),
+        ("loaded_ns", np.int64),  # may not run before
+        ("yield_first", np.int64),  # of its answer in `yields`
         ("is_on_engine", np.int32),  # given to a pool and not ended
     ]
 )
@@ -218,11 +241,14 @@ ENGINE = _record(
         ("last_landed", np.int32),
         ("num_free", np.int32),  # blocks
         ("num_slots", np.int32),  # free ones
+        ("first_spare", np.int32),  # place for a kept block
         ("num_steps", np.int32),
         # The batch that is being chosen.
         ("flight", np.int32),
         ("num_tokens", np.int32),
-        ("num_rows", np.int32),
+        ("num_rows", np.int32),  # tokens that are sampled from
+        ("num_yielding", np.int32),  # requests that get tokens
+        ("num_output_tokens", np.int32),
         ("num_decodes", np.int32),
         ("num_prefills", np.int32),
         ("num_preempted", np.int32),
@@ -261,6 +287,8 @@ STEP = _record(
         ("decode_kv_tokens_max", np.int32),
         ("num_tokens", np.int32),
         ("num_rows", np.int32),
+        ("num_yielding", np.int32),
+        ("num_output_tokens", np.int32),
         ("num_decodes", np.int32),
         ("num_prefills", np.int32),
         ("num_running", np.int32),
@@ -280,6 +308,52 @@ BLOCK = _record(
         ("next", np.int32),
         ("previous", np.int32),
         ("chain", np.int32),
+    ]
+)
+
+# Memory below the device's, behind a link that reads and one that writes. What it keeps is a list,
+# the longest unused first; `num_swapped` blocks are of requests that were swapped out.
+TIER = _record(
+    [
+        ("capacity", np.int64),  # in blocks
+        ("read_ns", np.int64),  # of a block
+        ("write_ns", np.int64),
+        ("read_free_ns", np.int64),
+        ("write_free_ns", np.int64),
+        ("num_swapped", np.int64),
+        ("num_kept", np.int64),
+        ("first_kept", np.int32),
+        ("last_kept", np.int32),
+    ]
+)
+
+# A block that a tier keeps; `next` links the spare ones, too.
+STORED = _record(
+    [
+        ("key", np.int64),
+        ("written_ns", np.int64),
+        ("tier", np.int32),
+        ("next", np.int32),
+        ("previous", np.int32),
+        ("chain", np.int32),
+    ]
+)
+
+# Where the columns of `CostTables` lie, and their sizes.
+TABLES = _record(
+    [
+        *((f"{name}_at", np.int64) for name in CostTables._fields),
+        ("num_stages", np.int64),
+        ("num_tokens", np.int64),
+        ("num_rows", np.int64),
+        ("num_seqs", np.int64),
+        ("num_means", np.int64),
+        ("num_raggedness", np.int64),
+        ("num_mixed", np.int64),
+        ("num_prefills", np.int64),
+        ("num_contexts", np.int64),
+        ("num_floor", np.int64),
+        ("num_shared", np.int64),
     ]
 )
 

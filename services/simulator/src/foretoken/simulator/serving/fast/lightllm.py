@@ -10,7 +10,7 @@ from foretoken.simulator.serving.fast.admission import (
     fit_whole,
     num_uncached,
 )
-from foretoken.simulator.serving.fast.batch import admit, can_fit, num_uncomputed
+from foretoken.simulator.serving.fast.batch import admit, can_fit, num_known
 from foretoken.simulator.serving.fast.block import find_prefix
 from foretoken.simulator.serving.fast.choice import chooses
 from foretoken.simulator.serving.fast.layout import NEVER_NS, State
@@ -55,7 +55,7 @@ def _admit_prompts(state: State, e: int) -> bool:
         r = engine.first_waiting
         num_hits = find_prefix(state, e, r)
         num_new = fit_whole(state, e, num_uncached(state, r, num_hits))
-        num_held = num_uncomputed(state, r)
+        num_held = num_known(state, r)
         if num_new == 0 or not can_fit(state, e, num_hits, num_held):
             break
         num_tokens = state.num_blocks * state.block_size

@@ -8,11 +8,11 @@ from foretoken.simulator.serving.fast.admission import (
     num_repeats,
     num_uncached,
 )
-from foretoken.simulator.serving.fast.batch import admit, can_fit
+from foretoken.simulator.serving.fast.batch import admit, can_fit, num_kv_tokens_max
 from foretoken.simulator.serving.fast.block import find_prefix
 from foretoken.simulator.serving.fast.choice import chooses
 from foretoken.simulator.serving.fast.layout import State
-from foretoken.simulator.serving.fast.view import engines_of, requests_of
+from foretoken.simulator.serving.fast.view import engines_of
 
 
 @chooses
@@ -27,7 +27,7 @@ def select(state: State, e: int) -> int:
         r = engines_of(state)[e].first_waiting
         num_hits = find_prefix(state, e, r)
         num_new = fit_whole(state, e, num_uncached(state, r, num_hits))
-        num_held = requests_of(state)[r].num_prefill + requests_of(state)[r].num_decode - 1
+        num_held = num_kv_tokens_max(state, r)
         if num_new == 0 or not can_fit(state, e, num_hits, num_held):
             break
         admit(state, e, num_hits, num_held, num_new)

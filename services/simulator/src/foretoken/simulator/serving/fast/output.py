@@ -10,7 +10,10 @@ from foretoken.simulator.serving.fast.layout import Ints, Records
 from foretoken.simulator.serving.fast.state import FastState
 from foretoken.simulator.serving.record import StepRecord, TokenRuns
 
-_COLUMNS = tuple(column.name for column in fields(StepRecord) if column.default is MISSING)
+_COLUMNS = (
+    *(column.name for column in fields(StepRecord) if column.default is MISSING),
+    "num_output_tokens",
+)
 PREFILL_COLUMNS = tuple(name for name in _COLUMNS if name.startswith("prefill_"))
 _STEP_COLUMNS = tuple(name for name in _COLUMNS if name not in PREFILL_COLUMNS)
 # Of a request, the token run that goes on: `RUN_COLUMNS` but the first.
@@ -65,9 +68,13 @@ def join_slices(slices: Sequence[Slice]) -> Slice:
     )
 
 
-def step_records(output: Slice) -> list[StepRecord]:
-    """Return the steps of each engine."""
-    return [StepRecord(**columns) for columns in output.steps]
+def step_records(output: Slice, *, speculates: bool) -> list[StepRecord]:
+    """Return the steps of each engine; what left them apart where that are not its rows."""
+    unseen = () if speculates else ("num_output_tokens",)
+    return [
+        StepRecord(**{name: columns[name] for name in columns if name not in unseen})
+        for columns in output.steps
+    ]
 
 
 def open_runs(requests: Records, which: Ints) -> Ints:

@@ -53,12 +53,14 @@ class FastPool:
     """The engines of a pool in one compiled state; the setup must be one that is covered."""
 
     def __init__(self, plan: RequestPlan, setup: PoolSetup, tables: CostTables) -> None:
-        self._tables = tables
         self._scheduler = setup.engines.profile.scheduler
         self._slices: list[Slice] = []
         self._hold(build_pool_state(plan, setup, tables))
         self._num_blocks = setup.engines.num_kv_blocks
+        self._speculates = setup.engines.speculation is not None
         num_tokens = self._requests["num_prefill"] + self._requests["num_decode"] - 1
+        num_beyond = self._rules["num_draft_tokens"] + self._rules["num_lookahead_tokens"]
+        num_tokens += np.where(self._requests["num_decode"] > 1, num_beyond, 0)
         num_needed = -(-num_tokens // setup.engines.profile.block_size)
         self._can_hold = num_needed <= self._num_blocks
 
@@ -122,7 +124,7 @@ class FastPool:
         """
         if self._next_ns.item() != now_ns:
             return _NO_ENDED
-        while (status := clock.turn_at(self._states, self._tables, now_ns)) == layout.MORE:
+        while (status := clock.turn_at(self._states, now_ns)) == layout.MORE:
             self._make_room()
         self._check(status)
         return self._take_ended()
@@ -136,7 +138,7 @@ class FastPool:
         """
         if self._next_ns.item() >= horizon_ns:
             return horizon_ns, _NO_ENDED
-        while (status := clock.advance(self._states, self._tables, horizon_ns)) == layout.MORE:
+        while (status := clock.advance(self._states, horizon_ns)) == layout.MORE:
             self._make_room()
         self._check(status)
         if status == layout.ENDED:
@@ -147,7 +149,7 @@ class FastPool:
         """Return a time, at most the horizon, before which no request ends if undisturbed."""
         if self._next_ns.item() >= horizon_ns:
             return horizon_ns
-        return min(clock.quiet_until(self._states, self._tables), horizon_ns)
+        return min(clock.quiet_until(self._states), horizon_ns)
 
     def submit(self, engine: int, request: int, now_ns: int) -> None:
         """Give an engine a request, which it sees when it next turns; an idle one turns now."""
@@ -191,7 +193,7 @@ class FastPool:
 
     def steps(self) -> Sequence[StepRecord]:
         """Return the steps of each engine so far."""
-        return step_records(self._join())
+        return step_records(self._join(), speculates=self._speculates)
 
     def tokens(self) -> TokenRuns:
         """Return the output tokens so far, by request and in order; `engine` is this pool's."""
@@ -202,11 +204,11 @@ class FastPool:
 
     def columns(self) -> Mapping[str, Ints]:
         """Return times since each request was last submitted, and counts of all its time here."""
-        none = np.zeros(len(self._requests), dtype=np.int64)
         columns = {name: self._requests[name].astype(np.int64) for name in TIME_COLUMNS}
         columns["num_preemptions"] = self._requests["num_preemptions"].astype(np.int64)
         columns["num_cached_tokens"] = self._requests["num_cached"].astype(np.int64)
-        return columns | {"num_loaded_tokens": none}
+        columns["num_loaded_tokens"] = self._requests["num_loaded"].astype(np.int64)
+        return columns
 
     def _take_ended(self) -> Sequence[Ended]:
         count = self._num_ended.item()

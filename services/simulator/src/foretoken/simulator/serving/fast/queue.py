@@ -29,7 +29,7 @@ def pop_waiting(state: State, e: int) -> int:
     if engine.first_waiting == NONE:
         engine.last_waiting = NONE
     engine.num_waiting -= 1
-    engine.num_waiting_tokens -= requests_of(state)[r].num_prefill
+    engine.num_waiting_tokens -= _prompt_tokens(state, r)
     return int(r)
 
 
@@ -43,7 +43,7 @@ def push_waiting_first(state: State, e: int, r: int) -> None:
         engine.last_waiting = r
     engine.num_waiting += 1
     engine.is_ranked = 0
-    engine.num_waiting_tokens += requests_of(state)[r].num_prefill
+    engine.num_waiting_tokens += _prompt_tokens(state, r)
 
 
 @compiled_part
@@ -58,7 +58,16 @@ def push_waiting(state: State, e: int, r: int) -> None:
     engine.last_waiting = r
     engine.num_waiting += 1
     engine.is_ranked = 0
-    engine.num_waiting_tokens += requests_of(state)[r].num_prefill
+    engine.num_waiting_tokens += _prompt_tokens(state, r)
+
+
+@compiled_part
+def _prompt_tokens(state: State, r: int) -> int:
+    """Return the tokens of a waiting request's prompt; of none that came with its blocks here."""
+    request = requests_of(state)[r]
+    if state.role == DECODE_ONLY and request.num_computed > 0:
+        return 0
+    return int(request.num_prefill)
 
 
 @compiled_part

@@ -4,6 +4,7 @@ import numpy as np
 
 from foretoken.domain.units import NS_PER_MS, NS_PER_US
 from foretoken.simulator.jit import compiled_part
+from foretoken.simulator.serving.fast.batch import num_kv_tokens_max
 from foretoken.simulator.serving.fast.block import free_blocks, num_blocks_of
 from foretoken.simulator.serving.fast.layout import (
     DEPLOYMENT,
@@ -49,7 +50,7 @@ def route(state: State, r: int, now_ns: int) -> None:
     num_tokens = as_int64(request.num_prefill) + request.num_decode
     if num_tokens > state.max_context:
         refuse(state, r, now_ns, _CONTEXT_TOO_LONG)
-    elif num_blocks_of(state, num_tokens - 1) > state.num_blocks:
+    elif num_blocks_of(state, num_kv_tokens_max(state, r)) > state.num_blocks:
         refuse(state, r, now_ns, _EXCEEDS_KV_CACHE)
     else:
         e = _choose_engine(state)
@@ -104,6 +105,17 @@ def emit(state: State, r: int, step: int, count: int) -> None:
         request.run_stride = 1
         request.run_count = count
     request.run_last = step + count - 1
+
+
+@compiled_part
+def emit_together(state: State, r: int, step: int, count: int) -> None:
+    """Note several output tokens that leave at the end of one step."""
+    request = requests_of(state)[r]
+    request.num_emitted += count
+    end_run(state, r)
+    request.run_first = request.run_last = step
+    request.run_stride = 0
+    request.run_count = count
 
 
 @compiled_part

@@ -7,7 +7,7 @@ from foretoken.simulator.serving.fast.admission import (
     num_repeats_above,
     num_uncached,
 )
-from foretoken.simulator.serving.fast.batch import admit, can_fit, limit_piece, num_uncomputed
+from foretoken.simulator.serving.fast.batch import admit, can_fit, limit_piece, num_known
 from foretoken.simulator.serving.fast.block import find_prefix
 from foretoken.simulator.serving.fast.choice import chooses
 from foretoken.simulator.serving.fast.layout import State
@@ -25,7 +25,7 @@ def select(state: State, e: int) -> int:
     while can_admit(state, e):
         r = engines_of(state)[e].first_waiting
         num_hits = find_prefix(state, e, r)
-        num_held = num_uncomputed(state, r)
+        num_held = num_known(state, r)
         if not can_fit(state, e, num_hits, num_held):
             break
         admit(state, e, num_hits, num_held, limit_piece(state, e, num_uncached(state, r, num_hits)))

@@ -17,7 +17,8 @@ from foretoken.simulator.serving.fast.batch import (
     can_prefill,
     can_schedule,
     limit_piece,
-    num_uncomputed,
+    num_known,
+    num_kv_tokens_next,
     preempt,
 )
 from foretoken.simulator.serving.fast.block import find_prefix, num_blocks_of
@@ -97,9 +98,10 @@ def _admit_prompts(state: State, e: int, num_reserved: float) -> None:
         r = engine.first_waiting
         num_hits = find_prefix(state, e, r)
         num_left, num_answer = num_uncached(state, r, num_hits), _answer_left(state, r)
-        num_held, num_free = num_uncomputed(state, r), engine.num_free - state.num_idle_hits
+        num_held, num_free = num_known(state, r), engine.num_free - state.num_idle_hits
         num_room = num_free * size - num_reserved
-        if num_blocks_of(state, num_held) - num_hits > num_free or (
+        num_here = num_hits - state.num_stored_hits
+        if num_blocks_of(state, num_held) - num_here > num_free or (
             engine.num_running > 0 and num_left + num_answer >= num_room
         ):
             engine.scratch[_FULL] = engine.num_running
@@ -140,8 +142,8 @@ def _num_blocks_wanted(state: State, e: int) -> int:
     for index in range(engines_of(state)[e].num_running):
         r = running_of(state)[e, index]
         if can_schedule(state, r):
-            request = requests_of(state)[r]
-            wanted += num_blocks_of(state, request.num_computed + 1) - request.num_blocks
+            num_tokens = num_kv_tokens_next(state, r)
+            wanted += num_blocks_of(state, num_tokens) - requests_of(state)[r].num_blocks
     return wanted
 
 

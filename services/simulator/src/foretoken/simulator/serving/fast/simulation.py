@@ -36,10 +36,10 @@ def run_fast(
         RuntimeError: requests run that the scheduler does not schedule.
 
     """
-    state = build_state(plan, setup, len(tables.tokens_us))
+    state = build_state(plan, setup, tables)
     slices: list[Slice] = []
     while True:
-        status = run_slice(state.record, tables)
+        status = run_slice(state.record)
         slices.append(take_output(state))
         if status == layout.DONE:
             break
@@ -50,7 +50,7 @@ def run_fast(
     return ServingRecord(
         requests=_requests_of(state.arrays["requests"], plan),
         tokens=replace(token_runs(output.runs), engine=None),
-        steps=step_records(output),
+        steps=step_records(output, speculates=setup.speculation is not None),
         num_kv_blocks=setup.num_kv_blocks,
         block_size=setup.profile.block_size,
     )
@@ -75,7 +75,7 @@ def _requests_of(requests: Records, plan: RequestPlan) -> RequestRecord:
         num_decode_tokens=column("num_decode"),
         num_preemptions=column("num_preemptions"),
         num_cached_tokens=column("num_cached"),
-        num_loaded_tokens=np.zeros(len(requests), dtype=np.int32),
+        num_loaded_tokens=column("num_loaded"),
         engine=column("engine"),
         slo_class=plan.slo_class,
         outcome=column("outcome"),

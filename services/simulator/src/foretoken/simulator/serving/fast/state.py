@@ -6,15 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.domain.units import NS_PER_MS, NS_PER_US
+from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.serving.cluster_setup import PoolSetup
 from foretoken.simulator.serving.engine_pool import PoolRole
 from foretoken.simulator.serving.fast import layout
+from foretoken.simulator.serving.fast.cost import place_tables
 from foretoken.simulator.serving.fast.layout import NONE, Ints, Records, State
 from foretoken.simulator.serving.fast.selection import SELECTS
 from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.speculation import draw_yields
 
 # Steps of a slice, and least room for prefills and token runs; a slice reports progress.
 _SLICE_STEPS = 50_000
@@ -42,12 +44,12 @@ class FastState(NamedTuple):
     arrays: Mapping[str, Records]
 
 
-def build_state(plan: RequestPlan, setup: DeploymentSetup, num_stages: int) -> FastState:
+def build_state(plan: RequestPlan, setup: DeploymentSetup, tables: CostTables) -> FastState:
     """Return the state before the first request arrives."""
     rules = np.zeros(1, dtype=layout.STATE)
     rules["router"] = ROUTERS[setup.router]
     rules["num_units"] = 1 if setup.is_lock_step else setup.num_engines
-    return _build(plan, setup, num_stages, rules)
+    return _build(plan, setup, tables, rules)
 
 
 def build_pool_state(plan: RequestPlan, setup: PoolSetup, tables: CostTables) -> FastState:
@@ -61,7 +63,7 @@ def build_pool_state(plan: RequestPlan, setup: PoolSetup, tables: CostTables) ->
     rules["num_units"] = setup.num_replicas_max
     rules["decode_us_min"] = tables.decode_us.min()
     rules["next_ns"] = layout.NEVER_NS
-    state = _build(plan, setup.engines, len(tables.tokens_us), rules)
+    state = _build(plan, setup.engines, tables, rules)
     if setup.role is PoolRole.PREFILL:
         # One whose answer is lost begins anew, where its own blocks may be.
         requests = state.arrays["requests"]
@@ -89,13 +91,17 @@ def grow_slots(state: FastState) -> FastState:
 
 
 def _build(
-    plan: RequestPlan, setup: DeploymentSetup, num_stages: int, record: Records
+    plan: RequestPlan, setup: DeploymentSetup, tables: CostTables, record: Records
 ) -> FastState:
     rules = record[0]
-    _set_rules(rules, setup, num_stages)
+    _set_rules(rules, setup, len(tables.tokens_us))
     _set_sizes(rules, plan, setup)
     requests = _build_requests(plan, rules)
+    draft = setup.speculation.draft if setup.speculation else None
+    places, columns = place_tables((tables, draft or tables))
     arrays = {
+        "tables": places,
+        **{f"table {place}": column for place, column in enumerate(columns)},
         "requests": requests,
         "ready_order": _order_arrivals(plan, rules, requests),
         "hashes": np.ascontiguousarray(plan.hashes, dtype=np.int64),
@@ -103,6 +109,8 @@ def _build(
         "ended": np.zeros(plan.num_requests, dtype=np.int32),
         **_build_engines(rules),
         **_build_cache(rules),
+        **_build_tiers(rules, setup),
+        **_build_yields(plan, rules, setup, requests),
         **_build_output(rules),
     }
     for name in layout.ARRAYS:
@@ -126,6 +134,14 @@ def _set_rules(rules: State, setup: DeploymentSetup, num_stages: int) -> None:
     rules["num_stages"] = num_stages
     rules["depth"] = num_stages if num_stages > 1 else 1 + profile.has_async_scheduling
     rules["num_buckets"] = 1 << max(setup.num_kv_blocks, 1).bit_length()
+    rules["is_swapping"] = profile.preemption == "swap" and bool(setup.kv_tiers)
+    if rules["is_swapping"] or profile.has_prefix_caching:
+        rules["num_tiers"] = len(setup.kv_tiers)
+    if setup.speculation is not None and rules["role"] != layout.PREFILL_ONLY:
+        rules["num_draft_tokens"] = setup.speculation.num_draft_tokens
+        rules["num_lookahead_tokens"] = setup.speculation.num_lookahead_tokens
+    if setup.speculation is not None and setup.speculation.draft is not None:
+        rules["num_draft_passes"] = setup.speculation.num_draft_tokens
 
 
 def _set_sizes(rules: State, plan: RequestPlan, setup: DeploymentSetup) -> None:
@@ -136,11 +152,18 @@ def _set_sizes(rules: State, plan: RequestPlan, setup: DeploymentSetup) -> None:
     rules["hash_block_tokens"] = plan.hash_block_tokens
     rules["num_hashes"] = len(plan.hashes)
     rules["num_engines"] = setup.num_engines
-    longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max(initial=1))
+    num_tokens = plan.num_prefill_tokens + plan.num_decode_tokens
+    longest = int(num_tokens.max(initial=1))
+    longest += int(rules["num_draft_tokens"] + rules["num_lookahead_tokens"])
     num_blocks, size = int(rules["num_blocks"]), int(rules["block_size"])
     rules["num_slots"] = rules["max_num_seqs"]
     rules["num_slot_blocks"] = min(longest // size + 1, num_blocks) + 1
     rules["num_growth"] = max(int(rules["max_num_seqs"]), size)
+    if rules["num_tiers"] and rules["is_caching"]:
+        # No more than all tiers hold, nor than there is, and one on its way.
+        room = sum(each.capacity_bytes for each in setup.kv_tiers) // _block_bytes(setup)
+        rules["num_stored"] = 1 + min(room, int((num_tokens // size).sum()))
+        rules["num_stored_buckets"] = 1 << int(rules["num_stored"]).bit_length()
     room = max(_SLICE_STEPS, 4 * setup.num_engines * int(rules["max_num_seqs"]))
     rules["room_steps"] = _SLICE_STEPS + setup.num_engines
     rules["room_prefills"] = rules["room_runs"] = room
@@ -154,6 +177,7 @@ def _build_engines(rules: State) -> dict[str, Records]:
     engines["unit"] = np.arange(num_engines) * num_units // num_engines
     engines["num_free"] = rules["num_blocks"]
     engines["num_slots"] = rules["max_num_seqs"]
+    engines["first_spare"] = np.arange(num_engines) * int(rules["num_stored"])
     units = np.zeros(num_units, dtype=layout.UNIT)
     units["next_ns"] = layout.NEVER_NS
     units["num_engines"] = num_engines // num_units
@@ -166,6 +190,7 @@ def _build_engines(rules: State) -> dict[str, Records]:
         "running": np.zeros((num_engines, num_seqs), dtype=np.int32),
         "flights": np.zeros((num_engines, depth), dtype=layout.STEP),
         "rows": np.zeros((num_engines, depth, num_seqs), dtype=np.int32),
+        "row_tokens": np.zeros((num_engines, depth, num_seqs), dtype=np.int32),
         "growth": np.zeros((5, int(rules["num_growth"])), dtype=np.int32),
     }
 
@@ -191,6 +216,43 @@ def _build_cache(rules: State) -> dict[str, Records]:
     }
 
 
+def _build_tiers(rules: State, setup: DeploymentSetup) -> dict[str, Records]:
+    """Return the tiers of every engine, empty."""
+    num_engines, num_tiers = int(rules["num_engines"]), int(rules["num_tiers"])
+    tiers = np.zeros((num_engines, num_tiers), dtype=layout.TIER)
+    for level, spec in enumerate(setup.kv_tiers[:num_tiers]):
+        block_bytes = _block_bytes(setup)
+        tiers["capacity"][:, level] = spec.capacity_bytes // block_bytes
+        tiers["read_ns"][:, level] = round(block_bytes / spec.read_bytes_per_s * NS_PER_S)
+        tiers["write_ns"][:, level] = round(block_bytes / spec.write_bytes_per_s * NS_PER_S)
+    tiers["first_kept"] = tiers["last_kept"] = NONE
+    stored = np.zeros(num_engines * int(rules["num_stored"]), dtype=layout.STORED)
+    stored["next"] = np.arange(1, len(stored) + 1)
+    num_buckets = num_engines * int(rules["num_stored_buckets"])
+    return {
+        "tiers": tiers,
+        "stored": stored,
+        "stored_buckets": np.full(num_buckets, NONE, dtype=np.int32),
+    }
+
+
+def _block_bytes(setup: DeploymentSetup) -> int:
+    return setup.kv_bytes_per_token * setup.profile.block_size
+
+
+def _build_yields(
+    plan: RequestPlan, rules: State, setup: DeploymentSetup, requests: Records
+) -> dict[str, Records]:
+    """Return what a verification yields from each token of each answer on, if there are drafts."""
+    yields = np.zeros(0, dtype=np.int32)
+    if setup.speculation is not None and rules["num_draft_tokens"]:
+        yields = draw_yields(plan.num_decode_tokens, setup.speculation).astype(np.int32)
+        ends = np.cumsum(plan.num_decode_tokens)
+        requests["yield_first"] = ends - plan.num_decode_tokens
+    rules["num_yields"] = len(yields)
+    return {"yields": yields}
+
+
 def _build_output(rules: State) -> dict[str, Records]:
     num_prefills = int(rules["room_prefills"])
     return {
@@ -206,7 +268,7 @@ def _build_requests(plan: RequestPlan, rules: State) -> Records:
     requests = np.zeros(plan.num_requests, dtype=layout.REQUEST)
     for name in ("slot", "next", "engine", "queued_ns", "scheduled_ns", "first_token_ns"):
         requests[name] = NONE
-    for name in ("finished_ns", "arrival_ns", "run_first"):
+    for name in ("finished_ns", "arrival_ns", "run_first", "loaded_ns"):
         requests[name] = NONE
     requests["num_prefill"] = plan.num_prefill_tokens
     requests["num_decode"] = plan.num_decode_tokens
@@ -226,11 +288,14 @@ def _build_requests(plan: RequestPlan, rules: State) -> Records:
 def _count_shared_blocks(plan: RequestPlan, rules: State) -> Ints:
     """Return how many leading blocks of each request may be equal to another's."""
     size = int(rules["block_size"])
+    longest = (plan.num_prefill_tokens + plan.num_decode_tokens) // size
+    if rules["num_stored"]:
+        # What nobody else has takes room of the tiers and time of their links all the same.
+        return longest
     shared = plan.prefix_tokens // size
     num_hashes = np.diff(plan.hash_offsets)
     shared = np.maximum(shared, num_hashes * plan.hash_block_tokens // size)
     _, place, counts = np.unique(plan.stream, return_inverse=True, return_counts=True)
-    longest = (plan.num_prefill_tokens + plan.num_decode_tokens) // size
     return np.where(counts[place] > 1, longest, np.minimum(shared, longest))
 
 

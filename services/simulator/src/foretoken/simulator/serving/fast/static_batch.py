@@ -8,11 +8,11 @@ from foretoken.simulator.serving.fast.admission import (
     fit_whole,
     num_uncached,
 )
-from foretoken.simulator.serving.fast.batch import admit, can_fit
+from foretoken.simulator.serving.fast.batch import admit, can_fit, num_kv_tokens_max
 from foretoken.simulator.serving.fast.block import find_prefix, num_blocks_of
 from foretoken.simulator.serving.fast.choice import chooses
 from foretoken.simulator.serving.fast.layout import NEVER_NS, State
-from foretoken.simulator.serving.fast.view import engines_of, requests_of
+from foretoken.simulator.serving.fast.view import engines_of
 
 
 @chooses
@@ -37,7 +37,7 @@ def _begin_batch(state: State, e: int) -> None:
         r = engine.first_waiting
         num_hits = find_prefix(state, e, r)
         num_left = num_uncached(state, r, num_hits)
-        num_held = requests_of(state)[r].num_prefill + requests_of(state)[r].num_decode - 1
+        num_held = num_kv_tokens_max(state, r)
         longest_prompt = max(longest_prompt, num_left)
         longest = max(longest, num_blocks_of(state, num_held))
         if state.counts_padding and count > 0:

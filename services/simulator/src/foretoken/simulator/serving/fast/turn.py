@@ -6,6 +6,7 @@ from foretoken.domain.units import NS_PER_US
 from foretoken.simulator.cost_tables import CostTables, StepShape, shared_us, stage_us
 from foretoken.simulator.jit import compiled_part
 from foretoken.simulator.serving.fast.choice import call_select
+from foretoken.simulator.serving.fast.cost import draft_shared_us, draft_us
 from foretoken.simulator.serving.fast.layout import (
     COMPLETE,
     IDLE,
@@ -16,13 +17,19 @@ from foretoken.simulator.serving.fast.layout import (
     as_int64,
 )
 from foretoken.simulator.serving.fast.queue import pop_waiting, seat_landed, take_in
-from foretoken.simulator.serving.fast.request import emit, finish, refuse_unfit
+from foretoken.simulator.serving.fast.request import (
+    emit,
+    emit_together,
+    finish,
+    refuse_unfit,
+)
 from foretoken.simulator.serving.fast.view import (
     engines_of,
     flights_of,
     prefill_context_of,
     prefill_tokens_of,
     requests_of,
+    row_tokens_of,
     rows_of,
     running_of,
     stage_free_of,
@@ -70,12 +77,16 @@ def complete(state: State, u: int) -> None:
         flight = flights_of(state)[e, unit.first_flight]
         step = flight.step
         has_finished = False
-        for index in range(flight.num_rows):
+        for index in range(flight.num_yielding):
             r = rows_of(state)[e, unit.first_flight, index]
             request = requests_of(state)[r]
             if request.num_emitted == 0:
                 request.first_token_ns = now_ns
-            emit(state, r, step, 1)
+            count = row_tokens_of(state)[e, unit.first_flight, index]
+            if count == 1:
+                emit(state, r, step, 1)
+            else:
+                emit_together(state, r, step, count)
             if request.num_emitted == request.num_decode:
                 finish(state, e, r, now_ns)
                 has_finished = True
@@ -125,6 +136,8 @@ def _begin(state: State, e: int, flight: int) -> None:
     engine.flight = flight
     engine.num_tokens = 0
     engine.num_rows = 0
+    engine.num_yielding = 0
+    engine.num_output_tokens = 0
     engine.num_decodes = 0
     engine.num_prefills = 0
     engine.first_prefill = state.num_out_prefills
@@ -138,10 +151,11 @@ def _launch(state: State, tables: CostTables, u: int, now_ns: int) -> None:
     """Send the chosen batches through the stages."""
     unit = units_of(state)[u]
     first, last = unit.first_engine, unit.first_engine + unit.num_engines
-    num_seqs, num_tokens = 0, as_int64(0)
+    num_seqs, num_tokens, total_seqs = 0, as_int64(0), as_int64(0)
     for e in range(first, last):
         engine = engines_of(state)[e]
         num_seqs = max(num_seqs, engine.num_decodes + engine.num_prefills)
+        total_seqs += engine.num_decodes + engine.num_prefills
         num_tokens += engine.num_tokens
     unit.host_free_ns = now_ns + to_ns(state.host_us + state.host_us_per_seq * num_seqs)
     ready_ns = start_ns = unit.host_free_ns
@@ -152,7 +166,10 @@ def _launch(state: State, tables: CostTables, u: int, now_ns: int) -> None:
         slowest_us = 0.0
         for e in range(first, last):
             slowest_us = max(slowest_us, _engine_us(state, tables, e, stage))
-        ready_ns += to_ns(slowest_us + shared_us(tables, stage, num_tokens))
+        slowest_us += shared_us(tables, stage, num_tokens)
+        if state.num_draft_passes > 0 and stage == 0:
+            slowest_us += draft_shared_us(state, num_tokens, total_seqs)
+        ready_ns += to_ns(slowest_us)
         stage_free_of(state)[u, stage] = ready_ns
     for e in range(first, last):
         _note_flight(state, e, (now_ns, start_ns, ready_ns))
@@ -172,13 +189,13 @@ def _engine_us(state: State, tables: CostTables, e: int, stage: int) -> float:
         engine.kv_tokens_max,
         as_int64(engine.num_prefills),
     )
-    return stage_us(
-        tables,
-        stage,
-        shape,
-        prefill_tokens_of(state)[first:last],
-        prefill_context_of(state)[first:last],
-    )
+    tokens = prefill_tokens_of(state)[first:last]
+    context = prefill_context_of(state)[first:last]
+    total_us = stage_us(tables, stage, shape, tokens, context)
+    # Models with a draft are on one stage.
+    if state.num_draft_passes > 0 and stage == 0:
+        total_us += draft_us(state, shape, tokens, context)
+    return total_us
 
 
 @compiled_part
@@ -189,6 +206,8 @@ def _note_flight(state: State, e: int, times_ns: tuple[int, int, int]) -> None:
     flight.decode_kv_tokens_max = engine.kv_tokens_max
     flight.num_tokens = engine.num_tokens
     flight.num_rows = engine.num_rows
+    flight.num_yielding = engine.num_yielding
+    flight.num_output_tokens = engine.num_output_tokens
     flight.num_decodes = engine.num_decodes
     flight.num_prefills = engine.num_prefills
     flight.num_running = engine.num_running
@@ -203,11 +222,17 @@ def _note_flight(state: State, e: int, times_ns: tuple[int, int, int]) -> None:
 
 @compiled_part
 def _is_steady(state: State, e: int) -> bool:
-    """Whether the batch that was launched is all that runs, and decodes."""
+    """Whether the batch that was launched is all that runs, and decodes a token of each.
+
+    What a tier keeps depends on the order in which blocks are taken and named.
+    """
     engine = engines_of(state)[e]
     flight = flights_of(state)[e, engine.flight]
     return bool(
         state.num_stages == 1
+        and state.num_draft_tokens == 0
+        and state.num_draft_passes == 0
+        and state.num_stored == 0
         and engine.num_decodes == engine.num_running
         and engine.num_rows == engine.num_running
         and flight.num_preempted == 0
@@ -222,17 +247,19 @@ def _leaving_ns(state: State, u: int) -> int:
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
         flight = flights_of(state)[e, unit.first_flight]
         end_ns = flight.end_ns
-        num_rows = max(num_rows, flight.num_rows)
+        num_rows = max(num_rows, flight.num_yielding)
     output_ns = to_ns(state.output_us + state.output_us_per_seq * num_rows)
     return int(max(end_ns, unit.host_free_ns) + output_ns)
 
 
 @compiled_part
 def _rest(state: State, u: int, now_ns: int) -> bool:
-    """Wait for a request or blocks; one that waits where no block is used will never fit."""
+    """Wait for a request or a tier; one that waits where no block is used will never fit."""
     unit = units_of(state)[u]
     unit.turn = IDLE
-    unit.next_ns = NEVER_NS
+    unit.next_ns = _loaded_ns(state, u, now_ns) if state.num_tiers > 0 else NEVER_NS
+    if unit.next_ns < NEVER_NS:
+        return True
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
         engine = engines_of(state)[e]
         if engine.num_running > 0:
@@ -243,6 +270,18 @@ def _rest(state: State, u: int, now_ns: int) -> bool:
             unit.next_ns = now_ns
             return True
     return True
+
+
+@compiled_part
+def _loaded_ns(state: State, u: int, now_ns: int) -> int:
+    """Return when the next running request that waits for a tier may go on."""
+    unit, loaded_ns = units_of(state)[u], NEVER_NS
+    for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
+        for index in range(engines_of(state)[e].num_running):
+            each_ns = requests_of(state)[running_of(state)[e, index]].loaded_ns
+            if now_ns < each_ns < loaded_ns:
+                loaded_ns = each_ns
+    return int(loaded_ns)
 
 
 @compiled_part

@@ -9,11 +9,11 @@ from foretoken.simulator.serving.fast.admission import (
     num_repeats_above,
     num_uncached,
 )
-from foretoken.simulator.serving.fast.batch import admit, can_fit, num_uncomputed
+from foretoken.simulator.serving.fast.batch import admit, can_fit, num_known
 from foretoken.simulator.serving.fast.block import find_prefix
 from foretoken.simulator.serving.fast.choice import chooses
 from foretoken.simulator.serving.fast.layout import State
-from foretoken.simulator.serving.fast.view import engines_of
+from foretoken.simulator.serving.fast.view import engines_of, requests_of
 
 
 @chooses
@@ -25,7 +25,10 @@ def select(state: State, e: int) -> int:
     if not continue_prompts(state, e):
         _admit_prompts(state, e)
     if engines_of(state)[e].num_tokens == 0:
+        num_preempted = engines_of(state)[e].num_preempted
         decode_running(state, e, 1)
+        if engines_of(state)[e].num_preempted == num_preempted:
+            _swap_in(state, e)
     return num_repeats_above(state, e, 1)
 
 
@@ -33,7 +36,7 @@ def select(state: State, e: int) -> int:
 def _admit_prompts(state: State, e: int) -> None:
     engine = engines_of(state)[e]
     count, longest = 0, 0
-    while can_admit(state, e):
+    while can_admit(state, e) and not requests_of(state)[engine.first_waiting].is_swapped:
         r = engine.first_waiting
         num_hits = find_prefix(state, e, r)
         num_left = num_uncached(state, r, num_hits)
@@ -41,8 +44,20 @@ def _admit_prompts(state: State, e: int) -> None:
         if state.counts_padding and count > 0 and (count + 1) * longest > state.max_num_tokens:
             return
         num_new = fit_whole(state, e, num_left)
-        num_held = num_uncomputed(state, r)
+        num_held = num_known(state, r)
         if num_new == 0 or not can_fit(state, e, num_hits, num_held):
             return
         admit(state, e, num_hits, num_held, num_new)
         count += 1
+
+
+@compiled_part
+def _swap_in(state: State, e: int) -> None:
+    """Let what was swapped out come back, before anybody new."""
+    engine = engines_of(state)[e]
+    while can_admit(state, e) and requests_of(state)[engine.first_waiting].is_swapped:
+        r = engine.first_waiting
+        num_hits, num_held = find_prefix(state, e, r), num_known(state, r)
+        if not can_fit(state, e, num_hits, num_held):
+            return
+        admit(state, e, num_hits, num_held, num_uncached(state, r, num_hits))
