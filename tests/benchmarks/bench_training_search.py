@@ -46,10 +46,10 @@ from foretoken.simulator.search.internevo.request import build_request
 from foretoken.simulator.search.internevo.simulator_verdicts import judge_by_simulator
 from foretoken.simulator.search.placement.chain import Chain, find_method
 from foretoken.simulator.search.training.canonical import find_redundant
-from foretoken.simulator.search.training.legality import judge_legality
 from foretoken.simulator.search.training.search import search_training
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer
+from foretoken.simulator.steps.legality import judge_legality
 from foretoken.simulator.training.step import simulate_training
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -18,8 +18,8 @@ from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpac
 from foretoken.simulator.launch.framework import all_frameworks
 from foretoken.simulator.launch.trainer import TrainingLaunch, plan_job, strategy_of
 from foretoken.simulator.launch.write_training import check_launched
-from foretoken.simulator.search.training.legality import LEGAL, judge_legality
 from foretoken.simulator.search.training.space import resolve_space
+from foretoken.simulator.steps.legality import LEGAL, judge_legality
 
 T = TypeVar("T")
 

@@ -54,7 +54,7 @@ def _scenarios(draw: st.DrawFn) -> TrainingScenario:
 def _lower(scenario: TrainingScenario) -> tuple[StepOperators, tuple[RankOrder, ...]]:
     schedule = find_schedule(scenario.pipeline_schedule)
     try:
-        check_scenario(scenario, schedule)
+        check_scenario(scenario)
         ranks = chunk_ranks(scenario)
         check_chunks(ranks, scenario)
     except InvalidRequestError:

@@ -16,8 +16,8 @@ from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_report import StageMemory
 from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.simulator.rank import chunk_ranks
-from foretoken.simulator.search.training.legality import LEGAL, judge_legality
 from foretoken.simulator.search.training.memory_columns import measure_strategies
+from foretoken.simulator.steps.legality import LEGAL, judge_legality
 from foretoken.simulator.steps.strategies import AXES, Strategies, StrategySource
 from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.in_flight import find_moments

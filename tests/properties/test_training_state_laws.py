@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.limit import list_broken
 from foretoken.domain.lowering import lower_rank
 from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.models.architecture import find_model
@@ -17,9 +18,10 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.steps.legality import shard_limits
+from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
 from foretoken.simulator.training.state_sharding import StateExchange, exchange_states
-from foretoken.simulator.training.zero import check_sharding
 
 _MODELS = [
     dataclasses.replace(find_model(name), num_layers=4)
@@ -52,7 +54,7 @@ def _scenarios(draw: st.DrawFn) -> TrainingScenario:
         weight_parallel=draw(st.sampled_from(("", "", "isp"))),
         trainer=TrainerSpec(rules={**_RULES, "bucket_elements": str(bucket)}),
     )
-    assume(not list(check_sharding(scenario)))
+    assume(not list(list_broken(shard_limits(Strategies.of_scenario(scenario)))))
     return scenario
 
 

@@ -19,7 +19,7 @@ from foretoken.simulator.search.internevo.simulator_verdicts import (
     judge_by_simulator,
     measure_by_formula,
 )
-from foretoken.simulator.search.training.legality import judge_legality
+from foretoken.simulator.steps.legality import judge_legality
 
 _MODEL = find_model("internlm2-7b")
 _SAMPLE = 2048

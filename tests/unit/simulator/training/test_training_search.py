@@ -21,9 +21,9 @@ from foretoken.domain.training_search import (
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.training.canonical import find_redundant
 from foretoken.simulator.search.training.closed_form import Setting, answer_in_closed_form
-from foretoken.simulator.search.training.legality import LEGAL, judge_legality
 from foretoken.simulator.search.training.search import count_points, search_training
 from foretoken.simulator.search.training.space import resolve_space
+from foretoken.simulator.steps.legality import LEGAL, judge_legality
 from foretoken.simulator.training.step import simulate_training
 
 _SCENARIO = TrainingScenario(

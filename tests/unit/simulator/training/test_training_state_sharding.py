@@ -1,13 +1,14 @@
 """What ranks with the same parameters exchange, by ZeRO stage, group and framework."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Overlap, Section
 from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.limit import Limit, list_broken
 from foretoken.domain.lowering import lower_rank
 from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.models.architecture import find_model
@@ -15,9 +16,10 @@ from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.steps.legality import shard_limits
+from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
 from foretoken.simulator.training.state_sharding import StateExchange, exchange_states
-from foretoken.simulator.training.zero import check_sharding
 
 _LLAMA = find_model("llama-2-7b")
 # Norms are split by none and lowering leaves biases out, which these models have none of.
@@ -29,6 +31,10 @@ def _scenario(rules: Mapping[str, str] | None = None, **changes: object) -> Trai
         model=_LLAMA, device="h100_sxm", topology="h100_dgx", trainer=TrainerSpec(rules=rules or {})
     )
     return dataclasses.replace(scenario, **changes)  # type: ignore[arg-type]
+
+
+def _shard_limits(**changes: object) -> Iterator[Limit]:
+    return shard_limits(Strategies.of_scenario(_scenario(**changes)))
 
 
 def _exchange(scenario: TrainingScenario, stage: int = 0) -> StateExchange:
@@ -188,22 +194,25 @@ def test_gradients_are_reduced_in_the_frameworks_format() -> None:
 def test_a_degree_of_weights_that_cuts_no_ranks_is_said_elsewhere_alone() -> None:
     """What does not divide the tp x cp x dp ranks says nothing of replicas."""
     layout = ParallelLayout(tp=2, dp=4)
-    isp = {"layout": layout, "weight_parallel": "isp", "shard_degree": 3}
-    assert [] == list(check_sharding(_scenario(weight_degree=3, **isp)))
-    assert 1 == len(list(check_sharding(_scenario(weight_degree=8, **isp))))
+    isp = {"layout": layout, "weight_parallel": "isp", "shard_degree": 3, "zero_stage": 1}
+    assert [] == list(list_broken(_shard_limits(weight_degree=3, **isp)))
+    assert 1 == len(list(list_broken(_shard_limits(weight_degree=8, **isp))))
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"zero_stage": 4}, ["must be 0, 1, 2 or 3"]),
-        ({"shard_degree": 3}, ["3 does not divide the 8 ranks that hold the same"]),
-        ({"shard_degree": 4}, []),
+        (
+            {"shard_degree": 3, "zero_stage": 1},
+            ["3 does not divide the 8 ranks that hold the same"],
+        ),
+        ({"shard_degree": 4, "zero_stage": 1}, []),
+        ({"shard_degree": 4}, ["needs zero_stage 1, 2 or 3"]),
     ],
 )
 def test_sharding_that_cannot_be_says_why(changes: dict[str, int], expected: list[str]) -> None:
-    scenario = _scenario(layout=ParallelLayout(dp=8), **changes)
-    assert expected == [violation.description for violation in check_sharding(scenario)]
+    limits = _shard_limits(layout=ParallelLayout(dp=8), **changes)
+    assert expected == [violation.description for violation in list_broken(limits)]
 
 
 def test_owners_broadcast_their_parameters_one_after_the_other() -> None:

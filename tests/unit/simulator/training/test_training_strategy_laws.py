@@ -14,12 +14,9 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.canonical import find_redundant
-from foretoken.simulator.search.training.legality import (
-    LEGAL,
-    explain,
-    judge_legality,
-)
 from foretoken.simulator.search.training.space import StrategySpace, resolve_space
+from foretoken.simulator.search.training.verdict_reason import explain
+from foretoken.simulator.steps.legality import LEGAL, judge_legality
 from foretoken.simulator.steps.strategies import AXES, Strategies
 from foretoken.simulator.training.step import simulate_training
 

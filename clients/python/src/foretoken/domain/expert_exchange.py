@@ -26,37 +26,46 @@ from foretoken.domain.expert_load import (
     larger,
     rounded,
 )
-from foretoken.domain.graph import OperatorNode, RankContext
+from foretoken.domain.graph import OperatorNode
 from foretoken.domain.head_exchange import ATTENTION_KERNELS
-from foretoken.domain.lowering_options import Lowering, TrainingOptions
+from foretoken.domain.limit import Limit
+from foretoken.domain.lowering_options import LayoutCases, Lowering, TrainingOptions
 from foretoken.domain.models.architecture import MoeSpec
 from foretoken.domain.placement import axis_group, expert_mesh
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.domain.units import Quantity
 
 
-def check_experts(rank: RankContext, training: TrainingOptions) -> Iterator[str]:
+def expert_limits(cases: LayoutCases, training: TrainingOptions, moe: MoeSpec) -> Iterator[Limit]:
     """Yield why the experts of a model cannot be spread in training."""
-    moe, layout = rank.model.moe, rank.layout
-    if moe is None:
-        return
-    mesh = expert_mesh(layout, training.expert_tp)
-    num_ranks = layout.tp * layout.cp * layout.dp
-    if moe.num_experts % layout.ep:
-        yield f"{layout.ep} does not divide the {moe.num_experts} experts of {rank.model.name}"
-    if num_ranks % (mesh.tp * mesh.ep):
-        yield (
-            f"experts over {mesh.ep} groups of {mesh.tp} ranks do not divide the {num_ranks} ranks"
+    tp, ep, width, num_ranks = cases.tp, cases.ep, cases.expert_width, cases.stage_ranks
+    yield Limit(
+        "experts",
+        moe.num_experts % ep != 0,
+        lambda: f"{ep} does not divide the {moe.num_experts} experts of {cases.model.name}",
+    )
+    yield Limit(
+        "experts",
+        num_ranks % (width * ep) != 0,
+        lambda: (
+            f"experts over {ep} groups of {width} ranks do not divide the {num_ranks} ranks"
             " of tp, cp and dp"
-        )
-    if moe.expert_intermediate % mesh.tp:
-        yield (
-            f"the {mesh.tp} ranks that share an expert do not divide its width"
+        ),
+    )
+    yield Limit(
+        "experts",
+        moe.expert_intermediate % width != 0,
+        lambda: (
+            f"the {width} ranks that share an expert do not divide its width"
             f" {moe.expert_intermediate}"
-        )
-    num_tokens = training.micro_batch_size * training.sequence_length // layout.cp
-    if num_tokens % layout.tp:
-        yield f"tp {layout.tp} does not divide the {num_tokens} tokens of a rank to route"
+        ),
+    )
+    num_tokens = cases.micro_batch_size * training.sequence_length // cases.cp
+    yield Limit(
+        "sequence",
+        num_tokens % tp != 0,
+        lambda: f"tp {tp} does not divide the {num_tokens} tokens of a rank to route",
+    )
 
 
 def distribute_experts(

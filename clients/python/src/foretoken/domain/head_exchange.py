@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.graph import OperatorNode, RankContext
+from foretoken.domain.limit import Limit
+from foretoken.domain.lowering_options import LayoutCases
+from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.placement import RankGroup
 from foretoken.domain.units import Quantity
@@ -18,14 +21,27 @@ from foretoken.domain.units import Quantity
 ATTENTION_KERNELS = ("attention_prefill", "mla_prefill")
 
 
-def check_heads(rank: RankContext, axis: str) -> Iterator[str]:
-    """Yield why heads cannot be spread over the ranks of an axis, beside tp's own split."""
-    degree = rank.layout.tp * (rank.layout.degree(axis) if axis != "tp" else 1)
-    model = rank.model
-    if model.num_heads % degree:
-        yield f"{degree} ranks cannot share the {model.num_heads} heads of {model.name} evenly"
-    if model.mla is None and model.num_kv_heads % degree and degree % model.num_kv_heads:
-        yield f"{degree} and the {model.num_kv_heads} key heads of {model.name} do not divide"
+def head_limits(cases: LayoutCases, degree: Quantity, is_exchanged: Quantity) -> Iterator[Limit]:
+    """Yield why heads cannot be exchanged by so many ranks."""
+    model = cases.model
+    yield Limit(
+        "heads",
+        is_exchanged & (model.num_heads % degree != 0),
+        lambda: f"{degree} ranks cannot share the {model.num_heads} heads of {model.name} evenly",
+    )
+    # Latent attention has no key heads of its own, which only exchanges of heads know.
+    if model.mla is None:
+        yield key_head_limit(model, degree, is_exchanged)
+
+
+def key_head_limit(model: ModelArchitecture, degree: Quantity, is_split: Quantity) -> Limit:
+    """Return why key heads can be neither split over so many ranks nor repeated on them."""
+    num_heads = model.num_kv_heads
+    return Limit(
+        "heads",
+        is_split & (num_heads % degree != 0) & (degree % num_heads != 0),
+        lambda: f"{degree} and the {num_heads} key heads of {model.name} do not divide",
+    )
 
 
 def head_dims(kernel: OperatorNode) -> tuple[Quantity, Quantity]:

@@ -13,8 +13,15 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.expert_layer import lower_experts
 from foretoken.domain.graph import BatchShape, OperatorNode, Partition, RankContext, Section
 from foretoken.domain.latent_attention import lower_latent_attention
+from foretoken.domain.limit import Limit, list_broken
 from foretoken.domain.lora import add_adapters
-from foretoken.domain.lowering_options import Lowering, LoweringOptions, Nodes, ParallelPass
+from foretoken.domain.lowering_options import (
+    LayoutCases,
+    Lowering,
+    LoweringOptions,
+    Nodes,
+    ParallelPass,
+)
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.node_builder import NodeBuilder
 from foretoken.domain.plugins import scan_modules
@@ -58,11 +65,7 @@ def check_layout(rank: RankContext, options: LoweringOptions | None = None) -> N
         InvalidRequestError: with one violation per reason.
 
     """
-    violations = [
-        FieldViolation(_FIELDS.get(parallel_pass.axis, f"layout.{parallel_pass.axis}"), reason)
-        for parallel_pass in _passes()
-        for reason in parallel_pass.check(rank, options)
-    ]
+    violations = list(list_broken(list_limits(LayoutCases.of_rank(rank, options))))
     known = {parallel_pass.axis for parallel_pass in _passes()}
     violations += [
         FieldViolation(f"layout.{axis}", "this axis is not simulated yet; leave it at 1")
@@ -71,6 +74,14 @@ def check_layout(rank: RankContext, options: LoweringOptions | None = None) -> N
     ]
     if violations:
         raise InvalidRequestError.of_violations(violations)
+
+
+def list_limits(cases: LayoutCases) -> Iterator[Limit]:
+    """Yield the limits of every axis, each with the field of a scenario to change."""
+    for parallel_pass in _passes():
+        field = _FIELDS.get(parallel_pass.axis, f"layout.{parallel_pass.axis}")
+        for limit in parallel_pass.limits(cases):
+            yield dataclasses.replace(limit, field=field)
 
 
 def lower_forward(model: ModelArchitecture, shape: BatchShape, options: LoweringOptions) -> Nodes:

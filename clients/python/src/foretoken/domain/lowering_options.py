@@ -2,12 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from foretoken.domain.cluster import LoraSpec
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import BatchShape, OperatorNode, RankContext
+from foretoken.domain.limit import Limit
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.placement import expert_width
 from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.units import Quantity
 
 Nodes = tuple[OperatorNode, ...]
 
@@ -75,16 +80,72 @@ _FORMS = {"mla_form": ("module", "operators"), "expert_exchange": ("all_gather",
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutCases:
+    """A way to cut a model as the limits of axes read it: one layout, or columns of them.
+
+    `training` has what all of them share; `splits_tokens` tells where sequence parallelism splits
+    tokens over tp, `is_isp` where weights are InternEvo's shares over `weight_degree` ranks.
+    """
+
+    model: ModelArchitecture
+    tp: Quantity
+    pp: Quantity
+    dp: Quantity
+    cp: Quantity
+    ep: Quantity
+    layers_by_stage: tuple[int, ...] = ()
+    training: TrainingOptions | None = None
+    micro_batch_size: Quantity = 1
+    splits_tokens: Quantity = False
+    is_isp: Quantity = False
+    weight_degree: Quantity = 1
+
+    @classmethod
+    def of_rank(cls, rank: RankContext, options: LoweringOptions | None) -> Self:
+        """Return the one case that a graph is lowered for."""
+        layout, training = rank.layout, options.training if options else None
+        form = training.weight_parallel if training else ""
+        return cls(
+            model=rank.model,
+            tp=layout.tp,
+            pp=layout.pp,
+            dp=layout.dp,
+            cp=layout.cp,
+            ep=layout.ep,
+            layers_by_stage=rank.layers_by_stage,
+            training=training,
+            micro_batch_size=training.micro_batch_size if training else 1,
+            splits_tokens=training is not None
+            and (training.sequence_parallel or form in ("msp", "fsp")),
+            is_isp=form == "isp",
+            weight_degree=training.weight_degree if training else 1,
+        )
+
+    @property
+    def stage_ranks(self) -> Quantity:
+        """Ranks of a stage of the pipeline."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def expert_width(self) -> Quantity:
+        """Ranks that split an expert."""
+        return expert_width(self.tp, self.ep, self.training.expert_tp if self.training else 0)
+
+
+def _find_no_limits(_cases: LayoutCases) -> Iterator[Limit]:
+    yield from ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelPass:
     """Cut a graph along one axis.
 
-    `check` yields why a model cannot be cut that way, under options where they are known; `rewrite`
-    returns the rank's graph.
+    `limits` yields what cannot be cut that way; `rewrite` returns the rank's graph.
     """
 
     axis: str
-    check: Callable[[RankContext, LoweringOptions | None], Iterator[str]]
     rewrite: Callable[[Nodes, "Lowering"], Nodes]
+    limits: Callable[[LayoutCases], Iterator[Limit]] = _find_no_limits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ Source: Megatron-Core's default rank order, and that of its expert groups.
 from dataclasses import dataclass
 
 from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.units import Quantity
 
 _ORDER = ("tp", "cp", "dp", "pp")
 
@@ -72,9 +73,14 @@ class ExpertMesh:
 
 def expert_mesh(layout: ParallelLayout, expert_tp: int = 0) -> ExpertMesh:
     """Return how experts lie; without `expert_tp` an expert is split by what ep leaves of tp."""
-    width = expert_tp or (layout.tp // layout.ep if layout.tp % layout.ep == 0 else 1)
+    width = int(expert_width(layout.tp, layout.ep, expert_tp))
     num_ranks = layout.tp * layout.cp * layout.dp
     return ExpertMesh(tp=width, ep=layout.ep, dp=max(1, num_ranks // (width * layout.ep)))
+
+
+def expert_width(tp: Quantity, ep: Quantity, expert_tp: int = 0) -> Quantity:
+    """Return the ranks that split an expert: as given, or what ep leaves of tp; 1 if it cannot."""
+    return expert_tp or 1 + (tp % ep == 0) * (tp // ep - 1)
 
 
 def axis_group(layout: ParallelLayout, axis: str) -> RankGroup:

@@ -14,7 +14,8 @@ from foretoken.domain.communication import PlacedGroup, beside
 from foretoken.domain.estimate import DType
 from foretoken.domain.expert_layer import is_expert_node
 from foretoken.domain.graph import OperatorNode, Partition, RankContext, Section
-from foretoken.domain.lowering_options import Lowering, TrainingOptions
+from foretoken.domain.limit import Limit
+from foretoken.domain.lowering_options import LayoutCases, Lowering, TrainingOptions
 from foretoken.domain.placement import axis_group
 from foretoken.domain.scenario import TrainingScenario
 
@@ -32,11 +33,16 @@ def splits_tokens(rank: RankContext, training: TrainingOptions | TrainingScenari
     return is_split and rank.layout.tp > 1
 
 
-def check_tokens(rank: RankContext, training: TrainingOptions) -> Iterator[str]:
-    """Yield why the tokens of a sequence cannot be split over the ranks of tp."""
-    tp, length = rank.layout.tp, training.sequence_length // rank.layout.cp
-    if splits_tokens(rank, training) and length % tp:
-        yield f"sequence parallelism: {tp} does not divide the {length} tokens of a rank's sequence"
+def token_limit(cases: LayoutCases, training: TrainingOptions) -> Limit:
+    """Return why the tokens of a sequence cannot be split over the ranks of tp."""
+    tp, length = cases.tp, training.sequence_length // cases.cp
+    return Limit(
+        "sequence",
+        (cases.is_isp ^ True) & cases.splits_tokens & (length % tp != 0),
+        lambda: (
+            f"sequence parallelism: {tp} does not divide the {length} tokens of a rank's sequence"
+        ),
+    )
 
 
 def add_collectives(nodes: Sequence[OperatorNode], lowering: Lowering) -> tuple[OperatorNode, ...]:

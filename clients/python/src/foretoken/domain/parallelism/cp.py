@@ -14,44 +14,54 @@ from foretoken.domain.communication import PlacedGroup, beside
 from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.head_exchange import (
     ATTENTION_KERNELS,
-    check_heads,
     exchange_heads,
     head_dims,
+    head_limits,
     num_key_heads,
 )
+from foretoken.domain.limit import Limit
 from foretoken.domain.lowering_options import (
+    LayoutCases,
     Lowering,
-    LoweringOptions,
     Nodes,
     ParallelPass,
 )
 from foretoken.domain.placement import axis_group
-from foretoken.domain.token_split import token_degree
 
 _EXCHANGES = ("ring", "all_to_all")
 
 
-def _check(rank: RankContext, options: LoweringOptions | None) -> Iterator[str]:
-    degree = rank.layout.cp
-    training = options.training if options else None
-    if options is not None and training is not None:
-        num_pieces = token_degree(rank, options) * (2 if degree > 1 else 1)
-        if training.sequence_length % num_pieces:
-            yield (
-                f"a sequence of {training.sequence_length} tokens is cut into {num_pieces} pieces,"
-                " two for each rank of cp, and they must be alike"
-            )
-    if degree == 1:
-        return
+def _limits(cases: LayoutCases) -> Iterator[Limit]:
+    cp, training = cases.cp, cases.training
     if training is None:
-        yield "splitting sequences is simulated for training alone; leave it at 1"
+        yield Limit(
+            "sequence",
+            cp > 1,
+            lambda: "splitting sequences is simulated for training alone; leave it at 1",
+        )
         return
-    if training.context_parallel not in _EXCHANGES:
-        yield f"context_parallel must be one of {', '.join(_EXCHANGES)}"
-    if training.trainer.attention != "flash":
-        yield f"{training.trainer.name} computes attention by whole rows of scores; leave it at 1"
+    num_pieces = cp * (1 + cases.is_isp * (cases.tp - 1)) * (1 + (cp > 1))
+    yield Limit(
+        "sequence",
+        training.sequence_length % num_pieces != 0,
+        lambda: (
+            f"a sequence of {training.sequence_length} tokens is cut into {num_pieces} pieces,"
+            " two for each rank of cp, and they must be alike"
+        ),
+    )
+    yield Limit(
+        "sequence",
+        (cp > 1) & (training.context_parallel not in _EXCHANGES),
+        lambda: f"context_parallel must be one of {', '.join(_EXCHANGES)}",
+    )
+    trainer = training.trainer
+    yield Limit(
+        "heads",
+        (cp > 1) & (trainer.attention != "flash"),
+        lambda: f"{trainer.name} computes attention by whole rows of scores; leave it at 1",
+    )
     if training.context_parallel == "all_to_all":
-        yield from check_heads(rank, "cp")
+        yield from head_limits(cases, cases.tp * cp, cp > 1)
 
 
 def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
@@ -107,4 +117,4 @@ def _other_block(node: OperatorNode, index: int) -> OperatorNode:
     return dataclasses.replace(node, role=f"{node.role}_ring_{index}", dims=dims)
 
 
-PASS = ParallelPass(axis="cp", check=_check, rewrite=_rewrite)
+PASS = ParallelPass(axis="cp", limits=_limits, rewrite=_rewrite)

@@ -12,13 +12,14 @@ Source: vLLM 0.19, `fused_moe/layer.py` and `all2all_backend`; DeepSeek-V3, sect
 import dataclasses
 from collections.abc import Iterator
 
-from foretoken.domain.expert_exchange import check_experts, distribute_experts
+from foretoken.domain.expert_exchange import distribute_experts, expert_limits
 from foretoken.domain.expert_load import ExpertRouting, expert_load, larger, rounded
 from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.limit import Limit
 from foretoken.domain.lowering_options import (
+    LayoutCases,
     Lowering,
-    LoweringOptions,
     Nodes,
     ParallelPass,
 )
@@ -28,31 +29,48 @@ from foretoken.domain.placement import group_dims
 from foretoken.domain.units import Quantity
 
 
-def _check(rank: RankContext, options: LoweringOptions | None) -> Iterator[str]:
-    ep, moe = rank.layout.ep, rank.model.moe
-    if options is not None and options.training is not None and moe is not None:
-        yield from check_experts(rank, options.training)
-    elif ep > 1:
-        yield from _check_served(rank, moe)
-
-
-def _check_served(rank: RankContext, moe: MoeSpec | None) -> Iterator[str]:
-    ep = rank.layout.ep
+def _limits(cases: LayoutCases) -> Iterator[Limit]:
+    moe = cases.model.moe
     if moe is None:
-        yield f"{rank.model.name} has no experts to spread; leave it at 1"
-        return
-    if moe.num_experts % ep:
-        yield f"{ep} does not divide the {moe.num_experts} experts of {rank.model.name}"
-    num_ranks = rank.layout.tp * rank.layout.dp
-    if num_ranks % ep:
-        yield f"{ep} does not divide the {num_ranks} ranks of tp and dp that hold the experts"
-    elif moe.expert_intermediate % rank.moe_tp:
-        yield (
-            f"the {rank.moe_tp} ranks that share an expert do not divide its width"
-            f" {moe.expert_intermediate}"
+        yield Limit(
+            "experts",
+            cases.ep > 1,
+            lambda: f"{cases.model.name} has no experts to spread; leave it at 1",
         )
-    if rank.has_lock_step and rank.layout.pp > 1:
-        yield "engines that share experts (dp and ep above 1) cannot have pipeline stages; set pp 1"
+    elif cases.training is not None:
+        yield from expert_limits(cases, cases.training, moe)
+    else:
+        yield from _served_limits(cases, moe)
+
+
+def _served_limits(cases: LayoutCases, moe: MoeSpec) -> Iterator[Limit]:
+    ep, num_ranks = cases.ep, cases.tp * cases.dp
+    yield Limit(
+        "experts",
+        moe.num_experts % ep != 0,
+        lambda: f"{ep} does not divide the {moe.num_experts} experts of {cases.model.name}",
+    )
+    yield Limit(
+        "experts",
+        num_ranks % ep != 0,
+        lambda: f"{ep} does not divide the {num_ranks} ranks of tp and dp that hold the experts",
+    )
+    width = larger(1, num_ranks // ep)
+    yield Limit(
+        "experts",
+        (ep > 1) & (num_ranks % ep == 0) & (moe.expert_intermediate % width != 0),
+        lambda: (
+            f"the {width} ranks that share an expert do not divide its width"
+            f" {moe.expert_intermediate}"
+        ),
+    )
+    yield Limit(
+        "experts",
+        (ep > 1) & (cases.dp > 1) & (cases.pp > 1),
+        lambda: (
+            "engines that share experts (dp and ep above 1) cannot have pipeline stages; set pp 1"
+        ),
+    )
 
 
 def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
@@ -152,4 +170,4 @@ def _collective(
     )
 
 
-PASS = ParallelPass(axis="ep", check=_check, rewrite=_rewrite)
+PASS = ParallelPass(axis="ep", limits=_limits, rewrite=_rewrite)

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.graph import OperatorNode, RankContext, Section
+from foretoken.domain.limit import Limit
 from foretoken.domain.lowering_options import (
+    LayoutCases,
     Lowering,
-    LoweringOptions,
     Nodes,
     ParallelPass,
     TrainingOptions,
@@ -20,21 +21,26 @@ from foretoken.domain.placement import axis_group, neighbour_dims
 from foretoken.domain.sequence_parallel import splits_tokens
 
 
-def _check(rank: RankContext, _options: LoweringOptions | None) -> Iterator[str]:
-    if rank.layers_by_stage:
-        yield from _check_stages(rank)
-    elif rank.layout.pp > rank.model.num_layers:
-        yield f"more stages than the {rank.model.num_layers} layers of {rank.model.name}"
-
-
-def _check_stages(rank: RankContext) -> Iterator[str]:
-    layers, model = rank.layers_by_stage, rank.model
-    if sum(layers) != model.num_layers:
-        yield f"the stages have {sum(layers)} layers and {model.name} has {model.num_layers}"
-    if min(layers) < 0:
-        yield "a stage cannot have fewer than 0 layers"
-    if len(layers) % rank.layout.pp:
-        yield f"{len(layers)} stages do not divide over the {rank.layout.pp} ranks of the pipeline"
+def _limits(cases: LayoutCases) -> Iterator[Limit]:
+    layers, model, pp = cases.layers_by_stage, cases.model, cases.pp
+    if not layers:
+        yield Limit(
+            "stages",
+            pp > model.num_layers,
+            lambda: f"more stages than the {model.num_layers} layers of {model.name}",
+        )
+        return
+    yield Limit(
+        "stages",
+        sum(layers) != model.num_layers,
+        lambda: f"the stages have {sum(layers)} layers and {model.name} has {model.num_layers}",
+    )
+    yield Limit("stages", min(layers) < 0, lambda: "a stage cannot have fewer than 0 layers")
+    yield Limit(
+        "stages",
+        len(layers) % pp != 0,
+        lambda: f"{len(layers)} stages do not divide over the {pp} ranks of the pipeline",
+    )
 
 
 def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
@@ -115,4 +121,4 @@ def _training_boundary(
         yield pair.collective(near, "stage_send_mask", "send_recv", mask_bytes)
 
 
-PASS = ParallelPass(axis="pp", check=_check, rewrite=_rewrite)
+PASS = ParallelPass(axis="pp", limits=_limits, rewrite=_rewrite)

@@ -13,15 +13,16 @@ from collections.abc import Iterator
 from foretoken.domain.estimate import DType
 from foretoken.domain.expert_layer import is_expert_node
 from foretoken.domain.graph import OperatorNode, Partition, RankContext, Section
-from foretoken.domain.head_exchange import check_heads, exchange_heads
+from foretoken.domain.head_exchange import exchange_heads, head_limits, key_head_limit
+from foretoken.domain.limit import Limit
 from foretoken.domain.lowering_options import (
+    LayoutCases,
     Lowering,
-    LoweringOptions,
     Nodes,
     ParallelPass,
 )
 from foretoken.domain.placement import axis_group, group_dims
-from foretoken.domain.sequence_parallel import add_collectives, check_tokens
+from foretoken.domain.sequence_parallel import add_collectives, token_limit
 from foretoken.domain.units import Quantity, ceil_divide
 
 # What counts the query heads of an operator, alone or times sequences.
@@ -30,36 +31,47 @@ _HEAD_DIMS = ("num_heads", "batch", "num_matrices")
 _HEAD_ROWS = ("q_norm", "attn_dropout")
 
 
-def _check(rank: RankContext, options: LoweringOptions | None) -> Iterator[str]:
-    tp, model = rank.layout.tp, rank.model
-    training = options.training if options else None
-    if training is not None and training.weight_parallel == "isp":
-        yield from check_heads(rank, "tp")
-        if tp > 1 and training.trainer.attention != "flash":
-            yield f"{training.trainer.name} computes attention by whole rows of scores; set tp 1"
-        return
+def _limits(cases: LayoutCases) -> Iterator[Limit]:
+    tp, model, training = cases.tp, cases.model, cases.training
+    yield from head_limits(cases, tp, cases.is_isp)
+    splits_layers = cases.is_isp ^ True
     if training is not None:
-        yield from check_tokens(rank, training)
-    if model.num_heads % tp:
-        yield f"{tp} does not divide the {model.num_heads} heads of {model.name}"
-    if model.num_kv_heads % tp and tp % model.num_kv_heads:
-        yield f"{tp} and the {model.num_kv_heads} key heads of {model.name} do not divide"
-    for width in sorted(_mlp_widths(rank, splits_experts=training is None)):
-        if width % tp:
-            yield f"{tp} does not divide the MLP width {width} of {model.name}"
+        trainer = training.trainer
+        yield Limit(
+            "heads",
+            cases.is_isp & (tp > 1) & (trainer.attention != "flash"),
+            lambda: f"{trainer.name} computes attention by whole rows of scores; set tp 1",
+        )
+        yield token_limit(cases, training)
+    yield Limit(
+        "heads",
+        splits_layers & (model.num_heads % tp != 0),
+        lambda: f"{tp} does not divide the {model.num_heads} heads of {model.name}",
+    )
+    yield key_head_limit(model, tp, splits_layers)
+    for width in sorted(_mlp_widths(cases)):
+        yield _width_limit(width, cases, splits_layers)
 
 
-def _mlp_widths(rank: RankContext, *, splits_experts: bool) -> set[int]:
-    moe = rank.model.moe
+def _width_limit(width: int, cases: LayoutCases, splits_layers: Quantity) -> Limit:
+    return Limit(
+        "mlp_width",
+        splits_layers & (width % cases.tp != 0),
+        lambda: f"{cases.tp} does not divide the MLP width {width} of {cases.model.name}",
+    )
+
+
+def _mlp_widths(cases: LayoutCases) -> set[int]:
+    moe = cases.model.moe
     if moe is None:
-        return {rank.model.intermediate}
+        return {cases.model.intermediate}
     # With expert parallelism, and in training, how an expert is split is up to that.
-    splits_experts = splits_experts and rank.layout.ep == 1
+    splits_experts = cases.training is None and cases.ep == 1
     widths = {moe.expert_intermediate} if splits_experts else set()
     if moe.num_shared_experts:
         widths.add(moe.num_shared_experts * moe.expert_intermediate)
     if moe.num_dense_layers:
-        widths.add(rank.model.intermediate)
+        widths.add(cases.model.intermediate)
     return widths
 
 
@@ -184,4 +196,4 @@ def _collective(
     )
 
 
-PASS = ParallelPass(axis="tp", check=_check, rewrite=_rewrite)
+PASS = ParallelPass(axis="tp", limits=_limits, rewrite=_rewrite)

@@ -11,10 +11,12 @@ import dataclasses
 from collections.abc import Iterator
 
 from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import OperatorNode, Overlap, RankContext
+from foretoken.domain.expert_load import larger
+from foretoken.domain.graph import OperatorNode, Overlap
+from foretoken.domain.limit import Limit
 from foretoken.domain.lowering_options import (
+    LayoutCases,
     Lowering,
-    LoweringOptions,
     Nodes,
     ParallelPass,
 )
@@ -25,20 +27,25 @@ _FORMS = ("", "msp", "fsp", "isp")
 _SHARED = ("gemm", "embedding")
 
 
-def _check(rank: RankContext, options: LoweringOptions | None) -> Iterator[str]:
-    training = options.training if options else None
+def _limits(cases: LayoutCases) -> Iterator[Limit]:
+    training, degree, num_ranks = cases.training, cases.weight_degree, cases.stage_ranks
     if training is None:
         return
-    if training.weight_parallel not in _FORMS:
-        yield "must be msp, fsp, isp or empty"
-    if training.weight_parallel != "isp":
-        return
-    if rank.model.moe is not None:
-        yield "isp splits no experts; use ep, or msp"
-    layout, degree = rank.layout, training.weight_degree
-    num_ranks = layout.tp * layout.cp * layout.dp
-    if degree < 1 or num_ranks % degree:
-        yield f"weight_degree {degree} does not divide the {num_ranks} ranks of tp, cp and dp"
+    yield Limit(
+        "weight_parallel",
+        training.weight_parallel not in _FORMS,
+        lambda: "must be msp, fsp, isp or empty",
+    )
+    yield Limit(
+        "weight_parallel",
+        cases.is_isp & (cases.model.moe is not None),
+        lambda: "isp splits no experts; use ep, or msp",
+    )
+    yield Limit(
+        "weight_parallel",
+        cases.is_isp & ((degree < 1) | (num_ranks % larger(degree, 1) != 0)),
+        lambda: f"weight_degree {degree} does not divide the {num_ranks} ranks of tp, cp and dp",
+    )
 
 
 def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
@@ -61,4 +68,4 @@ def _with_gather(node: OperatorNode, group: PlacedGroup) -> Iterator[OperatorNod
     yield node
 
 
-PASS = ParallelPass(axis="wp", check=_check, rewrite=_rewrite)
+PASS = ParallelPass(axis="wp", limits=_limits, rewrite=_rewrite)

@@ -73,7 +73,7 @@ def check_launched(scenario: TrainingScenario) -> None:
 
     """
     schedule = find_schedule(scenario.pipeline_schedule)
-    check_scenario(scenario, schedule)
+    check_scenario(scenario)
     check_chunks(chunk_ranks(with_chunks(scenario, schedule)), scenario)
 
 

@@ -183,12 +183,17 @@ class Strategies:
         return np.full(len(self), given) if given else left
 
     @property
-    def chunks(self) -> Ints:
-        """Chunks of layers per rank, as many as the schedule needs."""
+    def needed_chunks(self) -> Ints:
+        """Chunks of layers per rank that the schedule needs; 0: as many as there are."""
         names = self.source.pipeline_schedules
         needed = np.array([find_schedule(name).virtual_stages for name in names], dtype=np.int64)
-        of_schedule = needed[self.pipeline_schedule]
-        chunks: Ints = np.where(of_schedule > 0, of_schedule, self.virtual_stages)
+        return needed[self.pipeline_schedule]
+
+    @property
+    def chunks(self) -> Ints:
+        """Chunks of layers per rank, as many as the schedule needs."""
+        needed = self.needed_chunks
+        chunks: Ints = np.where(needed > 0, needed, self.virtual_stages)
         return chunks
 
     @property

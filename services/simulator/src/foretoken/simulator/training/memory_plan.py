@@ -50,7 +50,7 @@ def plan_memory(scenario: TrainingScenario) -> TrainingMemoryReport:
         UnknownPluginError: no pipeline schedule or trainer of that name.
 
     """
-    check_scenario(scenario, find_schedule(scenario.pipeline_schedule))
+    check_scenario(scenario)
     check_trainer(scenario)
     report = TrainingMemoryReport(
         num_devices=scenario.layout.num_devices,
@@ -77,7 +77,7 @@ def measure_stages(scenario: TrainingScenario) -> tuple[StageMemory, ...]:
         InvalidRequestError: the layout does not fit the model, or as `plan_memory`.
 
     """
-    check_scenario(scenario, find_schedule(scenario.pipeline_schedule))
+    check_scenario(scenario)
     ranks, orders = _cut(scenario)
     _, graphs = _lower_graphs(scenario, ranks, orders)
     memory, _ = measure_memory(graphs, orders, scenario)

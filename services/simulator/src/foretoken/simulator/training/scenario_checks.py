@@ -8,18 +8,24 @@ from foretoken.domain.estimate import DType
 from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.limit import check_limits, list_broken
 from foretoken.domain.lowering import check_layout
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.units import ceil_divide
-from foretoken.simulator.rank import count_parts
+from foretoken.simulator.steps.legality import (
+    batch_limits,
+    chunk_limit,
+    recompute_limit,
+    round_limit,
+    shard_limits,
+)
+from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies
 from foretoken.simulator.training.module_profile import check_module_layout, check_module_times
-from foretoken.simulator.training.schedule import PipelineSchedule
 from foretoken.simulator.training.stage_hardware import StageHardware
 from foretoken.simulator.training.stage_operators import training_options
-from foretoken.simulator.training.zero import ZERO_STAGES, check_sharding
+from foretoken.simulator.training.zero import ZERO_STAGES
 
 _CHOICES = {
-    "recompute": ("none", "selective", "full"),
+    "recompute": RECOMPUTE_MODES,
     "context_parallel": ("ring", "all_to_all"),
     "weight_parallel": ("", "msp", "fsp", "isp"),
     "zero_stage": ZERO_STAGES,
@@ -42,7 +48,7 @@ _LEAST = {
 }
 
 
-def check_scenario(scenario: TrainingScenario, schedule: PipelineSchedule) -> None:
+def check_scenario(scenario: TrainingScenario) -> None:
     """Check what no layout can mend.
 
     Raises:
@@ -51,17 +57,15 @@ def check_scenario(scenario: TrainingScenario, schedule: PipelineSchedule) -> No
     """
     violations = list(_values(scenario))
     if not violations:
+        case = Strategies.of_scenario(scenario)
         violations = [
-            FieldViolation(name, problem)
-            for name, problem in (
-                *_batch(scenario),
-                *_stages(scenario, schedule),
-                *_hardware(scenario),
-                *_recompute(scenario, schedule),
-                *_parallelism(scenario),
-            )
+            *list_broken(batch_limits(case)),
+            *_stages(case),
+            *_hardware(scenario),
+            *_recompute(case),
+            *list_broken(shard_limits(case)),
+            *_parallelism(scenario),
         ]
-        violations += check_sharding(scenario)
     if violations:
         raise InvalidRequestError.of_violations(violations)
     check_module_times(scenario)
@@ -76,11 +80,7 @@ def check_chunks(ranks: Sequence[RankContext], scenario: TrainingScenario) -> No
         InvalidRequestError: with the reasons.
 
     """
-    model = scenario.model
-    if len(ranks) > count_parts(model.num_layers):
-        message = f"{len(ranks)} chunks of layers are more than the {model.num_layers} layers of"
-        problem = f"{message} {model.name} with its embedding and its head"
-        raise InvalidRequestError.of_field("layout.pp", problem)
+    check_limits([chunk_limit(Strategies.of_scenario(scenario))])
     check_layout(ranks[0], training_options(scenario, scenario.trainer.resolve()))
     check_module_layout(scenario)
 
@@ -103,79 +103,62 @@ def _values(scenario: TrainingScenario) -> Iterator[FieldViolation]:
             yield FieldViolation(name, "must be below 1")
 
 
-def _batch(scenario: TrainingScenario) -> Iterator[tuple[str, str]]:
-    layout, model = scenario.layout, scenario.model
-    step_samples = layout.dp * scenario.micro_batch_size
-    if scenario.global_batch_size % step_samples:
-        size = scenario.global_batch_size
-        problem = f"{size} is not a multiple of dp times micro_batch_size, {step_samples}"
-        yield "global_batch_size", problem
-    if model.position == "learned" and scenario.sequence_length > model.max_position:
-        yield "sequence_length", f"{model.name} has {model.max_position} positions"
-    if scenario.sequence_length % layout.cp:
-        yield "sequence_length", f"is not a multiple of cp, {layout.cp}"
-    if scenario.sequence_parallel and (scenario.sequence_length // layout.cp) % layout.tp:
-        yield "sequence_length", f"a rank's part is not a multiple of tp, {layout.tp}"
-
-
-def _stages(scenario: TrainingScenario, schedule: PipelineSchedule) -> Iterator[tuple[str, str]]:
-    layout, needed = scenario.layout, schedule.virtual_stages
-    if needed and scenario.virtual_stages not in (1, needed):
-        yield "virtual_stages", f"{schedule.name} has {needed} per rank"
+def _stages(case: Strategies) -> Iterator[FieldViolation]:
+    scenario = case.source.scenario
+    if found := list(list_broken([round_limit(case)])):
+        yield from found
         return
-    num_chunks = layout.pp * (needed or scenario.virtual_stages)
-    given = scenario.stage_layers
+    given, num_chunks = scenario.stage_layers, int((case.pp * case.chunks)[0])
     if not given:
         return
+    problem = ""
     if len(given) != num_chunks:
-        yield "stage_layers", f"must have an entry for each of the {num_chunks} chunks of layers"
+        problem = f"must have an entry for each of the {num_chunks} chunks of layers"
     elif min(given) < 0 or min(given[1:-1], default=1) < 1:
-        yield "stage_layers", "every chunk between the embedding's and the head's must have a layer"
+        problem = "every chunk between the embedding's and the head's must have a layer"
     elif sum(given) != scenario.model.num_layers:
-        yield "stage_layers", f"must add up to the {scenario.model.num_layers} layers of the model"
+        problem = f"must add up to the {scenario.model.num_layers} layers of the model"
+    if problem:
+        yield FieldViolation("stage_layers", problem)
 
 
-def _hardware(scenario: TrainingScenario) -> Iterator[tuple[str, str]]:
+def _hardware(scenario: TrainingScenario) -> Iterator[FieldViolation]:
     for name in dict.fromkeys((scenario.device, *scenario.stage_devices)):
         if reason := find_device(name).find_missing_format(scenario.dtype):
-            yield "dtype", reason
+            yield FieldViolation("dtype", reason)
     pp, hardware = scenario.layout.pp, StageHardware.of_scenario(scenario)
     if not hardware.is_given:
         return
     for name, find in (("stage_devices", find_device), ("stage_topologies", find_topology)):
         given = getattr(scenario, name)
         if given and len(given) != pp:
-            yield name, f"has {len(given)} entries, must have one for each of the {pp} stages"
+            problem = f"has {len(given)} entries, must have one for each of the {pp} stages"
+            yield FieldViolation(name, problem)
         for item in dict.fromkeys(item for item in given if item):
             find(item)
     if scenario.module_times is not None:
-        yield "stage_devices", "module_times are of one device: leave one of the two out"
+        problem = "module_times are of one device: leave one of the two out"
+        yield FieldViolation("stage_devices", problem)
 
 
-def _recompute(scenario: TrainingScenario, schedule: PipelineSchedule) -> Iterator[tuple[str, str]]:
+def _recompute(case: Strategies) -> Iterator[FieldViolation]:
+    scenario = case.source.scenario
     mode = scenario.recompute
-    num_chunks = scenario.layout.pp * (schedule.virtual_stages or scenario.virtual_stages)
-    even = int(ceil_divide(scenario.model.num_layers, num_chunks))
-    most = max(scenario.stage_layers, default=even)
     if scenario.recompute_modules and mode != "selective":
-        yield "recompute_modules", f"are for recompute selective, not {mode}"
+        yield FieldViolation("recompute_modules", f"are for recompute selective, not {mode}")
     if scenario.recompute_layers and mode == "none":
-        yield "recompute_layers", "needs recompute full or selective"
-    elif scenario.recompute_layers > most:
-        yield "recompute_layers", f"no chunk has more than {most} layers"
+        yield FieldViolation("recompute_layers", "needs recompute full or selective")
+    yield from list_broken([recompute_limit(case)])
     if scenario.partitions_activations and mode != "full":
-        yield "partitions_activations", "splits the saved inputs of layers: needs recompute full"
+        problem = "splits the saved inputs of layers: needs recompute full"
+        yield FieldViolation("partitions_activations", problem)
 
 
-def _parallelism(scenario: TrainingScenario) -> Iterator[tuple[str, str]]:
+def _parallelism(scenario: TrainingScenario) -> Iterator[FieldViolation]:
     model = scenario.model
-    if scenario.shard_degree and not scenario.zero_stage:
-        yield "shard_degree", "needs zero_stage 1, 2 or 3"
     if scenario.weight_degree and scenario.weight_parallel != "isp":
-        yield "weight_degree", "is for weight_parallel isp"
-    if scenario.weight_parallel == "isp" and scenario.zero_stage == max(ZERO_STAGES):
-        yield "zero_stage", "3 splits weights, and so does weight_parallel isp"
+        yield FieldViolation("weight_degree", "is for weight_parallel isp")
     if model.moe is None:
         for name, none in (("expert_tp", 0), ("moe_routing", ""), ("moe_imbalance_ratio", 1)):
             if getattr(scenario, name) != none:
-                yield name, f"{model.name} has no experts"
+                yield FieldViolation(name, f"{model.name} has no experts")

@@ -5,14 +5,16 @@ chunk or several. Which rank runs a chunk for a micro batch is in the table, so 
 the pipeline back (zero-bubble V) or feed it from both ends (DualPipe) need no rule of their own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from foretoken.domain.errors import UnknownPluginError
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.limit import Limit
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.units import Quantity
 
 # `backward` is both gradients; `backward_input` is what the chunk before waits for,
 # `backward_weight` what only the optimizer does.
@@ -44,12 +46,18 @@ def pair_key(slot: tuple[Pass, ...]) -> PairKey | None:
     return ahead[0].chunk, back[0].kind, back[0].chunk
 
 
+def takes_all(_ranks: Quantity, _micro_batches: Quantity, _chunks: Quantity) -> Iterator[Limit]:
+    """Yield no limit: a schedule has an order for all numbers."""
+    yield from ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineSchedule:
     """A plug-in of `pipeline_schedules/`.
 
     `orders(num_ranks, num_micro_batches, virtual_stages)` returns the order of every rank, the one
     with the first layers first; it raises InvalidRequestError where the numbers do not suit.
+    `limits` yields which do not, of numbers or of columns of them; without, `orders` is asked.
     `virtual_stages` are the chunks per rank it needs (0: as many as the scenario says).
     `splits_backward` tells that backward passes come in two halves.
     """
@@ -58,6 +66,15 @@ class PipelineSchedule:
     orders: Callable[[int, int, int], tuple[RankOrder, ...]]
     virtual_stages: int = 1
     splits_backward: bool = False
+    limits: Callable[[Quantity, Quantity, Quantity], Iterator[Limit]] | None = None
+
+    def find_refusal(self, num_ranks: int, num_micro_batches: int, chunks: int) -> str:
+        """Return why the numbers do not suit; empty where they do."""
+        try:
+            self.orders(num_ranks, num_micro_batches, chunks)
+        except InvalidRequestError as err:
+            return err.message
+        return ""
 
 
 @cache

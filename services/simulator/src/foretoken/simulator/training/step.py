@@ -72,7 +72,7 @@ def simulate_training(
 
     """
     schedule = find_schedule(scenario.pipeline_schedule)
-    check_scenario(scenario, schedule)
+    check_scenario(scenario)
     check_trainer(scenario)
     report = TrainingReport(
         num_devices=scenario.layout.num_devices,

@@ -4,11 +4,9 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 2020.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from foretoken.domain.errors import FieldViolation
 from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
 
@@ -85,18 +83,3 @@ def cut_shards(num_ranks: int, wanted: int) -> int:
     """Return the largest divisor of the ranks that is no more than wanted (0: all of them)."""
     most = min(num_ranks, wanted or num_ranks)
     return max(count for count in range(1, most + 1) if num_ranks % count == 0)
-
-
-def check_sharding(scenario: TrainingScenario) -> Iterator[FieldViolation]:
-    """Yield why states cannot be split as the scenario says."""
-    if scenario.zero_stage not in ZERO_STAGES:
-        yield FieldViolation("zero_stage", "must be 0, 1, 2 or 3")
-    layout, degree = scenario.layout, weight_degree(scenario)
-    if degree < 1 or (layout.tp * layout.cp * layout.dp) % degree:
-        return
-    replicas = num_replicas(scenario)
-    if scenario.shard_degree < 0 or (scenario.shard_degree and replicas % scenario.shard_degree):
-        yield FieldViolation(
-            "shard_degree",
-            f"{scenario.shard_degree} does not divide the {replicas} ranks that hold the same",
-        )

@@ -1,13 +1,14 @@
 """The closed-form answer of a mixed cluster: place, cut, time, and say why the others are out."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.limit import Limit
 from foretoken.domain.training_search import TrainingSearchRequest
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Flags, Floats, Ints
@@ -36,12 +37,11 @@ from foretoken.simulator.search.training.closed_form import (
     count_kept,
     rank_kept,
 )
-from foretoken.simulator.search.training.legality import TRAINER
 from foretoken.simulator.search.training.survey import MEMORY, Survey, SurveyRules
+from foretoken.simulator.steps.legality import TRAINER, batch_limits, order_limits
 from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.steps.trainer_limit import list_lacks
 from foretoken.simulator.training.efficiency import count_step_flops
-from foretoken.simulator.training.schedule import find_schedule
 
 # More than any degree, and than any micro batch.
 _RADIX = 4096
@@ -95,8 +95,8 @@ class _Verdicts:
     rows: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def add(self, verdict: str, row: int, reason: str) -> None:
-        self.rows[verdict].append(row)
+    def add(self, verdict: str, rows: list[int], reason: str) -> None:
+        self.rows[verdict] += rows
         self.reasons.setdefault(verdict, reason)
 
 
@@ -129,7 +129,7 @@ class _Placing:
     def run(self, tell: Tell) -> None:
         """Judge all points and answer those that can run, a part at a time."""
         points, survey = self._points, self._survey
-        possible = [row for row in range(len(points)) if self._check_numbers(row)]
+        possible = self._check_numbers()
         self.prices.measure([points[row] for row in possible])
         legal = [row for row in possible if self._check_work(row)]
         survey.num_points = len(points) - len(legal)
@@ -150,23 +150,31 @@ class _Placing:
                 tell(self._survey)
         return cuts
 
-    def _check_numbers(self, row: int) -> bool:
-        """Return whether batch and layers can be divided as a strategy asks."""
-        point = self._points[row]
-        for verdict, reason in _list_problems(point, self._space.scenario.model.num_layers):
-            self._verdicts.add(verdict, row, reason)
-            return False
-        return True
+    def _check_numbers(self) -> list[int]:
+        """Return the points whose batch and layers can be divided as they ask."""
+        out = np.zeros(len(self._points), dtype=np.bool_)
+        broken = []
+        for limit in _placed_limits(self._columns):
+            rows = np.flatnonzero(limit.is_broken & ~out)
+            out[rows] = True
+            if len(rows):
+                first = self._columns.take(rows[:1])
+                one = next(item for item in _placed_limits(first) if item.is_broken)
+                broken.append((rows.tolist(), limit.field or limit.subject, one.reason()))
+        # In the order of the points, each verdict where the first of its own is.
+        for ruled_out, verdict, reason in sorted(broken):
+            self._verdicts.add(verdict, ruled_out, reason)
+        return np.flatnonzero(~out).tolist()
 
     def _check_work(self, row: int) -> bool:
         point = self._points[row]
         error = self.prices.error_of(point)
         if error is None:
             if lack := self._find_lack(point):
-                self._verdicts.add(TRAINER, row, lack)
+                self._verdicts.add(TRAINER, [row], lack)
             return not lack
         name = error.violations[0].field if error.violations else "scenario"
-        self._verdicts.add(name, row, error.message)
+        self._verdicts.add(name, [row], error.message)
         return False
 
     def _find_lack(self, point: PlacedStrategy) -> str:
@@ -226,36 +234,35 @@ class _Placing:
         )
 
 
-def _list_problems(point: PlacedStrategy, num_layers: int) -> list[tuple[str, str]]:
-    """Return why a strategy cannot run whatever its stages do: verdicts and reasons."""
-    samples, size = point.work.dp * point.work.micro_batch_size, point.global_batch_size
-    num_stages, rounds = len(point.pipeline.stages), point.virtual_stages
-    found = []
-    if size % samples:
-        reason = f"{size} samples are not a multiple of dp times micro_batch_size, {samples}"
-        found.append(("global_batch_size", reason))
-    if find_schedule(point.schedule).virtual_stages > 1:
-        reason = (
-            f"{point.schedule} folds the pipeline back: on a mixed cluster, layers are cut for"
-            " schedules that go round it alone"
-        )
-        found.append(("pipeline_schedule", reason))
-    elif rounds > 1 and num_stages == 1:
-        reason = "a pipeline of one stage has nothing to interleave"
-        found.append(("virtual_stages", reason))
-    elif num_layers % rounds or num_stages * rounds > num_layers:
-        reason = (
-            f"{num_layers} layers are not {rounds} equal rounds of {num_stages} stages with a layer"
-            " at least"
-        )
-        found.append(("virtual_stages: unequal rounds", reason))
-    elif rounds > 1 and not size % samples and point.num_micro_batches % num_stages:
-        reason = (
-            f"interleaved runs groups of pp ({num_stages}) micro batches, not"
-            f" {point.num_micro_batches}"
-        )
-        found.append(("num_micro_batches", reason))
-    return found
+def _placed_limits(cases: PlacedStrategies) -> Iterator[Limit]:
+    """Yield which strategies cannot run whatever their stages do."""
+    num_layers = cases.source.scenario.model.num_layers
+    rounds, num_stages = cases.virtual_stages, cases.pp
+    batch, *_ = batch_limits(cases)
+    yield batch
+    yield Limit(
+        "pipeline_schedule",
+        cases.needed_chunks > 1,
+        lambda: (
+            f"{cases.points[0].schedule} folds the pipeline back: on a mixed cluster, layers are"
+            " cut for schedules that go round it alone"
+        ),
+    )
+    yield Limit(
+        "virtual_stages",
+        (rounds > 1) & (num_stages == 1),
+        lambda: "a pipeline of one stage has nothing to interleave",
+    )
+    yield Limit(
+        "virtual_stages: unequal rounds",
+        (num_layers % rounds != 0) | (num_stages * rounds > num_layers),
+        lambda: (
+            f"{num_layers} layers are not {rounds[0]} equal rounds of {num_stages[0]} stages with a"
+            " layer at least"
+        ),
+    )
+    for limit in order_limits(cases):
+        yield replace(limit, is_broken=limit.is_broken & (rounds > 1))
 
 
 def _find_mfu(points: Sequence[PlacedStrategy], step_us: Floats, space: PlacementSpace) -> Floats:

@@ -118,7 +118,7 @@ def _lower(key: SampleKey, scenario: TrainingScenario) -> Sample:
     batch = key.work.dp * key.work.micro_batch_size * _NUM_MICRO_BATCHES
     sample = replace(sample, global_batch_size=batch, virtual_stages=1)
     schedule = find_schedule(sample.pipeline_schedule)
-    check_scenario(sample, schedule)
+    check_scenario(sample)
     ranks = chunk_ranks(sample)
     check_chunks(ranks, sample)
     orders = order_step(sample, schedule)

@@ -13,12 +13,6 @@ from foretoken.simulator.search.internevo.points import list_points
 from foretoken.simulator.search.training.answers import Answers, list_prices
 from foretoken.simulator.search.training.call_prices import Variants
 from foretoken.simulator.search.training.canonical import find_redundant
-from foretoken.simulator.search.training.legality import (
-    LEGAL,
-    TRAINER,
-    VERDICTS,
-    judge_legality,
-)
 from foretoken.simulator.search.training.memory_columns import (
     StrategyMemory,
     measure_strategies,
@@ -29,6 +23,12 @@ from foretoken.simulator.search.training.space import PIECE, StrategySpace, reso
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
 from foretoken.simulator.search.training.survey import Survey, SurveyRules
 from foretoken.simulator.search.training.ties import find_ties
+from foretoken.simulator.steps.legality import (
+    LEGAL,
+    TRAINER,
+    VERDICTS,
+    judge_legality,
+)
 from foretoken.simulator.steps.strategies import Strategies, join_strategies
 
 # Strategies kept beyond those listed: finalists that turn out not to fit are replaced.

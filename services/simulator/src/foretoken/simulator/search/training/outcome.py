@@ -18,10 +18,11 @@ from foretoken.simulator.grid import Ints
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.canonical import REASONS
 from foretoken.simulator.search.training.closed_form import ClosedForm
-from foretoken.simulator.search.training.legality import TRAINER, explain, explain_cut
 from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.survey import MEMORY, Survey, find_fronts
 from foretoken.simulator.search.training.table import build_table
+from foretoken.simulator.search.training.verdict_reason import explain, explain_cut
+from foretoken.simulator.steps.legality import TRAINER
 from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.memory_plan import plan_memory
 from foretoken.simulator.training.trainer_note import list_trainer_notes

@@ -25,12 +25,12 @@ from foretoken.simulator.search.training.closed_form import (
     answer_in_closed_form,
     join_columns,
 )
-from foretoken.simulator.search.training.legality import LEGAL, judge_legality
 from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer
 from foretoken.simulator.search.training.survey import SurveyRules
+from foretoken.simulator.steps.legality import LEGAL, judge_legality
 from foretoken.simulator.steps.strategies import Strategies
 
 # Values that differ by less, in proportion, are one.

@@ -304,7 +304,7 @@ def check_space(request: TrainingSearchRequest) -> None:
         problem = f"{', '.join(unknown)}: must be of {', '.join(RECOMPUTE_MODES)}"
         raise InvalidRequestError.of_field("space.recompute", problem)
     scenario.trainer.resolve()
-    check_scenario(_plain(scenario), find_schedule(_PLAIN_SCHEDULE))
+    check_scenario(_plain(scenario))
 
 
 def _plain(scenario: TrainingScenario) -> TrainingScenario:

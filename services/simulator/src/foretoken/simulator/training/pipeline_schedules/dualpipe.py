@@ -8,22 +8,28 @@ Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.1 and fig
 """
 
 from collections import deque
+from collections.abc import Iterator
 from itertools import count
 
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.limit import Limit, check_limits
+from foretoken.domain.units import Quantity
 from foretoken.simulator.training.schedule import Pass, PassKind, PipelineSchedule, RankOrder
 
 
+def _limits(num_ranks: Quantity, num_micro_batches: Quantity, _chunks: Quantity) -> Iterator[Limit]:
+    yield Limit(
+        "layout.pp", num_ranks % 2 != 0, lambda: f"dualpipe needs an even pp, not {num_ranks}"
+    )
+    is_odd_or_few = (num_micro_batches % 2 != 0) | (num_micro_batches < 2 * num_ranks)
+    yield Limit(
+        "num_micro_batches",
+        (num_ranks % 2 == 0) & is_odd_or_few,
+        lambda: f"dualpipe needs an even number, at least {2 * num_ranks}, not {num_micro_batches}",
+    )
+
+
 def _orders(num_ranks: int, num_micro_batches: int, _: int) -> tuple[RankOrder, ...]:
-    if num_ranks % 2:
-        raise InvalidRequestError.of_field(
-            "layout.pp", f"dualpipe needs an even pp, not {num_ranks}"
-        )
-    if num_micro_batches % 2 or num_micro_batches < 2 * num_ranks:
-        raise InvalidRequestError.of_field(
-            "num_micro_batches",
-            f"dualpipe needs an even number, at least {2 * num_ranks}, not {num_micro_batches}",
-        )
+    check_limits(_limits(num_ranks, num_micro_batches, 1))
     return tuple(_Rank(rank, num_ranks, num_micro_batches).order() for rank in range(num_ranks))
 
 
@@ -119,4 +125,4 @@ class _Direction:
         return Pass(kind, next(self._backward), self._chunk)
 
 
-SCHEDULE = PipelineSchedule(name="dualpipe", orders=_orders, splits_backward=True)
+SCHEDULE = PipelineSchedule(name="dualpipe", orders=_orders, splits_backward=True, limits=_limits)

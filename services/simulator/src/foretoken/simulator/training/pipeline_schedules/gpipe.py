@@ -3,7 +3,7 @@
 Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks", 2019.
 """
 
-from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder
+from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder, takes_all
 
 
 def _orders(num_ranks: int, num_micro_batches: int, _: int) -> tuple[RankOrder, ...]:
@@ -16,4 +16,4 @@ def _order(rank: int, num_micro_batches: int) -> RankOrder:
     return (*forward, *backward)
 
 
-SCHEDULE = PipelineSchedule(name="gpipe", orders=_orders)
+SCHEDULE = PipelineSchedule(name="gpipe", orders=_orders, limits=takes_all)

@@ -7,14 +7,27 @@ Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU 
 Megatron-LM", 2021.
 """
 
-from foretoken.domain.errors import InvalidRequestError
+from collections.abc import Iterator
+
+from foretoken.domain.limit import Limit, check_limits
+from foretoken.domain.units import Quantity
 from foretoken.simulator.training.schedule import Pass, PassKind, PipelineSchedule, RankOrder
 
 
+def _limits(
+    num_ranks: Quantity, num_micro_batches: Quantity, virtual_stages: Quantity
+) -> Iterator[Limit]:
+    yield Limit(
+        "num_micro_batches",
+        (virtual_stages > 1) & (num_micro_batches % num_ranks != 0),
+        lambda: (
+            f"interleaved runs groups of pp ({num_ranks}) micro batches, not {num_micro_batches}"
+        ),
+    )
+
+
 def _orders(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> tuple[RankOrder, ...]:
-    if virtual_stages > 1 and num_micro_batches % num_ranks:
-        problem = f"interleaved runs groups of pp ({num_ranks}) micro batches, not {{}}"
-        raise InvalidRequestError.of_field("num_micro_batches", problem.format(num_micro_batches))
+    check_limits(_limits(num_ranks, num_micro_batches, virtual_stages))
     grid = _Grid(num_ranks, num_micro_batches, virtual_stages)
     return tuple(grid.order(rank) for rank in range(num_ranks))
 
@@ -51,4 +64,4 @@ class _Grid:
         return (Pass(kind, micro_batch, turn * self._num_ranks + rank),)
 
 
-SCHEDULE = PipelineSchedule(name="interleaved", orders=_orders, virtual_stages=0)
+SCHEDULE = PipelineSchedule(name="interleaved", orders=_orders, virtual_stages=0, limits=_limits)

@@ -4,7 +4,7 @@ It holds at most as many micro batches as there are ranks after it, itself inclu
 Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", 2021 (PipeDream-Flush).
 """
 
-from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder
+from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder, takes_all
 
 
 def _orders(num_ranks: int, num_micro_batches: int, _: int) -> tuple[RankOrder, ...]:
@@ -21,4 +21,4 @@ def _order(rank: int, num_ranks: int, num_micro_batches: int) -> RankOrder:
     return (*order, *backward[num_micro_batches - num_ahead :])
 
 
-SCHEDULE = PipelineSchedule(name="one_f_one_b", orders=_orders)
+SCHEDULE = PipelineSchedule(name="one_f_one_b", orders=_orders, limits=takes_all)

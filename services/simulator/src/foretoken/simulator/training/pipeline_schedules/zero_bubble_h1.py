@@ -5,7 +5,7 @@ the fewer forward passes it is ahead and the more weight gradients it puts off, 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (ZB-H1).
 """
 
-from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder
+from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder, takes_all
 
 
 def _orders(num_ranks: int, num_micro_batches: int, _: int) -> tuple[RankOrder, ...]:
@@ -27,4 +27,6 @@ def _order(rank: int, num_ranks: int, num_micro_batches: int) -> RankOrder:
     return tuple(order)
 
 
-SCHEDULE = PipelineSchedule(name="zero_bubble_h1", orders=_orders, splits_backward=True)
+SCHEDULE = PipelineSchedule(
+    name="zero_bubble_h1", orders=_orders, splits_backward=True, limits=takes_all
+)

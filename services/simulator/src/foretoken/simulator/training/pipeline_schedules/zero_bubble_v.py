@@ -13,7 +13,7 @@ the passes differ.
 from collections import deque
 from itertools import count
 
-from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder
+from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder, takes_all
 
 
 def _orders(num_ranks: int, num_micro_batches: int, _: int) -> tuple[RankOrder, ...]:
@@ -97,5 +97,5 @@ class _Chunk:
 
 
 SCHEDULE = PipelineSchedule(
-    name="zero_bubble_v", orders=_orders, virtual_stages=2, splits_backward=True
+    name="zero_bubble_v", orders=_orders, virtual_stages=2, splits_backward=True, limits=takes_all
 )
