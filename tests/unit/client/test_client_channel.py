@@ -10,12 +10,13 @@ import grpc
 import pytest
 
 from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
-from foretoken.client import channel
 from foretoken.client.channel import Connection, channel_arguments
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.profiler import ProfilerClient
 from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
 from foretoken.domain.profiling import ProfileRequest
+from foretoken.wire.rpc import RpcTable
+from foretoken.wire.rpcs import TABLES
 from foretoken.wire.serving import register_service
 
 
@@ -129,23 +130,9 @@ def test_only_calls_that_change_nothing_are_retried() -> None:
     assert {"Predict", "GetJob", "DescribeCoverage"} <= retried
 
 
-@pytest.mark.parametrize("service", channel._SAFE_METHODS)
-def test_methods_that_are_retried_exist(service: str) -> None:
-    """A name that is misspelt here would silently not be retried."""
-    expected = set(channel._SAFE_METHODS[service])
-    assert expected == expected & _methods_of(service)
-
-
-@pytest.mark.parametrize("service", channel._SAFE_METHODS)
-def test_every_method_that_only_reads_is_retried(service: str) -> None:
-    reading = ("Get", "List", "Read", "Describe")
-    expected = {name for name in _methods_of(service) if name.startswith(reading)}
-    assert expected <= {*channel._SAFE_METHODS[service], *channel._JOB_METHODS}
-
-
-def _methods_of(service: str) -> set[str]:
-    short = service.split(".")[2]
-    module = __import__(f"foretoken.api.{short}.v1.{short}_service_pb2", fromlist=["DESCRIPTOR"])
-    descriptor = module.DESCRIPTOR.services_by_name[service.rsplit(".", 1)[1]]
-    assert descriptor.full_name == service
-    return {method.name for method in descriptor.methods}
+@pytest.mark.parametrize("table", TABLES)
+def test_every_method_that_only_reads_is_retried(table: type[RpcTable]) -> None:
+    reading = ("get_", "list_", "read_", "describe_")
+    lines = table.lines()
+    expected = {name for name in lines if name.startswith(reading)}
+    assert expected == {name for name in expected if lines[name].is_idempotent}

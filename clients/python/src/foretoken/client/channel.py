@@ -13,61 +13,12 @@ from foretoken.client.refusals import Refusals
 from foretoken.domain.errors import InvalidRequestError, ServerBusyError
 from foretoken.wire.errors import rpc_to_error
 from foretoken.wire.keepalive import client_options
+from foretoken.wire.rpcs import TABLES
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 Q = TypeVar("Q")
 
-# Retried by gRPC itself when the service cannot be reached: calls that change nothing. Creating a
-# job is not among them, for an answer lost on the way would make two.
-_SAFE_METHODS: Mapping[str, tuple[str, ...]] = {
-    "foretoken.api.catalog.v1.CatalogService": (
-        "ReadMeasurements",
-        "DescribeCoverage",
-        "ListRuns",
-        "ListDevices",
-        "ListModels",
-        "ListSnapshots",
-        "DescribeSnapshot",
-        "CreateSnapshot",
-        "DiffSnapshots",
-        "ReleaseSnapshot",
-        "ReadArtifact",
-        "ListArtifacts",
-        "ActivateArtifact",
-        "QuerySql",
-        "GetCheckReport",
-    ),
-    "foretoken.api.profiler.v1.ProfilerService": (
-        "ListLocalDevices",
-        "OutlineProfile",
-        "GetProfileReport",
-        "GetGraphReport",
-        "GetClosureReport",
-    ),
-    "foretoken.api.predictor.v1.PredictorService": (
-        "Predict",
-        "Tabulate",
-        "Explain",
-        "PlanProfile",
-        "GetTrainingReport",
-        "ListModels",
-        "ListCorrections",
-    ),
-    "foretoken.api.simulator.v1.SimulatorService": (
-        "GetServingReport",
-        "ReadServingTable",
-        "GetTrainingReport",
-        "ReadTrainingTable",
-        "GetCapacityReport",
-        "GetServingSearchReport",
-        "ReadServingSearchTable",
-        "PlanTrainingMemory",
-        "GetTrainingSearchReport",
-        "ReadTrainingSearchTable",
-    ),
-}
-_JOB_METHODS = ("GetJob", "ListJobs", "CancelJob")
 _RETRY_POLICY = {
     "maxAttempts": 5,
     "initialBackoff": "0.2s",
@@ -310,10 +261,12 @@ def _decode_token(token: bytes, path: str) -> str:
 
 
 def _service_config() -> Mapping[str, Any]:
+    # Calls that create a job are not among them: an answer lost on the way would make two.
     names: Iterable[Mapping[str, str]] = [
-        {"service": service, "method": method}
-        for service, methods in _SAFE_METHODS.items()
-        for method in (*methods, *_JOB_METHODS)
+        {"service": table.service, "method": line.rpc_name}
+        for table in TABLES
+        for line in table.lines().values()
+        if line.is_idempotent
     ]
     return {
         "loadBalancingConfig": [{"round_robin": {}}],

@@ -1,27 +1,40 @@
-"""The server side that all services share: registration, error translation, jobs, pages.
+"""The server side that all services share: servicers of the table's lines, registration, errors.
 
-A servicer is a plain object with one snake-case method per rpc of its proto service;
-`register_service` finds them by the service's descriptor, so none can be forgotten.
+A servicer is an object with one snake-case method per rpc of its proto service; `register_service`
+finds them by the service's descriptor, so none can be forgotten.
 """
 
+import functools
 import logging
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from foretoken.api.types.v1 import job_pb2
+from foretoken.api.types.v1 import measurement_pb2
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.job import Job
-from foretoken.domain.ports import JobsPort
-from foretoken.domain.watch import Watch
-from foretoken.wire import codec
+from foretoken.domain.measurement import ArrowStream
+from foretoken.wire import ipc
 from foretoken.wire.errors import error_to_status
+from foretoken.wire.rpc import (
+    ByHand,
+    Pages,
+    Report,
+    Rpc,
+    RpcTable,
+    States,
+    Stream,
+    Table,
+    Unary,
+    Watch,
+)
+from foretoken.wire.rpc_messages import RpcMessages, messages_of
 
 T = TypeVar("T")
 
@@ -65,53 +78,105 @@ def take_page(
     return page, identity(page[-1]) if start + size < len(items) else ""
 
 
-class JobRpcs:
-    """The job rpcs of a service, over its port."""
+class Servicer:
+    """Answers the rpcs of a table with the methods of a port.
 
-    def __init__(self, jobs: JobsPort, *, watch_interval_s: float = 0.05) -> None:
-        """Keep the port, which is looked at every `watch_interval_s` for a watch."""
-        self._jobs = jobs
-        self._watch_interval_s = watch_interval_s
+    A subclass names its table, and writes by hand what the table says is; it has one method per
+    rpc, which takes a message, or an iterator of them, and gRPC's context.
+    """
 
-    def get_job(self, request: job_pb2.GetJobRequest, _context: grpc.ServicerContext) -> Any:
-        """Return a job now."""
-        return codec.encode(self._jobs.get_job(request.job_id), job_pb2.Job)
+    def __init__(self, port: Any, *, watch_interval_s: float = 0.05) -> None:
+        """Keep the port, which is looked at every `watch_interval_s` for the states of a job."""
+        self.port = port
+        self.watch_interval_s = watch_interval_s
 
-    def list_jobs(self, request: job_pb2.ListJobsRequest, _context: grpc.ServicerContext) -> Any:
-        """Return a page of jobs, newest first."""
-        page, token = take_page(
-            self._jobs.list_jobs(), lambda job: job.job_id, request.page_size, request.page_token
-        )
-        jobs = [codec.encode(job, job_pb2.Job) for job in page]
-        return job_pb2.ListJobsResponse(jobs=jobs, next_page_token=token)
-
-    def watch_job(
-        self, request: job_pb2.WatchJobRequest, context: grpc.ServicerContext
-    ) -> Iterator[job_pb2.Job]:
-        """Stream a job's states until it is final or the client is gone."""
-        # The port's own watch would sleep through the client's leaving.
-        is_gone = threading.Event()
-        if not context.add_callback(is_gone.set):
+    def __init_subclass__(cls, rpcs: type[RpcTable] | None = None) -> None:
+        """Make the methods."""
+        super().__init_subclass__()
+        if rpcs is None:
             return
-        seen: Job | None = None
-        while not is_gone.is_set():
-            job = self._jobs.get_job(request.job_id)
-            if job != seen:
-                yield codec.encode(job, job_pb2.Job)
-                seen = job
-            if job.state.is_final:
-                return
-            is_gone.wait(self._watch_interval_s)
+        for name, messages in messages_of(rpcs).items():
+            if name not in vars(cls) and not isinstance(messages.line, ByHand):
+                setattr(cls, name, functools.partialmethod(_ANSWERS[type(messages.line)], messages))
 
-    def hand_on(self, watch: Watch[T], context: grpc.ServicerContext) -> Iterator[T]:
-        """Yield what comes until the end, or until the client is gone."""
-        # gRPC calls back in a thread of its own, so that a client's leaving ends also the waiting.
-        if context.add_callback(watch.close):
-            yield from watch
 
-    def cancel_job(self, request: job_pb2.CancelJobRequest, _context: grpc.ServicerContext) -> Any:
-        """Ask a job to stop."""
-        return codec.encode(self._jobs.cancel_job(request.job_id), job_pb2.Job)
+def stream_table(rows: ArrowStream) -> Iterator[measurement_pb2.ArrowChunk]:
+    """Yield the messages of a table, which is read as they are taken."""
+    for chunk in ipc.write_chunks(rows):
+        yield measurement_pb2.ArrowChunk(arrow_ipc=chunk)
+
+
+def _call(servicer: Servicer, messages: RpcMessages, request: Any) -> Any:
+    """Return what the port answers."""
+    return getattr(servicer.port, messages.line.name)(*messages.decode_request(request))
+
+
+def _answer(
+    servicer: Servicer, messages: RpcMessages, request: Any, _context: grpc.ServicerContext
+) -> Any:
+    return messages.encode_reply(_call(servicer, messages, request), request)
+
+
+def _answer_with_page(
+    servicer: Servicer, messages: RpcMessages, request: Any, _context: grpc.ServicerContext
+) -> Any:
+    items, identify = _call(servicer, messages, request), cast("Any", messages.line).identify
+    page, token = take_page(items, identify, request.page_size, request.page_token)
+    reply = messages.encode_reply(page, request)
+    reply.next_page_token = token
+    return reply
+
+
+def _answer_with_table(
+    servicer: Servicer, messages: RpcMessages, request: Any, _context: grpc.ServicerContext
+) -> Iterator[Any]:
+    return stream_table(_call(servicer, messages, request))
+
+
+def _answer_with_items(
+    servicer: Servicer, messages: RpcMessages, request: Any, _context: grpc.ServicerContext
+) -> Iterator[Any]:
+    for item in _call(servicer, messages, request):
+        yield messages.encode_reply(item, request)
+
+
+def _answer_with_watch(
+    servicer: Servicer, messages: RpcMessages, request: Any, context: grpc.ServicerContext
+) -> Iterator[Any]:
+    watch = _call(servicer, messages, request)
+    # gRPC calls back in a thread of its own, so that a client's leaving ends also the waiting.
+    if context.add_callback(watch.close):
+        for item in watch:
+            yield messages.encode_reply(item, request)
+
+
+def _answer_with_states(
+    servicer: Servicer, messages: RpcMessages, request: Any, context: grpc.ServicerContext
+) -> Iterator[Any]:
+    # The port's own watch would sleep through the client's leaving.
+    is_gone = threading.Event()
+    if not context.add_callback(is_gone.set):
+        return
+    seen: Job | None = None
+    while not is_gone.is_set():
+        job: Job = servicer.port.get_job(request.job_id)
+        if job != seen:
+            yield messages.encode_reply(job, request)
+            seen = job
+        if job.state.is_final:
+            return
+        is_gone.wait(servicer.watch_interval_s)
+
+
+_ANSWERS: Mapping[type[Rpc[..., Any]], Callable[..., Any]] = {
+    Unary: _answer,
+    Report: _answer,
+    Pages: _answer_with_page,
+    Table: _answer_with_table,
+    Stream: _answer_with_items,
+    Watch: _answer_with_watch,
+    States: _answer_with_states,
+}
 
 
 def _build_handler(method: MethodDescriptor, servicer: object) -> "grpc.RpcMethodHandler[Any, Any]":

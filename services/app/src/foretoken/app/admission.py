@@ -13,28 +13,22 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from foretoken.api.catalog.v1 import catalog_service_pb2
-from foretoken.api.predictor.v1 import predictor_service_pb2
-from foretoken.api.profiler.v1 import profiler_service_pb2
-from foretoken.api.simulator.v1 import simulator_service_pb2
 from foretoken.app.call_guard import CallGuard, Patience
 from foretoken.app.config import ServerConfig
 from foretoken.app.request_metrics import RequestMetrics
 from foretoken.app.time_limits import TimeLimits
 from foretoken.domain.errors import InvalidRequestError, ServerBusyError, find_near
 from foretoken.wire.errors import error_to_status
+from foretoken.wire.rpcs import TABLES
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
-# By method, where the server's own number is too few: each holds its thread for minutes, mostly
-# waiting. Health is asked by every client that balances.
-BUDGETS: Mapping[str, int] = {
-    "Record": 64,
-    "WatchJob": 256,
-    "WatchServingSearch": 64,
-    "WatchTrainingSearch": 64,
+# By method: those of our services are in their tables, and health is asked by every client that
+# balances. Each holds its thread for minutes, mostly waiting.
+_BUDGETS: Mapping[str, int] = {
     "Check": 64,
     "Watch": 64,
+    **{line.rpc_name: line.budget for table in TABLES for line in table.lines().values()},
 }
 
 
@@ -166,31 +160,19 @@ def build_admission(config: ServerConfig, limits: TimeLimits, metrics: RequestMe
         InvalidRequestError: a budget of a method that no service has.
 
     """
-    known = _method_names()
     for name in config.budgets:
-        if name not in known:
-            near = ", ".join(find_near(name, known))
+        if name not in _BUDGETS:
+            near = ", ".join(find_near(name, _BUDGETS))
             raise InvalidRequestError.of_field(
                 f"server.budgets.{name}", f"no service has that method; near are {near}"
             )
 
     def new_lane(method: str, handler: Handler) -> Lane:
         name = method.rpartition("/")[2]
-        budget = config.budgets.get(name, BUDGETS.get(name, config.max_workers))
+        budget = config.budgets.get(name) or _BUDGETS.get(name) or config.max_workers
         holds_thread = handler.request_streaming or name.startswith("Watch")
         return Lane(method, budget, 0 if holds_thread else config.max_queued_calls)
 
     patience = Patience(first_message_s=config.first_message_s, idle_s=config.stream_idle_s)
     guard = CallGuard(patience, limits, metrics.count_undecodable)
     return Admission(guard, new_lane, config.retry_after_s, metrics.count_refused)
-
-
-def _method_names() -> set[str]:
-    files = (
-        catalog_service_pb2,
-        predictor_service_pb2,
-        profiler_service_pb2,
-        simulator_service_pb2,
-    )
-    services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
-    return {*BUDGETS, *(method for service in services for method in service.methods_by_name)}
