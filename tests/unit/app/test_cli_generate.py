@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from foretoken.app.cli.main import app
 from foretoken.app.cli.training_launch import GenerateOptions, launch_best
-from foretoken.app.scenario_file import read_training_scenario
+from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.layout import ParallelLayout
@@ -168,3 +168,25 @@ def test_a_search_whose_answer_no_files_start_is_refused_before_it_runs(
     some = replace(request, space=TrainingSpace(num_devices=(*num_devices, 16)))
     if key == "layout":
         assert options.bound_request(some)
+
+
+def test_a_servers_command_becomes_a_scenario_file(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "serving.yaml"
+    status, said = run(
+        *("generate", "scenario", "--from-command", "vllm serve llama-3.1-8b -tp 2 --api-key x"),
+        *("--device", "h200_sxm", "--set", "workload.rate_rps=3", "--out", out),
+    )
+    assert 0 == status, said
+    assert "not read: --api-key" in said
+    scenario = read_serving_scenario(out, {})
+    assert (2, 3.0, "serving") == (
+        scenario.layout.tp,
+        scenario.workload.rate_rps,
+        scenario.name,
+    )
+
+
+def test_a_command_of_nothing_known_is_an_error(run: Run) -> None:
+    status, said = run("generate", "scenario", "--from-command", "ls -l", "--device", "h200_sxm")
+    assert 1 == status
+    assert "starts none of" in said

@@ -7,6 +7,7 @@ from typing import Protocol
 from foretoken.domain.cluster import ReplicaPool
 from foretoken.domain.engine_capability import EngineCapabilities
 from foretoken.domain.scenario import ServingScenario
+from foretoken.simulator.launch.option_map import Fields, OptionMap
 
 # Where servers and routers listen.
 SERVER_PORT = 8000
@@ -58,6 +59,20 @@ class ServingEngine(Protocol):
     @property
     def can(self) -> EngineCapabilities:
         """What the newest release that files are written for can do."""
+
+    @property
+    def profile(self) -> str:
+        """Engine profile of the newest release that files are written for."""
+
+    @property
+    def options(self) -> OptionMap:
+        """The options of the server."""
+
+    def read(self, command: str) -> tuple[Fields, list[str]] | None:
+        """Return the fields of `ServedOptions` that a command says, and options that say none.
+
+        None where the command starts something else.
+        """
 
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool.

@@ -132,11 +132,12 @@ def find_server(name: str) -> ServingEngine:
         UnknownPluginError: no files are written for it.
 
     """
-    server: ServingEngine = UnknownPluginError.look_up(name, _servers())
+    server: ServingEngine = UnknownPluginError.look_up(name, all_servers())
     return server
 
 
-def _servers() -> Mapping[str, ServingEngine]:
+def all_servers() -> Mapping[str, ServingEngine]:
+    """Return every server that files are written for, by its name."""
     return scan_modules("foretoken.simulator.launch.engines", "ENGINE")
 
 
@@ -147,11 +148,11 @@ def find_server_of(profile: EngineProfile) -> ServingEngine:
         InvalidRequestError: no files are written for it.
 
     """
-    if profile.engine not in _servers():
+    if profile.engine not in all_servers():
         raise InvalidRequestError.of_field(
             "engine",
-            f"files are written for {' and '.join(sorted(_servers()))}, not for {profile.engine}:"
-            " choose one",
+            f"files are written for {' and '.join(sorted(all_servers()))}, not for"
+            f" {profile.engine}: choose one",
         )
     return find_server(profile.engine)
 

@@ -4,10 +4,23 @@ Sources: SGLang, `docs/advanced_features/{server_arguments,pd_disaggregation,rou
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from foretoken.domain.engine import EngineProfile, find_engine
+from foretoken.domain.engine import find_engine
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
+from foretoken.simulator.launch.option_map import (
+    Fields,
+    Link,
+    OptionMap,
+    Options,
+    constant,
+    split_command,
+    switch,
+    value,
+    word,
+)
+from foretoken.simulator.launch.served_options import ServedOptions
 from foretoken.simulator.launch.server import (
     SERVER_PORT,
     STARTUP_S,
@@ -29,62 +42,180 @@ _POLICIES = {
 }
 # Where prefill servers say how their KV caches are reached.
 _BOOTSTRAP_PORT = 8998
+# How a method of speculation is named.
+_DRAFTS = {"ngram": "NGRAM", "layers": "EAGLE", "draft_model": "STANDALONE"}
+# Adapters in a batch where the option is left out. Source: the option's own help.
+_MAX_LORAS = 8
 # The newest of the releases that the profile was read from.
 _IMAGE = "lmsysorg/sglang:v0.5.9"
+
+
+def _write_ranks(fields: Fields) -> Options:
+    # SGLang counts the ranks of attention and experts together.
+    return {"tp-size": fields["tp"] * fields["dp"] if fields["ep"] > 1 else fields["tp"]}
+
+
+def _read_ranks(options: Options) -> Fields:
+    ranks, dp = int(options.get("tp-size", 1)), int(options.get("dp-size", 1))
+    return {"tp": ranks // dp if int(options.get("ep-size", 1)) > 1 else ranks}
+
+
+def _write_role(fields: Fields) -> Options:
+    role = fields["role"]
+    if role == "aggregated":
+        return {}
+    return {
+        "disaggregation-mode": role,
+        "disaggregation-transfer-backend": "nixl",
+        "disaggregation-bootstrap-port": _BOOTSTRAP_PORT if role == "prefill" else None,
+    }
+
+
+def _write_adapters(fields: Fields) -> Options:
+    if not fields["max_loras"]:
+        return {}
+    return {
+        "enable-lora": True,
+        "max-loras-per-batch": fields["max_loras"],
+        "max-lora-rank": fields["lora_rank"],
+        "lora-target-modules": "all",
+    }
+
+
+def _read_adapters(options: Options) -> Fields:
+    if "enable-lora" not in options:
+        return {"max_loras": 0, "lora_rank": 0}
+    return {
+        "max_loras": int(options.get("max-loras-per-batch", _MAX_LORAS)),
+        "lora_rank": int(options.get("max-lora-rank", 0)),
+    }
+
+
+def _write_drafts(fields: Fields) -> Options:
+    drafts, count = fields["drafts"], fields["num_draft_tokens"]
+    if not drafts:
+        return {}
+    is_model = drafts == "draft_model"
+    options: dict[str, object] = {"speculative-algorithm": _DRAFTS[drafts]}
+    if is_model:
+        options["speculative-draft-model-path"] = fields["draft_model"]
+    # The token that verification adds counts as well.
+    options["speculative-num-draft-tokens"] = count + 1
+    if drafts != "ngram":
+        options |= {"speculative-num-steps": count, "speculative-eagle-topk": 1}
+    return options
+
+
+def _read_drafts(options: Options) -> Fields:
+    if "speculative-algorithm" not in options:
+        return {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
+    drafts = {name: drafts for drafts, name in _DRAFTS.items()}[options["speculative-algorithm"]]
+    is_model = drafts == "draft_model"
+    return {
+        "drafts": drafts,
+        "num_draft_tokens": int(options["speculative-num-draft-tokens"]) - 1,
+        "draft_model": options["speculative-draft-model-path"] if is_model else "",
+    }
+
+
+_OPTIONS = OptionMap(
+    name="sglang",
+    versions="0.5",
+    source="SGLang, docs/advanced_features/server_arguments.md",
+    links=(
+        value("model_id", "model-path", str, aliases=("model",)),
+        constant(host="0.0.0.0", port=SERVER_PORT),  # noqa: S104 - a pod's own network
+        word("dtype", "dtype", _DTYPES),
+        Link(
+            flags=("tp-size",),
+            write=_write_ranks,
+            read=_read_ranks,
+            aliases={"tp": "tp-size", "tensor-parallel-size": "tp-size"},
+        ),
+        value("pp", "pp-size", default=1, aliases=("pp", "pipeline-parallel-size")),
+        value("dp", "dp-size", default=1, aliases=("dp", "data-parallel-size")),
+        Link(
+            flags=("enable-dp-attention",),
+            write=lambda fields: {"enable-dp-attention": fields["dp"] > 1},
+            read=lambda _: {},
+        ),
+        value("ep", "ep-size", default=1, aliases=("ep", "expert-parallel-size")),
+        value("max_tokens", "context-length"),
+        value("max_num_seqs", "max-running-requests"),
+        value("max_num_batched_tokens", "chunked-prefill-size"),
+        switch("mixes_prefill", "enable-mixed-chunk"),
+        value("memory_utilization_ratio", "mem-fraction-static", float, default=0.0),
+        word("quantization", "quantization", _QUANTIZED_AT_LOAD, default=""),
+        word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8_e4m3"}),
+        switch("has_prefix_caching", off="disable-radix-cache"),
+        switch("has_graphs", off="disable-cuda-graph"),
+        switch("has_priority_scheduling", "enable-priority-scheduling"),
+        Link(
+            flags=(
+                "disaggregation-mode",
+                "disaggregation-transfer-backend",
+                "disaggregation-bootstrap-port",
+            ),
+            write=_write_role,
+            read=lambda options: {"role": options.get("disaggregation-mode", "aggregated")},
+        ),
+        Link(
+            flags=("enable-lora", "max-loras-per-batch", "max-lora-rank", "lora-target-modules"),
+            write=_write_adapters,
+            read=_read_adapters,
+        ),
+        Link(
+            flags=(
+                "speculative-algorithm",
+                "speculative-draft-model-path",
+                "speculative-num-draft-tokens",
+                "speculative-num-steps",
+                "speculative-eagle-topk",
+            ),
+            write=_write_drafts,
+            read=_read_drafts,
+        ),
+    ),
+)
 
 
 class SglangEngine:
     """Starts `sglang.launch_server`, and `sglang_router.launch_router` before several."""
 
     name = "sglang"
-    can = find_engine("sglang-0.5").can
+    profile = "sglang-0.5"
+    can = find_engine(profile).can
+    options = _OPTIONS
 
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool."""
-        scenario, role = pool.scenario, pool.pool.role
-        engine, layout = scenario.engine.resolve(), scenario.layout
+        served = ServedOptions.of_pool(pool)
+        if pool.scenario.engine.resolve().memory_rule != "static":
+            # Another engine's share is of other things.
+            served = replace(served, memory_utilization_ratio=0.0)
         remarks: list[str] = []
-        if scenario.quantization and scenario.quantization not in _QUANTIZED_AT_LOAD:
+        if served.quantization and served.quantization not in _QUANTIZED_AT_LOAD:
             remarks.append(
-                f"weights are {scenario.quantization}: name a checkpoint that is, SGLang takes its"
+                f"weights are {served.quantization}: name a checkpoint that is, SGLang takes its"
                 " format from it"
             )
-        is_disaggregated = role != "aggregated"
-        # SGLang counts the ranks of attention and experts together.
-        tp = layout.tp * layout.dp if layout.ep > 1 else layout.tp
-        options: dict[str, object] = {
-            "model-path": pool.model_id,
-            "host": "0.0.0.0",  # noqa: S104 - a pod's own network
-            "port": SERVER_PORT,
-            "dtype": _DTYPES[scenario.dtype],
-            "tp-size": tp,
-            "pp-size": layout.pp if layout.pp > 1 else None,
-            "dp-size": layout.dp if layout.dp > 1 else None,
-            "enable-dp-attention": layout.dp > 1,
-            "ep-size": layout.ep if layout.ep > 1 else None,
-            "context-length": pool.max_tokens,
-            "max-running-requests": engine.max_num_seqs,
-            "chunked-prefill-size": engine.max_num_batched_tokens,
-            "enable-mixed-chunk": engine.mixes_prefill,
-            "mem-fraction-static": _memory_ratio(engine),
-            "quantization": _QUANTIZED_AT_LOAD.get(scenario.quantization),
-            "kv-cache-dtype": "fp8_e4m3" if scenario.kv_dtype is DType.FP8 else None,
-            "disable-radix-cache": not engine.has_prefix_caching,
-            "disable-cuda-graph": engine.graph_mode == "none",
-            "enable-priority-scheduling": engine.has_priority_scheduling,
-            "disaggregation-mode": role if is_disaggregated else None,
-            "disaggregation-transfer-backend": "nixl" if is_disaggregated else None,
-            "disaggregation-bootstrap-port": _BOOTSTRAP_PORT if role == "prefill" else None,
-            **_adapter_options(pool),
-            **_speculation_options(pool, remarks),
-        }
-        if is_disaggregated:
+        if served.drafts == "layers":
+            remarks.append("drafts come from the model's own layers; for EAGLE name its checkpoint")
+        if served.role != "aggregated":
             remarks.append("KV caches move by NIXL, which must be in the image")
+        options = self.options.write(served.fields)
         return Launch(
             command=["python3", "-m", "sglang.launch_server", *text_arguments(options)],
             image=_IMAGE,
             remarks=remarks,
         )
+
+    def read(self, command: str) -> tuple[Fields, list[str]] | None:
+        """Return what a command starts: `python3 -m sglang.launch_server`."""
+        _, options = split_command(command)
+        if options.pop("m", "") != "sglang.launch_server":
+            return None
+        return self.options.read(options)
 
     def route(self, urls_by_role: Mapping[str, Sequence[str]], router: str) -> Launch:
         """Return what starts the router before servers."""
@@ -107,47 +238,6 @@ class SglangEngine:
             arguments += ["--worker-urls", *urls_by_role["aggregated"]]
         remarks = [f"the router's policy {policy} stands for {router}"] if policy != router else []
         return Launch(command=arguments, image=_IMAGE, remarks=remarks)
-
-
-def _memory_ratio(engine: EngineProfile) -> float | None:
-    return engine.memory_utilization_ratio if engine.memory_rule == "static" else None
-
-
-def _adapter_options(pool: LaunchPool) -> dict[str, object]:
-    lora = pool.scenario.lora
-    if lora is None:
-        return {}
-    return {
-        "enable-lora": True,
-        "max-loras-per-batch": lora.max_loaded,
-        "max-lora-rank": lora.rank,
-        "lora-target-modules": "all",
-    }
-
-
-def _speculation_options(pool: LaunchPool, remarks: list[str]) -> dict[str, object]:
-    speculative = pool.scenario.speculative
-    if speculative is None:
-        return {}
-    options: dict[str, object] = {
-        "speculative-num-draft-tokens": speculative.num_draft_tokens + 1,
-    }
-    if speculative.method == "ngram":
-        return {"speculative-algorithm": "NGRAM", **options}
-    options |= {
-        "speculative-num-steps": speculative.num_draft_tokens,
-        "speculative-eagle-topk": 1,
-    }
-    if speculative.draft_model is not None:
-        draft = speculative.draft_model
-        path = next((alias for alias in draft.aliases if "/" in alias), draft.name)
-        return {
-            "speculative-algorithm": "STANDALONE",
-            "speculative-draft-model-path": path,
-            **options,
-        }
-    remarks.append("drafts come from the model's own layers; for EAGLE name its checkpoint")
-    return {"speculative-algorithm": "EAGLE", **options}
 
 
 ENGINE = SglangEngine()

@@ -5,12 +5,23 @@ vllm-project/router.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.cluster import SpeculativeSpec
 from foretoken.domain.engine import find_engine
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
+from foretoken.simulator.launch.option_map import (
+    Fields,
+    Link,
+    OptionMap,
+    Options,
+    split_command,
+    switch,
+    value,
+    word,
+)
+from foretoken.simulator.launch.served_options import ServedOptions
 from foretoken.simulator.launch.server import (
     POD_ADDRESS,
     SERVER_PORT,
@@ -35,56 +46,181 @@ _POLICIES = {
 }
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _HANDSHAKE_PORT = 5600
+# vLLM's name of the methods that draft without a model of their own.
+_DRAFTS = {"ngram": "ngram", "layers": "mtp"}
+# Source: `max_lora_rank` of `vllm/config/lora.py`.
+_LORA_RANK = 16
+
+
+def _read_experts(options: Options) -> Fields:
+    # Experts are spread over all ranks of attention.
+    degrees = [int(options.get(f"{axis}-parallel-size", 1)) for axis in ("tensor", "data")]
+    return {"ep": math.prod(degrees) if "enable-expert-parallel" in options else 1}
+
+
+def _write_adapters(fields: Fields) -> Options:
+    if not fields["max_loras"]:
+        return {}
+    return {
+        "enable-lora": True,
+        "max-loras": fields["max_loras"],
+        "max-cpu-loras": fields["num_loras"],
+        "max-lora-rank": fields["lora_rank"],
+    }
+
+
+def _read_adapters(options: Options) -> Fields:
+    if "enable-lora" not in options:
+        return {"max_loras": 0, "num_loras": 0, "lora_rank": 0}
+    # vLLM's own where they are left out.
+    most = int(options.get("max-loras", 1))
+    return {
+        "max_loras": most,
+        "num_loras": int(options.get("max-cpu-loras", most)),
+        "lora_rank": int(options.get("max-lora-rank", _LORA_RANK)),
+    }
+
+
+def _write_transfer(fields: Fields) -> Options:
+    if fields["role"] not in _KV_ROLES:
+        return {}
+    settings = {
+        "kv_connector": "NixlConnector",
+        "kv_role": _KV_ROLES[fields["role"]],
+        "kv_load_failure_policy": "fail",
+    }
+    return {"kv-transfer-config": json.dumps(settings)}
+
+
+def _read_transfer(options: Options) -> Fields:
+    if "kv-transfer-config" not in options:
+        return {"role": "aggregated"}
+    said = json.loads(options["kv-transfer-config"])["kv_role"]
+    return {"role": {name: role for role, name in _KV_ROLES.items()}[said]}
+
+
+def _write_drafts(fields: Fields) -> Options:
+    if not fields["drafts"]:
+        return {}
+    settings: dict[str, object] = {"num_speculative_tokens": fields["num_draft_tokens"]}
+    if fields["drafts"] == "draft_model":
+        settings["model"] = fields["draft_model"]
+    else:
+        settings["method"] = _DRAFTS[fields["drafts"]]
+    return {"speculative-config": json.dumps(settings)}
+
+
+def _read_drafts(options: Options) -> Fields:
+    if "speculative-config" not in options:
+        return {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
+    settings = json.loads(options["speculative-config"])
+    # A head of its own, such as EAGLE's, is a checkpoint and no model that drafts alone.
+    method = settings.get("method", "draft_model")
+    drafts = {"ngram": "ngram", "draft_model": "draft_model"}.get(method, "layers")
+    return {
+        "drafts": drafts,
+        "num_draft_tokens": int(settings["num_speculative_tokens"]),
+        "draft_model": settings["model"] if drafts == "draft_model" else "",
+    }
+
+
+_OPTIONS = OptionMap(
+    name="vllm",
+    versions="0.8 to 0.20",
+    source="vLLM, vllm/engine/arg_utils.py",
+    links=(
+        Link(
+            flags=("model",),
+            # The command's own word, not an option of it.
+            write=lambda _: {},
+            read=lambda options: {"model_id": options["model"]} if "model" in options else {},
+        ),
+        word("dtype", "dtype", _DTYPES),
+        value("tp", "tensor-parallel-size", default=1, aliases=("tp",), always=True),
+        value("pp", "pipeline-parallel-size", default=1, aliases=("pp",)),
+        value("dp", "data-parallel-size", default=1, aliases=("dp",)),
+        Link(
+            flags=("enable-expert-parallel",),
+            write=lambda fields: {"enable-expert-parallel": fields["ep"] > 1},
+            read=_read_experts,
+            aliases={"ep": "enable-expert-parallel"},
+        ),
+        value("max_tokens", "max-model-len"),
+        value("max_num_seqs", "max-num-seqs"),
+        value("max_num_batched_tokens", "max-num-batched-tokens"),
+        value("memory_utilization_ratio", "gpu-memory-utilization", float),
+        word("quantization", "quantization", _QUANTIZED_AT_LOAD, default="", aliases=("q",)),
+        word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8"}),
+        switch("has_prefix_caching", "enable-prefix-caching", "no-enable-prefix-caching"),
+        switch("has_graphs", off="enforce-eager"),
+        word(
+            "has_priority_scheduling",
+            "scheduling-policy",
+            {True: "priority"},
+            default=False,
+        ),
+        Link(
+            flags=("enable-lora", "max-loras", "max-cpu-loras", "max-lora-rank"),
+            write=_write_adapters,
+            read=_read_adapters,
+        ),
+        Link(flags=("kv-transfer-config",), write=_write_transfer, read=_read_transfer),
+        Link(flags=("speculative-config",), write=_write_drafts, read=_read_drafts),
+    ),
+)
 
 
 class VllmEngine:
     """Starts `vllm serve`, and `vllm-router` before several."""
 
     name = "vllm"
-    can = find_engine("vllm-0.20").can
+    profile = "vllm-0.20"
+    can = find_engine(profile).can
+    options = _OPTIONS
 
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool."""
-        scenario = pool.scenario
-        engine, layout = scenario.engine.resolve(), scenario.layout
+        engine = pool.scenario.engine.resolve()
+        served = ServedOptions.of_pool(pool)
         remarks: list[str] = []
-        options: dict[str, object] = {
-            "host": "0.0.0.0",  # noqa: S104 - a pod's own network
-            "port": SERVER_PORT,
-            "dtype": _DTYPES[scenario.dtype],
-            "tensor-parallel-size": layout.tp,
-            "pipeline-parallel-size": layout.pp if layout.pp > 1 else None,
-            "data-parallel-size": layout.dp if layout.dp > 1 else None,
-            "enable-expert-parallel": layout.ep > 1,
-            "max-model-len": pool.max_tokens,
-            "max-num-seqs": engine.max_num_seqs,
-            "max-num-batched-tokens": engine.max_num_batched_tokens,
-            "gpu-memory-utilization": engine.memory_utilization_ratio,
-            "quantization": _quantization(scenario.quantization, remarks),
-            "kv-cache-dtype": "fp8" if scenario.kv_dtype is DType.FP8 else None,
-            "enable-prefix-caching": engine.has_prefix_caching,
-            "no-enable-prefix-caching": not engine.has_prefix_caching,
-            "enforce-eager": engine.graph_mode == "none",
-            "scheduling-policy": "priority" if engine.has_priority_scheduling else None,
-            **_adapter_options(pool),
-            **_transfer_options(pool.pool.role),
-        }
-        if scenario.speculative:
-            options["speculative-config"] = _speculation(scenario.speculative, remarks)
+        if served.quantization and served.quantization not in _QUANTIZED_AT_LOAD:
+            remarks.append(
+                f"weights are {served.quantization}: name a checkpoint that is, vLLM takes its"
+                " format from it"
+            )
+        if served.drafts == "layers":
+            remarks.append(
+                "drafts come from the model's own MTP layers; for EAGLE name its checkpoint"
+            )
         variables = {}
-        if pool.pool.role in _KV_ROLES:
+        if served.role in _KV_ROLES:
             variables = {
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": f"{{{POD_ADDRESS}}}",
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_HANDSHAKE_PORT),
                 "UCX_NET_DEVICES": "all",
             }
             remarks.append("KV caches move by NIXL, which must be in the image")
+        options = {"host": "0.0.0.0", "port": SERVER_PORT, **self.options.write(served.fields)}  # noqa: S104 - a pod's own network
         return Launch(
             command=["vllm", "serve", pool.model_id, *text_arguments(options)],
             image=f"vllm/vllm-openai:v{engine.versions.rpartition('-')[2] or '0.18'}.0",
             variables=variables,
             remarks=remarks,
         )
+
+    def read(self, command: str) -> tuple[Fields, list[str]] | None:
+        """Return what a command starts; `vllm serve MODEL`, or its module with `--model`."""
+        words, options = split_command(command)
+        if "serve" in words and words[words.index("serve") - 1].endswith("vllm"):
+            models = words[words.index("serve") + 1 :]
+        elif str(options.get("m", "")).startswith("vllm.entrypoints"):
+            models = []
+        else:
+            return None
+        options.pop("m", None)
+        if models:
+            options["model"] = models[0]
+        return self.options.read(options)
 
     def route(self, urls_by_role: Mapping[str, Sequence[str]], router: str) -> Launch:
         """Return what starts the router before servers."""
@@ -117,52 +253,6 @@ class VllmEngine:
             image="python:3.12-slim",
             remarks=remarks,
         )
-
-
-def _quantization(quantization: str, remarks: list[str]) -> str | None:
-    if quantization and quantization not in _QUANTIZED_AT_LOAD:
-        remarks.append(
-            f"weights are {quantization}: name a checkpoint that is, vLLM takes its format from it"
-        )
-    return _QUANTIZED_AT_LOAD.get(quantization)
-
-
-def _adapter_options(pool: LaunchPool) -> dict[str, object]:
-    lora = pool.scenario.lora
-    if lora is None:
-        return {}
-    return {
-        "enable-lora": True,
-        "max-loras": lora.max_loaded,
-        "max-cpu-loras": max(lora.num_adapters, lora.max_loaded),
-        "max-lora-rank": lora.rank,
-    }
-
-
-def _transfer_options(role: str) -> dict[str, object]:
-    if role not in _KV_ROLES:
-        return {}
-    settings = {
-        "kv_connector": "NixlConnector",
-        "kv_role": _KV_ROLES[role],
-        "kv_load_failure_policy": "fail",
-    }
-    return {"kv-transfer-config": json.dumps(settings)}
-
-
-def _speculation(speculative: SpeculativeSpec, remarks: list[str]) -> str:
-    settings: dict[str, object] = {"num_speculative_tokens": speculative.num_draft_tokens}
-    if speculative.method == "ngram":
-        settings["method"] = "ngram"
-    elif speculative.draft_model is not None:
-        settings["model"] = next(
-            (alias for alias in speculative.draft_model.aliases if "/" in alias),
-            speculative.draft_model.name,
-        )
-    else:
-        settings["method"] = "mtp"
-        remarks.append("drafts come from the model's own MTP layers; for EAGLE name its checkpoint")
-    return json.dumps(settings)
 
 
 ENGINE = VllmEngine()
