@@ -134,7 +134,7 @@ check-types: setup
 
 .PHONY: check-imports
 check-imports: setup
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/architecture/lint_imports.py --no-logo
 
 .PHONY: check-sizes
 check-sizes: setup

@@ -2,7 +2,8 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,14 @@ _BREACHES = (
 )
 
 
-def test_every_contract_is_kept(repository: Path, find_tool: Callable[[str], str]) -> None:
-    linted = _lint(find_tool("lint-imports"), repository, {})
+def test_every_contract_is_kept(repository: Path) -> None:
+    linted = _lint(repository, {})
     assert 0 == linted.returncode, linted.stdout
 
 
 def test_every_contract_can_be_broken(
     repository: Path,
     pyproject: Mapping[str, Any],
-    find_tool: Callable[[str], str],
     tmp_path: Path,
 ) -> None:
     """In a copy with one breach per contract the linter names each contract and each breach."""
@@ -45,9 +45,7 @@ def test_every_contract_can_be_broken(
     for _, module, line in _BREACHES:
         (package,) = [r / "foretoken" for r in roots if (r / "foretoken" / module).parent.is_dir()]
         (package / module).write_text(line + "\n", encoding="utf-8")
-    linted = _lint(
-        find_tool("lint-imports"), tmp_path, {"PYTHONPATH": ":".join(str(root) for root in roots)}
-    )
+    linted = _lint(tmp_path, {"PYTHONPATH": ":".join(str(root) for root in roots)})
 
     printed = " ".join(linted.stdout.split())
     assert 1 == linted.returncode, linted.stdout + linted.stderr
@@ -67,11 +65,9 @@ def test_the_domain_needs_the_standard_library_alone(repository: Path) -> None:
     assert {("plugins.py", "yaml")} == third_party
 
 
-def _lint(
-    program: str, folder: Path, environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
+def _lint(folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [program, "--no-cache"],
+        [sys.executable, str(Path(__file__).with_name("lint_imports.py")), "--no-cache"],
         cwd=folder,
         env={"COLUMNS": "200", **environment},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""All source roots share the namespace package `foretoken`, from a checkout and from a wheel."""
+"""All source roots make up the package `foretoken`, from a checkout and from a wheel."""
 
 import subprocess
 import sys
@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+import foretoken
 
-def test_no_root_makes_foretoken_a_regular_package(source_roots: list[Path]) -> None:
-    """One `foretoken/__init__.py` would hide every other root."""
-    assert [str(r) for r in source_roots if (r / "foretoken" / "__init__.py").exists()] == []
+
+def test_one_root_has_the_front_which_knows_the_others(source_roots: list[Path]) -> None:
+    """A second `foretoken/__init__.py` would hide the first."""
+    fronts = [root for root in source_roots if (root / "foretoken" / "__init__.py").exists()]
+    assert ["clients/python/src"] == ["/".join(root.parts[-3:]) for root in fronts]
+    assert {str(root / "foretoken") for root in source_roots} == set(foretoken.__path__)
 
 
 def test_every_tool_knows_the_same_roots(pyproject: Mapping[str, Any]) -> None:

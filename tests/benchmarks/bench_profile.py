@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.app.compose import open_embedded
+from foretoken.app import front
 from foretoken.client.facade import Foretoken
 from foretoken.domain.job import Job
 from foretoken.domain.measurement import MeasurementFilter
@@ -51,7 +51,7 @@ def main() -> None:
         quick=not given.full,
         skip_covered=False,
     )
-    with tempfile.TemporaryDirectory() as home, open_embedded(home) as foretoken:
+    with tempfile.TemporaryDirectory() as home, front.open(home) as foretoken:
         outline = foretoken.profiler.outline_profile(request)
         print(f"{given.model} on {given.device}: {outline.num_calls} cases, ", end="")
         print(f"told beforehand to take {outline.estimated_s:.0f} s")

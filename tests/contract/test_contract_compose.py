@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from contract_rows import make_batches, make_run
 
-from foretoken.app.compose import Composition, open_embedded
+from foretoken.app import front
+from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig, EndpointsConfig, ServerConfig
 from foretoken.app.serve import RunningServer, start_server
 from foretoken.client.facade import Foretoken
@@ -46,7 +47,7 @@ def remote(server: RunningServer) -> Iterator[Foretoken]:
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Foretoken]:
-    with open_embedded(str(tmp_path_factory.mktemp("embedded"))) as foretoken:
+    with front.open(str(tmp_path_factory.mktemp("embedded"))) as foretoken:
         yield foretoken
 
 

@@ -3,13 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+import foretoken
 from foretoken.app.cli.command_table import RootGroup
 from foretoken.app.cli.lazy_group import LazyGroup, ListedCommand
 from foretoken.app.cli.main import app
@@ -86,4 +86,4 @@ def test_a_command_is_the_same_object_once_it_ran() -> None:
 def test_the_module_runs_as_the_program_does() -> None:
     command = [sys.executable, "-m", "foretoken.app", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert f"foretoken {version('foretoken')}\n" == done.stdout
+    assert f"foretoken {foretoken.__version__}\n" == done.stdout

@@ -221,6 +221,7 @@ class Foretoken:
 
     def predict(
         self,
+        /,
         operator: str,
         *,
         device: str,
@@ -240,6 +241,7 @@ class Foretoken:
 
     def explain(
         self,
+        /,
         operator: str,
         *,
         device: str,

@@ -7,6 +7,7 @@ from math import inf
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import OperatorCall
+from foretoken.domain.result_methods import ResultMethods
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +79,8 @@ class CorrectedObservation:
     left_out_us: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Correction:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Correction(ResultMethods):
     """Factors on estimates of one device, and the mean errors with and without.
 
     `factors` has one entry per group of operators, "" for every group without one. The errors are

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from foretoken.domain.alias import settle_devices
+from foretoken.domain.result_methods import ResultMethods
 from foretoken.domain.units import Quantity
 
 
@@ -165,8 +166,8 @@ class LatencyReply:
     tables: tuple[LatencyColumns, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LatencyEstimate:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class LatencyEstimate(ResultMethods):
     """How long one operator call takes, how sure we are, and why; see `LatencyColumns`.
 
     `nearest` is empty where nothing was measured.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foretoken.domain.estimate import LatencyEstimate
+from foretoken.domain.result_methods import ResultMethods
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +34,8 @@ class MeasuredNeighbour:
     distance_octaves: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Explanation(ResultMethods):
     """One estimate and what it is made of, the strongest first in every list.
 
     `floor_us` is what launching costs, `compute_us` and `memory_us` (links, for a collective) the

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from foretoken.domain.alias import settle_devices, settle_model
+from foretoken.domain.result_methods import ResultMethods
 
 
 class ArrowStream(Protocol):
@@ -217,8 +218,8 @@ class QualityFinding:
     source_file: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QualityReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class QualityReport(ResultMethods):
     """What a check of the catalog found. `num_withdrawn` rows were doubted and are no longer."""
 
     num_rows: int = 0

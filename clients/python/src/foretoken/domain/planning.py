@@ -7,6 +7,7 @@ from foretoken.domain.alias import settle_devices
 from foretoken.domain.axis import check_axes
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.result_methods import ResultMethods
 
 # More combinations of the axes than these are not weighed.
 MAX_CANDIDATES = 250_000
@@ -84,8 +85,8 @@ class PlannedPoint:
     error_ratio: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfilePlan:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class ProfilePlan(ResultMethods):
     """Points in the order to profile them.
 
     `error_before_ratio` is the mean error expected over all candidates as things are.

@@ -8,6 +8,7 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.option import check_options, describe, flag, option
+from foretoken.domain.result_methods import ResultMethods
 from foretoken.domain.training_truth import ModuleTimes
 
 # Which of an operator's kernels are timed: the one a framework would choose, or every one here.
@@ -142,8 +143,8 @@ class OperatorProfile:
     interval_ratio: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class ProfileReport(ResultMethods):
     """Outcome of a profiling run.
 
     `num_skipped` counts what was known, too long, or left for lack of time. Of the points timed
@@ -196,8 +197,8 @@ class GraphRequest:
         settle_devices(self, "device")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GraphReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class GraphReport(ResultMethods):
     """A model's profile by module: one `ModuleTimes` for each tensor-parallel size.
 
     `num_layers_timed` of `num_layers` were built and timed. `notes` say what was extrapolated,
@@ -295,8 +296,8 @@ class MeasuredStep:
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClosureReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class ClosureReport(ResultMethods):
     """Whole steps of one model on one device: truth to hold predictions to, never trained on.
 
     The catalog keeps it as an artifact of the kind `closure` under `name`. `architecture` is the

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from foretoken.domain.echo import Echo
+from foretoken.domain.result_methods import ResultMethods
 from foretoken.domain.units import Quantity
 
 
@@ -271,8 +272,8 @@ class SteadyWindow:
     e2e_latency_ms: Percentiles = field(default_factory=Percentiles)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServingReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class ServingReport(ResultMethods):
     """Outcome of a serving simulation; docs/reference/serving-metrics.md defines every number.
 
     Rates count from the first arrival to the last completion. `step_time_s_by_group` splits the
@@ -421,8 +422,8 @@ class OperatorTrainingReport:
     worst: tuple[HeldOutCase, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictorTrainingReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class PredictorTrainingReport(ResultMethods):
     """Outcome of training the predictor on one snapshot of the catalog.
 
     `num_reused` of the models were kept from before: neither their rows nor parameters changed.

@@ -9,7 +9,7 @@ from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.load import REQUIRED, ModelField, settle_model
 from foretoken.domain.slo import Slo, SloClass
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_truth import ModuleTimes, TrainingCalibration
@@ -19,6 +19,8 @@ from foretoken.domain.workload import WorkloadSpec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingScenario:
     """One inference deployment under one workload.
+
+    `model` may be given by name: a preset's, or the path or text of a Hugging Face `config.json`.
 
     `quantization` names how weights are stored and multiplied, as the catalog's variants do
     (`fp8`, `fp8_block`, `int8_wo`, `int4_wo`; empty: as `dtype`), `kv_dtype` the number format of
@@ -36,7 +38,7 @@ class ServingScenario:
     """
 
     name: str = "serving"
-    model: ModelArchitecture
+    model: ModelField = field(default=REQUIRED)
     device: str
     topology: str = ""
     framework: str = ""
@@ -72,6 +74,7 @@ class ServingScenario:
     def __post_init__(self) -> None:
         """Refuse a seed that random generators do not take, and negative prices and powers."""
         settle_devices(self, "device")
+        settle_model(self)
         checks = {
             "seed": (self.seed >= 0, "must not be negative"),
             "moe_imbalance_ratio": (self.moe_imbalance_ratio >= 1, "must be at least 1"),
@@ -97,6 +100,8 @@ def replica_layout(layout: ParallelLayout) -> ParallelLayout:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingScenario:
     """One training configuration: a step is one optimizer update of `global_batch_size` samples.
+
+    `model` may be given by name, as in `ServingScenario`.
 
     `trainer` is the framework: which kernels run, in which formats, what is hidden. `framework` is
     the software whose measurements are asked for.
@@ -130,7 +135,7 @@ class TrainingScenario:
     """
 
     name: str = "training"
-    model: ModelArchitecture
+    model: ModelField = field(default=REQUIRED)
     device: str
     topology: str = ""
     framework: str = ""
@@ -165,8 +170,9 @@ class TrainingScenario:
     calibration: TrainingCalibration | None = None
 
     def __post_init__(self) -> None:
-        """Put the devices' own names in place of other names of theirs."""
+        """Put the model in place of its name, and the devices' own names in place of others."""
         settle_devices(self, "device", "stage_devices")
+        settle_model(self)
 
     @property
     def num_micro_batches(self) -> int:

@@ -8,6 +8,7 @@ from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.option import check_options, describe, flag, option
 from foretoken.domain.report import Columns, Feasibility, ServingReport
+from foretoken.domain.result_methods import ResultMethods
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import Quantity
 
@@ -148,8 +149,8 @@ class CapacityProbe:
     outcomes: tuple[LimitOutcome, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CapacityReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class CapacityReport(ResultMethods):
     """The highest rate that meets the targets, and how it was found.
 
     `capacity_rps` is the highest rate that was seen to meet them, `first_miss_rps` the lowest above
@@ -403,8 +404,8 @@ class Sensitivity:
     is_same_best: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServingSearchReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class ServingSearchReport(ResultMethods):
     """The ranked deployments of a space.
 
     `num_points` were enumerated, of which `num_distinct` differ; `num_ruled_out_by_verdict` counts

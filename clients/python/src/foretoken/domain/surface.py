@@ -7,6 +7,7 @@ from foretoken.domain.alias import settle_devices
 from foretoken.domain.axis import check_axes, count_points
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.result_methods import ResultMethods
 
 # A grid in one answer stays below a message's 16 MiB: six numbers of 8 bytes a point, and as many
 # again for the dimensions of the nearest measured point; no operator has a dozen.
@@ -72,8 +73,8 @@ class SurfaceQuery:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LatencySurface:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class LatencySurface(ResultMethods):
     """Estimates on the grid of a `SurfaceQuery`, row by row with the last axis fastest."""
 
     axes: tuple[SurfaceAxis, ...]

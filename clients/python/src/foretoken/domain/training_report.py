@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from foretoken.domain.echo import Echo
 from foretoken.domain.report import Columns, Feasibility, Percentiles
+from foretoken.domain.result_methods import ResultMethods
 from foretoken.domain.units import Quantity
 
 
@@ -122,8 +123,8 @@ class ComponentTime:
     num_calls: int = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class TrainingReport(ResultMethods):
     """Outcome of a training simulation; times of one optimizer step.
 
     `step_time_ms` is the median step, with the calibration where the scenario has one;

@@ -8,6 +8,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.option import describe, flag, option
 from foretoken.domain.price import PriceList
 from foretoken.domain.report import Feasibility, Percentiles
+from foretoken.domain.result_methods import ResultMethods
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import StageMemory
 
@@ -173,8 +174,8 @@ class RunSize:
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingRunReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class TrainingRunReport(ResultMethods):
     """Time, money and energy of a whole run.
 
     `ideal_days` are steps without failures and checkpoints, `days` the expected ones, from
@@ -226,8 +227,8 @@ class TrainingRunReport:
     echo: Echo = field(default_factory=Echo)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingMemoryReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class TrainingMemoryReport(ResultMethods):
     """What one optimizer step of a strategy must hold on every stage; no time is asked for."""
 
     feasibility: Feasibility = field(default_factory=Feasibility)

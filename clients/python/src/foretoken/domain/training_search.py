@@ -8,6 +8,7 @@ from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.option import check_options, describe, flag, option
 from foretoken.domain.report import Columns
+from foretoken.domain.result_methods import ResultMethods
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.units import Quantity
@@ -327,8 +328,8 @@ class SpaceCell:
     tokens_per_s_per_gpu: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingSearchReport:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class TrainingSearchReport(ResultMethods):
     """The ranked strategies of a space; every point of it is counted.
 
     Of `num_points`, `num_legal` can run, all of which were answered in closed form, and

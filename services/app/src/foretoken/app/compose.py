@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from foretoken.app.config import EMBEDDED, SERVICES, AppConfig
+from foretoken.app.config import EMBEDDED, AppConfig
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 
@@ -286,11 +286,6 @@ def on_kubernetes(config: AppConfig, num_shards: int = 0) -> AppConfig:
     return replace(
         config, profiler={**config.profiler, "place": _KUBERNETES, "kubernetes": cluster}
     )
-
-
-def open_embedded(home: str = "") -> Foretoken:
-    """Return a `Foretoken` whose four services run in this process, with files under `home`."""
-    return Composition(AppConfig(home=home)).foretoken(*SERVICES)
 
 
 def _read(path: str) -> bytes:

@@ -1,29 +1,77 @@
-"""Find a model by preset name, by Hugging Face repository, or in a file."""
+"""Find a model by preset name, by Hugging Face repository, in a file, or in a file's text."""
 
+from collections.abc import Mapping
+from dataclasses import MISSING
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.models.hf_config import load_hf_config
-from foretoken.domain.text_file import is_there
+from foretoken.domain.models.hf_config import architecture_of_hf_config, load_hf_config
+from foretoken.domain.text_file import is_there, parse_json
+
+# What says which model it is: itself, a name, a path or the text of a `config.json`.
+ModelName = ModelArchitecture | str | Path
+# The default of a `ModelField`, which is none: checkers know what a field takes only where it is
+# given something.
+REQUIRED: Any = MISSING
+
+if TYPE_CHECKING:
+
+    class ModelField:
+        """A request's field that takes any `ModelName` and holds the model, as checkers see it."""
+
+        def __get__(self, request: object, owner: type | None = None) -> ModelArchitecture:
+            """Return the model."""
+
+        def __set__(self, request: object, value: ModelName) -> None:
+            """Take what says which model it is."""
+
+else:
+    # To Python, and to what decodes requests by their annotations, it holds a model.
+    ModelField = ModelArchitecture
 
 
-def load_model(name_or_path: str) -> ModelArchitecture:
+def settle_model(request: object, field: str = "model") -> None:
+    """Put the model into a field of a frozen dataclass that is being made, where a name was given.
+
+    Raises:
+        UnknownModelError, InvalidRequestError: as `load_model`.
+
+    """
+    given: ModelName = getattr(request, field)
+    if not isinstance(given, ModelArchitecture):
+        object.__setattr__(request, field, load_model(given))
+
+
+def load_model(name: str | Path) -> ModelArchitecture:
     """Return a preset by name or alias, else the model of a `config.json` or of its folder.
 
-    A preset wins over a folder of the same name; `./name` is always the folder.
+    A preset wins over a folder of the same name; `./name` is always the folder. The text of a
+    `config.json` is the model it describes.
 
     Raises:
         UnknownModelError: neither a preset nor a path; the message names the nearest presets.
         InvalidRequestError: the file is missing, or its model cannot be simulated.
 
     """
+    if isinstance(name, Path):
+        return load_hf_config(name)
+    if name.lstrip().startswith("{"):
+        config = parse_json(name, "model")
+        # A JSON text that begins so is an object.
+        return architecture_of_hf_config(config, _name_in(config))
     try:
-        return find_model(name_or_path)
+        return find_model(name)
     except UnknownModelError:
-        path = Path(name_or_path)
+        path = Path(name)
         if is_there(path):
             return load_hf_config(path)
         if path.suffix == ".json":
             raise InvalidRequestError.of_field("model", f"there is no file {path}") from None
         raise
+
+
+def _name_in(config: Mapping[str, object]) -> str:
+    """Return the repository that a configuration names, or else its kind of model."""
+    return str(config.get("_name_or_path") or config.get("model_type", "model"))

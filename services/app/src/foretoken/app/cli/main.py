@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+import foretoken
 from foretoken.app.cli.command_table import RootGroup
 from foretoken.app.cli.exit_status import STATUS_HELP
 from foretoken.app.cli.lazy_group import MARKUP
@@ -34,9 +35,7 @@ app = typer.Typer(
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        from importlib.metadata import version
-
-        typer.echo(f"foretoken {version('foretoken')}")
+        typer.echo(f"foretoken {foretoken.__version__}")
         raise typer.Exit
 
 

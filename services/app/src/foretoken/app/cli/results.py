@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.result_text import plain_report, result_table
 from foretoken.app.cli.state import (
     build_table,
@@ -116,9 +117,9 @@ def show(
             note(f"{result.job_id}, {result.created_at}: {result.headline}")
         state.print_object(plain_report(report), lambda: result_table(result.title, report))
         if page is not None:
-            from foretoken.app.cli.result_page import write_result_page
+            from foretoken.simulator.report.page import result_sections
 
-            write_result_page(page, result.title, report)
+            write_page(page, result.title, result_sections(report))
 
 
 @app.command()

@@ -2,6 +2,11 @@
 
 from collections.abc import Sequence
 
+from foretoken.domain.report import ServingReport
+from foretoken.domain.result import AnyReport
+from foretoken.domain.search import CapacityReport, ServingSearchReport
+from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import TrainingRunReport
 from foretoken.page.html import render_sections
 from foretoken.page.section import Section
 from foretoken.simulator.report.capacity_sections import capacity_sections
@@ -16,6 +21,7 @@ __all__ = [
     "capacity_sections",
     "compare_sections",
     "render_page",
+    "result_sections",
     "search_sections",
     "serving_sections",
     "training_run_sections",
@@ -32,3 +38,18 @@ _SUBTITLE = (
 def render_page(title: str, sections: Sequence[Section]) -> str:
     """Return the page as HTML."""
     return render_sections(title, _SUBTITLE, sections)
+
+
+def result_sections(report: AnyReport) -> Sequence[Section]:
+    """Return the sections of one report, as the command that made it writes them."""
+    if isinstance(report, TrainingReport):
+        return training_sections(report)
+    if isinstance(report, TrainingRunReport):
+        return training_run_sections(report)
+    if isinstance(report, ServingReport):
+        return serving_sections([report])
+    if isinstance(report, CapacityReport):
+        return capacity_sections(report)
+    if isinstance(report, ServingSearchReport):
+        return search_sections(report)
+    return training_search_sections(report)

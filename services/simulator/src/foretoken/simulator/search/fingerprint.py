@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def code_version() -> str:
     Results of another version, or of code that was edited since, are not mixed with ours.
     """
     folders = (Path(foretoken.simulator.__file__).parent, Path(foretoken.domain.__file__).parent)
-    return "-".join((version("foretoken"), *map(_hash_sources, folders)))
+    return "-".join((foretoken.__version__, *map(_hash_sources, folders)))
 
 
 def _hash_sources(folder: Path) -> str:

@@ -1,0 +1,74 @@
+"""The public front: services in this process or at an address, awaited or not.
+
+`foretoken.open` and its neighbours are these functions.
+"""
+
+from foretoken.app.compose import Composition
+from foretoken.app.config import SERVICES, AppConfig
+from foretoken.app.embedded import EmbeddedForetoken
+from foretoken.client.aio.facade import AsyncForetoken
+from foretoken.client.facade import Foretoken, Target
+from foretoken.domain.errors import InvalidRequestError
+
+
+def open(home: str = "", *, config: AppConfig | None = None) -> Foretoken:  # noqa: A001 - `foretoken.open`
+    """Return a `Foretoken` whose services run in this process, each opened when first used.
+
+    They keep their files under `home` (empty: `~/.local/share/foretoken`, as the command line).
+    `config` is a whole configuration instead, whose endpoints may name services elsewhere.
+    """
+    return EmbeddedForetoken(Composition(config or AppConfig(home=home)))
+
+
+def connect(
+    address: Target | None = None,
+    *,
+    catalog: Target | None = None,
+    predictor: Target | None = None,
+    simulator: Target | None = None,
+    profiler: Target | None = None,
+) -> Foretoken:
+    """Return a `Foretoken` that talks to services; nothing is sent before the first call.
+
+    `address` is of a server of all services, as `foretoken serve` is; a service that is named goes
+    to its own. A target is `HOST:PORT`, or `ChannelOptions` with TLS, a token or deadlines.
+
+    Raises:
+        InvalidRequestError: there is no address.
+
+    """
+    given = {
+        "catalog": catalog,
+        "predictor": predictor,
+        "simulator": simulator,
+        "profiler": profiler,
+    }
+    targets = {name: given[name] or address for name in SERVICES}
+    if not any(targets.values()):
+        raise InvalidRequestError.of_field("address", "say where the services are: HOST:PORT")
+    return Foretoken.connect(**targets)
+
+
+def open_async(home: str = "", *, config: AppConfig | None = None) -> AsyncForetoken:
+    """Return what `open` does, each call to be awaited."""
+    return AsyncForetoken(open(home, config=config))
+
+
+def connect_async(
+    address: Target | None = None,
+    *,
+    catalog: Target | None = None,
+    predictor: Target | None = None,
+    simulator: Target | None = None,
+    profiler: Target | None = None,
+) -> AsyncForetoken:
+    """Return what `connect` does, each call to be awaited."""
+    return AsyncForetoken(
+        connect(
+            address,
+            catalog=catalog,
+            predictor=predictor,
+            simulator=simulator,
+            profiler=profiler,
+        )
+    )
