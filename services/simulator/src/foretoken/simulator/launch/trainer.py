@@ -11,9 +11,9 @@ from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer_capability import TrainerCapabilities
 from foretoken.simulator.rank import even_layers
+from foretoken.simulator.steps.sharding import ScenarioDegrees
 from foretoken.simulator.training.recompute import selected_modules
 from foretoken.simulator.training.schedule import find_schedule
-from foretoken.simulator.training.zero import num_shards
 
 # What a simulation of a step does not say, told with every script.
 LEARNING_REMARK = (
@@ -212,7 +212,7 @@ def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
         micro_batch_size=scenario.micro_batch_size,
         global_batch_size=scenario.global_batch_size,
         zero_stage=scenario.zero_stage,
-        shard_degree=num_shards(scenario) if scenario.zero_stage else 1,
+        shard_degree=ScenarioDegrees.of(scenario).shards,
         sequence_parallel=splits_sequence(scenario),
         context_parallel=scenario.context_parallel if layout.cp > 1 else "ring",
         weight_parallel=scenario.weight_parallel,

@@ -18,6 +18,8 @@ from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.grid import Flags, Ints
 from foretoken.simulator.steps.axes import PerCase
+from foretoken.simulator.steps.row_numbers import number_rows
+from foretoken.simulator.steps.sharding import Degrees, ScenarioDegrees, cut_shards
 from foretoken.simulator.training.schedule import find_schedule
 
 RECOMPUTE_MODES = ("none", "selective", "full")
@@ -33,6 +35,9 @@ _OTHER_RULES = (
 )
 
 
+_DEGREES = (
+    *("num_devices", "tp", "pp", "cp", "ep", "zero_stage", "shard_degree", "weight_degree"),
+)
 # What the trainer of a scenario hides, as it is.
 _AS_GIVEN = ("",)
 
@@ -68,7 +73,7 @@ class StrategySource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Strategies:
+class Strategies(Degrees):
     """One case per strategy in each column.
 
     Texts are codes: `device`, `pipeline_schedule` and `overlap` into the names of `source`,
@@ -100,24 +105,17 @@ class Strategies:
     @classmethod
     def of_scenario(cls, scenario: TrainingScenario) -> "Strategies":
         """Return the columns of a scenario, which is a single case."""
-        layout, is_isp = scenario.layout, scenario.weight_parallel == "isp"
+        degrees = ScenarioDegrees.of(scenario)
         values = {
+            **{name: getattr(degrees, name) for name in _DEGREES},
             "device": 0,
-            "num_devices": layout.num_devices,
             "global_batch_size": scenario.global_batch_size,
-            "tp": layout.tp,
-            "pp": layout.pp,
             "virtual_stages": scenario.virtual_stages,
-            "cp": layout.cp,
-            "ep": layout.ep,
             "micro_batch_size": scenario.micro_batch_size,
             "sequence_parallel": int(scenario.sequence_parallel),
-            "zero_stage": scenario.zero_stage,
-            "shard_degree": scenario.shard_degree,
             "overlap": 0,
             "recompute": RECOMPUTE_MODES.index(scenario.recompute),
             "weight_parallel": WEIGHT_PARALLELS.index(scenario.weight_parallel),
-            "weight_degree": (scenario.weight_degree or layout.tp) if is_isp else 0,
             "pipeline_schedule": 0,
         }
         source = StrategySource(
@@ -134,53 +132,20 @@ class Strategies:
         return len(self.tp)
 
     @property
-    def dp(self) -> Ints:
-        """Replicas: what tp, pp and cp leave of the devices."""
-        replicas: Ints = self.num_devices // (self.tp * self.pp * self.cp)
-        return replicas
-
-    @property
     def num_micro_batches(self) -> Ints:
         """Micro batches of each replica in a step, rounded down; 0 without a replica."""
         step_samples: Ints = np.maximum(1, self.dp * self.micro_batch_size)
         return self.global_batch_size // step_samples
 
     @property
-    def is_isp(self) -> Flags:
-        """Which split their weights as InternEvo's `isp`."""
-        return np.asarray(self.weight_parallel == _ISP, dtype=np.bool_)
+    def base(self) -> TrainingScenario:
+        """The scenario whose degrees the cases vary."""
+        return self.source.scenario
 
-    @property
-    def stage_ranks(self) -> Ints:
-        """Ranks of a stage of the pipeline: those of tp, cp and dp."""
-        ranks: Ints = self.tp * self.cp * self.dp
-        return ranks
-
-    @property
-    def weight_parts(self) -> Ints:
-        """Over how many ranks `isp` splits weights, 1 for all else."""
-        return np.maximum(1, self.weight_degree)
-
-    @property
-    def replicas(self) -> Ints:
-        """Ranks that hold the same dense parameters: their samples or tokens differ."""
-        of_isp = self.stage_ranks // self.weight_parts
-        replicas: Ints = np.where(self.is_isp, of_isp, self.cp * self.dp)
-        return replicas
-
-    @property
-    def shards(self) -> Ints:
-        """Ranks that dense states are split over; 1 without ZeRO."""
-        wanted = np.where(self.shard_degree > 0, self.shard_degree, self.replicas)
-        shards: Ints = np.where(self.zero_stage > 0, wanted, 1)
-        return shards
-
-    @property
-    def expert_width(self) -> Ints:
-        """Ranks that split an expert; see `placement.expert_mesh`."""
-        given = self.source.scenario.expert_tp
-        left = np.where(self.tp % self.ep == 0, self.tp // self.ep, 1)
-        return np.full(len(self), given) if given else left
+    def _cut(self, num_ranks: Ints, wanted: Ints) -> Ints:
+        first, number = number_rows([num_ranks, wanted])
+        pairs = zip(num_ranks[first].tolist(), wanted[first].tolist(), strict=True)
+        return np.array([cut_shards(*pair) for pair in pairs], dtype=np.int64)[number]
 
     @property
     def needed_chunks(self) -> Ints:

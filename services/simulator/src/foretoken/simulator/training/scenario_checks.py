@@ -18,11 +18,11 @@ from foretoken.simulator.steps.legality import (
     round_limit,
     shard_limits,
 )
+from foretoken.simulator.steps.sharding import ZERO_STAGES
 from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies
 from foretoken.simulator.training.module_profile import check_module_layout, check_module_times
 from foretoken.simulator.training.stage_hardware import StageHardware
 from foretoken.simulator.training.stage_operators import training_options
-from foretoken.simulator.training.zero import ZERO_STAGES
 
 _CHOICES = {
     "recompute": RECOMPUTE_MODES,

@@ -18,13 +18,13 @@ from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Overlap, Partition, RankContext, Section
 from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.operator import find_operator
-from foretoken.domain.placement import RankGroup, axis_group, expert_mesh
+from foretoken.domain.placement import RankGroup, axis_group
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_kernels import reduction_kernels, sum_kernels
 from foretoken.domain.units import ceil_divide
-from foretoken.simulator.training import zero
+from foretoken.simulator.steps.sharding import ScenarioDegrees, Sharding
 from foretoken.simulator.training.stage_hardware import StageHardware
 
 _GRADIENT, _PARAMETER = "gradient_reduction", "parameter_gather"
@@ -107,29 +107,27 @@ def parameter_groups(
     forward: Nodes, rank: RankContext, scenario: TrainingScenario
 ) -> tuple[ParameterGroup, ...]:
     """Return the parameters of a chunk by the ranks that hold the same."""
-    sharding = zero.Sharding.of_scenario(scenario)
-    degree, isp = zero.weight_degree(scenario), scenario.weight_parallel == "isp"
-    shards = zero.num_shards(scenario) if sharding.optimizer else 1
+    degrees = ScenarioDegrees.of(scenario)
+    parts, ranks = degrees.weight_parts, degrees.dense
     dense = ParameterGroup(
         name="dense",
-        num_params=sum(_num_kept(node, degree) for node in forward if not _is_expert(node)),
-        layer_params=_layer_params([n for n in forward if not _is_expert(n)], rank, degree),
-        num_shards=shards,
-        num_replicas=zero.num_replicas(scenario) // shards,
-        stride=degree if isp else scenario.layout.tp,
+        num_params=sum(_num_kept(node, parts) for node in forward if not _is_expert(node)),
+        layer_params=_layer_params([n for n in forward if not _is_expert(n)], rank, parts),
+        num_shards=ranks.shards,
+        num_replicas=ranks.replicas,
+        stride=ranks.stride,
     )
     experts = [node for node in forward if _is_expert(node)]
     if not experts:
         return (dense,)
-    mesh = expert_mesh(scenario.layout, scenario.expert_tp)
-    shards = zero.num_expert_shards(scenario) if sharding.optimizer else 1
+    ranks = degrees.expert
     expert = ParameterGroup(
         name="expert",
         num_params=sum(int(node.num_weights) for node in experts),
         layer_params=_layer_params(experts, rank, 1),
-        num_shards=shards,
-        num_replicas=mesh.dp // shards,
-        stride=mesh.tp * mesh.ep,
+        num_shards=ranks.shards,
+        num_replicas=ranks.replicas,
+        stride=ranks.stride,
     )
     return (dense, expert)
 
@@ -172,8 +170,10 @@ class _Writer:
         self._trainer = trainer
         self._dtype = scenario.dtype.kept_in_training
         self._gradient_dtype = trainer.gradient_dtype or self._dtype
-        self._sharding = zero.Sharding.of_scenario(scenario)
-        self._is_once = zero.exchanges_once(scenario)
+        degrees = ScenarioDegrees.of(scenario)
+        self._weight_parts = degrees.weight_parts
+        self._sharding = Sharding.of_stage(degrees.state_stage)
+        self._is_once = degrees.is_once
 
     def write(self) -> StateExchange:
         in_layers = self.write_layers()
@@ -359,8 +359,8 @@ class _Writer:
     def _num_outside(self, group: ParameterGroup, section: Section) -> int:
         if group.name == "expert":
             return 0
-        degree = zero.weight_degree(self._scenario)
-        return sum(_num_kept(node, degree) for node in self._forward if node.section is section)
+        parts = self._weight_parts
+        return sum(_num_kept(node, parts) for node in self._forward if node.section is section)
 
     def _norm_reduction(self) -> Iterator[OperatorNode]:
         """Yield the sum over tp of gradients that each rank has of its own tokens or heads alone.
@@ -390,7 +390,7 @@ class _Writer:
             return
         role = "embedding" if rank.stage == 0 else "lm_head"
         table = next(node for node in self._forward if node.role == role)
-        num_params = _num_kept(table, zero.weight_degree(self._scenario))
+        num_params = _num_kept(table, self._weight_parts)
         own, hardware = rank.stage % pp, StageHardware.of_scenario(self._scenario)
         group = hardware.pair(own, last - own, rank)
         yield self._placed("embedding_gradient_all_reduce", "all_reduce", num_params, group)

@@ -17,18 +17,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.placement import expert_mesh
 from foretoken.domain.report import Percentiles
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.units import US_PER_MS, ceil_divide
 from foretoken.simulator.steps.program import Column
+from foretoken.simulator.steps.sharding import ScenarioDegrees, Sharding
 from foretoken.simulator.training.operator_prices import Price
-from foretoken.simulator.training.zero import (
-    Sharding,
-    exchanges_once,
-    num_shards,
-    weight_degree,
-)
 
 # Draws of a step: the median is one of them, and 1 % of them are slower than the 99th percentile.
 NUM_DRAWS = 201
@@ -54,13 +48,12 @@ class Spread:
 
         Replicas that exchange tokens or parameters in every layer work in step as well.
         """
-        layout = scenario.layout
-        of_one, joined = layout.tp * layout.cp, weight_degree(scenario)
+        layout, degrees = scenario.layout, ScenarioDegrees.of(scenario)
+        of_one, joined = layout.tp * layout.cp, degrees.weight_parts
         if scenario.model.moe is not None:
-            mesh = expert_mesh(layout, scenario.expert_tp)
-            joined = max(joined, mesh.tp * mesh.ep)
-        if Sharding.of_scenario(scenario).parameters and not exchanges_once(scenario):
-            joined = max(joined, num_shards(scenario) * layout.tp)
+            joined = max(joined, degrees.expert.stride)
+        if Sharding.of_stage(degrees.state_stage).parameters and not degrees.is_once:
+            joined = max(joined, degrees.shards * layout.tp)
         joined = min(layout.dp, int(ceil_divide(joined, of_one)))
         return cls(
             straggler_ratio=scenario.straggler_ratio,

@@ -34,7 +34,7 @@ from foretoken.simulator.launch.trainer import (
     splits_sequence,
     strategy_of,
 )
-from foretoken.simulator.training.zero import num_replicas, num_shards
+from foretoken.simulator.steps.sharding import ScenarioDegrees
 
 _RELEASE = "core_v0.15.0"
 # Has PyTorch, Transformer Engine, FlashAttention and git.
@@ -235,7 +235,7 @@ def _recompute_options(scenario: TrainingScenario) -> Mapping[str, object]:
 def _state_options(scenario: TrainingScenario, trainer: TrainerProfile) -> Mapping[str, object]:
     stage = scenario.zero_stage
     is_sharded = stage > 0
-    instances = num_replicas(scenario) // num_shards(scenario) if is_sharded else 1
+    instances = ScenarioDegrees.of(scenario).dense.replicas if is_sharded else 1
     overlaps_gradients = trainer.overlaps_gradient_reduction
     options: dict[str, object] = {
         "use-distributed-optimizer": is_sharded,

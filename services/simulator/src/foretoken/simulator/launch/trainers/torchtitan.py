@@ -32,8 +32,8 @@ from foretoken.simulator.launch.trainer import (
     refuse_common,
     strategy_of,
 )
+from foretoken.simulator.steps.sharding import ScenarioDegrees
 from foretoken.simulator.training.operator_recompute import EVERY_OTHER_MATMUL
-from foretoken.simulator.training.zero import num_shards
 
 _RELEASE = "0.2.2"
 # It needs a PyTorch of its own time.
@@ -232,7 +232,7 @@ def _strategy_tables(scenario: TrainingScenario) -> Tables:
 def _parallelism(scenario: TrainingScenario) -> Mapping[str, object]:
     layout, trainer = scenario.layout, scenario.trainer.resolve()
     stage = scenario.zero_stage
-    shards = num_shards(scenario) // layout.cp if stage else 1
+    shards = ScenarioDegrees.of(scenario).shards // layout.cp if stage else 1
     options: dict[str, object] = {
         "data_parallel_replicate_degree": layout.dp // shards,
         "data_parallel_shard_degree": shards,

@@ -20,11 +20,11 @@ from foretoken.simulator.search.training.memory_ranks import PipelineCut, cut_pi
 from foretoken.simulator.search.training.memory_states import ParameterColumns, Shards
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.steps.row_numbers import number_rows
+from foretoken.simulator.steps.sharding import Sharding
 from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.memory.in_flight import FullMoments, find_moments
 from foretoken.simulator.training.memory.state_bytes import StateRules
 from foretoken.simulator.training.schedule import find_schedule
-from foretoken.simulator.training.zero import Sharding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -91,7 +91,7 @@ class _Meter:
         self._groups = MicroBatchGroups(strategies, self._shapes)
         self._parameters = ParameterColumns(strategies, self._shapes, self._rules)
         self._shards = Shards.of_strategies(strategies)
-        self._zero_stage = np.where(strategies.replicas > 1, strategies.zero_stage, 0)
+        self._zero_stage = strategies.state_stage
 
     def measure(self) -> Floats:
         """Return what the fullest rank of each strategy takes from its device."""

@@ -28,7 +28,6 @@ from foretoken.simulator.training.memory.state_bytes import (
     sum_states,
 )
 from foretoken.simulator.training.state_sharding import parameter_groups
-from foretoken.simulator.training.zero import cut_shards
 
 _DENSE, _EXPERT = "dense", "expert"
 
@@ -52,21 +51,8 @@ class Shards:
     @classmethod
     def of_strategies(cls, strategies: Strategies) -> "Shards":
         """Return what strategies say; nothing is split without ZeRO, or over a single rank."""
-        is_split = (strategies.zero_stage > 0) & (strategies.replicas > 1)
-        return cls(
-            dense=np.where(is_split, strategies.shards, 1),
-            expert=np.where(is_split, _cut_experts(strategies), 1),
-            parts=strategies.weight_parts,
-        )
-
-
-def _cut_experts(strategies: Strategies) -> Ints:
-    """Return the ranks that states of experts are split over, as `zero.num_expert_shards`."""
-    ranks = np.maximum(1, strategies.stage_ranks // (strategies.expert_width * strategies.ep))
-    pairs, number = np.unique(
-        np.stack([ranks, strategies.shard_degree]), axis=1, return_inverse=True
-    )
-    return np.array([cut_shards(*pair) for pair in pairs.T.tolist()])[number.ravel()]
+        expert = strategies.expert.shards
+        return cls(dense=strategies.shards, expert=expert, parts=strategies.weight_parts)
 
 
 class ParameterColumns:

@@ -8,7 +8,7 @@ from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind
 from foretoken.simulator.search.training.shapes import Shape
-from foretoken.simulator.training import zero
+from foretoken.simulator.steps.sharding import ScenarioDegrees
 
 _HEAD, _EMBEDDING = "lm_head", "embedding"
 _EXPERT = "grouped_gemm"
@@ -39,7 +39,7 @@ class ShapeWeights:
 
     def __init__(self, shape: Shape) -> None:
         """Find the operators with weights."""
-        self._degree = zero.weight_degree(shape.scenario)
+        self._degree = ScenarioDegrees.of(shape.scenario).weight_parts
         self._splits = splits_tokens(shape.rank, shape.scenario)
         self._weights = [_Weight.of_node(node) for node in shape.forward if _has_weights(node)]
         self._is_tied = shape.rank.model.has_tied_embedding

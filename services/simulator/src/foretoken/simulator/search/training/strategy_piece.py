@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.domain.training_truth import TrainingCalibration
@@ -42,7 +41,6 @@ from foretoken.simulator.steps.strategies import (
     Strategies,
     trainer_with,
 )
-from foretoken.simulator.training import zero
 from foretoken.simulator.training.efficiency import count_step_flops, peak_flops_per_s
 from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.stage_operators import list_agreements
@@ -135,19 +133,11 @@ class StrategyPiece:
         return found, np.array(numbers, dtype=np.int64)
 
     def _find_sharding(self) -> None:
-        """Find what each strategy splits its states over; see `zero`."""
+        """Find what each strategy splits its states over; see `steps/sharding.py`."""
         rows = self._all
-        self._is_isp = rows.weight_parallel == _ISP
-        self._degree = np.where(
-            self._is_isp, np.where(rows.weight_degree > 0, rows.weight_degree, rows.tp), 1
-        )
-        model_ranks = rows.tp * rows.cp * rows.dp
-        self._replicas = np.where(self._is_isp, model_ranks // self._degree, rows.cp * rows.dp)
-        self._zero = np.where(self._replicas > 1, rows.zero_stage, 0)
-        masters = self._trainers[0].trains_master_weights
-        self._is_once = (self._zero == max(zero.ZERO_STAGES)) & (rows.pp > 1) & masters
-        self._shards = np.where(rows.shard_degree > 0, rows.shard_degree, self._replicas)
-        self._shards = np.where(self._zero > 0, self._shards, 1)
+        self._zero, self._is_once = rows.state_stage, rows.is_once
+        self._shards, self._replicas = rows.shards, rows.replicas
+        self._degree = rows.weight_parts
         hides = np.array([trainer.overlaps_gradient_reduction for trainer in self._trainers])
         gathers = np.array([trainer.overlaps_parameter_gather for trainer in self._trainers])
         self._hides = hides[rows.overlap] & ~self._is_once
@@ -230,7 +220,7 @@ class StrategyPiece:
             num_updated = np.sum([states[kind].num_updated for kind in kinds], axis=0)
             checks, updates = writer.write_updates(num_updated)
             rank_states[kinds] = RankStates(checks=checks, updates=updates)
-        stride = self._all.tp[rows] * self._all.cp[rows] * self._all.dp[rows]
+        stride = self._all.stage_ranks[rows]
         rank = self.groups.shapes[0].rank
         return WrittenGroup(
             rows=rows,
@@ -248,7 +238,7 @@ class StrategyPiece:
         columns = self._all
         keys = [weights, columns.tp[rows], columns.cp[rows], columns.dp[rows], columns.ep[rows]]
         keys += [self._zero[rows], self._shards[rows], self._hides[rows].astype(np.int64)]
-        keys += [self._is_isp[rows].astype(np.int64), self._degree[rows]]
+        keys += [self._all.is_isp[rows].astype(np.int64), self._degree[rows]]
         return number_rows(keys)
 
     def _state_rules(self) -> StateRules:
@@ -258,35 +248,22 @@ class StrategyPiece:
 
     def _state_keys(self, rows: Ints) -> StateKeys:
         """Return what the ends of steps of some strategies depend on."""
-        columns, shards = self._all, self._shards[rows]
-        tp, cp, dp = columns.tp[rows], columns.cp[rows], columns.dp[rows]
-        meshes = [self._expert_states(row) for row in rows] if self._base.model.moe else []
-        experts = np.array(meshes, dtype=np.int64).reshape(-1, 3).T
-        splits = self._zero[rows]
+        columns = self._all.take(rows)
+        groups, splits = {"dense": columns.dense, "expert": columns.expert}, self._zero[rows]
         return StateKeys(
-            shards={"dense": shards, "expert": experts[0]},
-            replicas={"dense": self._replicas[rows] // shards, "expert": experts[1]},
-            stride={
-                "dense": np.where(self._is_isp[rows], self._degree[rows], tp),
-                "expert": experts[2],
-            },
+            shards={name: group.shards for name, group in groups.items()},
+            replicas={name: group.replicas for name, group in groups.items()},
+            stride={name: group.stride for name, group in groups.items()},
             splits_optimizer=splits > 0,
             splits_gradients=splits > 1,
             splits_parameters=splits > 2,  # noqa: PLR2004 - the stage that splits parameters
             is_once=self._is_once[rows],
             hides_data=self._hides[rows],
-            tp=tp,
-            num_sums=dp * cp,
-            is_isp=self._is_isp[rows],
-            stage_stride=tp * cp * dp,
+            tp=columns.tp,
+            num_sums=columns.dp * columns.cp,
+            is_isp=columns.is_isp,
+            stage_stride=columns.stage_ranks,
         )
-
-    def _expert_states(self, row: int) -> tuple[int, int, int]:
-        """Return shards, replicas and stride of the states of experts."""
-        scenario = self._scenario_of(row)
-        mesh = expert_mesh(scenario.layout, scenario.expert_tp)
-        shards = zero.num_expert_shards(scenario) if self._zero[row] else 1
-        return shards, mesh.dp // shards, mesh.tp * mesh.ep
 
     def _write_agreements(self, rows: Ints) -> Ints:
         """Return the calls by which ranks agree on an update: (call, strategy)."""

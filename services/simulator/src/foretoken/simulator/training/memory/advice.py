@@ -8,8 +8,8 @@ from foretoken.domain.report import Feasibility
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import StageMemory
 from foretoken.domain.units import GIB
+from foretoken.simulator.steps.sharding import ZERO_STAGES
 from foretoken.simulator.steps.trainer_limit import check_trainer
-from foretoken.simulator.training.zero import ZERO_STAGES
 
 MeasureScenario = Callable[[TrainingScenario], Sequence[StageMemory]]
 _MAX_NAMED = 3

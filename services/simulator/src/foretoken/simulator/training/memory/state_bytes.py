@@ -16,9 +16,9 @@ from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.units import Quantity
+from foretoken.simulator.steps.sharding import ScenarioDegrees, Sharding
 from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.state_sharding import ParameterGroup, parameter_groups
-from foretoken.simulator.training.zero import Sharding, exchanges_once, weight_degree
 
 # Adam's first and second moment, in fp32.
 _NUM_MOMENTS = 2
@@ -85,11 +85,12 @@ class StateRules:
     @classmethod
     def of_scenario(cls, scenario: TrainingScenario) -> Self:
         """Return the rules of a scenario."""
+        degrees = ScenarioDegrees.of(scenario)
         return cls(
             trainer=scenario.trainer.resolve(),
             dtype=scenario.dtype.kept_in_training,
-            sharding=Sharding.of_scenario(scenario),
-            is_once=exchanges_once(scenario),
+            sharding=Sharding.of_stage(degrees.state_stage),
+            is_once=degrees.is_once,
         )
 
     @property
@@ -103,7 +104,7 @@ def count_states(chunks: Sequence[ChunkGraph], scenario: TrainingScenario) -> St
     rules = StateRules.of_scenario(scenario)
     by_chunk = [parameter_groups(chunk.forward, chunk.rank, scenario) for chunk in chunks]
     names = dict.fromkeys(group.name for groups in by_chunk for group in groups)
-    degree = weight_degree(scenario)
+    degree = ScenarioDegrees.of(scenario).weight_parts
     states = sum_states([_sizes_of(name, by_chunk, degree) for name in names], rules)
     nodes = [node for chunk in chunks for node in chunk.forward]
     return StateBytes(
