@@ -8,7 +8,7 @@ from foretoken.domain.training_report import ComponentTime
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.steps.program import Duration
 from foretoken.simulator.training.accounting import value
-from foretoken.simulator.training.chunk_timing import ChunkPasses
+from foretoken.simulator.training.chunk_timing import TimedChunk
 from foretoken.simulator.training.composition import ComposedStep, StepComposition
 from foretoken.simulator.training.stage_operators import ChunkOperators
 
@@ -45,7 +45,7 @@ class _Held:
     """A chunk of a rank, which runs it for `num_runs` micro batches."""
 
     chunk: ChunkOperators
-    passes: ChunkPasses
+    passes: TimedChunk
     num_runs: int
     duration: Duration
 

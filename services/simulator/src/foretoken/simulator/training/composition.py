@@ -8,14 +8,9 @@ from typing import Self
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.simulator.steps.chunks import time_pair
 from foretoken.simulator.steps.program import Column
-from foretoken.simulator.training.chunk_timing import (
-    ChunkPasses,
-    TimingRules,
-    chunk_times,
-    time_chunk,
-    time_pair,
-)
+from foretoken.simulator.training.chunk_timing import TimedChunk, TimingRules, time_chunk
 from foretoken.simulator.training.operator_prices import OperatorPrices
 from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules, Pipeline, PipelineRun
 from foretoken.simulator.training.schedule import (
@@ -77,7 +72,7 @@ class ComposedStep:
     """
 
     timing: TimingRules
-    passes: Sequence[ChunkPasses]
+    passes: Sequence[TimedChunk]
     pairs_us: Mapping[PairKey, Column]
     run: PipelineRun
     end: StepEnd
@@ -141,7 +136,7 @@ class StepComposition:
             timing=timing, passes=passes, pairs_us=pairs_us, run=run, end=end, factor=factor
         )
 
-    def _time_chunk(self, index: int, timing: TimingRules) -> ChunkPasses:
+    def _time_chunk(self, index: int, timing: TimingRules) -> TimedChunk:
         rank = self.operators.rank_of_chunk(index)
         count, chunk = self.pass_counts[rank]["forward", index], self.operators.chunks[index]
         far = None if chunk.far_end is None else timing.duration(chunk.far_end.stage, count)
@@ -149,13 +144,13 @@ class StepComposition:
 
 
 def _pipeline_times(
-    passes: Sequence[ChunkPasses], pairs_us: Mapping[PairKey, Column]
+    passes: Sequence[TimedChunk], pairs_us: Mapping[PairKey, Column]
 ) -> list[ChunkTimes]:
     """Return the times that the pipeline runs chunks with."""
     together: list[dict[tuple[str, int], Column]] = [{} for _ in passes]
     for (ahead, kind, back), time_us in pairs_us.items():
         together[ahead][kind, back] = time_us
     return [
-        chunk_times(item, passes[index - 1] if index else None, together[index])
+        item.times(item.send_us, passes[index - 1].send_back_us if index else 0.0, together[index])
         for index, item in enumerate(passes)
     ]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.graph import OperatorNode, Overlap
+from foretoken.simulator.steps.chunks import NEVER, LastPass, gather_beside, reduce_early
 from foretoken.simulator.steps.program import Column, Duration
-from foretoken.simulator.training.chunk_timing import ChunkPasses, TimingRules
+from foretoken.simulator.training.chunk_timing import TimedChunk, TimingRules, list_buckets
 from foretoken.simulator.training.pipeline import PipelineRun
 from foretoken.simulator.training.stage_operators import StepOperators
 
@@ -68,7 +69,7 @@ class StepEnd:
 
 
 def end_step(
-    operators: StepOperators, passes: Sequence[ChunkPasses], run: PipelineRun, rules: UpdateRules
+    operators: StepOperators, passes: Sequence[TimedChunk], run: PipelineRun, rules: UpdateRules
 ) -> StepEnd:
     """Return how a step ends whose pipeline has run."""
     timing, lags = rules.timing, rules.lags
@@ -96,7 +97,7 @@ class _RankWork:
 
     operators: StepOperators
     rank: int
-    passes: Sequence[ChunkPasses]
+    passes: Sequence[TimedChunk]
     run: PipelineRun
     pass_counts: Mapping[tuple[str, int], int]
 
@@ -120,7 +121,17 @@ def _end_rank(work: _RankWork, timing: TimingRules) -> RankEnd:
     columns, operators = timing.columns, work.operators
     duration = timing.duration(work.rank)
     held = [operators.chunks[index] for index in work.chunks]
-    start_us, end_us, free_us = _reduce_early(work, duration, timing)
+    none = columns.constant(0)
+    end_us = none + work.run.rank_ends_us[work.rank]
+    last = [
+        LastPass.of_chunk(
+            work.passes[index],
+            none + work.run.last_backward_start_us[index],
+            list_buckets(operators.chunks[index].states.reduction, duration),
+        )
+        for index in work.chunks
+    ]
+    start_us, free_us = reduce_early(last, work.carried_us, none)
     exposed = [
         node
         for chunk in held
@@ -128,83 +139,35 @@ def _end_rank(work: _RankWork, timing: TimingRules) -> RankEnd:
         if node.overlap is not Overlap.DEFERRED
     ]
     computed_us = np.maximum(end_us, free_us)
-    reduced_us = computed_us + _total(exposed, duration, columns.constant(0))
+    reduced_us = computed_us + _total(exposed, duration, none)
     all_reduction = [node for chunk in held for node in chunk.states.reduction]
     gathers = [node for chunk in held for node in chunk.states.gather]
-    update_us = _total(operators.updates[work.rank], duration, columns.constant(0))
+    update_us = _total(operators.updates[work.rank], duration, none)
     hidden_by_us = np.sum([work.passes[index].forward.total_us for index in work.chunks], axis=0)
     updates = columns.updates
     return RankEnd(
-        reduction_start_us=start_us,
+        reduction_start_us=np.where(start_us == NEVER, end_us, start_us),
         reduced_us=reduced_us,
-        reduction_us=_total(all_reduction, duration, columns.constant(0)),
+        reduction_us=_total(all_reduction, duration, none),
         exposed_reduction_us=reduced_us - work.run.rank_ends_us[work.rank],
-        check_us=_total(operators.checks[work.rank], duration, columns.constant(0)),
+        check_us=_total(operators.checks[work.rank], duration, none),
         update_us=update_us * updates,
-        gather_us=_total(gathers, duration, columns.constant(0)) * updates,
+        gather_us=_total(gathers, duration, none) * updates,
         exposed_gather_us=_gather(gathers, duration, hidden_by_us, timing) * updates,
     )
-
-
-def _reduce_early(
-    work: _RankWork, duration: Duration, timing: TimingRules
-) -> tuple[Column, Column, Column]:
-    """Reduce what may overlap with the last backward passes.
-
-    Return when that begins, when the rank has computed all, and when the last bucket is through.
-    What a pass itself reduces goes between the buckets, and the last one after all of it: FSDP2
-    sums the shards of a layer over replicas as soon as they are scattered.
-    Source: PyTorch, `_composable/fsdp/_fsdp_collectives.py` (foreach_reduce).
-    """
-    end_us = timing.columns.constant(0) + work.run.rank_ends_us[work.rank]
-    free_us = first_us = late_us = None
-    for index in work.chunks:
-        passes = work.passes[index]
-        start_us = work.run.last_backward_start_us[index] + timing.columns.constant(0)
-        buckets = [
-            node
-            for node in work.operators.chunks[index].states.reduction
-            if node.overlap is Overlap.DEFERRED
-        ]
-        if np.any(passes.last_gradients.left_us > 0):
-            # Where passes are too short to hide it, what they leave to each other adds up.
-            left_us = start_us + passes.last_gradients_us + passes.last_gradients.left_us
-            left_us = np.maximum(left_us, work.carried_us)
-            late_us = left_us if late_us is None else np.maximum(late_us, left_us)
-        num_buckets, done = sum(node.repeat for node in buckets), 0
-        for node in buckets:
-            time_us, count = duration(node), node.repeat
-            share_us = passes.last_gradients_us / num_buckets
-            ready_us = start_us + share_us * (done + 1), start_us + share_us * (done + count)
-            done += count
-            begun_us = ready_us[0] if free_us is None else np.maximum(free_us, ready_us[0])
-            free_us = np.maximum(begun_us + count * time_us, ready_us[1] + time_us)
-            if late_us is not None and done == num_buckets:
-                free_us = np.maximum(free_us, late_us + time_us)
-            first_us = begun_us if first_us is None else first_us
-        if free_us is not None and late_us is not None and buckets:
-            carried_us = _total(buckets, duration, passes.last_gradients.hidden_us)
-            free_us = np.maximum(free_us, start_us + carried_us)
-    ends_us = [us for us in (free_us, late_us) if us is not None]
-    reduced_us = np.max(ends_us, axis=0) if ends_us else end_us
-    return (end_us if first_us is None else first_us), end_us, reduced_us
 
 
 def _gather(
     gathers: Sequence[OperatorNode], duration: Duration, hidden_by_us: Column, timing: TimingRules
 ) -> Column:
-    """Return what gathering parameters adds to a step.
-
-    What is prefetched runs beside the next step's first forward pass, which it slows down.
-    """
+    """Return what gathering parameters adds to a step."""
     none = timing.columns.constant(0)
     early = [node for node in gathers if node.overlap is Overlap.PREFETCH]
     late = [node for node in gathers if node.overlap is not Overlap.PREFETCH]
-    slowdown = timing.trainer.overlap_slowdown_ratio
-    early_us = _total(early, duration, none)
-    both_us = np.minimum(early_us, hidden_by_us * slowdown)
-    waited_us = np.maximum(0.0, early_us - hidden_by_us * slowdown)
-    return _total(late, duration, none) + waited_us + both_us * (1 - 1 / slowdown)
+    waited_us = gather_beside(
+        _total(early, duration, none), hidden_by_us, timing.trainer.overlap_slowdown_ratio
+    )
+    return _total(late, duration, none) + waited_us
 
 
 def _total(nodes: Iterable[OperatorNode], duration: Duration, none: Column) -> Column:

@@ -22,6 +22,7 @@ from foretoken.simulator.search.placement.stage_cost import (
     ONLY,
     StageLines,
 )
+from foretoken.simulator.steps.chunks import Buckets, LastPass, reduce_early
 from foretoken.simulator.training.closed_form import PipelineShape, estimate_rank_ends_us
 from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules, Pipeline, Time
 from foretoken.simulator.training.schedule import find_schedule
@@ -212,23 +213,28 @@ class _StageTimes:
         `starts_us` is when that begins, counted from the end of the stage's passes; a stage of one
         chunk ends with it.
         """
-        deferred, buckets = self.of("deferred"), np.maximum(1.0, self.of("buckets"))
+        deferred, count = self.of("deferred"), np.maximum(1.0, self.of("buckets"))
+        buckets = Buckets(deferred / count, np.where(deferred > 0, count, 0.0))
         is_single = self._num_micro_batches == 1
         last_us = self.of("backward_weight")
         if not np.any(last_us > 0):
             last_us = self.of("backward_input") - self.of("not_accumulated") * is_single
         last_us = last_us + self.of("slowdown")
         starts = -last_us if starts_us is None else starts_us
-        free_us = np.full((len(deferred), self.num_stages, self._num_cases), -np.inf)
+        none = np.zeros((len(deferred), self.num_stages, self._num_cases))
         # The chunk that a stage holds last is the first to end.
-        for first in range(self._num_chunks - self.num_stages, -1, -self.num_stages):
-            own = slice(first, first + self.num_stages)
-            begun_us = starts[:, own] + last_us[:, own] / buckets[:, own]
-            end_us = np.maximum(
-                np.maximum(free_us, begun_us) + deferred[:, own],
-                starts[:, own] + last_us[:, own] + deferred[:, own] / buckets[:, own],
+        firsts = range(self._num_chunks - self.num_stages, -1, -self.num_stages)
+        passes = [
+            LastPass(
+                start_us=starts[:, own],
+                time_us=last_us[:, own],
+                hidden_us=none,
+                left_us=none,
+                buckets=[Buckets(buckets.time_us[:, own], buckets.count[:, own])],
             )
-            free_us = np.where(deferred[:, own] > 0, end_us, free_us)
+            for own in (slice(first, first + self.num_stages) for first in firsts)
+        ]
+        _, free_us = reduce_early(passes, none, none)
         found: Floats = self.of_stages("reduction") + np.maximum(0.0, free_us)
         return found
 

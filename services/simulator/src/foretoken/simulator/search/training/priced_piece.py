@@ -13,11 +13,10 @@ import numpy as np
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_truth import TrainingCalibration
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.chunk_columns import PassColumns
+from foretoken.simulator.search.training.chunk_columns import PassColumns, PassFields
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.state_columns import ChunkStates
 from foretoken.simulator.search.training.step_columns import (
-    ChunkPassColumns,
     RankEnds,
     RankStates,
     StepColumns,
@@ -25,6 +24,7 @@ from foretoken.simulator.search.training.step_columns import (
     compose_steps,
 )
 from foretoken.simulator.search.training.transfer_columns import Transfers
+from foretoken.simulator.steps.chunks import Buckets, ChunkPasses
 from foretoken.simulator.training.schedule import find_schedule
 
 # Entries of a column that are put together at once: those of that length stay in the cache.
@@ -100,30 +100,40 @@ class PricedPiece:
     def _inputs(
         self, group: WrittenGroup, some: Ints, rank_ends: Mapping[tuple[int, ...], RankEnds]
     ) -> StepInputs:
-        rows, passes = group.rows[some], self.passes
-        is_split = find_schedule(group.schedule).splits_backward
+        rows, key = group.rows[some], group.key[some]
         return StepInputs(
             schedule=group.schedule,
             cut=group.cut,
             num_micro_batches=self.num_micro_batches[rows],
-            passes=[
-                ChunkPassColumns(
-                    forward=passes["forward"].of(kind, rows),
-                    both=passes["both"].of(kind, rows),
-                    input=passes["input"].of(kind, rows) if is_split else None,
-                    weight=passes["weight"].of(kind, rows) if is_split else None,
-                )
-                for kind in group.cut.kinds
-            ],
-            states=group.states,
+            passes=[self._passes(group, number, some) for number in range(len(group.cut.kinds))],
             rank_ends=rank_ends,
             agreement=group.agreement[:, some],
-            key=group.key[some],
+            key=key,
             hides=self.hides[rows],
             gathers_early=self.gathers_early[rows],
             transfers=group.transfers.of(some, self.prices_us),
             prices_us=self.prices_us,
             trainer=self.trainer,
             step_gap_us=self.trainer.step_gap_us + self.calibration.step_gap_us,
-            updates_ratio=1.0,
+        )
+
+    def _passes(self, group: WrittenGroup, number: int, some: Ints) -> ChunkPasses[PassFields]:
+        """Return the passes of a kind of chunk, with what is reduced beside the last one."""
+        rows, key, kind = group.rows[some], group.key[some], group.cut.kinds[number]
+        is_split = find_schedule(group.schedule).splits_backward
+        both = self.passes["both"].of(kind, rows)
+        weight = self.passes["weight"].of(kind, rows) if is_split else None
+        hides = self.hides[rows]
+        return ChunkPasses(
+            forward=self.passes["forward"].of(kind, rows),
+            backward=both,
+            backward_input=self.passes["input"].of(kind, rows) if is_split else None,
+            backward_weight=weight,
+            not_accumulated_us=(weight or both).sums_us,
+            buckets=[
+                Buckets(self.prices_us[:, item.numbers][:, key], item.counts[key] * hides)
+                for item in group.states[number].buckets
+                if np.any(item.counts)
+            ],
+            slowdown_ratio=self.trainer.overlap_slowdown_ratio,
         )

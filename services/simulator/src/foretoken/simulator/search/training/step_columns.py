@@ -8,59 +8,23 @@ import numpy as np
 
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.chunk_columns import (
-    COMPUTE,
-    EXPOSED,
-    HIDDEN,
-    LEFT,
-    SUMS,
-    TOTAL,
-)
+from foretoken.simulator.search.training.chunk_columns import PassFields
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.state_columns import Calls, ChunkStates
 from foretoken.simulator.search.training.transfer_columns import TransferTimes
+from foretoken.simulator.steps.chunks import (
+    NEVER,
+    ChunkPasses,
+    LastPass,
+    gather_beside,
+    reduce_early,
+    time_pair,
+)
 from foretoken.simulator.training.closed_form import PipelineShape, estimate_rank_ends_us
 from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules
 
-_NEVER = -np.inf
 # The parts of `RankEnds`.
 _REDUCTION, _BUCKETS, _KERNELS, _CHECKS, _UPDATE, _GATHER = range(6)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ChunkPassColumns:
-    """The passes of a kind of chunk, each (field, variant, strategy).
-
-    `input` and `weight` are none where backward passes are whole, as is `both` where no slot holds
-    it.
-    """
-
-    forward: Floats
-    both: Floats | None
-    input: Floats | None
-    weight: Floats | None
-
-    @property
-    def backward_us(self) -> Floats:
-        """Both halves."""
-        if self.input is None or self.weight is None:
-            whole: Floats = self.last[TOTAL]
-            return whole
-        halves: Floats = self.input[TOTAL] + self.weight[TOTAL]
-        return halves
-
-    @property
-    def last(self) -> Floats:
-        """The pass that ends with the gradients of weights."""
-        found = self.both if self.weight is None else self.weight
-        if found is None:
-            raise ValueError("a chunk has no backward pass")
-        return found
-
-    @property
-    def back(self) -> list[Floats]:
-        """The passes that are run backward."""
-        return [self.last] if self.input is None else [self.input, self.last]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,7 +67,7 @@ class RankEnds:
 class StepInputs:
     """What steps of strategies are made of, that cut the model alike and have one schedule.
 
-    `passes` and `states` are by kind of chunk, `rank_ends` by the kinds of chunks of a rank.
+    `passes` are by kind of chunk, `rank_ends` by the kinds of chunks of a rank.
     `key` finds the states of a strategy, `hides` tells whether gradients are reduced beside the
     last backward pass, and `gathers_early` whether parameters are beside the next step's.
     """
@@ -111,8 +75,7 @@ class StepInputs:
     schedule: str
     cut: ChunkCut
     num_micro_batches: Ints
-    passes: Sequence[ChunkPassColumns]
-    states: Sequence[ChunkStates]
+    passes: Sequence[ChunkPasses[PassFields]]
     rank_ends: Mapping[tuple[int, ...], RankEnds]
     agreement: Ints
     key: Ints
@@ -122,7 +85,6 @@ class StepInputs:
     prices_us: Floats
     trainer: TrainerProfile
     step_gap_us: float
-    updates_ratio: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -134,16 +96,6 @@ class StepColumns:
     exposed_us: Floats
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Early:
-    """The buckets of a chunk, in columns of strategies: what they take, and how many they are."""
-
-    buckets: list[tuple[Floats, Ints]]
-    num_buckets: Ints
-    carried_us: Floats
-    slowdown_us: Floats
-
-
 def compose_steps(inputs: StepInputs) -> StepColumns:
     """Return the steps of strategies."""
     return _Steps(inputs).compose()
@@ -152,8 +104,6 @@ def compose_steps(inputs: StepInputs) -> StepColumns:
 class _Steps:
     def __init__(self, inputs: StepInputs) -> None:
         self._in = inputs
-        self._slowdown = inputs.trainer.overlap_slowdown_ratio
-        self._early = [self._find_early(kind) for kind in range(len(inputs.passes))]
         self._num_ranks = len(inputs.cut.ranks)
         self._known_chunks: dict[tuple[object, ...], ChunkTimes] = {}
         self._agreement_us = inputs.prices_us[:, inputs.agreement].sum(axis=1)
@@ -175,7 +125,7 @@ class _Steps:
         ends = estimate_rank_ends_us(inputs.schedule, shape)
         none = np.zeros_like(chunks[0].forward_us)
         start_us, after_us, busy_us = none, none, none[0]
-        critical_us, exposed_us = np.full_like(none[0], _NEVER), none[0]
+        critical_us, exposed_us = np.full_like(none[0], NEVER), none[0]
         for kinds, ranks in inputs.cut.rank_kinds.items():
             end_us = none + reduce(np.maximum, [ends[rank] for rank in ranks])
             ends_us = np.take(inputs.rank_ends[kinds].parts_us, inputs.key, axis=2)
@@ -197,22 +147,6 @@ class _Steps:
             exposed_us=np.maximum(0.0, exposed_us),
         )
 
-    def _find_early(self, kind: int) -> _Early:
-        inputs = self._in
-        passes, states, key = inputs.passes[kind], inputs.states[kind], inputs.key
-        none = np.zeros_like(passes.forward[TOTAL])
-        buckets = [
-            (inputs.prices_us[:, item.numbers][:, key], item.counts[key] * inputs.hides)
-            for item in states.buckets
-            if np.any(item.counts)
-        ]
-        num_buckets = sum((count for _, count in buckets), np.zeros(len(key), dtype=np.int64))
-        carried_us = sum((time * count for time, count in buckets), none)
-        share = 1 - 1 / np.maximum(1, num_buckets)
-        beside_us = passes.last[TOTAL] * share * self._slowdown
-        slowdown_us = np.minimum(carried_us, beside_us) * (1 - 1 / self._slowdown)
-        return _Early(buckets, num_buckets, carried_us, slowdown_us)
-
     def _chunk_times(self, chunk: int) -> ChunkTimes:
         """Return what a chunk takes, one object for all that are alike."""
         cut, transfers = self._in.cut, self._in.transfers
@@ -231,21 +165,12 @@ class _Steps:
     def _time_chunk(self, chunk: int) -> ChunkTimes:
         inputs = self._in
         kind = inputs.cut.kind_of_chunk[chunk]
-        passes, backward_us = inputs.passes[kind], inputs.passes[kind].backward_us
-        none = np.zeros_like(backward_us)
-        weight_us = none if passes.weight is None else passes.weight[TOTAL]
-        is_sent = inputs.cut.kinds[kind].receives_gradient
-        is_received = inputs.cut.kinds[kind].receives_input
-        transfers = inputs.transfers
-        return ChunkTimes(
-            forward_us=passes.forward[TOTAL],
-            backward_input_us=backward_us - weight_us,
-            backward_weight_us=weight_us,
-            first_backward_us=backward_us - passes.last[SUMS],
-            last_backward_us=backward_us + self._early[kind].slowdown_us,
-            send_forward_us=transfers.forward_us(chunk) if is_sent else none,
-            send_backward_us=transfers.backward_us(chunk - 1) if is_received else none,
-            overlapped_us=self._pair(chunk),
+        held, passes, transfers = inputs.cut.kinds[kind], inputs.passes[kind], inputs.transfers
+        none = np.zeros_like(passes.forward.total_us)
+        return passes.times(
+            transfers.forward_us(chunk) if held.receives_gradient else none,
+            transfers.backward_us(chunk - 1) if held.receives_input else none,
+            self._pair(chunk),
         )
 
     def _pair(self, chunk: int) -> dict[tuple[str, int], Floats]:
@@ -255,14 +180,9 @@ class _Steps:
             return {}
         mirrored = len(inputs.cut.kind_of_chunk) - 1 - chunk
         ahead = inputs.passes[inputs.cut.kind_of_chunk[chunk]].forward
-        back = inputs.passes[inputs.cut.kind_of_chunk[mirrored]].both
-        if back is None:
-            return {}
-        compute_us = ahead[COMPUTE] + back[COMPUTE]
-        communication_us = ahead[EXPOSED] + ahead[HIDDEN] + back[EXPOSED] + back[HIDDEN]
-        hidden_us = np.minimum(communication_us, compute_us * self._slowdown)
-        slowed_us = compute_us + hidden_us * (1 - 1 / self._slowdown)
-        return {("backward", mirrored): np.maximum(slowed_us, communication_us)}
+        back = inputs.passes[inputs.cut.kind_of_chunk[mirrored]].backward
+        slowdown = inputs.trainer.overlap_slowdown_ratio
+        return {("backward", mirrored): time_pair(ahead, back, slowdown)}
 
     def _reduce(
         self, kinds: Sequence[int], end_us: Floats, ends_us: Floats
@@ -273,56 +193,28 @@ class _Steps:
         before it come those of the first chunk for the micro batches of a round, and so on.
         """
         inputs = self._in
-        free_us = np.full_like(end_us, _NEVER)
-        late_us = np.full_like(end_us, _NEVER)
-        carried_us = self._carried_us(kinds)
         after_us = np.zeros_like(end_us)
-        spans: list[tuple[int, Floats]] = []
+        last: list[LastPass] = []
         round_size = np.minimum(inputs.num_micro_batches, self._num_ranks)
         for kind in kinds:
             passes = inputs.passes[kind]
-            last_us = passes.last[TOTAL] + self._early[kind].slowdown_us
-            last_us = last_us - passes.last[SUMS] * (inputs.num_micro_batches == 1)
-            spans.insert(0, (kind, end_us - after_us - last_us))
+            last_us = passes.last_gradients_us
+            last_us = last_us - passes.not_accumulated_us * (inputs.num_micro_batches == 1)
+            last.insert(0, LastPass.of_chunk(passes, end_us - after_us - last_us, passes.buckets))
             after_us = after_us + round_size * passes.backward_us
-            if inputs.cut.is_mirrored or passes.weight is not None:
+            if inputs.cut.is_mirrored or passes.backward_weight is not None:
                 after_us = np.zeros_like(end_us)
-        for kind, start_us in spans:
-            free_us, late_us = self._reduce_chunk(kind, start_us, carried_us, (free_us, late_us))
-        computed_us = np.maximum(end_us, np.maximum(free_us, late_us))
+        _, free_us = reduce_early(last, self._carried_us(kinds), np.zeros_like(end_us))
+        computed_us = np.maximum(end_us, free_us)
         exposed_us = ends_us[_REDUCTION] + ends_us[_BUCKETS] * ~inputs.hides
         return computed_us + exposed_us, computed_us - end_us + exposed_us
-
-    def _reduce_chunk(
-        self, kind: int, start_us: Floats, carried_us: Floats, streams: tuple[Floats, Floats]
-    ) -> tuple[Floats, Floats]:
-        """Reduce the buckets of a chunk beside its last backward pass; see `update`."""
-        free_us, late_us = streams
-        early, last = self._early[kind], self._in.passes[kind].last
-        last_us = last[TOTAL] + early.slowdown_us
-        left_us = np.maximum(start_us + last_us + last[LEFT], carried_us)
-        late_us = np.where(last[LEFT] > 0, np.maximum(late_us, left_us), late_us)
-        share_us = last_us / np.maximum(1, early.num_buckets)
-        done = np.zeros_like(early.num_buckets)
-        for time_us, count in early.buckets:
-            first_us = start_us + share_us * (done + 1)
-            done = done + count
-            begun_us = np.maximum(free_us, first_us)
-            end_us = np.maximum(begun_us + count * time_us, start_us + share_us * done + time_us)
-            end_us = np.where(
-                done == early.num_buckets, np.maximum(end_us, late_us + time_us), end_us
-            )
-            free_us = np.where(count > 0, end_us, free_us)
-        is_both = (early.num_buckets > 0) & (late_us > _NEVER)
-        all_us = start_us + last[HIDDEN] + early.carried_us
-        return np.where(is_both, np.maximum(free_us, all_us), free_us), late_us
 
     def _carried_us(self, kinds: Sequence[int]) -> Floats:
         """Return all that a rank's communication carries beside its passes."""
         parts = [
-            item[HIDDEN] * self._runs
+            item.hidden_us * self._runs
             for kind in kinds
-            for item in (self._in.passes[kind].forward, *self._in.passes[kind].back)
+            for item in (self._in.passes[kind].forward, *self._in.passes[kind].backward_passes)
         ]
         return _total(parts)
 
@@ -331,12 +223,9 @@ class _Steps:
         inputs = self._in
         check_us, update_us, gather_us = ends_us[_CHECKS], ends_us[_UPDATE], ends_us[_GATHER]
         check_us = check_us + self._agreement_us
-        beside_us = _total([inputs.passes[kind].forward[TOTAL] for kind in kinds])
-        hidden_us = np.minimum(gather_us, beside_us * self._slowdown)
-        waited_us = gather_us - hidden_us + hidden_us * (1 - 1 / self._slowdown)
-        gather_us = np.where(inputs.gathers_early, waited_us, gather_us)
-        ratio = inputs.updates_ratio
-        return check_us + update_us * ratio, gather_us * ratio
+        beside_us = _total([inputs.passes[kind].forward.total_us for kind in kinds])
+        waited_us = gather_beside(gather_us, beside_us, inputs.trainer.overlap_slowdown_ratio)
+        return check_us + update_us, np.where(inputs.gathers_early, waited_us, gather_us)
 
     def _account(self, kinds: Sequence[int], rank: int, end_us: Floats) -> tuple[Floats, Floats]:
         """Return how long a rank computes or communicates in its passes, and what of it exposed."""
@@ -344,10 +233,10 @@ class _Steps:
         busy_us, exposed_us = np.zeros_like(end_us), np.zeros_like(end_us)
         for kind in kinds:
             passes = inputs.passes[kind]
-            for item in (passes.forward, *passes.back):
-                busy_us = busy_us + self._runs * item[TOTAL, 0]
-                exposed_us = exposed_us + self._runs * item[EXPOSED, 0]
-            busy_us = busy_us - passes.last[SUMS, 0] + self._early[kind].slowdown_us[0]
+            for item in (passes.forward, *passes.backward_passes):
+                busy_us = busy_us + self._runs * item.total_us[0]
+                exposed_us = exposed_us + self._runs * item.all_exposed_us[0]
+            busy_us = busy_us - passes.not_accumulated_us[0] + passes.reduction_slowdown_us[0]
         sent_us = np.zeros_like(end_us)
         for chunk in inputs.cut.ranks[rank]:
             held = inputs.cut.kinds[inputs.cut.kind_of_chunk[chunk]]
