@@ -214,6 +214,10 @@ profile-h200: profile-gpu ## the same on an H200 (DEVICE=h100_sxm and others wor
 proto: setup ## make the committed stubs anew from proto/
 	$(BIN)/python proto/generate.py
 
+.PHONY: metrics-reference
+metrics-reference: setup ## make docs/reference/metrics.md anew from the registry of metrics
+	$(BIN)/python -m foretoken.domain.metrics.reference > docs/reference/metrics.md
+
 .PHONY: format
 format: setup ## put every file into its canonical form
 	$(BIN)/ruff check --fix-only --quiet .

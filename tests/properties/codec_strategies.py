@@ -56,6 +56,7 @@ from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.topology import Link, TopologySpec
 from foretoken.domain.job import Job
 from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.models.architecture import (
     MlaSpec,
     ModelArchitecture,
@@ -199,7 +200,6 @@ NOT_NEGATIVE_FLOATS = st.floats(min_value=0.0, allow_nan=False)
 FINITE_TIMES = st.floats(min_value=0.0, allow_infinity=False)
 POSITIVE_FINITE = st.floats(min_value=1e-9, allow_infinity=False)
 
-_SLO_LIMITS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
 
 _ENGINE_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks")
 _TRACE_COUNTS = ("hash_block_tokens", "max_num_requests")
@@ -265,7 +265,7 @@ _SEARCH_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (search.CapacityReport, "at_capacity"): st.just(report.ServingReport(num_requests=3)),
     (search.Finalist, "report"): st.just(report.ServingReport(num_requests=3)),
     (search.ServingSearchRequest, "scenario"): st.just(_SCENARIO),
-    (search.LatencyLimit, "metric"): st.sampled_from(search.LIMITED_METRICS),
+    (search.LatencyLimit, "metric"): st.sampled_from(sorted(LIMITED)),
     (search.LatencyLimit, "percentile"): st.floats(0.0, 100.0),
     (search.LatencyLimit, "limit_ms"): POSITIVE_FLOATS,
     (search.ServingTargets, "slo_attainment_ratio"): st.floats(0.0, 1.0),
@@ -317,7 +317,7 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (ModelArchitecture, "norm"): st.sampled_from(["rms_norm", "layer_norm"]),
     (ModelArchitecture, "position"): st.sampled_from(["rope", "learned"]),
     **{(ParallelLayout, axis): POSITIVE for axis in ("tp", "pp", "dp", "cp", "ep")},
-    **{(Slo, limit): st.floats(min_value=0.0, allow_nan=False) for limit in _SLO_LIMITS},
+    **{(Slo, limit): st.floats(min_value=0.0, allow_nan=False) for limit in LIMITED},
     (Slo, "itl_percentile"): st.floats(0.0, 100.0),
     (correction.CorrectionRequest, "name"): TEXT.filter(bool),
     (correction.CorrectionRequest, "observations"): st.deferred(

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_strategies import Case, cases
 
-from foretoken.domain.search import LIMITED_METRICS, LatencyLimit, ServingTargets
+from foretoken.domain.metrics.request import LIMITED
+from foretoken.domain.search import LatencyLimit, ServingTargets
 from foretoken.domain.slo import Slo
 from foretoken.simulator.search.capacity.request_rate import stretch_plan, take_requests
 from foretoken.simulator.search.capacity.verdict import Judge, count_unseen
@@ -34,7 +35,7 @@ def _judges(draw: st.DrawFn) -> Judge:
             percentile=draw(st.sampled_from((0, 20, 50, 90, 99, 100))),
             limit_ms=draw(times) * _MS,
         )
-        for metric in LIMITED_METRICS
+        for metric in LIMITED
     )
     slo = Slo(
         ttft_ms=draw(times) * _MS,

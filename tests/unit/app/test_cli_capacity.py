@@ -43,10 +43,10 @@ def test_probes_and_answer_are_printed(tmp_path: Path) -> None:
     """A row for every rate with the limited figure, then the rate, its interval and its limit."""
     result = _search(tmp_path, *_LIMIT)
     assert result.exit_code == 0, result.stderr
-    assert "ttft p90 (ms, at most 300)" in result.stdout
-    assert re.search(r"highest rate \(requests/s\)\s*│\s*[\d.,]+", result.stdout)
+    assert "TTFT p90 (ms, at most 300)" in result.stdout
+    assert re.search(r"capacity \(requests/s\)\s*│\s*[\d.,]+", result.stdout)
     assert re.search(r"95 % interval\s*│\s*[\d.]+ to [\d.]+", result.stdout)
-    assert re.search(r"limited by\s*│\s*ttft p90", result.stdout)
+    assert re.search(r"limited by\s*│\s*TTFT p90", result.stdout)
 
 
 def test_json_is_the_report(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_page_is_written(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = _search(tmp_path, *_LIMIT, "--out", str(page))
     assert result.exit_code == 0, result.stderr
-    assert "capacity, requests/s" in page.read_text(encoding="utf-8")
+    assert "capacity (requests/s)" in page.read_text(encoding="utf-8")
 
 
 def test_no_rate_says_why(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_result_is_shown_as_its_command_did(kept_home: Path, tmp_path: Path) -
     assert re.search(r"step time \(ms\)\s*│\s*[\d.,]+", result.stdout)
     assert "What each stage does" in page.read_text(encoding="utf-8")
     serving = _run(kept_home, "results", "show")
-    assert "ttft mean (ms)" in serving.stdout
+    assert "TTFT mean (ms)" in serving.stdout
 
 
 def test_a_shown_report_as_json_has_no_long_columns(kept_home: Path) -> None:
@@ -95,7 +95,7 @@ def test_two_training_steps_are_set_side_by_side(kept_home: Path, tmp_path: Path
     result = _run(kept_home, "compare", "latest~2", "latest~1", "--page", str(page))
     assert result.exit_code == 0, result.stderr
     assert re.search(r"layout\.pp\s*│\s*1\s*│\s*2", result.stdout)
-    assert re.search(r"devices\s*│\s*1\s*│\s*2\s*│\s*│\s*2x", result.stdout)
+    assert re.search(r"GPUs\s*│\s*1\s*│\s*2\s*│\s*2x", result.stdout)
     assert "What the critical stage does" in page.read_text(encoding="utf-8")
 
 

@@ -46,7 +46,7 @@ def test_a_run_prints_days_money_and_a_target(run: Run, scenario: Path, tmp_path
     assert result.exit_code == 3, result.output
     for text in (
         "1,000 billion tokens on",
-        "tokens/s per device, in a step",
+        "tokens/s per GPU, in a step",
         "days, expected",
         "cost (USD)",
         "coreweave",

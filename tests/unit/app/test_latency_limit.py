@@ -2,7 +2,6 @@ import pytest
 
 from foretoken.app.cli.duration import parse_ms, parse_s
 from foretoken.app.cli.latency_limit import (
-    describe_limit,
     parse_limit,
     parse_limits,
 )
@@ -73,9 +72,3 @@ def test_a_number_without_a_unit_is_asked_back(number: str) -> None:
     ) as found:
         parse_ms(number, "--ttft")
     assert [violation.field for violation in found.value.violations] == ["--ttft"]
-
-
-def test_limits_are_named_as_they_are_written() -> None:
-    """What the parser reads is what the table shows."""
-    assert describe_limit("e2e_latency_ms", 99.9) == "e2e p99.9"
-    assert describe_limit("ttft_ms", 0) == "ttft mean"

@@ -72,7 +72,8 @@ def test_a_search_tells_its_space_and_its_targets() -> None:
     assert describe_serving_search(request) == (
         "the best deployment of llama-3.1-8b in bf16, weights fp8 by least cost per token; on up to"
         " 16 x h200_sxm, h100_sxm; engine vllm-0.19; 100 requests, 512 prompt and 128 answer"
-        " tokens; carrying 20 requests/s; targets TTFT mean at most 2 s, e2e p99 at most 30 ms"
+        " tokens; carrying 20 requests/s; targets TTFT mean at most 2 s, end-to-end latency"
+        " p99 at most 30 ms"
     )
     capacity = CapacityRequest(scenario=_SERVING, targets=_TARGETS)
     assert describe_capacity(capacity).startswith("the highest rate of llama-3.1-8b in bf16")

@@ -6,7 +6,7 @@ import pytest
 from cluster_records import SCENARIO, build_record
 
 from foretoken.domain.memory import ServingMemory
-from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
+from foretoken.domain.report import Percentiles, RequestColumns, SeriesColumns, ServingReport
 from foretoken.page.section import Section
 from foretoken.simulator.report.page import render_page, serving_sections
 from foretoken.simulator.report.serving_trace import chrome_trace
@@ -61,10 +61,11 @@ def test_a_column_of_the_table_is_a_pool(sections: list[Section]) -> None:
     assert table.headers == ("pool", "first", "rest")
     rows = {row[0]: tuple(row[1:]) for row in table.rows}
     assert rows["role"] == ("prefill", "decode")
-    assert rows["replicas running, mean of all"] == ("0.9 of 1", "1.6 of 2")
+    assert rows["replicas"] == ("1", "2")
+    assert rows["replicas, mean"] == ("0.9", "1.6")
     assert rows["failures"] == ("1", "0")
     assert rows["replicas started"] == ("0", "1")
-    assert not rows.keys() & {"replicas given up", "adapters loaded"}
+    assert not rows.keys() & {"replicas stopped", "adapters loaded"}
 
 
 def test_replicas_that_failed_or_came_later_are_drawn_over_time(sections: list[Section]) -> None:
@@ -91,14 +92,16 @@ def test_transfers_say_what_they_cost(sections: list[Section]) -> None:
 
 
 def test_pools_that_do_all_of_a_request_move_no_caches(report: ServingReport) -> None:
-    """No figure of the page is about transfers then; of the others there are three."""
-    aggregated = tuple(replace(pool, role="aggregated") for pool in report.pools)
+    """No figure of the page is about transfers then; of the others there are four."""
+    aggregated = tuple(
+        replace(pool, role="aggregated", sent_bytes_per_s=0.0) for pool in report.pools
+    )
     found = []
-    for shown in (report, replace(report, pools=aggregated)):
+    for shown in (report, replace(report, pools=aggregated, transfer_ms=Percentiles())):
         tables = [section.table for section in serving_sections([shown]) if section.table]
         rows = [str(row[0]) for table in tables for row in table.rows]
         found.append(sum("KV transfer" in name for name in rows))
-    assert [3, 0] == found
+    assert [4, 0] == found
 
 
 def test_requests_that_were_not_served_have_their_reasons(sections: list[Section]) -> None:

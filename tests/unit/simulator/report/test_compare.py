@@ -12,12 +12,13 @@ from training_run_examples import RUN_REPORT
 from training_search_reports import build_training_search
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.metrics.metric import Figure
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.report import Feasibility, ServingReport
 from foretoken.domain.training_report import TrainingReport
 from foretoken.simulator.report.compare_changes import Change, list_changes
-from foretoken.simulator.report.compare_figures import ComparedFigure, compare_figures
 from foretoken.simulator.report.compare_remarks import list_remarks, list_warnings
-from foretoken.simulator.report.compare_runs import name_runs
+from foretoken.simulator.report.compare_runs import compare_figures, name_runs
 
 _LEAVES = st.one_of(st.integers(0, 3), st.booleans(), st.sampled_from(["a", "b"]))
 _CONFIGURATIONS = st.dictionaries(
@@ -81,7 +82,8 @@ def test_changes_are_symmetric_and_none_of_equal_ones(
 
 
 def test_ratios_are_to_the_first_run() -> None:
-    figure = ComparedFigure(label="step", unit="ms", values=(4.0, 2.0, 5.0, None), better="lower")
+    values = (4.0, 2.0, 5.0, None)
+    figure = Figure(label="step", metric=METRICS["step_time_ms"], values=values)
     assert figure.ratios == (1.0, 0.5, 1.25, None)
     words = [figure.describe_ratio(place) for place in range(4)]
     assert words == ["same", "0.5x, better", "1.25x, worse", "-"]
@@ -91,7 +93,9 @@ def test_ratios_are_to_the_first_run() -> None:
 def test_there_is_no_ratio_where_it_would_mean_nothing(
     values: tuple[float | None, float],
 ) -> None:
-    assert ComparedFigure(label="margin", unit="GiB", values=values).describe_ratio(1) == "-"
+    assert (
+        Figure(label="free", metric=METRICS["margin_bytes"], values=values).describe_ratio(1) == "-"
+    )
 
 
 def test_figures_of_training_steps() -> None:
@@ -129,7 +133,7 @@ def test_figures_of_searches_are_those_of_their_best() -> None:
     assert figures["points"] == (960.0, 960.0)
     training = build_training_search()
     counts = {figure.label: figure.values for figure in compare_figures([training, training])}
-    assert counts["strategies"] == (float(training.num_points),) * 2
+    assert counts["points"] == (float(training.num_points),) * 2
 
 
 def test_figures_of_capacities_have_the_run_at_capacity() -> None:
@@ -145,7 +149,7 @@ def test_figures_of_whole_runs() -> None:
     assert figures["days, expected"].values == (46.5, 93.0)
     assert figures["days, expected"].describe_ratio(1) == "2x, worse"
     assert figures["steps done again"].values == pytest.approx((0.93, 1.86))
-    assert figures["days, 90 of 100 runs"].values == (46.9, None)
+    assert figures["days p90"].values == (46.9, None)
     assert figures["cost"].values == (35_712.0, 35_712.0)
 
 

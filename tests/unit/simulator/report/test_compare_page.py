@@ -35,10 +35,10 @@ _EXPECTED = {
         *("More or fewer devices", "Cost"),
     ),
     "serving": (
-        *("Time to first token", "Inter-token latency", "End-to-end latency"),
+        *("TTFT", "ITL", "end-to-end latency"),
         *("output tokens/s", "All steps of all engines", "Over time"),
     ),
-    "capacity": ("Highest rate that meets the targets", "TTFT P99", "Load and latency"),
+    "capacity": ("Highest rate that meets the targets", "TTFT p99", "Load and latency"),
     "search": (
         *("Throughput of a GPU against speed for a user", "Cost against latency"),
         *("Best candidates", "Ranks of the best that all searches rank", "Steps of all engines"),
@@ -136,7 +136,7 @@ def test_searches_that_simulated_nothing_have_no_such_section() -> None:
 def test_a_deployment_that_served_nothing_is_set_beside_others() -> None:
     """Its figures are dashes, and the pictures are of the other."""
     page = _page([serving_of(1.0, rate=1), ServingReport(num_requests=3)])
-    assert "Time to first token" in parse_page(page).text
+    assert "TTFT" in parse_page(page).text
 
 
 def test_all_critical_stages_have_one_scale_of_time() -> None:

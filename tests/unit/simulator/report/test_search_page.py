@@ -113,7 +113,7 @@ def test_every_finalist_tie_and_reason_is_there() -> None:
     for finalist in report.finalists:
         assert finalist.name in text
     assert f"It ties, within the error of the estimates, with {report.ties[1]}." in text
-    assert "misses TTFT P99 2,455 > 2,000 ms" in text
+    assert "misses TTFT p99 2,455 > 2,000 ms" in text
     for words in (
         "beyond a bound",
         "out of memory",
@@ -244,7 +244,7 @@ def test_what_is_missed_is_said_with_value_and_limit() -> None:
         LimitOutcome(metric="tpot_ms", limit=30, value=29),
         LimitOutcome(metric="slo", limit=0.99, value=0.95, is_met=False),
     )
-    expected = ["TTFT P99 2,310 > 2,000 ms", "SLO attainment 95.0% < 99.0%"]
+    expected = ["TTFT p99 2,310 > 2,000 ms", "SLO attainment 95.0% < 99.0%"]
     assert expected == missed_outcomes(outcomes)
 
 
@@ -255,7 +255,7 @@ def test_a_capacity_says_the_rate_its_bounds_and_every_run() -> None:
     assert "9 to 11" in text
     assert "9.6 to 10.4" in text
     assert text.count("meets the targets") == sum(probe.is_met for probe in report.probes)
-    assert "the queue only grew; cut short; TTFT P99" in text
+    assert "the queue only grew; cut short; TTFT p99" in text
 
 
 def test_a_capacity_warns_of_its_notes() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -109,14 +109,16 @@ def test_a_run_of_refusals_only_says_so() -> None:
 
 
 def test_prices_and_memory_are_told(page: str) -> None:
-    assert "USD per million output tokens" in page
-    assert "J per output token" in page
+    assert "cost per million output tokens (USD)" in page
+    assert "energy per output token (J)" in page
     assert "1,000 blocks of 4 tokens" in page
     assert "device: 74.5 GiB" in page
 
 
 def test_without_prices_there_is_no_word_of_them() -> None:
-    report = replace(_build(20), cost_usd=0.0, power_w_mean=0.0)
+    report = _build(20)
+    free = {item.name: 0.0 for item in fields(report) if "usd" in item.name}
+    report = replace(report, **free, power_w_mean=0.0)
     plain = render_page("", serving_sections([report]))
     assert "USD" not in plain
     assert "power (W)" not in plain

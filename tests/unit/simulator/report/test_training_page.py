@@ -37,7 +37,7 @@ def test_a_page_names_interval_spread_use_and_provenance(page: str) -> None:
         "72 to 117 ms",
         "100% analytical",
         "41.2%",
-        "52.3% with recomputation",
+        "52.3% HFU",
         "calibration: +11.1%",
         "half 90 ms, nine of ten 93 ms",
         "11 of 17 ms on the critical stage",

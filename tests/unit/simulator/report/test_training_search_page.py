@@ -9,6 +9,7 @@ import pytest
 from page_structure import parse_page
 from training_search_reports import build_placed_search, build_training_search
 
+from foretoken.domain.number_text import describe_step
 from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_search import (
     StrategyColumns,
@@ -31,7 +32,6 @@ from foretoken.simulator.report.training_search_rows import (
     describe_devices,
     describe_place,
     describe_search,
-    describe_step,
     describe_verdict,
     find_best,
     make_whole_run,

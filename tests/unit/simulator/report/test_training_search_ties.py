@@ -58,7 +58,7 @@ def test_ties_by_cost_are_told_by_cost() -> None:
         "step_time_low_ms": 90.0,
         "step_time_high_ms": 120.0,
     }
-    assert figure.name == "USD for a billion tokens"
+    assert figure.name == "cost per billion tokens (USD)"
     assert figure.bounds(row) == pytest.approx((27.0, 30.0, 36.0))
 
 

@@ -71,7 +71,7 @@ def test_simulations_at_the_answer_agree(report: CapacityReport) -> None:
     assert _p90_ttft(_scenario(), report.capacity_rps) <= 300
     assert _p90_ttft(_scenario(), report.first_miss_rps) > 300
     assert report.at_capacity.ttft_ms.p90 == _p90_ttft(_scenario(), report.capacity_rps)
-    assert report.limiting == "ttft p90"
+    assert report.limiting == "TTFT p90"
     assert report.capacity_rps_per_gpu == report.capacity_rps
 
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_met_says_why() -> None:
     targets = ServingTargets(limits=(LatencyLimit(metric="ttft_ms", percentile=50, limit_ms=1),))
     report = _find(_scenario(), targets)
     assert not report.feasibility.is_feasible
-    assert "ttft p50 is" in report.feasibility.reason
+    assert "TTFT p50 is" in report.feasibility.reason
     assert "the limit 1 ms" in report.feasibility.reason
     assert (report.capacity_rps, report.low_rps, report.high_rps) == (0, 0, 0)
     assert report.probes

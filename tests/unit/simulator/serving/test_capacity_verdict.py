@@ -7,9 +7,10 @@ from capacity_fakes import drawn_scenario, limits, load_of
 from serving_fakes import RooflinePredictor, SilentProgress, build_scenario
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.report import ServingReport
 from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import LIMITED_METRICS, LimitOutcome, ServingTargets
+from foretoken.domain.search import LimitOutcome, ServingTargets
 from foretoken.domain.slo import Slo, SloClass
 from foretoken.domain.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.latency_surfaces import fetch_surfaces
@@ -44,7 +45,7 @@ def _run() -> tuple[ServingRecord, ServingReport]:
     return record, deployment.report(record, ServingReport())
 
 
-@pytest.mark.parametrize("metric", LIMITED_METRICS)
+@pytest.mark.parametrize("metric", LIMITED)
 @pytest.mark.parametrize("statistic", _STATISTICS)
 def test_figures_are_those_of_the_report(metric: str, statistic: str) -> None:
     """Every percentile and the mean are the full report's, to the last bit."""

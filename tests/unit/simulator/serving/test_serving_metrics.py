@@ -10,8 +10,10 @@ from foretoken.domain.report import ITL_QUANTILES, Percentiles
 from foretoken.domain.slo import Slo
 from foretoken.simulator.serving.attainment import find_attaining
 from foretoken.simulator.serving.metrics import (
+    OF_PARTS,
     busy_ns,
     execution_ns,
+    instants_of,
     place_runs,
     summarize_latencies,
     summarize_requests,
@@ -145,7 +147,7 @@ def _meets(request: TinyRequest, classes: tuple[Slo, ...]) -> bool:
 
 def test_latencies_of_a_part_of_the_requests_leave_the_others_out() -> None:
     _, record = _two_requests()
-    found = summarize_latencies(record.requests, np.array([False, True]))
+    found = summarize_latencies(instants_of(record.requests), OF_PARTS, np.array([False, True]))
     assert found["ttft_ms"] == summarize([54.0])
     assert found["tpot_ms"] == Percentiles()
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.metrics.registry import describe_limit
+from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.search import (
     CapacityRequest,
@@ -146,19 +148,13 @@ def _targets(targets: ServingTargets) -> str:
 
 
 def _limit(limit: LatencyLimit) -> str:
-    statistic = f"p{limit.percentile:g}" if limit.percentile else "mean"
-    return f"{_name(limit.metric)} {statistic} at most {_time(limit.limit_ms)}"
+    return f"{describe_limit(limit.metric, limit.percentile)} at most {_time(limit.limit_ms)}"
 
 
 def _slo(slo: Slo) -> str:
-    limits = (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms), ("ITL", slo.itl_ms))
-    named = [f"{name} at most {_time(limit_ms)}" for name, limit_ms in limits if limit_ms > 0]
+    limits = [(metric.label, getattr(slo, name)) for name, metric in LIMITED.items()]
+    named = [f"{label} at most {_time(limit_ms)}" for label, limit_ms in limits if limit_ms > 0]
     return f"SLO {', '.join(named)}" if named else ""
-
-
-def _name(metric: str) -> str:
-    name = metric.removesuffix("_ms").removesuffix("_latency")
-    return name if name == "e2e" else name.upper()
 
 
 def _time(time_ms: float) -> str:

@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.option import check_options, describe, flag, option
 from foretoken.domain.report import Columns, Feasibility, ServingReport
 from foretoken.domain.result_methods import ResultMethods
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import Quantity
 
-# What a limit can be about: latencies of `ServingReport`.
-LIMITED_METRICS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
 OBJECTIVES = ("throughput_per_gpu", "cost", "num_devices", "latency")
 SERVING_MODES = ("aggregated", "disaggregated")
 # GPUs that throughput and cost are counted per.
@@ -39,8 +38,8 @@ class LatencyLimit:
             "limit",
             {
                 "metric": (
-                    self.metric in LIMITED_METRICS,
-                    f"must be one of {', '.join(LIMITED_METRICS)}",
+                    self.metric in LIMITED,
+                    f"must be one of {', '.join(LIMITED)}",
                 ),
                 "percentile": (
                     0 <= self.percentile <= _HIGHEST_PERCENTILE,

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-
-_LIMITS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
+from foretoken.domain.metrics.request import LIMITED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +23,7 @@ class Slo:
         """Refuse limits that no request could meet and percentiles there are not."""
         violations = [
             FieldViolation(name, "must not be negative; 0 is no limit")
-            for name in _LIMITS
+            for name in LIMITED
             if not getattr(self, name) >= 0
         ]
         if not 0 <= self.itl_percentile <= 100:  # noqa: PLR2004 - a percentile's own bounds
@@ -32,6 +31,11 @@ class Slo:
         if violations:
             first = violations[0]
             raise InvalidRequestError(f"slo: {first.field} {first.description}", violations)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is any limit."""
+        return any(getattr(self, name) for name in LIMITED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

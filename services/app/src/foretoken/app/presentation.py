@@ -105,14 +105,9 @@ def render_page(result: ResultMethods) -> str:
 def _list_figures(result: ResultMethods) -> Sequence[tuple[str, str]]:
     """Return the labels and texts of what a reader wants to see of a result."""
     if isinstance(result, _KEPT):
-        from foretoken.simulator.report.compare_figures import compare_figures
+        from foretoken.simulator.report.compare_runs import compare_figures
 
-        return [
-            (f"{figure.label} ({figure.unit})" if figure.unit else figure.label, _show(value))
-            for figure in compare_figures([result])
-            for value in figure.values
-            if value is not None
-        ]
+        return [(figure.title, figure.texts()[0]) for figure in compare_figures([result])]
     return [(name, _show(value)) for name, value in _flatten(schema.encode(result))]
 
 

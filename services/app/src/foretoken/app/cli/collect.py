@@ -25,6 +25,7 @@ from foretoken.app.collect.target import Target
 from foretoken.app.config import process_environment
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.serving_run import ServingRun, encode_run
 from foretoken.domain.slo import SloClass
 from foretoken.domain.units import MS_PER_S
@@ -251,10 +252,11 @@ def _summarise(run: ServingRun) -> dict[str, float]:
 
 def _summary_table(run: ServingRun, summary: Mapping[str, float]) -> Table:
     labels = {
-        "num_completed": "requests completed",
-        "num_failed": "requests failed",
-        "duration_s": "duration (s)",
-        "output_throughput_tps": "output tokens/s",
+        **{
+            name: METRICS[name].title
+            for name in ("num_completed", "duration_s", "output_throughput_tps")
+        },
+        "num_failed": "failed requests",
         "ttft_ms_p50": "TTFT p50 (ms)",
         "ttft_ms_max": "TTFT max (ms)",
         "send_delay_ms_max": "latest send after its time (ms)",

@@ -12,18 +12,22 @@ from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
-    format_cell,
     open_composition,
     state_of,
 )
 from foretoken.app.compose import Composition
 from foretoken.client.results import open_result, read_result
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.result import AnyReport, KeptResult
 from foretoken.simulator.report.compare_changes import Change, list_changes
-from foretoken.simulator.report.compare_figures import ComparedFigure, compare_figures
 from foretoken.simulator.report.compare_remarks import list_echoes, list_remarks, list_warnings
-from foretoken.simulator.report.compare_runs import ComparedRun, configuration_of, name_runs
+from foretoken.simulator.report.compare_runs import (
+    ComparedRun,
+    compare_figures,
+    configuration_of,
+    name_runs,
+)
 
 # A terminal shows no more differences than this.
 _MAX_CHANGES = 30
@@ -89,10 +93,10 @@ def compare(
             write_page(page, title, compare_sections(compared))
 
 
-def _record(figure: ComparedFigure) -> dict[str, object]:
+def _record(figure: Figure) -> dict[str, object]:
     return {
         "figure": figure.label,
-        "unit": figure.unit,
+        "unit": figure.metric.unit,
         "values": figure.values,
         "ratios": figure.ratios,
     }
@@ -113,7 +117,7 @@ def _read(services: Composition, run: str) -> tuple[KeptResult, AnyReport]:
 
 
 def _tables(
-    runs: Sequence[ComparedRun], figures: Sequence[ComparedFigure], changes: Sequence[Change]
+    runs: Sequence[ComparedRun], figures: Sequence[Figure], changes: Sequence[Change]
 ) -> Iterator[Table | str]:
     letters = [run.letter for run in runs]
     yield build_table(
@@ -124,14 +128,13 @@ def _tables(
     ratios = [f"{letter} / {letters[0]}" for letter in letters[1:]]
     rows = [
         (
-            figure.label,
-            *(_cell(figure, value) for value in figure.values),
-            figure.unit if figure.unit != "share" else "",
+            figure.title,
+            *figure.texts(digits=4, decimals=1),
             *(figure.describe_ratio(place) for place in range(1, len(runs))),
         )
         for figure in figures
     ]
-    yield build_table("", ("figure", *letters, "unit", *ratios), rows)
+    yield build_table("", ("figure", *letters, *ratios), rows)
     if changes:
         cells = [
             (change.path, *(_cut(value) for value in change.values))
@@ -140,14 +143,6 @@ def _tables(
         yield build_table("", ("what differs", *letters), cells)
     if len(changes) > _MAX_CHANGES:
         yield f"and {len(changes) - _MAX_CHANGES:,} more keys; --page FILE has all"
-
-
-def _cell(figure: ComparedFigure, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if figure.unit == "share":
-        return f"{value:.1%}"
-    return format_cell(int(value) if value.is_integer() else value)
 
 
 def _cut(text: str) -> str:

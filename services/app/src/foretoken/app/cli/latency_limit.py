@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 from foretoken.app.cli.duration import parse_ms
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.search import LIMITED_METRICS, LatencyLimit
+from foretoken.domain.metrics.request import LIMITED
+from foretoken.domain.search import LatencyLimit
 
 _OPTION = "--limit"
 _METRICS = {
-    **{name: name for name in LIMITED_METRICS},
-    **{name.removesuffix("_ms"): name for name in LIMITED_METRICS},
+    **{name: name for name in LIMITED},
+    **{name.removesuffix("_ms"): name for name in LIMITED},
     "e2e": "e2e_latency_ms",
 }
 _SHORT_NAMES = ("ttft", "tpot", "itl", "e2e")
@@ -48,13 +49,6 @@ def parse_limits(_: str, texts: Sequence[str]) -> tuple[LatencyLimit, ...]:
 
     """
     return tuple(parse_limit(text) for text in texts)
-
-
-def describe_limit(metric: str, percentile: float) -> str:
-    """Return a limited metric in few words: `ttft p99`, `itl mean`."""
-    names = {_METRICS[name]: name for name in _SHORT_NAMES}
-    statistic = f"p{percentile:g}" if percentile else "mean"
-    return f"{names.get(metric, metric)} {statistic}"
 
 
 def _parse_statistic(text: str, statistic: str) -> float:

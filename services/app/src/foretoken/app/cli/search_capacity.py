@@ -9,7 +9,6 @@ from rich.table import Table
 
 from foretoken.app.cli.asked_option import Answers, Ask
 from foretoken.app.cli.exit_status import leave_unless
-from foretoken.app.cli.latency_limit import describe_limit
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
 from foretoken.app.cli.stack import stack
@@ -24,7 +23,8 @@ from foretoken.app.cli.state import (
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import RequestColumns, SeriesColumns
+from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
+from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import (
     CapacityProbe,
@@ -32,8 +32,6 @@ from foretoken.domain.search import (
     CapacityRequest,
     LimitOutcome,
 )
-
-_ATTAINMENT = "slo"
 
 
 @with_option_groups
@@ -125,7 +123,7 @@ def _probe_table(title: str, probes: tuple[CapacityProbe, ...]) -> Table:
 
 def _answer_table(report: CapacityReport, confidence_ratio: float) -> Table:
     at_capacity = report.at_capacity
-    rows: list[tuple[str, object]] = [("highest rate (requests/s)", report.capacity_rps)]
+    rows: list[tuple[str, object]] = [_row("capacity_rps", report)]
     if report.first_miss_rps:
         percent = f"{confidence_ratio:.0%} ".replace("%", " %") if confidence_ratio else ""
         rows += [
@@ -138,14 +136,18 @@ def _answer_table(report: CapacityReport, confidence_ratio: float) -> Table:
         ]
     rows += [
         ("limited by", report.limiting or "nothing, up to the highest rate that was tried"),
-        ("per device (requests/s)", report.capacity_rps_per_gpu),
-        ("output throughput (tokens/s)", at_capacity.output_throughput_tps),
-        ("device utilisation (0-1)", at_capacity.utilization_ratio),
+        *(_row(name, report) for name in ("capacity_rps_per_gpu", "num_devices")),
+        *(_row(name, at_capacity) for name in ("output_throughput_tps", "utilization_ratio")),
     ]
     if report.usd_per_million_output_tokens:
-        rows.append(("USD per million output tokens", report.usd_per_million_output_tokens))
+        rows.append(_row("usd_per_million_output_tokens", report))
     rows.append(("CPU time (s)", report.cpu_s))
     return build_table("", ("answer", ""), rows)
+
+
+def _row(name: str, report: CapacityReport | ServingReport) -> tuple[str, object]:
+    metric = METRICS[name]
+    return metric.title, metric.text(metric.value(report), digits=4, decimals=1)
 
 
 def _interval(low: float, high: float) -> str:
@@ -153,16 +155,16 @@ def _interval(low: float, high: float) -> str:
 
 
 def _name(outcome: LimitOutcome) -> str:
-    if outcome.metric == _ATTAINMENT:
-        return f"in SLO (at least {outcome.limit:.4g})"
+    if outcome.metric == ATTAINMENT:
+        return f"{METRICS['slo_attainment_ratio'].label} (at least {outcome.limit:.1%})"
     named = describe_limit(outcome.metric, outcome.percentile)
     return f"{named} (ms, at most {outcome.limit:g})"
 
 
 def _cell(outcome: LimitOutcome, *, is_lower: bool) -> str:
     """Return a figure; of a run that was cut short it is the best it could become."""
-    if outcome.metric == _ATTAINMENT:
-        return f"{'<= ' * is_lower}{outcome.value:.4f}"
+    if outcome.metric == ATTAINMENT:
+        return f"{'<= ' * is_lower}{outcome.value:.2%}"
     return f"{'>= ' * is_lower}{outcome.value:.4g}"
 
 

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.search import CandidateColumns, Finalist, Sensitivity, ServingSearchReport
 from foretoken.simulator.report.search_candidates import (
     Row,
@@ -13,6 +14,7 @@ from foretoken.simulator.report.search_candidates import (
     candidate_rows,
     describe_rank,
     describe_verdict,
+    latency_titles,
     missed_outcomes,
     proposed_rate,
     qualified_rows,
@@ -20,6 +22,8 @@ from foretoken.simulator.report.search_candidates import (
 )
 from foretoken.simulator.report.search_closest import find_closest
 
+_THROUGHPUT, _COST = "output_throughput_tps_per_gpu", "usd_per_million_output_tokens"
+_LATENCIES = ("ttft_ms", "tpot_ms")
 # More ties than this are counted.
 _MAX_TIES = 5
 _Column = Callable[[Row], object]
@@ -64,20 +68,18 @@ def _columns(ranked: Sequence[Row]) -> dict[str, _Column]:
     }
     if len({row["device"] for row in ranked}) > 1:
         columns["device"] = lambda row: row["device"]
-    columns["GPUs"] = lambda row: row["num_devices"]
+    columns[METRICS["num_devices"].title] = METRICS["num_devices"].cell
     if any(row["num_idle_devices"] for row in ranked):
         columns["idle"] = lambda row: row["num_idle_devices"]
     columns |= {
-        "tokens/s per GPU": lambda row: float(row["output_throughput_tps_per_gpu"]),
+        METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].cell,
         "90 % interval": lambda row: (
             f"{row['tps_per_gpu_low']:,.4g} to {row['tps_per_gpu_high']:,.4g}"
         ),
-        "tokens/s per user": lambda row: float(row["tps_per_user"]),
-        "TTFT (ms)": lambda row: float(row["ttft_ms"]),
-        "TPOT (ms)": lambda row: float(row["tpot_ms"]),
+        **{METRICS[name].title: METRICS[name].cell for name in ("tps_per_user", *_LATENCIES)},
     }
-    if any(row["usd_per_million_output_tokens"] > 0 for row in ranked):
-        columns["USD per M tokens"] = lambda row: float(row["usd_per_million_output_tokens"])
+    if any(row[_COST] > 0 for row in ranked):
+        columns[METRICS[_COST].title] = METRICS[_COST].cell
     return columns
 
 
@@ -85,11 +87,8 @@ def _finalists(finalists: Sequence[Finalist], candidates: CandidateColumns) -> T
     columns = (
         "simulated request by request",
         "requests/s",
-        "tokens/s per GPU",
-        "TTFT mean (ms)",
-        "P99",
-        "TPOT mean (ms)",
-        "P99",
+        METRICS[_THROUGHPUT].title,
+        *latency_titles("mean", "p99"),
         "targets",
     )
     rows = [
@@ -111,14 +110,13 @@ def _sensitivities(sensitivities: Sequence[Sensitivity]) -> Table:
         (
             item.change,
             f"{item.throughput_ratio - 1:+.1%}",
-            item.output_throughput_tps_per_gpu,
-            item.ttft_ms,
-            item.tpot_ms,
+            *(METRICS[name].cell(item) for name in (_THROUGHPUT, *_LATENCIES)),
             "the same" if item.is_same_best else item.best,
         )
         for item in sensitivities
     ]
-    columns = ("what if", "change", "tokens/s per GPU", "TTFT (ms)", "TPOT (ms)", "best then")
+    figures = (METRICS[name].title for name in (_THROUGHPUT, *_LATENCIES))
+    columns = ("what if", "change", *figures, "best then")
     return build_table("", columns, rows)
 
 
@@ -135,10 +133,12 @@ def _answers(report: ServingSearchReport, ranked: Sequence[Row]) -> list[str]:
             f" {', '.join(ties[:_MAX_TIES])}{more}"
         )
     if report.min_devices:
-        lines.append(f"fewest GPUs for the rate: {report.min_devices:,}, {report.min_devices_by}")
+        lines.append(
+            f"{METRICS['min_devices'].label}: {report.min_devices:,}, {report.min_devices_by}"
+        )
     if report.min_usd_per_hour:
         lines.append(
-            f"least cost for the rate: USD {report.min_usd_per_hour:,.4g} an hour,"
+            f"{METRICS['min_usd_per_hour'].label}: USD {report.min_usd_per_hour:,.4g} an hour,"
             f" {report.min_usd_per_hour_by}"
         )
     return lines

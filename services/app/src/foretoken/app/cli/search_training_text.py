@@ -6,7 +6,8 @@ from rich.table import Table
 
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.number_text import describe_step, format_number
 from foretoken.domain.training_search import (
     StrategyFinalist,
     StrategySensitivity,
@@ -19,13 +20,10 @@ from foretoken.simulator.report.training_search_rows import (
     closed_form_error,
     describe_bounds,
     describe_place,
-    describe_step,
     describe_verdict,
-    free_gib,
     make_whole_run,
     read_sequence_length,
     report_rows,
-    reserved_gib,
     strategies_per_s,
 )
 from foretoken.simulator.report.training_search_ties import (
@@ -37,8 +35,11 @@ from foretoken.simulator.report.training_search_ties import (
     list_tie_commands,
 )
 
+_THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
+_RATIOS = ("mfu_ratio", "bubble_ratio")
+_WAITING = ("bubble_ratio", "exposed_communication_ratio")
 # Columns of the ranking alone.
-_OF_RANKING = ("90 % interval", "MFU", "bubble")
+_OF_RANKING = ("90 % interval", *(METRICS[name].title for name in _RATIOS))
 # What a reason of memory says after what is lacking.
 _ADVICE = "; what would help most"
 _Column = Callable[[Row], object]
@@ -72,9 +73,9 @@ def describe_finalist(finalist: StrategyFinalist) -> str:
     if not report.feasibility.is_feasible:
         return f"simulated {finalist.name}: {_shorten(report.feasibility.reason)}"
     return (
-        f"simulated {finalist.name}: {format_number(report.tokens_per_s_per_gpu)} tokens/s per GPU,"
+        f"simulated {finalist.name}: {METRICS[_THROUGHPUT].words(report)} tokens/s per GPU,"
         f" step {describe_step(report.step_time_ms)} (closed form"
-        f" {closed_form_error(finalist):+.2%}), {format_number(reserved_gib(report))} GiB"
+        f" {closed_form_error(finalist):+.2%}), {METRICS['reserved_bytes'].words(report)} GiB"
     )
 
 
@@ -100,15 +101,13 @@ def _columns(rows: Sequence[Row]) -> dict[str, _Column]:
 
 def _figures(rows: Sequence[Row]) -> dict[str, _Column]:
     figures: dict[str, _Column] = {
-        "tokens/s per GPU": lambda row: float(row["tokens_per_s_per_gpu"]),
+        METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].cell,
         "90 % interval": describe_bounds,
-        "step": lambda row: describe_step(row["step_time_ms"]),
-        "MFU": lambda row: f"{row['mfu_ratio']:.1%}",
-        "bubble": lambda row: f"{row['bubble_ratio']:.1%}",
-        "free (GiB)": free_gib,
+        METRICS["step_time_ms"].label: lambda row: describe_step(row["step_time_ms"]),
+        **{METRICS[name].title: METRICS[name].cell for name in (*_RATIOS, "margin_bytes")},
     }
-    if any(row["usd_per_step"] > 0 for row in rows):
-        figures["USD per B tokens"] = lambda row: float(row["usd_per_billion_tokens"])
+    if any(row[_COST] > 0 for row in rows):
+        figures[METRICS[_COST].title] = METRICS[_COST].cell
     return figures
 
 
@@ -135,19 +134,19 @@ def _run_figures(rows: Sequence[Row], num_tokens: float, length: int) -> dict[st
 
 def _finalists(finalists: Sequence[StrategyFinalist]) -> Table:
     columns = (
-        *("simulated event by event", "tokens/s per GPU", "step", "closed form", "off by"),
-        *("bubble", "exposed", "reserved (GiB)", ""),
+        *("simulated event by event", METRICS[_THROUGHPUT].title, METRICS["step_time_ms"].label),
+        *("closed form", "off by"),
+        *(METRICS[name].title for name in (*_WAITING, "reserved_bytes")),
+        "",
     )
     rows = [
         (
             finalist.name,
-            float(finalist.report.tokens_per_s_per_gpu),
+            METRICS[_THROUGHPUT].cell(finalist.report),
             describe_step(finalist.report.step_time_ms),
             describe_step(finalist.closed_form_ms),
             f"{closed_form_error(finalist):+.2%}",
-            f"{finalist.report.bubble_ratio:.1%}",
-            f"{finalist.report.exposed_communication_ratio:.1%}",
-            reserved_gib(finalist.report),
+            *(METRICS[name].cell(finalist.report) for name in (*_WAITING, "reserved_bytes")),
             "fits"
             if finalist.report.feasibility.is_feasible
             else _shorten(finalist.report.feasibility.reason),
@@ -163,7 +162,7 @@ def _sensitivities(sensitivities: Sequence[StrategySensitivity]) -> Table:
             item.change,
             describe_change(item),
             describe_same(item),
-            float(item.tokens_per_s_per_gpu),
+            METRICS[_THROUGHPUT].cell(item),
             describe_step(item.step_time_ms),
             item.num_fitting,
             describe_best_then(item),
@@ -171,8 +170,8 @@ def _sensitivities(sensitivities: Sequence[StrategySensitivity]) -> Table:
         for item in sensitivities
     ]
     columns = (
-        *("what if", "change", "today's best", "tokens/s per GPU"),
-        *("step", "fit", "best then"),
+        *("what if", "change", "today's best", METRICS[_THROUGHPUT].title),
+        *(METRICS["step_time_ms"].label, "fit", "best then"),
     )
     return build_table("", columns, rows)
 

@@ -23,6 +23,8 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
+from foretoken.domain.metrics.metric import title_of
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S
 
@@ -31,7 +33,8 @@ _KWH_PER_MWH = 1e3
 _S_PER_MINUTE = 60.0
 # What a reason of memory says after what is lacking.
 _ADVICE = "; "
-_WITH_MEMORY = "step time (s), were there more memory"
+_STEP_TIME = title_of(METRICS["step_time_ms"].label, "s")
+_WITH_MEMORY = f"{_STEP_TIME}, were there more memory"
 
 
 @with_option_groups
@@ -125,8 +128,8 @@ def _length_rows(
     rows: list[tuple[str, object]] = [
         ("tokens", _describe_tokens(report.num_tokens)),
         ("steps", round(report.num_steps)),
-        ("devices", report.num_devices),
-        ("step time (s)", report.step_time_ms / MS_PER_S),
+        _row("num_devices", report),
+        (_STEP_TIME, report.step_time_ms / MS_PER_S),
     ]
     if not report.feasibility.is_feasible and report.step_time_ms > 0:
         # No days of what cannot run.
@@ -135,7 +138,12 @@ def _length_rows(
         # Each site has a batch of its own.
         tokens = request.scenario.global_batch_size * request.scenario.sequence_length
         of_device = tokens * request.sites.num_sites / report.num_devices
-        rows.append(("tokens/s per device, in a step", of_device * MS_PER_S / report.step_time_ms))
+        rows.append(
+            (
+                f"{METRICS['tokens_per_s_per_gpu'].title}, in a step",
+                of_device * MS_PER_S / report.step_time_ms,
+            )
+        )
     return rows
 
 
@@ -143,8 +151,8 @@ def _time_rows(report: TrainingRunReport) -> list[tuple[str, object]]:
     spread = report.days_spread
     written = f"{format_cell(report.checkpoint_s)} s"
     rows: list[tuple[str, object]] = [
-        ("days without interruptions", report.ideal_days),
-        ("days, expected", report.days),
+        _row("ideal_days", report),
+        _row("days", report),
         (
             "  with operators at their bounds",
             f"{format_cell(report.days_low)} to {format_cell(report.days_high)}",
@@ -153,8 +161,8 @@ def _time_rows(report: TrainingRunReport) -> list[tuple[str, object]]:
     if report.num_failures:
         quantiles = (format_cell(value) for value in (spread.p50, spread.p90, spread.p99))
         rows += [
-            ("  by chance, P50 / P90 / P99", " / ".join(quantiles)),
-            ("failures, expected", report.num_failures),
+            ("  by chance, p50 / p90 / p99", " / ".join(quantiles)),
+            _row("num_failures", report),
             ("a checkpoint every (min)", report.checkpoint_interval_s / _S_PER_MINUTE),
             ("checkpoint", f"{format_cell(report.checkpoint_bytes / _GIGA)} GB in {written}"),
         ]
@@ -162,12 +170,12 @@ def _time_rows(report: TrainingRunReport) -> list[tuple[str, object]]:
 
 
 def _money_rows(report: TrainingRunReport) -> list[tuple[str, object]]:
-    rows: list[tuple[str, object]] = [("device hours", report.device_hours)]
+    rows: list[tuple[str, object]] = [_row("device_hours", report)]
     if report.usd:
-        rows.append(("cost (USD)", _dollars(report.usd)))
-        rows.append(("cost of a step (USD)", report.usd_per_step))
+        rows.append((METRICS["usd"].title, _dollars(report.usd)))
+        rows.append(_row("usd_per_step", report))
     if report.usd_per_hour:
-        rows.append(("price of a device (USD/h)", report.usd_per_hour))
+        rows.append(_row("usd_per_hour", report))
         rows.append(("  source", report.price_source))
     rows.append(("energy (MWh)", report.energy_kwh / _KWH_PER_MWH))
     if report.energy_usd:
@@ -207,10 +215,17 @@ def _size_table(request: TrainingRunRequest, report: TrainingRunReport) -> Table
         )
         for size in report.sizes
     ]
-    columns: tuple[str, ...] = ("devices", "dp", "days", "goodput", "USD", "in time")
+    columns: tuple[str, ...] = (
+        *(METRICS["num_devices"].label, "dp", "days", METRICS["goodput_ratio"].label),
+        *("USD", "in time"),
+    )
     if not request.target_days:
         rows, columns = [row[:-1] for row in rows], columns[:-1]
     return build_table(title, columns, rows)
+
+
+def _row(name: str, report: TrainingRunReport) -> tuple[str, object]:
+    return METRICS[name].title, METRICS[name].cell(report)
 
 
 def _dollars(usd: float) -> str:

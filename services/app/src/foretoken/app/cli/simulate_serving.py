@@ -26,7 +26,10 @@ from foretoken.app.cli.state import (
 from foretoken.app.cli.table_file import table_paths, write_stream
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import PoolReport, ServingReport, describe_shares
+from foretoken.domain.metrics.metric import Figure
+from foretoken.domain.metrics.registry import list_figures
+from foretoken.domain.metrics.serving import describe_load
+from foretoken.domain.report import PoolReport, ServingReport
 from foretoken.domain.scenario import ServingScenario
 
 if TYPE_CHECKING:
@@ -125,126 +128,26 @@ def _loads(
 
 def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:
     """Return the table of one or more serving reports, a column per report, and the remarks."""
-    rows: list[list[object]] = [
-        ["feasible", *(describe_feasibility(r.feasibility) for r in reports)]
-    ]
-    headers = ["offered requests", *(_offered(report) for report in reports)]
+    rows = [("feasible", *(describe_feasibility(report.feasibility) for report in reports))]
+    headers = ["offered requests", *(describe_load(report, 4) for report in reports)]
     if not any(report.feasibility.is_feasible for report in reports):
         return build_table(title, headers, rows)
-    for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_latency_ms", "queueing_ms"):
-        for statistic in ("mean", "p50", "p90", "p99"):
-            cells = [getattr(getattr(report, name), statistic) for report in reports]
-            label = name.removesuffix("_ms").replace("_", " ")
-            rows.append([f"{label} {statistic} (ms)", *cells])
-    for title_of_row, name in _SERVING_ROWS:
-        rows.append([title_of_row, *(getattr(report, name) for report in reports)])
-    for title_of_row, name in _OPTIONAL_ROWS:
-        cells = [getattr(report, name) for report in reports]
-        if any(cells):
-            rows.append([title_of_row, *cells])
-    decoded = [report.tokens_per_decode_mean for report in reports]
-    if any(number != 1 for number in decoded):
-        rows.append(["tokens of a decoding request in a step", *decoded])
-    rows += _pool_rows(reports)
-    refused = [sum(report.num_refused_by_reason.values()) for report in reports]
-    if any(refused):
-        rows.append(["requests not served", *(_refused(report) for report in reports)])
-    rows.append(["step time interval", *(_interval(report) for report in reports)])
-    rows.append(
-        ["rests on", *(describe_shares(report.step_time_ratio_by_provenance) for report in reports)]
-    )
+    served = [report if report.feasibility.is_feasible else None for report in reports]
+    figures = [*list_figures("terminal", served), *_pool_figures(reports)]
+    rows += [(figure.title, *figure.texts(digits=4, decimals=1)) for figure in figures]
     table = build_table(title, headers, rows)
     notes = dict.fromkeys(text for report in reports for text in report.notes)
     return stack(table, *(f"- {text}" for text in notes)) if notes else table
 
 
-def _pool_rows(reports: Sequence[ServingReport]) -> list[list[object]]:
-    """Return a few numbers of each pool of a cluster, and what moves between pools."""
-    names = list(dict.fromkeys(pool.name for report in reports for pool in report.pools))
-    rows: list[list[object]] = []
-    for name in names:
+def _pool_figures(reports: Sequence[ServingReport]) -> Iterator[Figure]:
+    """Return the figures of each pool of a cluster."""
+    for name in dict.fromkeys(pool.name for report in reports for pool in report.pools):
         pools = [
             next((pool for pool in report.pools if pool.name == name), PoolReport(name=name))
             for report in reports
         ]
-        for title, field in _POOL_ROWS:
-            cells = [getattr(pool, field) for pool in pools]
-            if field not in _OPTIONAL_POOL_FIELDS or any(cells):
-                rows.append([f"{name}: {title}", *cells])
-    if any(report.transfer_ms.max for report in reports):
-        rows += [
-            [f"KV transfer {statistic} (ms)", *(getattr(r.transfer_ms, statistic) for r in reports)]
-            for statistic in ("p50", "p99")
-        ]
-    if any(report.num_retries for report in reports):
-        rows.append(["requests begun anew", *(report.num_retries for report in reports)])
-    return rows
-
-
-_SERVING_ROWS = (
-    ("requests completed", "num_completed"),
-    ("request throughput (1/s)", "request_throughput_rps"),
-    ("input throughput (tokens/s)", "input_throughput_tps"),
-    ("output throughput (tokens/s)", "output_throughput_tps"),
-    ("output throughput per device (tokens/s)", "output_throughput_tps_per_gpu"),
-    ("goodput (requests/s)", "goodput_rps"),
-    ("SLO attainment (0-1)", "slo_attainment_ratio"),
-    ("device utilisation (0-1)", "utilization_ratio"),
-    ("MFU (0-1)", "mfu_ratio"),
-    ("MBU (0-1)", "mbu_ratio"),
-    ("KV blocks", "num_kv_blocks"),
-    ("KV use, mean (0-1)", "kv_utilization_ratio_mean"),
-    ("preemptions", "num_preemptions"),
-    ("serving steps", "num_serving_steps"),
-    ("mean batch size", "batch_size_mean"),
-)
-
-
-_POOL_ROWS = (
-    ("replicas, mean", "running_engines_mean"),
-    ("requests", "num_requests"),
-    ("device utilisation (0-1)", "utilization_ratio"),
-    ("KV blocks", "num_kv_blocks"),
-    ("KV use, mean (0-1)", "kv_utilization_ratio_mean"),
-    ("mean batch size", "batch_size_mean"),
-    ("failures", "num_failures"),
-    ("replicas started", "num_scale_ups"),
-    ("replicas given up", "num_scale_downs"),
-    ("KV cache moved (bytes/s)", "sent_bytes_per_s"),
-    ("ports busy (0-1)", "port_utilization_ratio"),
-    ("adapters loaded", "num_adapter_loads"),
-)
-_OPTIONAL_POOL_FIELDS = frozenset(
-    {
-        "num_failures",
-        "num_scale_ups",
-        "num_scale_downs",
-        "sent_bytes_per_s",
-        "port_utilization_ratio",
-        "num_adapter_loads",
-    }
-)
-# Shown where a run has them.
-_OPTIONAL_ROWS = (
-    ("prefix cache hits (0-1)", "prefix_cache_hit_ratio"),
-    ("cost (USD per million output tokens)", "usd_per_million_output_tokens"),
-    ("cost (USD per million tokens)", "usd_per_million_tokens"),
-    ("energy (J per output token)", "energy_j_per_output_token"),
-    ("mean power (W)", "power_w_mean"),
-)
-
-
-def _offered(report: ServingReport) -> str:
-    return f"{report.offered_rps:.4g}/s" if report.offered_rps else "all at once"
-
-
-def _refused(report: ServingReport) -> str:
-    named = (f"{count} {reason}" for reason, count in report.num_refused_by_reason.items() if count)
-    return ", ".join(named) or "0"
-
-
-def _interval(report: ServingReport) -> str:
-    return f"{report.step_time_low_ratio:.2f} to {report.step_time_high_ratio:.2f} x"
+        yield from list_figures("pool", pools, prefix=f"{name}: ")
 
 
 def _simulate_loads(

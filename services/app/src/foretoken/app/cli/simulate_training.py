@@ -25,17 +25,16 @@ from foretoken.app.cli.state import (
 )
 from foretoken.app.cli.table_file import table_paths, write_stream
 from foretoken.app.scenario_file import read_training_scenario
-from foretoken.domain.report import describe_shares
+from foretoken.domain.metrics.registry import METRICS, list_figures
+from foretoken.domain.number_text import step_unit
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TRAINING_TABLES, StageMemory, TrainingReport
-from foretoken.domain.units import GIB, MS_PER_S
+from foretoken.domain.units import GIB
 from foretoken.simulator.report.training_remarks import list_remarks
 
 if TYPE_CHECKING:
     from foretoken.client.facade import Foretoken
 
-# Steps longer than this are told in seconds.
-_MS_IN_SECONDS = 10_000.0
 # A terminal shows no more stages than this.
 _MAX_STAGES = 16
 # A part of the step smaller than this share is left out.
@@ -155,9 +154,10 @@ def _step_table(title: str, report: TrainingReport) -> Table:
 
 
 def _step_rows(report: TrainingReport) -> list[tuple[str, object]]:
-    scale, unit = (MS_PER_S, "s") if report.step_time_ms > _MS_IN_SECONDS else (1.0, "ms")
+    scale, unit = step_unit(report.step_time_ms)
     raw, spread = report.step_time_raw_ms, report.step_spread_ms
-    rows: list[tuple[str, object]] = [(f"step time ({unit})", report.step_time_ms / scale)]
+    label = METRICS["step_time_ms"].label
+    rows: list[tuple[str, object]] = [(f"{label} ({unit})", report.step_time_ms / scale)]
     if raw > 0 and raw != report.step_time_ms:
         change = f"{format_cell(raw / scale)} (calibration: {report.step_time_ms / raw - 1:+.1%})"
         rows.append((f"  not calibrated ({unit})", change))
@@ -168,21 +168,13 @@ def _step_rows(report: TrainingReport) -> list[tuple[str, object]]:
         quantiles = " / ".join(
             format_cell(value / scale) for value in (spread.p50, spread.p90, spread.p99)
         )
-        rows.append((f"  over steps, P50 / P90 / P99 ({unit})", quantiles))
+        rows.append((f"  over steps, p50 / p90 / p99 ({unit})", quantiles))
     return rows
 
 
 def _use_rows(report: TrainingReport) -> list[tuple[str, object]]:
-    return [
-        ("tokens/s", report.tokens_per_s),
-        ("tokens/s per device", report.tokens_per_s_per_gpu),
-        ("MFU; with recomputation (HFU)", f"{report.mfu_ratio:.1%}; {report.hfu_ratio:.1%}"),
-        ("pipeline bubble", f"{report.bubble_ratio:.1%}"),
-        ("exposed communication", f"{report.exposed_communication_ratio:.1%}"),
-        ("devices", report.num_devices),
-        ("micro batches", report.num_micro_batches),
-        ("rests on", describe_shares(report.step_time_ratio_by_provenance)),
-    ]
+    figures = list_figures("terminal", [report])
+    return [(figure.title, figure.texts(digits=4, decimals=1)[0]) for figure in figures]
 
 
 def _time_table(report: TrainingReport) -> Table:

@@ -24,6 +24,8 @@ from foretoken.app.cli.state import (
 from foretoken.app.cli.validate_steps import steps
 from foretoken.app.cli.validate_training import training
 from foretoken.app.scenario_file import read_serving_scenario
+from foretoken.domain.metrics.metric import title_of
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.simulator.validation.comparison import STATISTICS, RequestComparison
 from foretoken.simulator.validation.decode_step import DecodeComparison
 from foretoken.simulator.validation.replay import scenario_of_run
@@ -33,16 +35,6 @@ from foretoken.simulator.validation.serving import ServingValidation, validate_s
 app = typer.Typer(help="Compare a simulation with what was measured.", no_args_is_help=True)
 app.command()(training)
 app.command()(steps)
-
-_LABELS = {
-    "ttft_ms": "TTFT",
-    "tpot_ms": "TPOT",
-    "itl_ms": "ITL",
-    "e2e_latency_ms": "end-to-end latency",
-    "makespan_s": "makespan (s)",
-    "output_throughput_tps": "output throughput (tokens/s)",
-    "request_throughput_rps": "request throughput (1/s)",
-}
 
 
 @app.command()
@@ -114,7 +106,7 @@ def _table(validation: ServingValidation) -> Table:
 def _figures(validation: ServingValidation) -> Table:
     rows: list[Sequence[object]] = [
         (
-            f"{_LABELS[metric.name]} {statistic} (ms)",
+            title_of(f"{METRICS[metric.name].label} {statistic}", METRICS[metric.name].unit),
             getattr(metric.measured, statistic),
             getattr(metric.simulated, statistic),
             f"{metric.error_ratio(statistic):+.1%}",
@@ -123,11 +115,11 @@ def _figures(validation: ServingValidation) -> Table:
         for statistic in STATISTICS
     ]
     rows += [
-        (_LABELS[rate.name], rate.measured, rate.simulated, f"{rate.error_ratio:+.1%}")
+        (METRICS[rate.name].title, rate.measured, rate.simulated, f"{rate.error_ratio:+.1%}")
         for rate in validation.rates
     ]
     rows += [
-        (f"{_LABELS[metric.name]} error per request", "", "", f"{metric.mape_ratio:.1%}")
+        (f"{METRICS[metric.name].label} error per request", "", "", f"{metric.mape_ratio:.1%}")
         for metric in validation.metrics
         if metric.mape_ratio
     ]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 
+from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.number_text import format_number
 from foretoken.domain.search import CapacityProbe, CapacityReport
 from foretoken.page.figure import BLUE
@@ -11,7 +12,6 @@ from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
 from foretoken.simulator.report.search_candidates import (
     curve_of,
-    describe_limit,
     limits_of,
     missed_outcomes,
 )
@@ -44,7 +44,7 @@ def _overview(report: CapacityReport) -> Section:
     limiting = f" {report.limiting} fails first." if report.limiting else ""
     facts = [
         Fact(
-            label="capacity, requests/s",
+            label=METRICS["capacity_rps"].title,
             value=format_number(report.capacity_rps),
             note=_bounds(report.low_rps, report.high_rps),
         ),
@@ -54,15 +54,15 @@ def _overview(report: CapacityReport) -> Section:
             note="the rest is the estimates' error",
         ),
         Fact(
-            label="requests/s per GPU",
+            label=METRICS["capacity_rps_per_gpu"].title,
             value=format_number(report.capacity_rps_per_gpu),
-            note=f"{report.num_devices:,} {'device' if report.num_devices == 1 else 'devices'}",
+            note=f"{report.num_devices:,} {'GPU' if report.num_devices == 1 else 'GPUs'}",
         ),
     ]
     if report.usd_per_million_output_tokens > 0:
         facts.append(
             Fact(
-                label="USD per million output tokens",
+                label=METRICS["usd_per_million_output_tokens"].title,
                 value=format_number(report.usd_per_million_output_tokens),
                 note="at that rate",
             )
@@ -96,7 +96,7 @@ def _curves(report: CapacityReport) -> list[Section]:
             CurvePanel(
                 title=describe_limit(metric, percentile),
                 x_label="requests/s",
-                y_label="share of requests" if metric == "slo" else "ms",
+                y_label="share of requests" if metric == ATTAINMENT else "ms",
                 curves=[
                     Curve(
                         label="run",
@@ -106,10 +106,10 @@ def _curves(report: CapacityReport) -> list[Section]:
                         is_hollow=[not probe.is_met or probe.is_cut_short for probe, _ in points],
                     )
                 ],
-                limit=(limit, "at least" if metric == "slo" else "limit") if limit else None,
+                limit=(limit, "at least" if metric == ATTAINMENT else "limit") if limit else None,
                 band=band,
                 marked_x=report.capacity_rps or None,
-                is_ratio=metric == "slo",
+                is_ratio=metric == ATTAINMENT,
             )
         )
     if not panels:
@@ -150,10 +150,11 @@ def _probes(probes: Sequence[CapacityProbe]) -> Section:
             ]
         )
     names = [
-        describe_limit(metric, percentile) + ("" if metric == "slo" else " (ms)")
+        describe_limit(metric, percentile) + ("" if metric == ATTAINMENT else " (ms)")
         for metric, percentile in limits
     ]
-    headers = ("requests/s", "requests", "output tokens/s", *names, "verdict")
+    throughput = METRICS["output_throughput_tps"].title
+    headers = ("requests/s", "requests", throughput, *names, "verdict")
     return Section(
         title="Runs",
         intro="In the order they were made. A run that was cut short could have become no better.",
@@ -165,7 +166,7 @@ def _value(metric: str, value: float | None, *, is_cut_short: bool) -> str:
     """Return a figure; that of a run that was cut short is the best it could have become."""
     if value is None:
         return ""
-    if metric == "slo":
+    if metric == ATTAINMENT:
         return f"{'<= ' * is_cut_short}{value:.1%}"
     return f"{'>= ' * is_cut_short}{format_number(value)}"
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+from foretoken.domain.metrics.registry import ATTAINMENT, describe_limit
 from foretoken.domain.search import CapacityReport
 from foretoken.page.figure import SERIES
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.interval_plot import Interval, draw_intervals
-from foretoken.simulator.report.search_candidates import curve_of, describe_limit, limits_of
+from foretoken.simulator.report.search_candidates import curve_of, limits_of
 from foretoken.simulator.report.search_plots import Curve, CurvePanel, draw_curves
 
 Reports = Mapping[str, CapacityReport]
@@ -64,10 +65,10 @@ def _panels(reports: Reports, colors: Mapping[str, str]) -> list[CurvePanel]:
             CurvePanel(
                 title=describe_limit(metric, percentile),
                 x_label="requests/s",
-                y_label="share of requests" if metric == "slo" else "ms",
+                y_label="share of requests" if metric == ATTAINMENT else "ms",
                 curves=curves,
-                limit=(limit, "at least" if metric == "slo" else "limit") if limit else None,
-                is_ratio=metric == "slo",
+                limit=(limit, "at least" if metric == ATTAINMENT else "limit") if limit else None,
+                is_ratio=metric == ATTAINMENT,
             )
         )
     return panels

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
+from foretoken.domain.metrics.metric import largest_first
 from foretoken.domain.search import ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.page.figure import plain_text
 from foretoken.page.section import Picture, Section
-from foretoken.simulator.report.compare_figures import largest_first
 from foretoken.simulator.report.palette import color_of_group, label_of_group
 from foretoken.simulator.report.plots import draw_stacked_rows
 

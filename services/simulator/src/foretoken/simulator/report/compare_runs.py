@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.metrics.metric import Figure
+from foretoken.domain.metrics.registry import list_figures, shown_at
 from foretoken.domain.report import ServingReport
 from foretoken.domain.result import AnyReport, KeptResult
-from foretoken.domain.search import CapacityReport
+from foretoken.domain.search import CapacityReport, ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.simulator.report.compare_changes import ABSENT, Change, list_changes
+from foretoken.simulator.report.search_candidates import Row, list_rows
 
 # As many as there are colours that can be told apart.
 MAX_RUNS = 6
@@ -64,6 +68,56 @@ def name_runs(results: Sequence[tuple[KeptResult, AnyReport]]) -> tuple[Compared
         letter = ascii_uppercase[place]
         runs.append(ComparedRun(letter=letter, words=words, result=result, report=report))
     return tuple(runs)
+
+
+def compare_figures(reports: Sequence[AnyReport]) -> tuple[Figure, ...]:
+    """Return the figures of reports of one kind, without those that are 0 in all of them.
+
+    Of searches those of the best come first, of capacities those of the run at it last.
+    """
+    found = list_figures("comparison", [report if _can_run(report) else None for report in reports])
+    searches = [r for r in reports if isinstance(r, ServingSearchReport | TrainingSearchReport)]
+    if searches:
+        found = [*_figures_of_best(searches), *found]
+    capacities = [report for report in reports if isinstance(report, CapacityReport)]
+    if capacities:
+        # A capacity has these itself.
+        without = {metric.name for metric in shown_at("comparison", capacities[0])}
+        runs = [report.at_capacity if _can_run(report) else None for report in capacities]
+        found += list_figures(
+            "comparison", runs, prefix="at capacity: ", without={*without, "offered_rps"}
+        )
+    return tuple(figure for figure in found if any(figure.values))
+
+
+def _can_run(report: AnyReport) -> bool:
+    """Whether a report is of what can run; of a search its candidates say."""
+    return isinstance(report, ServingSearchReport | TrainingSearchReport) or (
+        report.feasibility.is_feasible
+    )
+
+
+def _figures_of_best(
+    reports: Sequence[ServingSearchReport | TrainingSearchReport],
+) -> list[Figure]:
+    """Return the figures of the candidate that each search ranks first; None where none does."""
+    rows = [_best_row(report) for report in reports]
+    first = next((row for row in rows if row is not None), None)
+    if first is None:
+        return []
+    return [
+        Figure(
+            label=f"best: {metric.label}",
+            metric=metric,
+            values=tuple(None if row is None else metric.value(row) for row in rows),
+        )
+        for metric in shown_at("ranking", first)
+    ]
+
+
+def _best_row(report: ServingSearchReport | TrainingSearchReport) -> Row | None:
+    ranked = [row for row in list_rows(report.candidates, ("name",)) if row["rank"] > 0]
+    return min(ranked, key=lambda row: row["rank"], default=None)
 
 
 def configuration_of(report: AnyReport) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.number_text import format_number
 from foretoken.domain.search import ServingSearchReport
 from foretoken.domain.training_search import TrainingSearchReport
@@ -18,7 +19,7 @@ from foretoken.simulator.report.search_candidates import (
     describe_rank,
     describe_verdict,
 )
-from foretoken.simulator.report.training_search_rows import free_gib, strategy_rows
+from foretoken.simulator.report.training_search_rows import strategy_rows
 
 SearchReport = ServingSearchReport | TrainingSearchReport
 Reports = Mapping[str, SearchReport]
@@ -54,8 +55,8 @@ _SERVING_FRONTS = (
     _Front(
         slug="compare-user",
         title="Throughput of a GPU against speed for a user",
-        x_label="output tokens/s of one user (1000 / TPOT in ms)",
-        y_label="output tokens/s per GPU",
+        x_label=f"{METRICS['tps_per_user'].label} (1000 / TPOT in ms)",
+        y_label=METRICS["output_throughput_tps_per_gpu"].title,
         x=_column("tps_per_user"),
         y=_column("output_throughput_tps_per_gpu"),
         column="is_pareto_user",
@@ -64,8 +65,8 @@ _SERVING_FRONTS = (
     _Front(
         slug="compare-cost",
         title="Cost against latency",
-        x_label="time per output token (ms)",
-        y_label="USD per million output tokens",
+        x_label=METRICS["tpot_ms"].title,
+        y_label=METRICS["usd_per_million_output_tokens"].title,
         x=_column("tpot_ms"),
         y=_column("usd_per_million_output_tokens"),
         column="is_pareto_cost",
@@ -77,9 +78,9 @@ _TRAINING_FRONTS = (
     _Front(
         slug="compare-memory",
         title="Throughput against free memory",
-        x_label="free memory of the fullest device (GiB)",
-        y_label="tokens/s per GPU",
-        x=free_gib,
+        x_label=METRICS["margin_bytes"].title,
+        y_label=METRICS["tokens_per_s_per_gpu"].title,
+        x=METRICS["margin_bytes"].value,
         y=_column("tokens_per_s_per_gpu"),
         column="is_pareto_memory",
         caption="Up and to the right is better: more tokens, and more room.",
@@ -88,8 +89,8 @@ _TRAINING_FRONTS = (
     _Front(
         slug="compare-cost",
         title="Throughput of the cluster against cost",
-        x_label="USD per billion tokens",
-        y_label="tokens/s",
+        x_label=METRICS["usd_per_billion_tokens"].title,
+        y_label=METRICS["tokens_per_s"].title,
         x=_column("usd_per_billion_tokens"),
         y=_column("tokens_per_s"),
         column="is_pareto_cost",

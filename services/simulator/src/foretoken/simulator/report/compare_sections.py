@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.number_text import format_number
 from foretoken.domain.report import ServingReport
 from foretoken.domain.search import CapacityReport, ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
@@ -11,9 +10,8 @@ from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.compare_capacity import capacity_pictures
 from foretoken.simulator.report.compare_changes import list_changes
-from foretoken.simulator.report.compare_figures import ComparedFigure, compare_figures
 from foretoken.simulator.report.compare_remarks import list_echoes, list_remarks, list_warnings
-from foretoken.simulator.report.compare_runs import ComparedRun, configuration_of
+from foretoken.simulator.report.compare_runs import ComparedRun, compare_figures, configuration_of
 from foretoken.simulator.report.compare_search import search_pictures
 from foretoken.simulator.report.compare_serving import serving_pictures
 from foretoken.simulator.report.compare_training import training_pictures
@@ -107,16 +105,10 @@ def _figures(runs: Sequence[ComparedRun]) -> Section:
     )
     rows = [
         (
-            f"{figure.label} ({figure.unit})" if figure.unit not in {"", "share"} else figure.label,
-            *(_value(figure, value) for value in figure.values),
+            figure.title,
+            *figure.texts(),
             *(figure.describe_ratio(place) for place in range(1, len(runs))),
         )
         for figure in figures
     ]
     return Section(title="Figures", table=DataTable(headers=headers, rows=rows))
-
-
-def _value(figure: ComparedFigure, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.1%}" if figure.unit == "share" else format_number(value)

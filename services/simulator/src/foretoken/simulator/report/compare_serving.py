@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from foretoken.domain.metrics.metric import largest_first
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.number_text import format_number
 from foretoken.domain.report import ITL_QUANTILES, ServingReport
 from foretoken.page.figure import SERIES, plain_text
 from foretoken.page.section import Picture, Section
-from foretoken.simulator.report.compare_figures import largest_first
 from foretoken.simulator.report.palette import color_of_group, label_of_group
 from foretoken.simulator.report.plots import Series, draw_stacked_rows
 from foretoken.simulator.report.serving_detail import (
@@ -35,8 +36,8 @@ _TRACKS = (
     ("running requests", "running_mean", False, False),
     ("waiting requests", "waiting_mean", False, False),
     ("batch size", "batch_size_mean", False, False),
-    ("KV in use", "kv_utilization_ratio", False, True),
-    ("busy", "utilization_ratio", False, True),
+    (METRICS["kv_utilization_ratio"].label, "kv_utilization_ratio", False, True),
+    (METRICS["utilization_ratio"].label, "utilization_ratio", False, True),
 )
 
 
@@ -57,23 +58,23 @@ def serving_pictures(reports: Reports) -> list[Section]:
 
 def _distributions(reports: Reports, colors: Mapping[str, str]) -> Section:
     panels = []
-    for title, name, unit, scale in DISTRIBUTIONS:
+    for metric in DISTRIBUTIONS:
         lines = [
             Series(label=plain_text(label), color=colors[label], values=values)
             for label, report in reports.items()
-            if (values := latency_quantiles(report, name, scale))
+            if (values := latency_quantiles(report, metric))
         ]
-        limits = {slo_limits(report).get(name, 0.0) for report in reports.values()}
+        limits = {slo_limits(report).get(metric.name, 0.0) for report in reports.values()}
         # A limit that is not that of all would be read as theirs.
         limit_ms = limits.pop() if len(limits) == 1 else 0.0
         if lines:
             panels.append(
                 CumulativePanel(
-                    title=title,
-                    x_label=unit,
+                    title=metric.label,
+                    x_label=metric.unit,
                     percents=ITL_QUANTILES,
                     lines=lines,
-                    limits=[(limit_ms / scale, "SLO")] if limit_ms else [],
+                    limits=[(limit_ms / metric.scale, "SLO")] if limit_ms else [],
                 )
             )
     caption = (

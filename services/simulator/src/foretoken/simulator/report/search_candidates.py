@@ -5,6 +5,9 @@ from dataclasses import fields
 from math import isfinite
 from typing import Any, cast
 
+from foretoken.domain.metrics.metric import title_of
+from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
+from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.number_text import format_number
 from foretoken.domain.report import Columns
 from foretoken.domain.search import CandidateColumns, CapacityProbe, Finalist, LimitOutcome
@@ -19,13 +22,6 @@ _LAYOUT = (
     *("device", "mode", "profile", "quantization", "router", "tp", "pp", "dp", "ep"),
     *("prefill_tp", "prefill_pp", "prefill_ep"),
 )
-_METRIC_NAMES = {
-    "ttft_ms": "TTFT",
-    "tpot_ms": "TPOT",
-    "itl_ms": "ITL",
-    "e2e_latency_ms": "end-to-end latency",
-    "slo": "SLO attainment",
-}
 _VERDICT_NAMES = {
     "ok": "qualifies",
     "memory": "out of memory",
@@ -100,21 +96,14 @@ def describe_rank(row: Row, rows: Sequence[Row]) -> str:
 
 def describe_verdict(verdict: str) -> str:
     """Return what rules candidates out, in words."""
-    if verdict in _METRIC_NAMES:
-        return f"{_METRIC_NAMES[verdict]} over the limit"
+    if verdict in LIMITED or verdict == ATTAINMENT:
+        metric = LIMITED.get(verdict, METRICS["slo_attainment_ratio"])
+        return f"{metric.label} over the limit"
     return _VERDICT_NAMES.get(verdict, verdict.replace("_", " "))
 
 
-def describe_limit(metric: str, percentile: float) -> str:
-    """Return what a limit is about: `TTFT P99`, `TPOT mean`, `SLO attainment`."""
-    name = _METRIC_NAMES.get(metric, metric)
-    if metric == "slo":
-        return name
-    return f"{name} P{percentile:g}" if percentile else f"{name} mean"
-
-
 def missed_outcomes(outcomes: Sequence[LimitOutcome]) -> list[str]:
-    """Return what was not met: `TTFT P99 2,310 > 2,000 ms`."""
+    """Return what was not met: `TTFT p99 2,310 > 2,000 ms`."""
     return [_describe_miss(outcome) for outcome in outcomes if not outcome.is_met]
 
 
@@ -124,10 +113,19 @@ def proposed_rate(finalist: Finalist) -> float:
     return rates[0] if rates else finalist.report.offered_rps
 
 
+def latency_titles(*statistics: str) -> list[str]:
+    """Return the headings of TTFT and TPOT: `TTFT mean (ms)`."""
+    return [
+        title_of(f"{metric.label} {statistic}", metric.unit)
+        for metric in (LIMITED["ttft_ms"], LIMITED["tpot_ms"])
+        for statistic in statistics
+    ]
+
+
 def steady_figures(
     finalist: Finalist, candidates: CandidateColumns
 ) -> tuple[float, float, float, float, float]:
-    """Return tokens/s of a device, mean and P99 of TTFT and TPOT in ms, once the load is steady.
+    """Return tokens/s of a device, mean and p99 of TTFT and TPOT in ms, once the load is steady.
 
     Of the whole simulation where no part of it is steady. The devices are those that count.
     """
@@ -168,7 +166,7 @@ def limits_of(probes: Sequence[CapacityProbe]) -> dict[tuple[str, float], float]
 
 def _describe_miss(outcome: LimitOutcome) -> str:
     what = describe_limit(outcome.metric, outcome.percentile)
-    if outcome.metric == "slo":
+    if outcome.metric == ATTAINMENT:
         return f"{what} {outcome.value:.1%} < {outcome.limit:.1%}"
     return f"{what} {format_number(outcome.value, 4)} > {format_number(outcome.limit, 4)} ms"
 

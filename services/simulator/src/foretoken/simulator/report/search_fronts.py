@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.number_text import format_number
 from foretoken.domain.search import ServingSearchReport
 from foretoken.domain.units import MS_PER_S
@@ -76,8 +77,8 @@ def _user_picture(
     limit = (MS_PER_S / limit_ms, f"TPOT {limit_ms:g} ms") if limit_ms else None
     plot = Scatter(
         title="Throughput of a GPU against speed for a user",
-        x_label="output tokens/s of one user (1000 / TPOT in ms)",
-        y_label="output tokens/s per GPU",
+        x_label=f"{METRICS['tps_per_user'].label} (1000 / TPOT in ms)",
+        y_label=METRICS["output_throughput_tps_per_gpu"].title,
         marks=_marks(drawn, rows, _USER, colors),
         legend=_legend(drawn, colors),
         front=[
@@ -101,8 +102,8 @@ def _cost_picture(
 ) -> Picture:
     plot = Scatter(
         title="Cost against latency",
-        x_label="time per output token (ms)",
-        y_label="USD per million output tokens",
+        x_label=METRICS["tpot_ms"].title,
+        y_label=METRICS["usd_per_million_output_tokens"].title,
         marks=_marks(
             [row for row in drawn if row["usd_per_million_output_tokens"] > 0], rows, _COST, colors
         ),

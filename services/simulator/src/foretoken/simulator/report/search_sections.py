@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 
+from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.number_text import format_number
 from foretoken.domain.search import (
     CandidateColumns,
@@ -18,9 +19,9 @@ from foretoken.simulator.report.search_candidates import (
     best_of_layouts,
     candidate_rows,
     curve_of,
-    describe_limit,
     describe_rank,
     describe_replicas,
+    latency_titles,
     limits_of,
     missed_outcomes,
     proposed_rate,
@@ -38,6 +39,12 @@ from foretoken.simulator.report.search_plots import (
 )
 from foretoken.simulator.report.search_rejections import rejections_section
 
+_THROUGHPUT, _COST = "output_throughput_tps_per_gpu", "usd_per_million_output_tokens"
+_LATENCIES = ("ttft_ms", "tpot_ms")
+_OF_COSTS = (
+    *("num_devices", "usd_per_hour", _COST),
+    *("request_throughput_rps", "output_throughput_tps"),
+)
 _MAX_RANKED = 25
 # More ties than this are counted.
 _MAX_TIES = 5
@@ -111,38 +118,38 @@ def _closest(report: ServingSearchReport) -> DataTable:
 def _facts(report: ServingSearchReport, best: Row) -> list[Fact]:
     facts = [
         Fact(
-            label="output, tokens/s per GPU",
-            value=format_number(best["output_throughput_tps_per_gpu"]),
+            label=METRICS[_THROUGHPUT].title,
+            value=METRICS[_THROUGHPUT].words(best),
             note=_interval(best, "tps_per_gpu_low", "tps_per_gpu_high"),
         ),
         Fact(
-            label="speed, tokens/s per user",
-            value=format_number(best["tps_per_user"]),
-            note=f"TPOT {format_number(best['tpot_ms'])} ms",
+            label=METRICS["tps_per_user"].title,
+            value=METRICS["tps_per_user"].words(best),
+            note=f"{METRICS['tpot_ms'].label} {METRICS['tpot_ms'].words(best)} ms",
         ),
         Fact(
-            label="time to first token",
-            value=f"{format_number(best['ttft_ms'])} ms",
+            label=METRICS["ttft_ms"].label,
+            value=f"{METRICS['ttft_ms'].words(best)} ms",
             note=_interval(best, "ttft_low_ms", "ttft_high_ms"),
         ),
         Fact(
-            label="devices",
-            value=f"{best['num_devices']:,}",
+            label=METRICS["num_devices"].label,
+            value=METRICS["num_devices"].words(best),
             note=f"{best['device']}, {describe_replicas(best)}{_idle_note(best)}",
         ),
     ]
     if best["usd_per_million_output_tokens"] > 0:
         facts.append(
             Fact(
-                label="USD per million output tokens",
-                value=format_number(best["usd_per_million_output_tokens"]),
+                label=METRICS[_COST].title,
+                value=METRICS[_COST].words(best),
                 note=f"USD {format_number(best['usd_per_hour'])} an hour",
             )
         )
     if report.min_devices:
         facts.append(
             Fact(
-                label="fewest devices for the rate",
+                label=METRICS["min_devices"].title,
                 value=f"{report.min_devices:,}",
                 note=report.min_devices_by,
             )
@@ -150,7 +157,7 @@ def _facts(report: ServingSearchReport, best: Row) -> list[Fact]:
     if report.min_usd_per_hour:
         facts.append(
             Fact(
-                label="least USD an hour for the rate",
+                label=METRICS["min_usd_per_hour"].title,
                 value=format_number(report.min_usd_per_hour),
                 note=report.min_usd_per_hour_by,
             )
@@ -192,20 +199,16 @@ def _ranking_columns(ranked: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
     }
     if len({row["device"] for row in ranked}) > 1:
         columns["device"] = lambda row: str(row["device"])
-    columns["GPUs"] = lambda row: f"{row['num_devices']:,}"
+    columns[METRICS["num_devices"].title] = METRICS["num_devices"].words
     if any(row["num_idle_devices"] for row in ranked):
         columns["idle GPUs"] = lambda row: f"{row['num_idle_devices']:,}"
     columns |= {
-        "tokens/s per GPU": lambda row: format_number(row["output_throughput_tps_per_gpu"]),
+        METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].words,
         "90 % interval": lambda row: _interval(row, "tps_per_gpu_low", "tps_per_gpu_high"),
-        "tokens/s per user": lambda row: format_number(row["tps_per_user"]),
-        "TTFT (ms)": lambda row: format_number(row["ttft_ms"]),
-        "TPOT (ms)": lambda row: format_number(row["tpot_ms"]),
+        **{METRICS[name].title: METRICS[name].words for name in ("tps_per_user", *_LATENCIES)},
     }
-    if any(row["usd_per_million_output_tokens"] > 0 for row in ranked):
-        columns["USD per M tokens"] = lambda row: format_number(
-            row["usd_per_million_output_tokens"]
-        )
+    if any(row[_COST] > 0 for row in ranked):
+        columns[METRICS[_COST].title] = METRICS[_COST].words
     return columns
 
 
@@ -231,11 +234,9 @@ def _finalists(finalists: Sequence[Finalist], candidates: CandidateColumns) -> S
                 "meets the targets" if finalist.is_met else verdict,
             ]
         )
-    latencies = [
-        f"{name} {statistic} (ms)" for name in ("TTFT", "TPOT") for statistic in ("mean", "P99")
-    ]
-    slo = ["SLO met"] if has_slo else []
-    headers = ("deployment", "requests/s", "tokens/s per GPU", *latencies, *slo, "verdict")
+    slo = [METRICS["slo_attainment_ratio"].label] if has_slo else []
+    latencies = latency_titles("mean", "p99")
+    headers = ("deployment", "requests/s", METRICS[_THROUGHPUT].title, *latencies, *slo, "verdict")
     return Section(
         title="Simulated request by request",
         intro=(
@@ -253,10 +254,10 @@ def _load_curves(finalists: Sequence[Finalist]) -> list[Section]:
         CurvePanel(
             title=describe_limit(metric, percentile),
             x_label="requests/s of the deployment",
-            y_label="share of requests" if metric == "slo" else "ms",
+            y_label="share of requests" if metric == ATTAINMENT else "ms",
             curves=_curves(finalists, metric, percentile),
-            limit=(limit, "at least" if metric == "slo" else "limit") if limit else None,
-            is_ratio=metric == "slo",
+            limit=(limit, "at least" if metric == ATTAINMENT else "limit") if limit else None,
+            is_ratio=metric == ATTAINMENT,
         )
         for (metric, percentile), limit in limits.items()
     ]
@@ -304,11 +305,7 @@ def _costs(ranked: Sequence[Row]) -> Section:
         [
             row["name"],
             row["device"],
-            f"{row['num_devices']:,}",
-            format_number(row["usd_per_hour"]),
-            format_number(row["usd_per_million_output_tokens"]),
-            format_number(row["request_throughput_rps"]),
-            format_number(row["output_throughput_tps"]),
+            *(METRICS[name].words(row) for name in _OF_COSTS),
             describe_rank(row, ranked),
         ]
         for row in cheapest
@@ -323,11 +320,7 @@ def _costs(ranked: Sequence[Row]) -> Section:
             headers=(
                 "deployment",
                 "device",
-                "GPUs",
-                "USD/hour",
-                "USD per M output tokens",
-                "requests/s",
-                "output tokens/s",
+                *(METRICS[name].title for name in _OF_COSTS),
                 "rank",
             ),
             rows=rows,
@@ -342,13 +335,12 @@ def _sensitivity(sensitivities: Sequence[Sensitivity], best: str) -> Section:
         [
             item.change,
             f"{item.throughput_ratio - 1:+.1%}",
-            format_number(item.output_throughput_tps_per_gpu),
-            format_number(item.ttft_ms),
-            format_number(item.tpot_ms),
+            *(METRICS[name].words(item) for name in (_THROUGHPUT, *_LATENCIES)),
             "the same" if item.is_same_best else Cell(text=item.best, tone="calm"),
         ]
         for item in sensitivities
     ]
+    titles = [METRICS[name].title for name in (_THROUGHPUT, *_LATENCIES)]
     return Section(
         title="What if",
         intro="The search again with one thing changed, against the best of today"
@@ -365,7 +357,7 @@ def _sensitivity(sensitivities: Sequence[Sensitivity], best: str) -> Section:
             ),
         ),
         table=DataTable(
-            headers=("change", "", "tokens/s per GPU", "TTFT (ms)", "TPOT (ms)", "best then"),
+            headers=("change", "", *titles, "best then"),
             rows=rows,
             text_columns=(5,),
         ),

@@ -1,9 +1,8 @@
 """The sections of a serving page about the pools of a cluster and their replicas."""
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 
+from foretoken.domain.metrics.registry import METRICS, list_figures
 from foretoken.domain.number_text import format_number
 from foretoken.domain.report import (
     ITL_QUANTILES,
@@ -12,7 +11,7 @@ from foretoken.domain.report import (
     PoolReport,
     ServingReport,
 )
-from foretoken.domain.units import MS_PER_S, S_PER_HOUR
+from foretoken.domain.units import MS_PER_S
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES, SKY, VERMILION
 from foretoken.page.section import DataTable, Picture, Section
 from foretoken.simulator.report.plots import Series
@@ -25,7 +24,7 @@ from foretoken.simulator.report.replica_plots import (
 from foretoken.simulator.report.serving_plots import CumulativePanel, draw_cumulative_panels
 
 _OF_STATE = dict(zip(REPLICA_STATES, (SKY, GREEN, VERMILION), strict=True))
-_GIGA = 1e9
+_OF_TRANSFERS = tuple(METRICS[name] for name in ("sent_bytes_per_s", "port_utilization_ratio"))
 
 
 def cluster_sections(report: ServingReport, load: str) -> list[Section]:
@@ -42,42 +41,17 @@ def cluster_sections(report: ServingReport, load: str) -> list[Section]:
     return sections
 
 
-# (row, what a pool has there, whether it is left out where no pool has any)
-_POOL_ROWS: Sequence[tuple[str, Callable[[PoolReport], str], bool]] = (
-    ("role", lambda pool: pool.role, False),
-    ("device", lambda pool: pool.device, False),
-    (
-        "replicas running, mean of all",
-        lambda pool: f"{format_number(pool.running_engines_mean)} of {pool.num_engines}",
-        False,
-    ),
-    ("devices", lambda pool: f"{pool.num_devices:,}", False),
-    ("requests", lambda pool: f"{pool.num_requests:,}", False),
-    ("busy", lambda pool: f"{pool.utilization_ratio:.1%}", False),
-    ("MFU", lambda pool: f"{pool.mfu_ratio:.1%}", False),
-    ("MBU", lambda pool: f"{pool.mbu_ratio:.1%}", False),
-    ("KV in use, mean", lambda pool: f"{pool.kv_utilization_ratio_mean:.1%}", False),
-    ("requests in a step, mean", lambda pool: format_number(pool.batch_size_mean), False),
-    ("failures", lambda pool: f"{pool.num_failures:,}", True),
-    ("replicas started", lambda pool: f"{pool.num_scale_ups:,}", True),
-    ("replicas given up", lambda pool: f"{pool.num_scale_downs:,}", True),
-    ("adapters loaded", lambda pool: f"{pool.num_adapter_loads:,}", True),
-    ("device hours", lambda pool: format_number(pool.device_s / S_PER_HOUR), False),
-    ("cost (USD)", lambda pool: format_number(pool.cost_usd), True),
-)
-
-
 def _pools(report: ServingReport, load: str) -> Section:
-    rows = []
-    for title, cell, is_optional in _POOL_ROWS:
-        cells = [cell(pool) for pool in report.pools]
-        if not is_optional or any(text != "0" for text in cells):
-            rows.append((title, *cells))
+    rows = [
+        ("role", *(pool.role for pool in report.pools)),
+        ("device", *(pool.device for pool in report.pools)),
+        *((figure.title, *figure.texts()) for figure in list_figures("pool", report.pools)),
+    ]
     retries = f" Requests began anew {report.num_retries:,} times." if report.num_retries else ""
     return Section(
         title="Pools",
         intro=(
-            f"At {load}. Busy, MFU, MBU and the share of the KV cache are of the time that devices "
+            f"At {load}. Utilization, MFU, MBU and KV cache usage are of the time that devices "
             "were held, which is what they cost: starting and restarting count. A request that is "
             f"prefilled in one pool and decoded in another counts in both.{retries}"
         ),
@@ -118,7 +92,7 @@ def _loads(report: ServingReport) -> Section:
             colors=of_engine,
         ),
         BarRow(
-            title="busy",
+            title=METRICS["utilization_ratio"].label,
             values=[
                 max((stage.utilization_ratio for stage in engine.stages), default=0.0)
                 for engine in report.engines
@@ -126,7 +100,7 @@ def _loads(report: ServingReport) -> Section:
             colors=of_engine,
         ),
         BarRow(
-            title="KV in use, mean",
+            title=METRICS["kv_utilization_ratio_mean"].label,
             values=[engine.kv_utilization_ratio_mean for engine in report.engines],
             colors=of_engine,
         ),
@@ -134,7 +108,7 @@ def _loads(report: ServingReport) -> Section:
     names = [str(engine.engine) for engine in report.engines]
     caption = (
         "Bars of one pool that differ much mean that its router spreads requests unevenly, or that "
-        "some replicas ran for a part of the time. Busy is that of the busiest stage."
+        "some replicas ran for a part of the time. Utilization is that of the busiest stage."
     )
     svg = draw_bar_rows("replica-load", rows, names, colors)
     return Section(title="Load of the replicas", pictures=[Picture(svg=svg, caption=caption)])
@@ -150,8 +124,7 @@ def _transfers(report: ServingReport) -> Section:
         (
             pool.name,
             "sends" if pool.role == "prefill" else "receives",
-            format_number(pool.sent_bytes_per_s / _GIGA),
-            f"{pool.port_utilization_ratio:.1%}",
+            *(metric.text(metric.value(pool)) for metric in _OF_TRANSFERS),
         )
         for pool in report.pools
     ]
@@ -176,10 +149,12 @@ def _transfers(report: ServingReport) -> Section:
         intro=(
             "From a request's first token to its KV cache on the decode replica: "
             f"{format_number(transfer.p50)} ms in the median, {format_number(transfer.p99)} ms at "
-            "the 99th percentile. The gap to the second token holds it, so the inter-token latency "
-            "does; the time to first token does not."
+            "the 99th percentile. The gap to the second token holds it, so the ITL "
+            "does; the TTFT does not."
         ),
-        table=DataTable(headers=("pool", "", "GB/s", "ports busy"), rows=rows, text_columns=(1,)),
+        table=DataTable(
+            headers=("pool", "", *(m.title for m in _OF_TRANSFERS)), rows=rows, text_columns=(1,)
+        ),
         pictures=pictures,
     )
 

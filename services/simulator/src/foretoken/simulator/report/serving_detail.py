@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.domain.metrics.metric import Metric, title_of
+from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.metrics.request import LIMITED
+from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.number_text import format_number
 from foretoken.domain.report import (
     ITL_QUANTILES,
     ClassReport,
+    Percentiles,
     SeriesColumns,
     ServingReport,
     ServingStageMemory,
@@ -27,18 +32,14 @@ from foretoken.simulator.report.serving_plots import (
     draw_histograms,
     draw_tracks,
 )
+from foretoken.simulator.serving.metrics import instants_of_columns, measure
 
 Floats = NDArray[np.float64]
 
 # A picture of more steps shows no more and makes the page large.
 _MAX_INTERVALS = 600
-# (title, name, unit, ms of the unit)
-DISTRIBUTIONS = (
-    ("Time to first token", "ttft_ms", "ms", 1.0),
-    ("Inter-token latency, every token", "itl_ms", "ms", 1.0),
-    ("Time per output token, every request", "tpot_ms", "ms", 1.0),
-    ("End-to-end latency", "e2e_latency_ms", "s", MS_PER_S),
-)
+# Latencies that have a picture of their distribution.
+DISTRIBUTIONS = tuple(metric.on_page() for metric in LIMITED.values())
 _REFUSALS = {
     "context_too_long": "prompt and answer are longer than the model's context",
     "exceeds_kv_cache": "prompt and answer are larger than the whole KV cache",
@@ -47,29 +48,24 @@ _REFUSALS = {
 }
 
 
-def label_load(report: ServingReport) -> str:
-    """Return how a page names the load of a report."""
-    return f"{format_number(report.offered_rps)}/s" if report.offered_rps else "all at once"
-
-
 def distributions(reports: Sequence[ServingReport]) -> Section:
     """Return the cumulative distributions of the latencies, with the objectives that all share."""
     panels = []
-    for title, name, unit, scale in DISTRIBUTIONS:
+    for metric in DISTRIBUTIONS:
         lines = [
-            Series(label=label_load(report), color=color, values=values)
+            Series(label=describe_load(report), color=color, values=values)
             for report, color in zip(reports, colors_of_loads(len(reports)), strict=True)
-            if (values := latency_quantiles(report, name, scale))
+            if (values := latency_quantiles(report, metric))
         ]
         if lines:
-            limit_ms = slo_limits(reports[-1]).get(name, 0.0)
+            limit_ms = slo_limits(reports[-1]).get(metric.name, 0.0)
             panels.append(
                 CumulativePanel(
-                    title=title,
-                    x_label=f"{unit}",
+                    title=metric.label,
+                    x_label=metric.unit,
                     percents=ITL_QUANTILES,
                     lines=lines,
-                    limits=[(limit_ms / scale, "SLO")] if limit_ms else [],
+                    limits=[(limit_ms / metric.scale, "SLO")] if limit_ms else [],
                 )
             )
     caption = (
@@ -81,24 +77,11 @@ def distributions(reports: Sequence[ServingReport]) -> Section:
     return Section(title="Distributions", pictures=[Picture(svg=svg, caption=caption)] * bool(svg))
 
 
-def latency_quantiles(report: ServingReport, name: str, scale: float = 1.0) -> list[float]:
-    """Return a latency at `ITL_QUANTILES` in units of `scale` ms; empty where it is not known."""
-    if name == "itl_ms":
-        return [value / scale for value in report.itl_ms_quantiles]
-    requests = report.requests
-    arrival, first, finished = (
-        np.asarray(getattr(requests, column), dtype=np.float64)
-        for column in ("arrival_s", "first_token_s", "finished_s")
-    )
-    done = finished >= 0
-    times_s = {"ttft_ms": first - arrival, "e2e_latency_ms": finished - arrival}
-    if name == "tpot_ms":
-        gaps = np.asarray(requests.num_decode_tokens, dtype=np.float64) - 1
-        if len(gaps) != len(done):
-            return []
-        done &= gaps > 0
-        times_s[name] = (finished - first) / np.maximum(gaps, 1)
-    values = times_s[name][done] * MS_PER_S / scale
+def latency_quantiles(report: ServingReport, metric: Metric) -> list[float]:
+    """Return a latency at `ITL_QUANTILES` in the metric's unit; empty where it is not known."""
+    if metric.name == "itl_ms":
+        return [metric.in_unit(value) for value in report.itl_ms_quantiles]
+    values = measure(metric.name, instants_of_columns(report.requests)) * MS_PER_S / metric.scale
     return np.percentile(values, ITL_QUANTILES).tolist() if len(values) else []
 
 
@@ -113,7 +96,7 @@ def timeline(report: ServingReport) -> Section:
     times_s, width_s, columns = thin_series(report.series)
     svg = draw_tracks(
         "timeline",
-        label_load(report),
+        describe_load(report),
         [*times_s.tolist(), times_s[-1] + width_s],
         _tracks(report, columns, width_s),
     )
@@ -156,13 +139,13 @@ def _tracks(
         ),
         Track(y_label="batch size", series=[line("", "batch_size_mean", SKY)], is_area=True),
         Track(
-            y_label="KV in use",
+            y_label=METRICS["kv_utilization_ratio"].label,
             series=[line("", "kv_utilization_ratio", PURPLE)],
             is_area=True,
             is_ratio=True,
         ),
         Track(
-            y_label="busy",
+            y_label=METRICS["utilization_ratio"].label,
             series=[line("", "utilization_ratio", GREEN)],
             is_area=True,
             is_ratio=True,
@@ -207,7 +190,7 @@ def batches(report: ServingReport) -> Section:
     return Section(
         title="Steps",
         intro=(
-            f"At {label_load(report)}: {report.num_serving_steps:,} steps of "
+            f"At {describe_load(report)}: {report.num_serving_steps:,} steps of "
             f"{format_number(size.mean)} requests and {format_number(report.batch_tokens.mean)} "
             f"tokens on average. A step takes {format_number(step.p50)} ms in the median and "
             f"{format_number(step.p99)} ms at the 99th percentile, all stages together."
@@ -253,7 +236,7 @@ def memory(report: ServingReport) -> Section:
     return Section(
         title="Memory",
         intro=(
-            f"{sizes} At {label_load(report)} "
+            f"{sizes} At {describe_load(report)} "
             f"{report.kv_utilization_ratio_mean:.1%} of them are in use on average, "
             f"{report.kv_utilization_ratio_max:.1%} at most."
         ),
@@ -277,28 +260,27 @@ def _parts_gib(stage: ServingStageMemory) -> dict[str, float]:
     }
 
 
+_OF_CLASSES = tuple(LIMITED[name].on_page() for name in ("ttft_ms", "tpot_ms", "e2e_latency_ms"))
+
+
 def classes(reports: Sequence[ServingReport]) -> Section:
     """Return how the classes of requests fared at each load."""
     headers = (
         "load",
         "class",
         "requests",
-        "SLO met",
-        "goodput (1/s)",
-        "TTFT p50 / p99 (ms)",
-        "TPOT p50 / p99 (ms)",
-        "e2e p50 / p99 (s)",
+        METRICS["slo_attainment_ratio"].label,
+        METRICS["goodput_rps"].title,
+        *(title_of(f"{metric.label} p50 / p99", metric.unit) for metric in _OF_CLASSES),
     )
     rows = [
         (
-            label_load(report),
+            describe_load(report),
             item.name or "no class",
             f"{item.num_requests:,}",
             _attainment(item),
             format_number(item.goodput_rps),
-            pair(item.ttft_ms.p50, item.ttft_ms.p99),
-            pair(item.tpot_ms.p50, item.tpot_ms.p99),
-            pair(item.e2e_latency_ms.p50 / MS_PER_S, item.e2e_latency_ms.p99 / MS_PER_S),
+            *(_pair(metric, metric.value(item)) for metric in _OF_CLASSES),
         )
         for report in reports
         for item in report.classes
@@ -324,7 +306,7 @@ def refusals(reports: Sequence[ServingReport]) -> Section:
     """Return which requests the engines would not take, and why."""
     rows = [
         (
-            label_load(report),
+            describe_load(report),
             f"{count:,}",
             f"{count / report.num_requests:.1%}",
             _REFUSALS.get(reason, reason),
@@ -341,27 +323,23 @@ def refusals(reports: Sequence[ServingReport]) -> Section:
     )
 
 
+_OF_ENGINES = ("num_requests", "num_serving_steps", "num_preemptions")
+_OF_STAGES = ("utilization_ratio", "mfu_ratio", "mbu_ratio")
+
+
 def engines(report: ServingReport) -> Section:
     """Return how much of each pipeline stage of each replica was used."""
     headers = (
         "replica and stage",
-        "requests",
-        "steps",
-        "preempted",
-        "busy",
-        "MFU",
-        "MBU",
-        "KV in use, mean / max",
+        *(METRICS[name].label for name in _OF_ENGINES),
+        *(METRICS[name].label for name in _OF_STAGES),
+        f"{METRICS['kv_utilization_ratio_mean'].label} / max",
     )
     rows = [
         (
             f"{engine.pool} {engine.engine}, stage {stage.stage}".strip(),
-            f"{engine.num_requests:,}",
-            f"{engine.num_serving_steps:,}",
-            f"{engine.num_preemptions:,}",
-            f"{stage.utilization_ratio:.1%}",
-            f"{stage.mfu_ratio:.1%}",
-            f"{stage.mbu_ratio:.1%}",
+            *(METRICS[name].text(getattr(engine, name)) for name in _OF_ENGINES),
+            *(METRICS[name].text(getattr(stage, name)) for name in _OF_STAGES),
             f"{engine.kv_utilization_ratio_mean:.0%} / {engine.kv_utilization_ratio_max:.0%}",
         )
         for engine in report.engines
@@ -370,14 +348,13 @@ def engines(report: ServingReport) -> Section:
     return Section(
         title="Devices",
         intro=(
-            f"At {label_load(report)}. Busy is the share of time with work on the device; MFU and "
-            "MBU are the FLOPs and the memory traffic that the requests needed, over what the "
-            "device could do in the time that it was held."
+            f"At {describe_load(report)}. Utilization is the share of time with work on the GPU; "
+            "MFU and MBU are the FLOPs and the memory traffic that the requests needed, over what "
+            "the device could do in the time that it was held."
         ),
         table=DataTable(headers=headers, rows=rows),
     )
 
 
-def pair(first: float, second: float) -> str:
-    """Return two numbers as a cell has them."""
-    return f"{format_number(first)} / {format_number(second)}"
+def _pair(metric: Metric, summary: Percentiles) -> str:
+    return " / ".join(metric.text(metric.statistic(summary, name)) for name in ("p50", "p99"))

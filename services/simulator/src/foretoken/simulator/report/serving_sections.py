@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 
+from foretoken.domain.metrics.metric import STATISTICS
+from foretoken.domain.metrics.registry import METRICS, list_figures, shown_at
+from foretoken.domain.metrics.request import LIMITED
+from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.number_text import format_number
 from foretoken.domain.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, VERMILION
 from foretoken.page.section import DataTable, Fact, Picture, Section
 from foretoken.simulator.report import serving_detail as detail
-from foretoken.simulator.report import serving_numbers as numbers
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.palette import color_of_group, label_of_group
 from foretoken.simulator.report.plots import Panel, Series, draw_panels, draw_stacked_rows
@@ -19,11 +22,7 @@ from foretoken.simulator.report.provenance import (
 from foretoken.simulator.report.serving_cluster import cluster_sections
 
 _LOAD_LABEL = "offered load (requests/s)"
-_LATENCIES = (
-    ("Time to first token", "ttft_ms", "ms", 1.0),
-    ("Inter-token latency", "itl_ms", "ms", 1.0),
-    ("End-to-end latency", "e2e_latency_ms", "s", MS_PER_S),
-)
+_LATENCIES = tuple(LIMITED[name].on_page() for name in ("ttft_ms", "itl_ms", "e2e_latency_ms"))
 _PERCENTILES = (("p50", BLUE), ("p90", ORANGE), ("p99", VERMILION))
 
 
@@ -40,8 +39,8 @@ def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
     if not served and any(report.num_refused_by_reason for report in ordered):
         sections.append(detail.refusals(ordered))
     if served:
-        labels = [detail.label_load(report) for report in served]
-        sections += [numbers.totals(served, labels), *_details(served), *_heaviest(served[-1])]
+        labels = [describe_load(report) for report in served]
+        sections += [_totals(served, labels), *_details(served), *_heaviest(served[-1])]
     if notes := dict.fromkeys(note for report in ordered for note in report.notes):
         rows = [(note,) for note in notes]
         table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
@@ -61,12 +60,12 @@ def _details(served: Sequence[ServingReport]) -> list[Section]:
 
 
 def _heaviest(report: ServingReport) -> list[Section]:
-    sections = [numbers.percentiles(report, detail.label_load(report))]
+    sections = [_percentiles(report, describe_load(report))]
     if len(report.series.start_s):
         sections.append(detail.timeline(report))
     if report.batch_size_histogram.shares:
         sections.append(detail.batches(report))
-    sections += cluster_sections(report, detail.label_load(report))
+    sections += cluster_sections(report, describe_load(report))
     if report.memory:
         sections.append(detail.memory(report))
     if report.engines:
@@ -91,40 +90,33 @@ def _overview(reports: Sequence[ServingReport]) -> Section:
         warning=warning,
         intro=(
             f"{len(served)} simulated load{'s' if len(served) > 1 else ''}. The figures below are "
-            f"those of the load with the highest goodput, {detail.label_load(best)}. Its step "
+            f"those of the load with the highest goodput, {describe_load(best)}. Its step "
             f"times rest on {describe_shares(best.step_time_ratio_by_provenance)} estimates; with "
             "every operator at its lower or upper 90 % bound they change by "
             f"{low:+.0%} to {high:+.0%}."
         ),
         facts=(
             Fact(
-                label="goodput, requests/s",
+                label=METRICS["goodput_rps"].title,
                 value=f"{format_number(best.goodput_rps)}",
                 note=f"{best.slo_attainment_ratio:.0%} of requests meet the SLO",
             ),
-            Fact(
-                label="time to first token, p99",
-                value=f"{format_number(best.ttft_ms.p99)} ms",
-                note=f"median {format_number(best.ttft_ms.p50)} ms",
+            *(
+                Fact(
+                    label=f"{metric.label} p99",
+                    value=f"{format_number(metric.value(best).p99)} {metric.unit}",
+                    note=f"median {format_number(metric.value(best).p50)} {metric.unit}",
+                )
+                for metric in (LIMITED[name] for name in ("ttft_ms", "itl_ms", "tpot_ms"))
             ),
             Fact(
-                label="inter-token latency, p99",
-                value=f"{format_number(best.itl_ms.p99)} ms",
-                note=f"median {format_number(best.itl_ms.p50)} ms",
-            ),
-            Fact(
-                label="time per output token, p99",
-                value=f"{format_number(best.tpot_ms.p99)} ms",
-                note=f"median {format_number(best.tpot_ms.p50)} ms",
-            ),
-            Fact(
-                label="most output, tokens/s",
+                label=f"most {METRICS['output_throughput_tps'].label}",
                 value=f"{format_number(busiest.output_throughput_tps)}",
-                note=f"at {detail.label_load(busiest)}; "
-                f"{format_number(busiest.output_throughput_tps_per_gpu)} per device",
+                note=f"at {describe_load(busiest)}; "
+                f"{format_number(busiest.output_throughput_tps_per_gpu)} per GPU",
             ),
             Fact(
-                label="devices busy",
+                label=METRICS["utilization_ratio"].label,
                 value=f"{best.utilization_ratio:.0%}",
                 note=f"MFU {best.mfu_ratio:.1%}, MBU {best.mbu_ratio:.1%}",
             ),
@@ -147,7 +139,7 @@ def _price_facts(report: ServingReport) -> list[Fact]:
     if report.power_w_mean > 0:
         facts.append(
             Fact(
-                label="energy per output token",
+                label=METRICS["energy_j_per_output_token"].label,
                 value=f"{format_number(report.energy_j_per_output_token)} J",
                 note=f"{format_number(report.power_w_mean)} W on average, all devices",
             )
@@ -155,25 +147,59 @@ def _price_facts(report: ServingReport) -> list[Fact]:
     return facts
 
 
+def _totals(reports: Sequence[ServingReport], labels: Sequence[str]) -> Section:
+    """Return one figure a row, one load a column; prices only where there are any."""
+    figures = list_figures("page", reports)
+    return Section(
+        title="Numbers",
+        intro=(
+            "Rates count from the first arrival to the last completion. Steady leaves out the "
+            "first and the last tenth of the arrivals' span."
+        ),
+        table=DataTable(
+            headers=("at load", *labels),
+            rows=[(figure.title, *figure.texts()) for figure in figures],
+        ),
+    )
+
+
+def _percentiles(report: ServingReport, label: str) -> Section:
+    """Return the summaries of all distributions at one load."""
+    metrics = [metric.on_page() for metric in shown_at("percentiles", report)]
+    rows = [
+        (metric.title, *(metric.text(metric.statistic(summary, name)) for name in STATISTICS))
+        for metric in metrics
+        if (summary := metric.value(report)).max != metric.neutral
+    ]
+    return Section(
+        title="Percentiles",
+        intro=(
+            f"At {label}. ITL counts every token once, TPOT every request; running and waiting "
+            "requests are of a replica and over time, while it works."
+        ),
+        table=DataTable(headers=("", *STATISTICS), rows=rows),
+    )
+
+
 def _latency_by_load(reports: Sequence[ServingReport]) -> Section:
     loads = [report.offered_rps for report in reports]
     panels = [
         Panel(
-            title=title,
+            title=metric.label,
             x_label=_LOAD_LABEL,
-            y_label=unit,
+            y_label=metric.unit,
             x=loads,
             series=[
                 Series(
                     label=percentile,
                     color=color,
-                    values=[getattr(getattr(r, name), percentile) / scale for r in reports],
+                    values=[metric.statistic(metric.value(r), percentile) for r in reports],
                 )
                 for percentile, color in _PERCENTILES
             ],
             may_be_log=True,
         )
-        for title, name, unit, scale in _LATENCIES
+        for metric in _LATENCIES
     ]
     return Section(
         title="Latency against load",
@@ -231,7 +257,7 @@ def _throughput_by_load(reports: Sequence[ServingReport]) -> Section:
 
 def _time(reports: Sequence[ServingReport]) -> Section:
     rows = {
-        detail.label_load(report): {
+        describe_load(report): {
             label_of_group(group): time_s * MS_PER_S / report.num_serving_steps
             for group, time_s in report.step_time_s_by_group.items()
         }
@@ -254,7 +280,7 @@ def _time(reports: Sequence[ServingReport]) -> Section:
             ),
             provenance_picture(
                 "provenance",
-                {detail.label_load(r): r.step_time_ratio_by_provenance for r in reports},
+                {describe_load(r): r.step_time_ratio_by_provenance for r in reports},
             ),
         ),
     )

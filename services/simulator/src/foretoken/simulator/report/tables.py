@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from foretoken.domain.metrics.request import LATENCIES
 from foretoken.domain.report import REQUEST_OUTCOMES, SeriesColumns
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
 from foretoken.simulator.serving.fleet import FleetPool, count_stages, make_fleet
 from foretoken.simulator.serving.metrics import (
+    defined_latencies,
     execution_ns,
-    is_completed,
+    instants_of,
     place_runs,
-    tpot_ns,
 )
 from foretoken.simulator.serving.occupancy import series_of
 from foretoken.simulator.serving.record import NOT_REACHED, ServingRecord, StepRecord
@@ -153,26 +154,16 @@ def _engine_steps(
 
 
 def _request_latencies(record: ServingRecord, fleet: Sequence[FleetPool]) -> dict[str, pa.Array]:
-    requests = record.requests
-    done = is_completed(requests)
-    arrival, queued, scheduled, first, finished = (
-        np.asarray(getattr(requests, f"{name}_ns"))
-        for name in ("arrival", "queued", "scheduled", "first_token", "finished")
-    )
     execution = execution_ns(record, place_runs(record), count_stages(fleet))
-    tpot = tpot_ns(requests)
-    times_ns = {
-        "ttft_ms": (first - arrival, done),
-        "ttft_queued_ms": (first - queued, done),
-        "tpot_ms": (tpot, ~np.isnan(tpot)),
-        "e2e_latency_ms": (finished - arrival, done),
-        "queueing_ms": (scheduled - arrival, scheduled >= 0),
-        "execution_ms": (execution, done),
-        "preempted_ms": (np.maximum(finished - scheduled - execution, 0), done),
+    times = instants_of(record.requests, execution)
+    found = {
+        metric.name: defined_latencies(metric.name, times)
+        for metric in LATENCIES
+        if "requests" in metric.shown
     }
     return {
-        name: pa.array(values / NS_PER_MS, mask=~defined)
-        for name, (values, defined) in times_ns.items()
+        name: pa.array(values / NS_PER_MS, mask=~is_defined)
+        for name, (values, is_defined) in found.items()
     }
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain import schema
+from foretoken.domain.metrics.metric import title_of
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.number_text import format_number
 from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR
@@ -77,24 +79,24 @@ def _facts(report: TrainingRunReport, request: TrainingRunRequest) -> list[Fact]
     spread = report.days_spread
     facts = [
         Fact(
-            label="days, expected",
-            value=format_number(report.days),
+            label=METRICS["days"].title,
+            value=METRICS["days"].words(report),
             note=(
                 f"{describe_interval(report.days_low, report.days_high, '')} with operators at"
                 f" their bounds; nine runs of ten end by day {format_number(spread.p90)}"
             ),
         ),
         Fact(
-            label="goodput",
-            value=f"{report.goodput_ratio:.1%}",
+            label=METRICS["goodput_ratio"].label,
+            value=METRICS["goodput_ratio"].words(report),
             note=f"{format_number(report.ideal_days)} days without interruptions",
         ),
     ]
     if report.num_failures:
         facts.append(
             Fact(
-                label="failures",
-                value=format_number(report.num_failures),
+                label=METRICS["num_failures"].label,
+                value=METRICS["num_failures"].words(report),
                 note=(
                     f"a checkpoint of {format_number(report.checkpoint_bytes / _GIGA)} GB every"
                     f" {format_number(report.checkpoint_interval_s / _S_PER_MINUTE)} min"
@@ -104,11 +106,11 @@ def _facts(report: TrainingRunReport, request: TrainingRunRequest) -> list[Fact]
     if report.usd:
         facts.append(
             Fact(
-                label="cost (USD)",
+                label=METRICS["usd"].title,
                 value=f"{report.usd:,.0f}",
                 note=(
                     f"{format_number(report.usd_per_step)} a step,"
-                    f" {format_number(report.usd_per_hour)} an hour of a device"
+                    f" {format_number(report.usd_per_hour)} an hour of a GPU"
                 ),
             )
         )
@@ -116,7 +118,7 @@ def _facts(report: TrainingRunReport, request: TrainingRunRequest) -> list[Fact]
         Fact(
             label="energy (MWh)",
             value=format_number(report.energy_kwh / _KWH_PER_MWH),
-            note=f"{report.device_hours:,.0f} device hours",
+            note=f"{report.device_hours:,.0f} {METRICS['device_hours'].label}",
         )
     )
     if request.target_days:
@@ -278,5 +280,8 @@ def _size_table(report: TrainingRunReport, request: TrainingRunRequest) -> DataT
         )
         for size in report.sizes
     ]
-    headers = ("devices", "dp", "step (s)", "goodput", "days", "USD", last)
+    headers = (
+        *(METRICS["num_devices"].label, "dp", title_of(METRICS["step_time_ms"].label, "s")),
+        *(METRICS["goodput_ratio"].label, "days", "USD", last),
+    )
     return DataTable(headers=headers, rows=rows, text_columns=(6,))

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.number_text import describe_step, format_number
 from foretoken.domain.training_report import StageMemory
 from foretoken.domain.training_search import StrategyFinalist
 from foretoken.domain.units import GIB
@@ -14,13 +15,15 @@ from foretoken.simulator.report.training_detail import parts_gib
 from foretoken.simulator.report.training_search_rows import (
     STEP_PARTS,
     closed_form_error,
-    describe_step,
     split_step,
 )
 
 _OF_STEP_PART: Mapping[str, str] = dict(
     zip(STEP_PARTS, (BLUE, VERMILION, GREY, GREEN), strict=True)
 )
+
+
+_FIGURES = ("tokens_per_s_per_gpu", "mfu_ratio", "bubble_ratio")
 
 
 def finalists_section(finalists: Sequence[StrategyFinalist]) -> Section:
@@ -43,8 +46,9 @@ def finalists_section(finalists: Sequence[StrategyFinalist]) -> Section:
 
 def _table(finalists: Sequence[StrategyFinalist]) -> DataTable:
     headers = (
-        *("strategy", "rank", "step", "closed form", "off by", "tokens/s per GPU", "MFU"),
-        *("bubble", "free (GiB)", "verdict"),
+        *("strategy", "rank", METRICS["step_time_ms"].label, "closed form", "off by"),
+        *(METRICS[name].title for name in (*_FIGURES, "margin_bytes")),
+        "verdict",
     )
     return DataTable(
         headers=headers,
@@ -57,17 +61,13 @@ def _row(finalist: StrategyFinalist) -> list[str | Cell]:
     report = finalist.report
     reason = report.feasibility.reason
     error = closed_form_error(finalist)
-    free = min((stage.margin_bytes for stage in report.memory), default=0.0) / GIB
     return [
         finalist.name,
         str(finalist.rank) if finalist.rank else "-",
         describe_step(report.step_time_ms),
         describe_step(finalist.closed_form_ms),
         f"{error:+.2%}",
-        format_number(report.tokens_per_s_per_gpu),
-        f"{report.mfu_ratio:.1%}",
-        f"{report.bubble_ratio:.1%}",
-        format_number(free) if report.device_memory_bytes else "-",
+        *(METRICS[name].words(report) for name in (*_FIGURES, "margin_bytes")),
         "fits" if report.feasibility.is_feasible else Cell(text=reason, tone="alert"),
     ]
 

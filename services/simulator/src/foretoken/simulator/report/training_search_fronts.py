@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.number_text import describe_step, format_number
 from foretoken.page.figure import SERIES
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.scatter_plot import Mark, Scatter, draw_scatter
@@ -13,8 +14,6 @@ from foretoken.simulator.report.training_search_rows import (
     describe_choices,
     describe_devices,
     describe_place,
-    describe_step,
-    free_gib,
     throughput_bounds,
 )
 
@@ -47,14 +46,15 @@ def fronts_section(rows: Sequence[Row], num_fitting: int) -> Section:
 
 
 def _memory_picture(rows: Sequence[Row], drawn: Sequence[Row]) -> Picture:
+    free = METRICS["margin_bytes"]
     plot = Scatter(
         title="Throughput against free memory",
-        x_label="free memory of the fullest device (GiB)",
-        y_label="tokens/s per GPU",
+        x_label=free.title,
+        y_label=METRICS["tokens_per_s_per_gpu"].title,
         is_near=True,
-        marks=_marks(rows, drawn, free_gib, _per_gpu, y_range=throughput_bounds),
+        marks=_marks(rows, drawn, free.value, _per_gpu, y_range=throughput_bounds),
         legend=list(_colors(rows).items()),
-        front=[(free_gib(row), _per_gpu(row)) for row in drawn if row["is_pareto_memory"]],
+        front=[(free.value(row), _per_gpu(row)) for row in drawn if row["is_pareto_memory"]],
     )
     return Picture(
         svg=draw_scatter("training-memory", plot),
@@ -69,8 +69,8 @@ def _cost_picture(rows: Sequence[Row], drawn: Sequence[Row]) -> Picture:
     priced = [row for row in drawn if row["usd_per_billion_tokens"] > 0]
     plot = Scatter(
         title="Throughput of the cluster against cost",
-        x_label="USD per billion tokens",
-        y_label="tokens/s",
+        x_label=METRICS["usd_per_billion_tokens"].title,
+        y_label=METRICS["tokens_per_s"].title,
         is_near=True,
         marks=_marks(rows, priced, _cost, _whole),
         legend=list(_colors(rows).items()),
@@ -161,7 +161,7 @@ def _details(row: Row, rank: str) -> list[str]:
         (
             f"{format_number(_per_gpu(row))} ({describe_bounds(row)}) tokens/s per GPU, step"
             f" {describe_step(row['step_time_ms'])}, MFU {row['mfu_ratio']:.1%}, bubble"
-            f" {row['bubble_ratio']:.1%}, {format_number(free_gib(row))} GiB free{cost}"
+            f" {row['bubble_ratio']:.1%}, {METRICS['margin_bytes'].words(row)} GiB free{cost}"
         ),
         *([row["placement"]] if row["placement"] else []),
     ]

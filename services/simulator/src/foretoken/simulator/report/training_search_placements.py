@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.number_text import describe_step, format_number
 from foretoken.page.figure import SERIES
 from foretoken.page.section import DataTable, Picture, Section
 from foretoken.simulator.report.search_candidates import Row, first_of_each
 from foretoken.simulator.report.stage_plot import Stage, draw_stages
-from foretoken.simulator.report.training_search_rows import describe_bounds, describe_step
+from foretoken.simulator.report.training_search_rows import describe_bounds
 
 _MAX_SHOWN = 12
 # `3 x h100_sxm`: three stages on such devices.

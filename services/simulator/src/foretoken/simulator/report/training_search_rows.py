@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.number_text import format_number
 from foretoken.domain.question import OBJECTIVE_WORDS
 from foretoken.domain.training_report import TrainingReport
@@ -15,7 +16,7 @@ from foretoken.domain.training_search import (
     StrategyFinalist,
     TrainingSearchReport,
 )
-from foretoken.domain.units import GIB, MS_PER_S, S_PER_DAY
+from foretoken.domain.units import MS_PER_S, S_PER_DAY
 from foretoken.simulator.report.search_candidates import Row, first_of_each, list_rows
 
 _WORDS = frozenset(
@@ -47,8 +48,6 @@ _VERDICT_NAMES = {
     "num_micro_batches": "the schedule has no order for it",
     "trainer": "the framework cannot do it",
 }
-# Steps longer than this are told in seconds.
-_MS_IN_SECONDS = 10_000.0
 
 # Where the time of a step goes, in the order of `split_step`.
 STEP_PARTS = ("computation", "exposed communication", "bubble", "optimizer")
@@ -168,17 +167,15 @@ class RankedFigure:
         return value * low_ms / step_ms, value, value * high_ms / step_ms
 
 
-_THROUGHPUT = RankedFigure(
-    column="tokens_per_s_per_gpu",
-    name="Tokens/s per GPU",
-    word="throughput",
-    grows_with_step=False,
-)
+def _ranked(column: str, word: str, *, grows_with_step: bool = True) -> RankedFigure:
+    name = METRICS[column].title
+    return RankedFigure(column=column, name=name, word=word, grows_with_step=grows_with_step)
+
+
+_THROUGHPUT = _ranked("tokens_per_s_per_gpu", "throughput", grows_with_step=False)
 _RANKED_FIGURES = {
-    "cost": RankedFigure(
-        column="usd_per_billion_tokens", name="USD for a billion tokens", word="cost"
-    ),
-    "step_time": RankedFigure(column="step_time_ms", name="Step time in ms", word="step time"),
+    "cost": _ranked("usd_per_billion_tokens", "cost"),
+    "step_time": _ranked("step_time_ms", "step time"),
 }
 
 
@@ -190,13 +187,6 @@ def find_ranked_figure(report: TrainingSearchReport) -> RankedFigure:
 def describe_bounds(row: Row) -> str:
     """Return the bounds of a row's tokens/s per GPU: `2,900 to 3,400`."""
     return " to ".join(format_number(bound) for bound in throughput_bounds(row))
-
-
-def describe_step(step_ms: float) -> str:
-    """Return a step time with its unit, long ones in seconds."""
-    if step_ms > _MS_IN_SECONDS:
-        return f"{format_number(step_ms / MS_PER_S)} s"
-    return f"{format_number(step_ms)} ms"
 
 
 def describe_objective(objective: str) -> str:
@@ -248,11 +238,6 @@ def describe_devices(row: Row) -> str:
     return f"{row['num_devices']:,} {row['device']}"
 
 
-def free_gib(row: Row) -> float:
-    """Return what the fullest device of a strategy has left."""
-    return float(row["margin_bytes"]) / GIB
-
-
 def split_step(report: TrainingReport) -> Mapping[str, float]:
     """Return the ms of the critical stage by `STEP_PARTS`; together they are the step."""
     groups = report.step_time_ms_by_group
@@ -271,11 +256,6 @@ def closed_form_error(finalist: StrategyFinalist) -> float:
     if simulated_ms <= 0 or finalist.closed_form_ms <= 0:
         return 0.0
     return finalist.closed_form_ms / simulated_ms - 1
-
-
-def reserved_gib(report: TrainingReport) -> float:
-    """Return what the allocator takes from the fullest device."""
-    return max((stage.reserved_bytes for stage in report.memory), default=0.0) / GIB
 
 
 def strategies_per_s(report: TrainingSearchReport) -> float:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.number_text import describe_step, format_number
 from foretoken.domain.training_search import StrategySensitivity, TrainingSearchReport
 from foretoken.page.figure import BLUE, GREEN
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
@@ -24,10 +25,8 @@ from foretoken.simulator.report.training_search_rows import (
     describe_devices,
     describe_objective,
     describe_place,
-    describe_step,
     find_best,
     find_ranked_figure,
-    free_gib,
     make_whole_run,
     other_ties,
     read_request,
@@ -44,6 +43,8 @@ from foretoken.simulator.report.training_search_ties import (
     list_tie_commands,
 )
 
+_THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
+_RATIOS = ("mfu_ratio", "bubble_ratio")
 _MAX_RANKED = 25
 # More ties than these are counted: in words, and as bars.
 _MAX_TIES = 3
@@ -112,34 +113,36 @@ def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
 def _facts(best: Row) -> list[Fact]:
     facts = [
         Fact(
-            label="tokens/s per GPU",
-            value=format_number(best["tokens_per_s_per_gpu"]),
+            label=METRICS[_THROUGHPUT].title,
+            value=METRICS[_THROUGHPUT].words(best),
             note=describe_bounds(best),
         ),
         Fact(
-            label="step time",
+            label=METRICS["step_time_ms"].label,
             value=describe_step(best["step_time_ms"]),
             note=f"{describe_step(best['step_time_low_ms'])} to"
             f" {describe_step(best['step_time_high_ms'])}",
         ),
         Fact(
-            label="model FLOP/s utilisation",
-            value=f"{best['mfu_ratio']:.1%}",
-            note=f"bubble {best['bubble_ratio']:.1%}, exposed communication"
-            f" {best['exposed_communication_ratio']:.1%}",
+            label=METRICS["mfu_ratio"].label,
+            value=METRICS["mfu_ratio"].words(best),
+            note=", ".join(
+                f"{METRICS[name].label} {METRICS[name].words(best)}"
+                for name in ("bubble_ratio", "exposed_communication_ratio")
+            ),
         ),
         Fact(
-            label="free memory of the fullest device",
-            value=f"{format_number(free_gib(best))} GiB",
+            label=METRICS["margin_bytes"].label,
+            value=f"{METRICS['margin_bytes'].words(best)} GiB",
             note=describe_devices(best),
         ),
     ]
     if best["usd_per_step"] > 0:
         facts.append(
             Fact(
-                label="USD per billion tokens",
-                value=format_number(best["usd_per_billion_tokens"]),
-                note=f"USD {format_number(best['usd_per_step'])} a step",
+                label=METRICS[_COST].title,
+                value=METRICS[_COST].words(best),
+                note=f"USD {METRICS['usd_per_step'].words(best)} a step",
             )
         )
     return facts
@@ -172,24 +175,23 @@ def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
     }
     if len({(row["device"], row["num_devices"]) for row in rows}) > 1:
         # Names of placements say the devices.
-        columns["GPUs"] = lambda row: (
+        columns[METRICS["num_devices"].title] = lambda row: (
             f"{row['num_devices']:,}" if row["placement"] else describe_devices(row)
         )
     columns |= {
-        "tokens/s per GPU": lambda row: format_number(row["tokens_per_s_per_gpu"]),
+        METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].words,
         "90 % interval": describe_bounds,
-        "step": lambda row: describe_step(row["step_time_ms"]),
-        "MFU": lambda row: f"{row['mfu_ratio']:.1%}",
-        "bubble": lambda row: f"{row['bubble_ratio']:.1%}",
-        "free (GiB)": lambda row: format_number(free_gib(row)),
+        METRICS["step_time_ms"].label: lambda row: describe_step(row["step_time_ms"]),
+        **{METRICS[name].title: METRICS[name].words for name in (*_RATIOS, "margin_bytes")},
     }
-    if any(row["usd_per_step"] > 0 for row in rows):
-        columns["USD per B tokens"] = lambda row: format_number(row["usd_per_billion_tokens"])
+    if any(row[_COST] > 0 for row in rows):
+        columns[METRICS[_COST].title] = METRICS[_COST].words
     return columns
 
 
 def _best(report: TrainingSearchReport, rows: Sequence[Row], num_tokens: float) -> Section:
-    left_out = {"strategy", "rank", "90 % interval", "MFU", "bubble"}
+    ratios = (METRICS[name].title for name in _RATIOS)
+    left_out = {"strategy", "rank", "90 % interval", *ratios}
     columns = {name: cell for name, cell in _columns(rows).items() if name not in left_out}
     intro = ""
     if num_tokens > 0:
@@ -293,7 +295,7 @@ def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Sec
             item.change,
             describe_change(item),
             describe_same(item),
-            format_number(item.tokens_per_s_per_gpu),
+            METRICS[_THROUGHPUT].words(item),
             describe_step(item.step_time_ms),
             f"{item.num_fitting:,}",
             describe_best_then(item)
@@ -322,8 +324,8 @@ def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Sec
         else [],
         table=DataTable(
             headers=(
-                *("change", "", "today's best", "tokens/s per GPU"),
-                *("step", "fit", "best then"),
+                *("change", "", "today's best", METRICS[_THROUGHPUT].title),
+                *(METRICS["step_time_ms"].label, "fit", "best then"),
             ),
             rows=rows,
             text_columns=(6,),

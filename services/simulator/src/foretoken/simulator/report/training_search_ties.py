@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.training_search import StrategySensitivity, TieCall, TrainingSearchReport
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
     RankedFigure,
     find_best,
     find_ranked_figure,
-    free_gib,
     other_ties,
 )
 
@@ -25,9 +24,9 @@ def describe_ties(report: TrainingSearchReport, rows: Sequence[Row]) -> list[str
         return []
     tied = [best, *(row for row in rows if row["name"] in names)]
     simplest = min(tied, key=lambda row: len(str(row["name"]).split()))
-    roomiest = max(tied, key=free_gib)
+    roomiest = max(tied, key=METRICS["margin_bytes"].value)
     figure = find_ranked_figure(report)
-    most_free = f"{format_number(free_gib(roomiest))} GiB"
+    most_free = f"{METRICS['margin_bytes'].words(roomiest)} GiB"
     others = "strategies tie" if len(names) > 1 else "strategy ties"
     meaning = "behind by less than the error of the difference, so each may be as good"
     count = f"{len(names):,} other {others} with {best['name']}"

@@ -5,20 +5,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.number_text import format_number, step_unit
 from foretoken.domain.report import describe_shares
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.units import MS_PER_S
 from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report import training_detail as detail
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
 from foretoken.simulator.report.rank_traffic import traffic_section
 from foretoken.simulator.report.training_remarks import list_remarks
-
-# Steps longer than this are told in seconds.
-_MS_IN_SECONDS = 10_000.0
 
 # What a page says of the configuration before the whole scenario, by its keys.
 _CONFIGURATION = (
@@ -81,13 +78,13 @@ def _overview(report: TrainingReport) -> Section:
 
 
 def _time_facts(report: TrainingReport) -> list[Fact]:
-    scale, unit = (MS_PER_S, "s") if report.step_time_ms > _MS_IN_SECONDS else (1.0, "ms")
+    scale, unit = step_unit(report.step_time_ms)
     interval = describe_interval(
         report.step_time_low_ms / scale, report.step_time_high_ms / scale, unit
     )
     facts = [
         Fact(
-            label="step time",
+            label=METRICS["step_time_ms"].label,
             value=f"{format_number(report.step_time_ms / scale)} {unit}",
             note=interval,
         )
@@ -95,7 +92,7 @@ def _time_facts(report: TrainingReport) -> list[Fact]:
     if is_calibrated(report):
         facts.append(
             Fact(
-                label="step time, not calibrated",
+                label=METRICS["step_time_raw_ms"].label,
                 value=f"{format_number(report.step_time_raw_ms / scale)} {unit}",
                 note=f"calibration: {report.step_time_ms / report.step_time_raw_ms - 1:+.1%}",
             )
@@ -104,7 +101,7 @@ def _time_facts(report: TrainingReport) -> list[Fact]:
     if spread.p99 > spread.p50:
         facts.append(
             Fact(
-                label="99 of 100 steps take at most",
+                label=METRICS["step_spread_ms.p99"].label,
                 value=f"{format_number(spread.p99 / scale)} {unit}",
                 note=f"half {format_number(spread.p50 / scale)} {unit},"
                 f" nine of ten {format_number(spread.p90 / scale)} {unit}",
@@ -118,28 +115,24 @@ def _use_facts(report: TrainingReport) -> list[Fact]:
     whole = sum(report.communication_ms_by_axis.values())
     return [
         Fact(
-            label="tokens/s",
-            value=format_number(report.tokens_per_s),
-            note=f"{format_number(report.tokens_per_s_per_gpu)} per device, "
-            f"{report.num_devices:,} devices",
+            label=METRICS["tokens_per_s"].title,
+            value=METRICS["tokens_per_s"].words(report),
+            note=f"{METRICS['tokens_per_s_per_gpu'].words(report)} per GPU,"
+            f" {METRICS['num_devices'].words(report)} GPUs",
         ),
-        Fact(
-            label="model FLOP/s utilisation",
-            value=f"{report.mfu_ratio:.1%}",
-            note=f"{report.hfu_ratio:.1%} with recomputation (HFU)",
-        ),
-        Fact(
-            label="pipeline bubble",
-            value=f"{report.bubble_ratio:.1%}",
-            note="of the step, mean over stages",
-        ),
-        Fact(
-            label="exposed communication",
-            value=f"{report.exposed_communication_ratio:.1%}",
-            note=f"of the step; {format_number(exposed)} of {format_number(whole)} ms"
+        _share_fact(report, "mfu_ratio", f"{METRICS['hfu_ratio'].words(report)} HFU"),
+        _share_fact(report, "bubble_ratio", "of the step, mean over stages"),
+        _share_fact(
+            report,
+            "exposed_communication_ratio",
+            f"of the step; {format_number(exposed)} of {format_number(whole)} ms"
             " on the critical stage",
         ),
     ]
+
+
+def _share_fact(report: TrainingReport, name: str, remark: str) -> Fact:
+    return Fact(label=METRICS[name].label, value=METRICS[name].words(report), note=remark)
 
 
 def is_calibrated(report: TrainingReport) -> bool:

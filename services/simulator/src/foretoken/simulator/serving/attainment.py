@@ -8,7 +8,13 @@ from numpy.typing import NDArray
 from foretoken.domain.slo import Slo
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.jit import compiled
-from foretoken.simulator.serving.metrics import PlacedRuns, is_completed, tpot_ns
+from foretoken.simulator.serving.metrics import (
+    OF_PARTS,
+    PlacedRuns,
+    defined_latencies,
+    instants_of,
+    is_completed,
+)
 from foretoken.simulator.serving.record import RequestRecord
 
 Bools = NDArray[np.bool_]
@@ -24,14 +30,11 @@ def find_attaining(requests: RequestRecord, runs: PlacedRuns, limits: Sequence[S
     # Requests of no class have the number -1, which takes the last.
     number = np.asarray(requests.slo_class)
     attains = is_completed(requests)
-    times_ns: dict[str, NDArray[np.number]] = {
-        "ttft_ms": np.asarray(requests.first_token_ns) - requests.arrival_ns,
-        "tpot_ms": np.nan_to_num(tpot_ns(requests)),
-        "e2e_latency_ms": np.asarray(requests.finished_ns) - requests.arrival_ns,
-    }
-    for name, values_ns in times_ns.items():
+    times = instants_of(requests)
+    for name in OF_PARTS:
         limit_ns = _limits_ns(limits, name)[number]
-        attains &= (limit_ns == 0) | (values_ns <= limit_ns)
+        values_ns, is_defined = defined_latencies(name, times)
+        attains &= (limit_ns == 0) | ~is_defined | (values_ns <= limit_ns)
     itl_ns = np.where(attains, _limits_ns(limits, "itl_ms")[number], 0.0)
     if itl_ns.any():
         percents = np.array([slo.itl_percentile for slo in limits])[number]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from foretoken.domain.memory import ServingMemory
+from foretoken.domain.metrics.serving import RunTotals, rates_of
 from foretoken.domain.report import EngineReport, ServingReport, ServingStageMemory, StageReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.serving.fleet import FleetPool
 from foretoken.simulator.serving.fleet_run import (
-    S_PER_HOUR,
     FleetRun,
     mean_of,
     mean_use,
@@ -22,7 +22,10 @@ from foretoken.simulator.serving.occupancy import held_ns
 from foretoken.simulator.serving.work import NecessaryWork, measure_work
 from foretoken.simulator.step_cost import StepAccount
 
-_MILLION = 1e6
+_PRICES = (
+    *("energy_wh", "energy_j_per_output_token", "power_w_mean"),
+    *("usd_per_million_output_tokens", "usd_per_million_tokens"),
+)
 
 
 def add_step_time(report: ServingReport, accounts: Sequence[StepAccount]) -> ServingReport:
@@ -78,28 +81,19 @@ def add_use(
     )
 
 
-def add_prices(report: ServingReport, run: FleetRun) -> ServingReport:
+def add_prices(report: ServingReport, run: FleetRun, totals: RunTotals) -> ServingReport:
     """Return the report with energy and cost, where the scenario gives power and price.
 
     A device takes `device_busy_w` while its stage is busy and `device_idle_w` for the rest of the
     time that it is held, which is what it costs.
     """
-    output_tokens = report.output_throughput_tps * report.duration_s
-    all_tokens = output_tokens + report.input_throughput_tps * report.duration_s
     energy_j = sum(
         run.device_s(pool) * _power_w(pool.scenario, busy_ratio)
         for pool, busy_ratio in zip(run.fleet, _busy_ratios(report, run), strict=True)
     )
     cost_usd = sum(run.cost_usd(pool) for pool in run.fleet)
-    return replace(
-        report,
-        energy_wh=energy_j / S_PER_HOUR,
-        energy_j_per_output_token=energy_j / output_tokens if output_tokens else 0.0,
-        power_w_mean=energy_j / report.duration_s,
-        cost_usd=cost_usd,
-        usd_per_million_output_tokens=cost_usd / output_tokens * _MILLION if output_tokens else 0.0,
-        usd_per_million_tokens=cost_usd / all_tokens * _MILLION if all_tokens else 0.0,
-    )
+    totals = replace(totals, energy_j=energy_j, cost_usd=cost_usd)
+    return replace(report, cost_usd=cost_usd, **rates_of(totals, *_PRICES))
 
 
 def describe_memory(

@@ -1,16 +1,19 @@
 """From what the engines did to the times of requests and the gaps between tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.report import ITL_QUANTILES, Percentiles
+from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.metrics.request import LATENCIES, Instants
+from foretoken.domain.report import ITL_QUANTILES, Percentiles, RequestColumns
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.serving.percentile import describe, summarize
 from foretoken.simulator.serving.record import (
+    NOT_REACHED,
     RequestRecord,
     ServingRecord,
     StepRecord,
@@ -20,6 +23,16 @@ from foretoken.simulator.serving.record import (
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+# Latencies that need to know what requests did in running steps, and those that do not.
+OF_EXECUTION = ("execution_ms", "preempted_ms")
+_OF_INSTANTS = tuple(
+    metric.name
+    for metric in LATENCIES
+    if metric.formula is not None and metric.name not in OF_EXECUTION
+)
+# What parts of a run say of their requests.
+OF_PARTS = ("ttft_ms", "tpot_ms", "e2e_latency_ms")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,12 +89,62 @@ def is_completed(requests: RequestRecord) -> Bools:
     return np.asarray(requests.finished_ns) >= 0
 
 
-def tpot_ns(requests: RequestRecord) -> Floats:
-    """Return the mean token gap of each request; NaN where it is not complete or of one token."""
-    gaps = np.asarray(requests.num_decode_tokens) - 1
-    span = np.asarray(requests.finished_ns) - requests.first_token_ns
-    defined = is_completed(requests) & (gaps > 0)
-    return np.where(defined, span / np.maximum(gaps, 1), np.nan)
+def instants_of(requests: RequestRecord, execution: Ints | None = None) -> Instants:
+    """Return when the requests of a record reached what, in ns; `execution` if it is known."""
+    transferred = requests.transferred_ns
+    return Instants(
+        arrival=np.asarray(requests.arrival_ns),
+        queued=np.asarray(requests.queued_ns),
+        scheduled=np.asarray(requests.scheduled_ns),
+        first_token=np.asarray(requests.first_token_ns),
+        finished=np.asarray(requests.finished_ns),
+        transferred=np.asarray(NOT_REACHED if transferred is None else transferred),
+        execution=execution,
+        num_prefill_tokens=np.asarray(requests.num_prefill_tokens),
+        num_decode_tokens=np.asarray(requests.num_decode_tokens),
+    )
+
+
+def instants_of_columns(columns: RequestColumns) -> Instants:
+    """Return when the requests of a report reached what, in s; a column it has not never."""
+    length = len(columns.arrival_s)
+    found = {
+        name: np.asarray(column if len(column) == length else np.full(length, NOT_REACHED))
+        for name, column in (
+            ("arrival", columns.arrival_s),
+            ("queued", columns.queued_s),
+            ("scheduled", columns.scheduled_s),
+            ("first_token", columns.first_token_s),
+            ("finished", columns.finished_s),
+            ("transferred", columns.transferred_s),
+            ("num_prefill_tokens", columns.num_prefill_tokens),
+            ("num_decode_tokens", columns.num_decode_tokens),
+        )
+    }
+    return Instants(**{name: column.astype(np.float64) for name, column in found.items()})
+
+
+def defined_latencies(name: str, times: Instants) -> tuple[NDArray[np.number], Bools]:
+    """Return a latency of every request in the unit of its instants, and which are defined."""
+    metric = METRICS[name]
+    if metric.formula is None or metric.is_defined is None:
+        raise KeyError(name)
+    # What is not defined may divide by 0.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(metric.formula(times)), np.asarray(metric.is_defined(times))
+
+
+def measure(name: str, times: Instants, chosen: Bools | None = None) -> NDArray[np.number]:
+    """Return a latency of the requests that have one, or of those of them that are chosen."""
+    values, is_defined = defined_latencies(name, times)
+    return np.asarray(values[is_defined if chosen is None else is_defined & chosen])
+
+
+def summarize_latencies(
+    times: Instants, names: Sequence[str], chosen: Bools | None = None
+) -> dict[str, Percentiles]:
+    """Return summaries in ms of latencies by name; instants are in ns."""
+    return {name: summarize(measure(name, times, chosen) / NS_PER_MS) for name in names}
 
 
 def summarize_requests(record: ServingRecord) -> dict[str, Any]:
@@ -90,62 +153,13 @@ def summarize_requests(record: ServingRecord) -> dict[str, Any]:
     Latencies are those of completed requests; what they were given counts for all.
     """
     requests = record.requests
-    done = is_completed(requests)
-    arrival, queued, scheduled, first, finished, prompt, answer = (
-        np.asarray(getattr(requests, name))[done]
-        for name in (
-            "arrival_ns",
-            "queued_ns",
-            "scheduled_ns",
-            "first_token_ns",
-            "finished_ns",
-            "num_prefill_tokens",
-            "num_decode_tokens",
-        )
-    )
-    tpot = tpot_ns(requests)
-    was_scheduled = np.asarray(requests.scheduled_ns) >= 0
-    waited = (np.asarray(requests.scheduled_ns) - requests.arrival_ns)[was_scheduled]
-    times_ns: Mapping[str, NDArray[np.number]] = {
-        "ttft_ms": first - arrival,
-        "ttft_queued_ms": first - queued,
-        "tpot_ms": tpot[~np.isnan(tpot)],
-        "e2e_latency_ms": finished - arrival,
-        "e2e_latency_ms_per_token": (finished - arrival) / answer,
-        "queueing_ms": waited,
-        "service_ms": finished - scheduled,
-        "prefill_ms": first - scheduled,
-        "prefill_ms_per_token": (first - scheduled) / prompt,
-        "decode_ms": finished - first,
-        "transfer_ms": _transfers_ns(requests),
-        "interarrival_ms": np.ediff1d(np.sort(requests.arrival_ns)),
-    }
+    gaps = np.ediff1d(np.sort(requests.arrival_ns))
     return {
-        **{name: summarize(values / NS_PER_MS) for name, values in times_ns.items()},
+        **summarize_latencies(instants_of(requests), _OF_INSTANTS),
+        "interarrival_ms": summarize(gaps / NS_PER_MS),
         "prompt_tokens": summarize(requests.num_prefill_tokens),
         "answer_tokens": summarize(requests.num_decode_tokens),
         "request_preemptions": summarize(requests.num_preemptions),
-    }
-
-
-def _transfers_ns(requests: RequestRecord) -> Ints:
-    """Return the time from first token to KV cache on the decode replica, where it moved."""
-    if requests.transferred_ns is None:
-        return np.zeros(0, dtype=np.int64)
-    times = np.asarray(requests.transferred_ns)
-    moved = is_completed(requests) & (times >= 0)
-    return np.asarray((times - requests.first_token_ns)[moved], dtype=np.int64)
-
-
-def summarize_latencies(requests: RequestRecord, chosen: Bools) -> dict[str, Any]:
-    """Return TTFT, TPOT and end-to-end latency of the chosen requests that completed."""
-    done = chosen & is_completed(requests)
-    arrival = np.asarray(requests.arrival_ns)[done]
-    tpot = tpot_ns(requests)[done]
-    return {
-        "ttft_ms": summarize((np.asarray(requests.first_token_ns)[done] - arrival) / NS_PER_MS),
-        "tpot_ms": summarize(tpot[~np.isnan(tpot)] / NS_PER_MS),
-        "e2e_latency_ms": summarize((np.asarray(requests.finished_ns)[done] - arrival) / NS_PER_MS),
     }
 
 

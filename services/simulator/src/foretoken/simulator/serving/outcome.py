@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.memory import ServingMemory
+from foretoken.domain.metrics.serving import RunTotals, rates_of
 from foretoken.domain.report import ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
@@ -20,11 +22,14 @@ from foretoken.simulator.serving.efficiency import (
 from foretoken.simulator.serving.fleet import count_stages, make_fleet
 from foretoken.simulator.serving.fleet_run import FleetRun
 from foretoken.simulator.serving.metrics import (
+    OF_EXECUTION,
     PlacedRuns,
     execution_ns,
+    instants_of,
     is_completed,
     join_steps,
     place_runs,
+    summarize_latencies,
     summarize_requests,
     summarize_token_gaps,
 )
@@ -44,6 +49,11 @@ from foretoken.simulator.serving.record import (
 from foretoken.simulator.serving.service_level import find_steady_window, report_classes
 from foretoken.simulator.step_cost import StepAccount
 
+_RATES = (
+    *("request_throughput_rps", "input_throughput_tps", "output_throughput_tps", "goodput_rps"),
+    *("request_throughput_rps_per_gpu", "input_throughput_tps_per_gpu"),
+    "output_throughput_tps_per_gpu",
+)
 # How a request ends that is not served.
 _REFUSALS = (
     RequestOutcome.CONTEXT_TOO_LONG,
@@ -72,7 +82,7 @@ def build_report(
     run = FleetRun(record=record, fleet=make_fleet(scenario, record), interval=interval)
     limits = (*(item.slo for item in scenario.slo_classes), scenario.slo)
     attains = find_attaining(record.requests, runs, limits)
-    num_attaining = int(attains.sum())
+    totals = _count_totals(run, attains, scenario.num_devices)
     itl_ms, itl_ms_quantiles = summarize_token_gaps(runs)
     report = replace(
         report,
@@ -81,7 +91,7 @@ def build_report(
         itl_ms_quantiles=itl_ms_quantiles,
         num_requests=len(attains),
         num_refused_by_reason=_count_refused(record.requests),
-        slo_attainment_ratio=num_attaining / max(len(attains), 1),
+        **rates_of(totals, "slo_attainment_ratio", "prefix_cache_hit_ratio"),
         classes=report_classes(
             scenario.slo_classes, scenario.slo, record.requests, attains, interval.duration_s
         ),
@@ -97,17 +107,37 @@ def build_report(
     report = replace(
         report,
         duration_s=interval.duration_s,
-        goodput_rps=num_attaining / interval.duration_s,
         steady=find_steady_window(record, interval),
+        **rates_of(totals, *_RATES),
     )
-    report = add_use(_add_rates(report, run), run, accounts, memories)
-    return add_prices(report, run)
+    return add_prices(add_use(report, run, accounts, memories), run, totals)
 
 
 def rate_of(arrival_ns: NDArray[np.integer]) -> float:
     """Return how many requests arrive in a second; 0 where all arrive at once."""
     span_ns = float(np.ptp(arrival_ns)) if len(arrival_ns) else 0.0
     return (len(arrival_ns) - 1) * NS_PER_S / span_ns if span_ns > 0 else 0.0
+
+
+def _count_totals(run: FleetRun, attains: NDArray[np.bool_], num_devices: int) -> RunTotals:
+    """Return what rates are made from; the devices are those held on average."""
+    record, duration_s = run.record, run.interval.duration_s
+    requests = record.requests
+    done = is_completed(requests)
+    held = float(num_devices)
+    if record.pools and duration_s:
+        held = sum(run.device_s(pool) for pool in run.fleet) / duration_s
+    return RunTotals(
+        duration_s=duration_s,
+        num_devices=held,
+        num_requests=len(attains),
+        num_completed=int(done.sum()),
+        num_attaining=int(attains.sum()),
+        num_input_tokens=float(np.asarray(requests.num_prefill_tokens)[done].sum()),
+        num_output_tokens=float(np.asarray(requests.num_decode_tokens)[done].sum()),
+        num_cached_tokens=int(np.sum(requests.num_cached_tokens)),
+        num_computed_tokens=sum(int(np.sum(steps.prefill_tokens)) for steps in record.steps),
+    )
 
 
 def _count_refused(requests: RequestRecord) -> Mapping[str, int]:
@@ -123,16 +153,13 @@ def _add_counts(report: ServingReport, run: FleetRun) -> ServingReport:
     requests = record.requests
     # Of several pools the first that computes answers: there they fill up.
     answering = next(pool for pool in run.fleet if pool.role != "prefill").record
-    num_cached = int(np.sum(requests.num_cached_tokens))
-    num_computed = sum(int(np.sum(steps.prefill_tokens)) for steps in record.steps)
     return replace(
         report,
         num_completed=int(is_completed(requests).sum()),
         num_serving_steps=sum(len(steps.end_ns) for steps in record.steps),
         num_preemptions=int(np.sum(requests.num_preemptions)),
-        num_cached_tokens=num_cached,
+        num_cached_tokens=int(np.sum(requests.num_cached_tokens)),
         num_loaded_tokens=int(np.sum(requests.num_loaded_tokens)),
-        prefix_cache_hit_ratio=num_cached / max(num_cached + num_computed, 1),
         num_kv_blocks=answering.num_kv_blocks,
         kv_block_size=answering.block_size,
         offered_rps=rate_of(requests.arrival_ns),
@@ -180,32 +207,6 @@ def _tokens_per_decode(steps: Sequence[StepRecord]) -> float:
 
 def _add_execution(report: ServingReport, run: FleetRun, runs: PlacedRuns) -> ServingReport:
     requests = run.record.requests
-    done = is_completed(requests)
-    execution = execution_ns(run.record, runs, count_stages(run.fleet))[done]
-    span = (np.asarray(requests.finished_ns) - requests.scheduled_ns)[done]
-    return replace(
-        report,
-        execution_ms=summarize(execution / NS_PER_MS),
-        preempted_ms=summarize(np.maximum(span - execution, 0) / NS_PER_MS),
-    )
-
-
-def _add_rates(report: ServingReport, run: FleetRun) -> ServingReport:
-    """Return the report with its rates; those per device count the devices held on average."""
-    requests = run.record.requests
-    done = is_completed(requests)
-    duration_s, num_devices = report.duration_s, float(report.num_devices)
-    if run.record.pools:
-        num_devices = sum(run.device_s(pool) for pool in run.fleet) / duration_s
-    request_rps = report.num_completed / duration_s
-    input_tps = float(np.asarray(requests.num_prefill_tokens)[done].sum()) / duration_s
-    output_tps = float(np.asarray(requests.num_decode_tokens)[done].sum()) / duration_s
-    return replace(
-        report,
-        request_throughput_rps=request_rps,
-        input_throughput_tps=input_tps,
-        output_throughput_tps=output_tps,
-        request_throughput_rps_per_gpu=request_rps / num_devices,
-        input_throughput_tps_per_gpu=input_tps / num_devices,
-        output_throughput_tps_per_gpu=output_tps / num_devices,
-    )
+    execution = execution_ns(run.record, runs, count_stages(run.fleet))
+    found: dict[str, Any] = {**summarize_latencies(instants_of(requests, execution), OF_EXECUTION)}
+    return replace(report, **found)

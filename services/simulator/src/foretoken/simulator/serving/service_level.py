@@ -2,14 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.domain.metrics.serving import RunTotals, rates_of
 from foretoken.domain.report import ClassReport, SteadyWindow
 from foretoken.domain.slo import Slo, SloClass
 from foretoken.domain.units import NS_PER_S
-from foretoken.simulator.serving.metrics import is_completed, summarize_latencies
+from foretoken.simulator.serving.metrics import (
+    OF_PARTS,
+    instants_of,
+    is_completed,
+    summarize_latencies,
+)
 from foretoken.simulator.serving.occupancy import Interval, count_outputs
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord
 
@@ -36,16 +43,19 @@ def report_classes(
     done = is_completed(requests)
     reports = []
     for name, slo, chosen in members:
-        num_attaining = int(attains[chosen].sum())
+        totals = RunTotals(
+            duration_s=duration_s,
+            num_requests=int(chosen.sum()),
+            num_attaining=int(attains[chosen].sum()),
+        )
         report = ClassReport(
             name=name,
             num_requests=int(chosen.sum()),
             num_completed=int(done[chosen].sum()),
-            is_limited=any((slo.ttft_ms, slo.tpot_ms, slo.itl_ms, slo.e2e_latency_ms)),
-            goodput_rps=num_attaining / duration_s if duration_s else 0.0,
-            slo_attainment_ratio=num_attaining / max(int(chosen.sum()), 1),
+            is_limited=slo.is_limited,
+            **rates_of(totals, "goodput_rps", "slo_attainment_ratio"),
         )
-        reports.append(replace(report, **summarize_latencies(requests, chosen)))
+        reports.append(replace(report, **_latencies(requests, chosen)))
     return tuple(reports)
 
 
@@ -66,18 +76,24 @@ def measure_window(record: ServingRecord, start_ns: int, end_ns: int) -> SteadyW
     """Return the figures of a part of a run that is not empty."""
     requests = record.requests
     arrival, finished = np.asarray(requests.arrival_ns), np.asarray(requests.finished_ns)
-    window_s = (end_ns - start_ns) / NS_PER_S
     num_tokens = 0
     for steps in record.steps:
         places = np.searchsorted(steps.end_ns, (start_ns, end_ns))
         num_tokens += int(np.sum(count_outputs(steps)[places[0] : places[1]]))
     arrived = (arrival >= start_ns) & (arrival < end_ns)
+    totals = RunTotals(
+        duration_s=(end_ns - start_ns) / NS_PER_S,
+        num_completed=float(np.sum((finished >= start_ns) & (finished < end_ns))),
+        num_output_tokens=num_tokens,
+    )
     window = SteadyWindow(
         start_s=start_ns / NS_PER_S,
         end_s=end_ns / NS_PER_S,
         num_requests=int(arrived.sum()),
-        request_throughput_rps=float(np.sum((finished >= start_ns) & (finished < end_ns)))
-        / window_s,
-        output_throughput_tps=num_tokens / window_s,
+        **rates_of(totals, "request_throughput_rps", "output_throughput_tps"),
     )
-    return replace(window, **summarize_latencies(requests, arrived))
+    return replace(window, **_latencies(requests, arrived))
+
+
+def _latencies(requests: RequestRecord, chosen: Bools) -> dict[str, Any]:
+    return {**summarize_latencies(instants_of(requests), OF_PARTS, chosen)}

@@ -11,6 +11,13 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job_runner import JobProgress
+from foretoken.domain.metrics.training import (
+    StepTotals,
+    hfu_ratio,
+    mfu_ratio,
+    tokens_per_s,
+    tokens_per_s_per_gpu,
+)
 from foretoken.domain.report import Feasibility, Percentiles
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TrainingReport
@@ -226,22 +233,26 @@ def _with_times(
     exposed = in_ms(critical.exposed_by_axis, factor)
     all_busy_us = sum(account.busy_us for account in accounts) * factor
     all_priced_us = sum(critical.by_provenance.values())
-    tokens_per_s = scenario.global_batch_size * scenario.sequence_length / (step_us / US_PER_S)
-    available_flops = peak_flops_per_s(scenario) * step_us / US_PER_S
-    flops = count_step_flops(scenario)
-    again = count_recomputed_flops(scenario, composition.operators)
+    totals = StepTotals(
+        step_s=step_us / US_PER_S,
+        num_tokens=scenario.global_batch_size * scenario.sequence_length,
+        num_devices=report.num_devices,
+        flops=count_step_flops(scenario),
+        recomputed_flops=count_recomputed_flops(scenario, composition.operators),
+        peak_flops_per_s=peak_flops_per_s(scenario),
+    )
     return replace(
         report,
         step_time_ms=step_us / US_PER_MS,
         step_time_low_ms=float(steps_us[LOW]) / US_PER_MS,
         step_time_high_ms=float(steps_us[HIGH]) / US_PER_MS,
         step_time_raw_ms=float(steps_us[RAW]) / US_PER_MS,
-        mfu_ratio=flops / available_flops,
-        hfu_ratio=(flops + again) / available_flops,
+        mfu_ratio=mfu_ratio(totals),
+        hfu_ratio=hfu_ratio(totals),
         bubble_ratio=max(0.0, 1 - all_busy_us / (len(accounts) * step_us)),
         exposed_communication_ratio=sum(exposed.values()) * US_PER_MS / step_us,
-        tokens_per_s=tokens_per_s,
-        tokens_per_s_per_gpu=tokens_per_s / report.num_devices,
+        tokens_per_s=tokens_per_s(totals),
+        tokens_per_s_per_gpu=tokens_per_s_per_gpu(totals),
         step_time_ms_by_group=dict(sorted(by_group.items(), key=lambda item: -item[1])),
         step_time_ratio_by_provenance={
             name: time_us / all_priced_us for name, time_us in critical.by_provenance.items()

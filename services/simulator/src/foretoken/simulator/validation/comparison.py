@@ -139,10 +139,10 @@ def compare_requests(pair: Pair) -> tuple[RequestComparison, ...]:
         ours.arrival_s,
         ours.num_prefill_tokens,
         ours.num_decode_tokens,
-        ours.ttft_ms,
-        theirs.ttft_ms,
-        ours.e2e_latency_ms,
-        theirs.e2e_latency_ms,
+        ours.latency_ms("ttft_ms"),
+        theirs.latency_ms("ttft_ms"),
+        ours.latency_ms("e2e_latency_ms"),
+        theirs.latency_ms("e2e_latency_ms"),
     )
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return tuple(
@@ -202,7 +202,7 @@ def summarise(values: Floats) -> Percentiles:
 
 
 def _compare(name: str, pair: Pair) -> MetricComparison:
-    measured, simulated = getattr(pair.measured, name), getattr(pair.simulated, name)
+    measured, simulated = pair.measured.latency_ms(name), pair.simulated.latency_ms(name)
     known = ~np.isnan(measured) & ~np.isnan(simulated)
     measured, simulated = measured[known], simulated[known]
     positive = measured > 0

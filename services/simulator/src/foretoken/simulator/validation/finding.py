@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.number_text import format_number
 from foretoken.domain.report import ServingReport, describe_shares
 from foretoken.domain.serving_run import ServingRun
@@ -29,12 +30,6 @@ _ALIKE_SHARE = 0.15
 _WELL_MEASURED_SHARE = 0.9
 # A constant below this is within what a client's clock and network can be off.
 _NOTABLE_MS = 1.0
-_LABELS = {
-    "ttft_ms": "TTFT",
-    "tpot_ms": "TPOT",
-    "itl_ms": "ITL",
-    "e2e_latency_ms": "end-to-end latency",
-}
 _STEP_FEATURES = {
     "batch": ("requests in the batch", "Decode steps are"),
     "prefill_tokens": ("prompt tokens beside them", "Decode steps are"),
@@ -130,7 +125,8 @@ def find_of_estimates(report: ServingReport) -> Iterator[Finding]:
 
 def _overall(metrics: Sequence[MetricComparison], rates: Sequence[RateComparison]) -> Finding:
     said = [
-        f"{_LABELS[item.name]} {item.error_ratio('mean'):+.1%} (p99 {item.error_ratio('p99'):+.1%})"
+        f"{METRICS[item.name].label} {item.error_ratio('mean'):+.1%}"
+        f" (p99 {item.error_ratio('p99'):+.1%})"
         for item in metrics
     ]
     throughput = next(item for item in rates if item.name == "output_throughput_tps")

@@ -47,10 +47,7 @@ def split_residual(pair: Pair) -> tuple[ComponentError, ...]:
     is_known = pair.measured.has_schedule
     before = _observed_parts(pair) if is_known else _estimated_parts(pair)
     measured, simulated = pair.measured, pair.simulated
-    decode = (
-        (measured.last_token_s - measured.first_token_s) * MS_PER_S,
-        (simulated.last_token_s - simulated.first_token_s) * MS_PER_S,
-    )
+    decode = measured.latency_ms("decode_ms"), simulated.latency_ms("decode_ms")
     sizes = {name: float(np.abs(theirs - ours).mean()) for name, (ours, theirs) in before.items()}
     before_total = sum(sizes.values()) or 1.0
     sizes[DECODE] = float(np.abs(decode[1] - decode[0]).mean())
@@ -96,14 +93,17 @@ def _estimated_parts(pair: Pair) -> dict[str, tuple[Floats, Floats]]:
     What neither explains is a constant, which is put down to the front end, and a rest.
     """
     front, queueing, prefill = _parts(pair)
-    error = pair.measured.ttft_ms - pair.simulated.ttft_ms
+    ttft_ms = pair.measured.latency_ms("ttft_ms")
+    error = ttft_ms - pair.simulated.latency_ms("ttft_ms")
     design = np.column_stack([np.ones_like(error), queueing, prefill])
     constant, per_queueing, per_prefill = fit_robust(design, error, np.ones_like(error)).tolist()
     # A part cannot have taken less than no time.
     measured_queueing = queueing * max(1.0 + per_queueing, 0.0)
     measured_prefill = prefill * max(1.0 + per_prefill, 0.0)
     measured_front = np.maximum(front + constant, 0.0)
-    rest = pair.measured.ttft_ms - measured_front - measured_queueing - measured_prefill
+    rest = (
+        pair.measured.latency_ms("ttft_ms") - measured_front - measured_queueing - measured_prefill
+    )
     return {
         FRONT_END: (measured_front, front),
         QUEUEING: (measured_queueing, queueing),

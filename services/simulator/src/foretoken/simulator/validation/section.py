@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from foretoken.domain.metrics.metric import title_of
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.number_text import format_number
 from foretoken.page.figure import BLUE, ORANGE
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
@@ -15,15 +17,6 @@ from foretoken.simulator.validation.serving import ServingValidation
 
 # An error above this is pointed out.
 _ALERT_RATIO = 0.05
-_TITLES = {
-    "ttft_ms": "TTFT (ms)",
-    "tpot_ms": "TPOT (ms)",
-    "itl_ms": "ITL (ms)",
-    "e2e_latency_ms": "end-to-end latency (ms)",
-    "makespan_s": "makespan (s)",
-    "output_throughput_tps": "output tokens/s",
-    "request_throughput_rps": "requests/s",
-}
 _COMPONENT_COLORS = {
     "front end": "#8f959c",
     "queueing": "#d55e00",
@@ -43,16 +36,11 @@ def validation_sections(validation: ServingValidation) -> list[Section]:
     return [*sections, _worst(validation)]
 
 
-def metric_title(name: str) -> str:
-    """Return how a page and a table call a metric."""
-    return _TITLES.get(name, name)
-
-
 def _findings(validation: ServingValidation) -> Section:
     left_out = validation.num_failed + validation.num_unfinished
     facts = [
         Fact(
-            label=metric_title(item.name).partition(" (")[0] + ", mean",
+            label=f"{METRICS[item.name].label} mean",
             value=f"{item.error_ratio('mean'):+.1%}",
             note=f"per request {item.mape_ratio:.1%} off" if item.mape_ratio else "",
         )
@@ -78,7 +66,7 @@ def _figures(validation: ServingValidation) -> Section:
     rows = [row for metric in validation.metrics for row in _metric_rows(metric)]
     rows += [
         (
-            metric_title(rate.name),
+            METRICS[rate.name].title,
             format_number(rate.measured),
             format_number(rate.simulated),
             _error_cell(rate.error_ratio),
@@ -89,10 +77,10 @@ def _figures(validation: ServingValidation) -> Section:
 
 
 def _metric_rows(metric: MetricComparison) -> Sequence[Sequence[str | Cell]]:
-    title = metric_title(metric.name)
+    label, unit = METRICS[metric.name].label, METRICS[metric.name].unit
     return [
         (
-            f"{title} {statistic}",
+            title_of(f"{label} {statistic}", unit),
             format_number(getattr(metric.measured, statistic)),
             format_number(getattr(metric.simulated, statistic)),
             _error_cell(metric.error_ratio(statistic)),

@@ -7,9 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.metrics.request import Instants
 from foretoken.domain.report import RequestColumns
 from foretoken.domain.serving_run import MeasuredRequest
 from foretoken.domain.units import MS_PER_S
+from foretoken.simulator.serving.metrics import defined_latencies
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -37,21 +39,17 @@ class Timing:
         """Whether it is known of every request when the engine first scheduled it."""
         return bool(self.num_requests and np.all(self.scheduled_s >= 0))
 
-    @property
-    def ttft_ms(self) -> Floats:
-        """From arrival to the first token."""
-        return (self.first_token_s - self.arrival_s) * MS_PER_S
-
-    @property
-    def e2e_latency_ms(self) -> Floats:
-        """From arrival to the last token."""
-        return (self.last_token_s - self.arrival_s) * MS_PER_S
-
-    @property
-    def tpot_ms(self) -> Floats:
-        """Mean gap between output tokens; NaN where there is one token alone."""
-        num_gaps = np.where(self.num_decode_tokens > 1, self.num_decode_tokens - 1, np.nan)
-        return (self.last_token_s - self.first_token_s) * MS_PER_S / num_gaps
+    def latency_ms(self, name: str) -> Floats:
+        """Return a latency of every request, by its metric; NaN where it has none."""
+        times = Instants(
+            arrival=self.arrival_s,
+            scheduled=self.scheduled_s,
+            first_token=self.first_token_s,
+            finished=self.last_token_s,
+            num_decode_tokens=self.num_decode_tokens,
+        )
+        values, is_defined = defined_latencies(name, times)
+        return np.where(is_defined, values * MS_PER_S, np.nan)
 
     @property
     def makespan_s(self) -> float:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from foretoken.domain.metrics.registry import ATTAINMENT, describe_limit
 from foretoken.domain.report import Feasibility, ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import (
     CapacityReport,
     CapacityRequest,
-    LimitOutcome,
 )
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.search.capacity.bracket import Bracket
@@ -25,7 +25,7 @@ from foretoken.simulator.search.capacity.request_rate import (
     stretch_scenario,
 )
 from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
-from foretoken.simulator.search.capacity.verdict import ATTAINMENT, make_judge
+from foretoken.simulator.search.capacity.verdict import make_judge
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.serving.cluster_setup import ClusterSetup
 from foretoken.simulator.serving.deployment import has_fast_path, has_fast_pool
@@ -165,7 +165,12 @@ def _add_answer(
     )
     if missed is None:
         return report
-    return replace(report, first_miss_rps=missed.rate_rps, limiting=_name(missed.verdict.worst))
+    worst = missed.verdict.worst
+    return replace(
+        report,
+        first_miss_rps=missed.rate_rps,
+        limiting=describe_limit(worst.metric, worst.percentile),
+    )
 
 
 def _refuse(report: CapacityReport, reason: str) -> CapacityReport:
@@ -180,15 +185,9 @@ def _say_why(lowest: Probe) -> str:
         most = "at most " if lowest.is_cut_short else ""
         told = f"{most}{worst.value:.1%} of requests meet their SLO, {worst.limit:.1%} are asked"
     else:
-        told = f"{_name(worst)} is {at_least}{worst.value:.4g} ms, the limit {worst.limit:.4g} ms"
+        what = describe_limit(worst.metric, worst.percentile)
+        told = f"{what} is {at_least}{worst.value:.4g} ms, the limit {worst.limit:.4g} ms"
     return (
         f"even at {lowest.rate_rps:.3g} requests/s, where requests hardly meet, {told}; use more or"
         " faster devices, another layout, or looser targets"
     )
-
-
-def _name(outcome: LimitOutcome) -> str:
-    if outcome.metric == ATTAINMENT:
-        return "SLO attainment"
-    name = outcome.metric.removesuffix("_ms").removesuffix("_latency")
-    return f"{name} p{outcome.percentile:g}" if outcome.percentile else f"{name} mean"

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from math import log
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.metrics.registry import ATTAINMENT
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import LatencyLimit, LimitOutcome, ServingTargets
 from foretoken.domain.slo import Slo
@@ -16,16 +16,14 @@ from foretoken.simulator.serving.attainment import find_attaining
 from foretoken.simulator.serving.metrics import (
     PlacedRuns,
     count_token_gaps,
-    is_completed,
+    instants_of,
+    measure,
     place_runs,
-    tpot_ns,
 )
 from foretoken.simulator.serving.percentile import describe
 from foretoken.simulator.serving.record import RequestOutcome, RequestRecord, ServingRecord
 from foretoken.simulator.serving.request_plan import RequestPlan
 
-# What an outcome is about beside latencies: the share of requests in their SLOs.
-ATTAINMENT = "slo"
 # Requests that the deployment rejected or lost under load. Those of a size it can never hold are
 # refused at any rate; latencies leave them out.
 _TURNED_AWAY = (RequestOutcome.REJECTED, RequestOutcome.LOST)
@@ -141,16 +139,12 @@ def make_judge(targets: ServingTargets, scenario: ServingScenario) -> Judge:
 
     """
     slos = (*(item.slo for item in scenario.slo_classes), scenario.slo)
-    if targets.slo_attainment_ratio and not any(map(_has_limit, slos)):
+    if targets.slo_attainment_ratio and not any(slo.is_limited for slo in slos):
         raise InvalidRequestError.of_field(
             "targets.slo_attainment_ratio",
             "the scenario has no SLO to attain; set one, such as slo.ttft_ms=2000",
         )
     return Judge(targets, slos)
-
-
-def _has_limit(slo: Slo) -> bool:
-    return any((slo.ttft_ms, slo.tpot_ms, slo.itl_ms, slo.e2e_latency_ms))
 
 
 class _Figures:
@@ -188,16 +182,12 @@ class _Figures:
 
     def _latency_ms(self, limit: LatencyLimit) -> float:
         requests, unseen = self._requests, self._unseen
-        done, away = is_completed(requests), self._is_away
+        away = self._is_away
+        values = measure(limit.metric, instants_of(requests))
+        num_unseen = unseen.num_requests if unseen else 0
         if limit.metric == "tpot_ms":
-            tpot = tpot_ns(requests)
-            values: NDArray[np.number] = tpot[~np.isnan(tpot)]
             away = away & (np.asarray(requests.num_decode_tokens) > 1)
             num_unseen = unseen.num_of_several_tokens if unseen else 0
-        else:
-            name = "first_token_ns" if limit.metric == "ttft_ms" else "finished_ns"
-            values = np.asarray(getattr(requests, name))[done] - requests.arrival_ns[done]
-            num_unseen = unseen.num_requests if unseen else 0
         num_away = int(away.sum())
         if num_away or num_unseen:
             values = np.concatenate(

@@ -4,13 +4,14 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from foretoken.domain.metrics.registry import ATTAINMENT, describe_limit
 from foretoken.domain.search import LimitOutcome
 from foretoken.simulator.search.serving.figures import Figures
 from foretoken.simulator.search.serving.finalists import LoadOutcome
 from foretoken.simulator.search.serving.outcome import ClosedForm
 from foretoken.simulator.search.serving.rank import Ranking, deployment_keys, rank_points
 from foretoken.simulator.search.serving.table import name_of
-from foretoken.simulator.search.serving.target import LATENCY_WORDS, mean_latencies
+from foretoken.simulator.search.serving.target import mean_latencies
 
 # Simulations for each finalist that is wanted, at the most, and how many of these are of points
 # that the closed form finds late.
@@ -185,10 +186,7 @@ class Contest:
 
 
 def _describe(missed: LimitOutcome) -> str:
-    if missed.metric not in LATENCY_WORDS:
+    if missed.metric == ATTAINMENT:
         return f"{missed.value:.1%} of requests in their SLO, fewer than {missed.limit:.1%},"
-    which = f"P{missed.percentile:g}" if missed.percentile else "mean"
-    return (
-        f"{which} {LATENCY_WORDS[missed.metric]} {missed.value:,.4g} ms is over the limit of"
-        f" {missed.limit:,.4g} ms"
-    )
+    what = describe_limit(missed.metric, missed.percentile)
+    return f"{what} {missed.value:,.4g} ms is over the limit of {missed.limit:,.4g} ms"

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.search import ServingTargets
 from foretoken.simulator.grid import Floats
@@ -13,13 +14,6 @@ from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.points import Points
 
 _US_PER_MS = 1000.0
-# What latencies are called.
-LATENCY_WORDS = {
-    "ttft_ms": "TTFT",
-    "tpot_ms": "TPOT",
-    "itl_ms": "ITL",
-    "e2e_latency_ms": "end-to-end latency",
-}
 # What loads are chosen to just meet, they meet.
 _ROUNDING = 1e-9
 # Where so many requests are to be within their SLO, the mean has to be; and a percentile from here
@@ -70,7 +64,7 @@ def rule_out_late(points: Points, asked: HasTargets, load: LoadProfile) -> Point
         late = points.is_ok & (figures > limit_us * (1 + _ROUNDING))
         if late.any():
             reasons = [
-                f"mean {LATENCY_WORDS[metric]} {value:,.4g} ms is over the limit of"
+                f"mean {LIMITED[metric].label} {value:,.4g} ms is over the limit of"
                 f" {limit_us / _US_PER_MS:,.4g} ms"
                 for value in (figures[late] / _US_PER_MS).tolist()
             ]

@@ -6,11 +6,10 @@ from typing import Self
 
 import numpy as np
 
-from foretoken.domain.units import S_PER_HOUR, US_PER_S
+from foretoken.domain.metrics import training
+from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.steps.strategies import Strategies, join_strategies
-
-_BILLION = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,22 +57,29 @@ class Answers:
     @property
     def tokens_per_s(self) -> Floats:
         """Tokens per second of the whole cluster."""
-        return self.tokens / (self.step_us / US_PER_S)
+        return np.asarray(training.tokens_per_s(self._totals()))
 
     @property
     def tokens_per_s_per_gpu(self) -> Floats:
         """Tokens per second of a device."""
-        return self.tokens_per_s / self.strategies.num_devices
+        return np.asarray(training.tokens_per_s_per_gpu(self._totals()))
 
     def usd_per_step(self, prices: Floats) -> Floats:
         """Return the money of a step, by the hourly price of each device of the space."""
-        strategies = self.strategies
-        usd_per_s = prices[strategies.device] * strategies.num_devices / S_PER_HOUR
-        return usd_per_s * self.step_us / US_PER_S
+        return np.asarray(training.usd_per_step(self._totals(prices)))
 
     def usd_per_billion_tokens(self, prices: Floats) -> Floats:
         """Return the money of a billion tokens."""
-        return self.usd_per_step(prices) / self.tokens * _BILLION
+        return np.asarray(training.usd_per_billion_tokens(self._totals(prices)))
+
+    def _totals(self, prices: Floats | None = None) -> training.StepTotals:
+        strategies = self.strategies
+        return training.StepTotals(
+            step_s=self.step_us / US_PER_S,
+            num_tokens=self.tokens,
+            num_devices=strategies.num_devices,
+            usd_per_hour=0.0 if prices is None else prices[strategies.device],
+        )
 
 
 _COLUMNS = tuple(item.name for item in fields(Answers) if item.name != "strategies")
