@@ -90,5 +90,5 @@ def test_what_is_missing_is_asked_for(
 
 def test_an_array_is_read_back_word_for_word() -> None:
     script = "A=(\n    --flag\n    --two 'x y' z\n)\nB=(\n    --other 1\n)\n"
-    assert {"flag": [], "two": ["x y", "z"]} == read_array(script, "A")
-    assert {"other": ["1"]} == read_array(script, "B")
+    assert {"flag": True, "two": ("x y", "z")} == read_array(script, "A")
+    assert {"other": "1"} == read_array(script, "B")

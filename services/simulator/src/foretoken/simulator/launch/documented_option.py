@@ -7,6 +7,7 @@ have, or a value it does not take, is an error here and not on the cluster.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
@@ -92,6 +93,14 @@ def flatten(content: Mapping[str, object], prefix: str = "") -> dict[str, object
         else:
             leaves[path] = value
     return leaves
+
+
+def nest(leaves: Mapping[str, object]) -> dict[str, Any]:
+    """Return nested mappings of leaves by their path."""
+    content: dict[str, Any] = {}
+    for path, value in leaves.items():
+        schema.set_key(content, path, value)
+    return content
 
 
 def _takes(kind: str, value: object) -> bool:

@@ -11,6 +11,10 @@ Fields = Mapping[str, Any]
 Options = Mapping[str, Any]
 
 
+def _says_nothing(_: "Options") -> "Fields":
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
     """Some options and the fields that they say.
@@ -18,12 +22,12 @@ class Link:
     `write` returns options of all fields (`None` or `False` leaves one out, `True` is the bare
     option), `read` fields of the options there are: without those that options leave to the
     framework. It raises `LookupError` or `ValueError` where a value has no counterpart. `aliases`
-    are other names of an option.
+    are other names of an option. Of a command `flags` are those that the link knows.
     """
 
-    flags: tuple[str, ...]
-    write: Callable[[Fields], Options]
-    read: Callable[[Options], Fields]
+    write: Callable[[Fields], Options] = _says_nothing
+    read: Callable[[Options], Fields] = _says_nothing
+    flags: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -88,7 +92,7 @@ def value(
 def word(
     name: str,
     flag: str,
-    words: Mapping[Any, str],
+    words: Mapping[Any, Any],
     *,
     default: Any = None,
     aliases: Sequence[str] = (),
@@ -128,29 +132,29 @@ def switch(name: str, on: str = "", off: str = "") -> Link:
 
 
 def constant(**options: object) -> Link:
-    """Link options that are always the same with no field; underscores stand for dashes."""
-    named = {name.replace("_", "-"): value for name, value in options.items()}
-    return Link(flags=tuple(named), write=lambda _: named, read=lambda _: {})
+    """Link options that are always the same with no field."""
+    return Link(flags=tuple(options), write=lambda _: options)
 
 
-def split_command(text: str) -> tuple[list[str], dict[str, Any]]:
-    """Return the words of a shell command before its options, and its options by their names.
-
-    An option's value is `True` without words, a text of one word, else a tuple of them.
-    `--name=value` is read as well; names have dashes where they may have underscores.
+def split_words(text: str) -> list[str]:
+    """Return the words of shell text, without comments.
 
     Raises:
         InvalidRequestError: a quotation is not closed.
 
     """
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as err:
         raise InvalidRequestError.of_field("command", str(err)) from err
-    return _group(words)
 
 
-def _group(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+def group_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the words before options, and the options by their names.
+
+    An option's value is `True` without words, a text of one word, else a tuple of them.
+    `--name=value` is read as well; names have dashes where they may have underscores.
+    """
     first: list[str] = []
     found: dict[str, list[str]] = {}
     values = first

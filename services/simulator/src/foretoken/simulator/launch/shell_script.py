@@ -4,15 +4,19 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.simulator.launch.documented_option import OptionList, find_options
+from foretoken.simulator.launch.option_map import group_words, split_words
 from foretoken.simulator.launch.trainer import TrainingJob
 
 MASTER_PORT = 29500
 # Names of the arrays in the script.
 ARGUMENTS = "ARGUMENTS"
 LAUNCHER = "LAUNCHER"
+# What is read of a script beside its options.
+NUM_DEVICES = "num-devices"
 
 # What a script on one node, and on several, says first, and where its processes meet.
 _FEW = ("# Run this on one node.", 'MASTER_ADDR="${MASTER_ADDR:-localhost}"')
@@ -79,8 +83,30 @@ def render_script(job: TrainingJob, program: Program, options: Options, known: O
     )
 
 
-def read_array(script: str, name: str) -> dict[str, list[str]]:
-    """Return the options of an array in a script, each with its words.
+def read_script(script: str) -> dict[str, Any]:
+    """Return the program's options and how many processes are started, as `NUM_DEVICES`.
+
+    Read from a script that was written here, or from a command: `torchrun ... program.py ...`.
+
+    Raises:
+        InvalidRequestError: it is neither, or a quotation is not closed.
+
+    """
+    if f"\n{ARGUMENTS}=(" in script:
+        launcher, options = read_array(script, LAUNCHER), read_array(script, ARGUMENTS)
+    else:
+        words = split_words(script)
+        starts = [place for place, word in enumerate(words) if word.endswith(".py")]
+        if not starts:
+            raise InvalidRequestError.of_field("command", "starts no program: `torchrun x.py ...`")
+        launcher = group_words(words[: starts[0]])[1]
+        options = group_words(words[starts[0] + 1 :])[1]
+    per_node = launcher.get("nproc-per-node", 1)
+    return {**options, NUM_DEVICES: int(launcher.get("nnodes", 1)) * int(per_node)}
+
+
+def read_array(script: str, name: str) -> dict[str, Any]:
+    """Return the options of an array in a script.
 
     Raises:
         InvalidRequestError: the script has no such array.
@@ -89,24 +115,7 @@ def read_array(script: str, name: str) -> dict[str, list[str]]:
     found = re.search(rf"^{name}=\(\n(.*?)^\)$", script, re.DOTALL | re.MULTILINE)
     if found is None:
         raise InvalidRequestError.of_field(name, "the script has no such array")
-    options: dict[str, list[str]] = {}
-    for word in shlex.split(found[1]):
-        if word.startswith("--"):
-            options[word[2:]] = words = []
-        else:
-            words.append(word)
-    return options
-
-
-def count_devices(script: str) -> int:
-    """Return the processes that a script starts on all nodes."""
-    launcher = read_array(script, LAUNCHER)
-    return int(launcher["nnodes"][0]) * int(launcher["nproc-per-node"][0])
-
-
-def read_int(options: Mapping[str, Sequence[str]], name: str, default: int = 1) -> int:
-    """Return the value of an option of an array; a default where it is left out."""
-    return int(options[name][0]) if name in options else default
+    return group_words(split_words(found[1]))[1]
 
 
 def _array(name: str, options: Options) -> list[str]:

@@ -1,8 +1,8 @@
 """How a training framework is started: the contract of `trainers/`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.estimate import DType
@@ -222,6 +222,25 @@ def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
         partitions_activations=scenario.partitions_activations,
         dtype=scenario.dtype,
     )
+
+
+def launched_fields(scenario: TrainingScenario) -> dict[str, Any]:
+    """Return what options are written of: the strategy, the trainer's `rules.`, and the layers."""
+    strategy, trainer = strategy_of(scenario), scenario.trainer.resolve()
+    return {
+        **{item.name: getattr(strategy, item.name) for item in fields(strategy)},
+        **{f"rules.{item.name}": getattr(trainer, item.name) for item in fields(trainer)},
+        "num_layers": scenario.model.num_layers,
+        "has_experts": scenario.model.moe is not None,
+        "num_experts": scenario.model.moe.num_experts if scenario.model.moe else 0,
+        "top_k": scenario.model.moe.top_k if scenario.model.moe else 0,
+    }
+
+
+def strategy_of_fields(read: Mapping[str, Any]) -> LaunchedStrategy:
+    """Return the strategy that options which were read ask for."""
+    names = {item.name for item in fields(LaunchedStrategy)}
+    return LaunchedStrategy(**{name: value for name, value in read.items() if name in names})
 
 
 def refuse_common(scenario: TrainingScenario, refusals: Refusals) -> None:

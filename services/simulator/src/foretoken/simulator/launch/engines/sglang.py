@@ -15,7 +15,8 @@ from foretoken.simulator.launch.option_map import (
     OptionMap,
     Options,
     constant,
-    split_command,
+    group_words,
+    split_words,
     switch,
     value,
     word,
@@ -212,7 +213,7 @@ class SglangEngine:
 
     def read(self, command: str) -> tuple[Fields, list[str]] | None:
         """Return what a command starts: `python3 -m sglang.launch_server`."""
-        _, options = split_command(command)
+        _, options = group_words(split_words(command))
         if options.pop("m", "") != "sglang.launch_server":
             return None
         return self.options.read(options)

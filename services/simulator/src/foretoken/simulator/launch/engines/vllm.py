@@ -16,7 +16,8 @@ from foretoken.simulator.launch.option_map import (
     Link,
     OptionMap,
     Options,
-    split_command,
+    group_words,
+    split_words,
     switch,
     value,
     word,
@@ -210,7 +211,7 @@ class VllmEngine:
 
     def read(self, command: str) -> tuple[Fields, list[str]] | None:
         """Return what a command starts; `vllm serve MODEL`, or its module with `--model`."""
-        words, options = split_command(command)
+        words, options = group_words(split_words(command))
         if "serve" in words and words[words.index("serve") - 1].endswith("vllm"):
             models = words[words.index("serve") + 1 :]
         elif str(options.get("m", "")).startswith("vllm.entrypoints"):

@@ -6,22 +6,29 @@ ZeRO 0 and 1); deepspeedai/Megatron-DeepSpeed, `megatron/arguments.py` and
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Mapping
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile, find_trainer
-from foretoken.simulator.launch.documented_option import find_options, flatten
+from foretoken.simulator.launch.documented_option import find_options, flatten, nest
 from foretoken.simulator.launch.megatron_model import refuse_model
+from foretoken.simulator.launch.option_map import (
+    Fields,
+    Link,
+    OptionMap,
+    Options,
+    constant,
+    switch,
+    value,
+    word,
+)
 from foretoken.simulator.launch.shell_script import (
-    ARGUMENTS,
+    NUM_DEVICES,
     Program,
-    count_devices,
-    read_array,
-    read_int,
+    read_script,
     render_script,
 )
 from foretoken.simulator.launch.trainer import (
@@ -31,8 +38,9 @@ from foretoken.simulator.launch.trainer import (
     Refusals,
     TrainingJob,
     TrainingLaunch,
+    launched_fields,
     refuse_common,
-    splits_sequence,
+    strategy_of_fields,
 )
 from foretoken.simulator.rank import even_layers
 
@@ -41,81 +49,6 @@ _COMMIT = "207b2d5aad1eea98464c37e0b991be6f8937226f"
 _IMAGE = "nvcr.io/nvidia/pytorch:25.09-py3"
 _CONFIG = "deepspeed.json"
 _GRADIENTS_STAGE = 2
-
-
-class DeepSpeed:
-    """Starts Megatron-DeepSpeed's `pretrain_gpt.py` with DeepSpeed's JSON."""
-
-    name = "deepspeed"
-    profiles = ("megatron-deepspeed", "megatron-deepspeed-bf16", "deepspeed-zero3-2021")
-    can = find_trainer("megatron-deepspeed").can
-
-    def launch(self, job: TrainingJob) -> TrainingLaunch:
-        """Return what starts a run."""
-        scenario = job.scenario
-        _refuse(scenario)
-        trainer = scenario.trainer.resolve()
-        config = _config(scenario, trainer)
-        find_options("deepspeed-json").check(flatten(config))
-        options = {
-            **_model_options(scenario.model, trainer),
-            **_expert_options(scenario),
-            **_layout_options(scenario),
-            **_recompute_options(scenario),
-            **_kernel_options(scenario, trainer),
-            "deepspeed": True,
-            "deepspeed_config": _CONFIG,
-            "zero-stage": scenario.zero_stage,
-            **_RUN,
-        }
-        program = Program(
-            title=f"{scenario.model.name} on Megatron-DeepSpeed, DeepSpeed {_RELEASE}",
-            target='"${MEGATRON_PATH}/pretrain_gpt.py"',
-            lines=_PREPARE,
-            data_lines=_DATA,
-        )
-        script = render_script(job, program, options, find_options("megatron-deepspeed"))
-        return TrainingLaunch(
-            files={SCRIPT: script, _CONFIG: json.dumps(config, indent=2) + "\n"},
-            image=_IMAGE,
-            remarks=_remarks(scenario, trainer),
-        )
-
-    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
-        """Return what the arguments and the JSON ask for."""
-        config = json.loads(files[_CONFIG])
-        options = read_array(files[SCRIPT], ARGUMENTS)
-        tp = read_int(options, "tensor-model-parallel-size")
-        pp = read_int(options, "pipeline-model-parallel-size")
-        cp = read_int(options, "ds-sequence-parallel-size")
-        dp = count_devices(files[SCRIPT]) // (tp * pp * cp)
-        stage = config["zero_optimization"]["stage"]
-        recompute = _read_recompute(options)
-        has_experts = "num-experts" in options
-        is_split = "enable-expert-tensor-parallelism" in options
-        return LaunchedStrategy(
-            tp=tp,
-            pp=pp,
-            dp=dp,
-            cp=cp,
-            ep=read_int(options, "moe-expert-parallel-size"),
-            expert_tp=tp if has_experts and is_split else 1,
-            stage_layers=even_layers(read_int(options, "num-layers"), pp),
-            pipeline_schedule=(
-                "zero_bubble_h1" if "enable-zbh1-pipeline" in options else "one_f_one_b"
-            ),
-            sequence_length=read_int(options, "seq-length"),
-            micro_batch_size=config["train_micro_batch_size_per_gpu"],
-            global_batch_size=config["train_batch_size"],
-            zero_stage=stage,
-            shard_degree=dp * cp if stage else 1,
-            sequence_parallel="sequence-parallel" in options,
-            context_parallel="all_to_all" if cp > 1 else "ring",
-            recompute=recompute,
-            recompute_modules=("core_attention",) if recompute == "selective" else (),
-            partitions_activations=config["activation_checkpointing"]["partition_activations"],
-            dtype=_read_dtype(config),
-        )
 
 
 # What a run needs and no simulation says: for the reader to choose.
@@ -171,60 +104,6 @@ def _refuse_geometry(model: ModelArchitecture, refusals: Refusals) -> None:
     )
 
 
-def _config(scenario: TrainingScenario, trainer: TrainerProfile) -> Mapping[str, Any]:
-    stage = scenario.zero_stage
-    overlaps = trainer.overlaps_gradient_reduction
-    zero: dict[str, object] = {"stage": stage}
-    if stage:
-        zero |= {
-            "contiguous_gradients": True,
-            "reduce_scatter": not trainer.reduces_whole_gradients,
-            "allgather_partitions": True,
-            "overlap_comm": overlaps or (stage > _GRADIENTS_STAGE and _gathers_ahead(trainer)),
-        }
-        if trainer.bucket_elements:
-            zero |= {
-                "reduce_bucket_size": trainer.bucket_elements,
-                "allgather_bucket_size": trainer.bucket_elements,
-            }
-    config: dict[str, object] = {
-        "train_batch_size": scenario.global_batch_size,
-        "train_micro_batch_size_per_gpu": scenario.micro_batch_size,
-        "gradient_accumulation_steps": scenario.num_micro_batches,
-        "steps_per_print": 1,
-        "wall_clock_breakdown": False,
-        "zero_optimization": zero,
-        **_formats(scenario, trainer),
-        "activation_checkpointing": {"partition_activations": scenario.partitions_activations},
-    }
-    if trainer.clips_gradients:
-        config["gradient_clipping"] = 1.0
-    return config
-
-
-def _gathers_ahead(trainer: TrainerProfile) -> bool:
-    return trainer.overlaps_parameter_gather
-
-
-def _formats(scenario: TrainingScenario, trainer: TrainerProfile) -> Mapping[str, object]:
-    if scenario.dtype is DType.FP32:
-        return {}
-    if scenario.dtype is DType.FP16:
-        return {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}}
-    is_converted = trainer.gradient_accumulation == "converted"
-    is_wide = is_converted or trainer.gradient_dtype is DType.FP32
-    return {
-        "bf16": {"enabled": True},
-        "data_types": {"grad_accum_dtype": "fp32" if is_wide else "bf16"},
-    }
-
-
-def _read_dtype(config: Mapping[str, Any]) -> DType:
-    if "bf16" in config:
-        return DType.BF16
-    return DType.FP16 if "fp16" in config else DType.FP32
-
-
 def _model_options(model: ModelArchitecture, trainer: TrainerProfile) -> Mapping[str, object]:
     width = model.moe.expert_intermediate if model.moe else model.intermediate
     return {
@@ -244,55 +123,219 @@ def _model_options(model: ModelArchitecture, trainer: TrainerProfile) -> Mapping
     }
 
 
-def _expert_options(scenario: TrainingScenario) -> Mapping[str, object]:
-    moe, layout = scenario.model.moe, scenario.layout
-    if moe is None:
+def _write_experts(fields: Fields) -> Options:
+    if not fields["has_experts"]:
         return {}
-    width = expert_mesh(layout, scenario.expert_tp).tp
+    is_split = fields["tp"] > 1 and fields["expert_tp"] == fields["tp"]
     return {
-        "num-experts": moe.num_experts,
-        "topk": moe.top_k,
+        "num-experts": fields["num_experts"],
+        "topk": fields["top_k"],
         "expert-interval": 1,
         "disable-moe-token-dropping": True,
-        "moe-expert-parallel-size": layout.ep,
-        "enable-expert-tensor-parallelism": layout.tp > 1 and width == layout.tp,
-        "create-moe-param-group": scenario.zero_stage > 0,
+        "moe-expert-parallel-size": fields["ep"],
+        "enable-expert-tensor-parallelism": is_split,
+        "create-moe-param-group": fields["zero_stage"] > 0,
     }
 
 
-def _layout_options(scenario: TrainingScenario) -> Mapping[str, object]:
-    layout = scenario.layout
+def _read_experts(options: Options) -> Fields:
+    is_split = "num-experts" in options and "enable-expert-tensor-parallelism" in options
     return {
-        "tensor-model-parallel-size": layout.tp,
-        "sequence-parallel": splits_sequence(scenario),
-        "pipeline-model-parallel-size": layout.pp,
-        "no-pipeline-parallel": layout.pp == 1,
-        "enable-zbh1-pipeline": scenario.pipeline_schedule == "zero_bubble_h1",
-        "ds-sequence-parallel-size": layout.cp if layout.cp > 1 else None,
-        "seq-length": scenario.sequence_length,
-        "micro-batch-size": scenario.micro_batch_size,
-        "global-batch-size": scenario.global_batch_size,
-        "bf16": scenario.dtype is DType.BF16,
-        "fp16": scenario.dtype is DType.FP16,
+        "ep": int(options.get("moe-expert-parallel-size", 1)),
+        "expert_tp": int(options.get("tensor-model-parallel-size", 1)) if is_split else 1,
     }
 
 
-def _recompute_options(scenario: TrainingScenario) -> Mapping[str, object]:
-    if scenario.recompute == "selective":
+def _read_stages(options: Options) -> Fields:
+    pp = int(options.get("pipeline-model-parallel-size", 1))
+    return {"stage_layers": even_layers(int(options["num-layers"]), pp)}
+
+
+def _write_recompute(fields: Fields) -> Options:
+    if fields["recompute"] == "selective":
         return {"recompute-granularity": "selective"}
-    is_full = scenario.recompute == "full"
+    is_full = fields["recompute"] == "full"
     return {
         "checkpoint-activations": is_full,
         "checkpoint-num-layers": 1 if is_full else None,
         "deepspeed-activation-checkpointing": is_full,
-        "partition-activations": scenario.partitions_activations,
+        "partition-activations": fields["partitions_activations"],
     }
 
 
-def _read_recompute(options: Mapping[str, Sequence[str]]) -> str:
-    if "checkpoint-activations" in options:
-        return "full"
-    return options.get("recompute-granularity", ["none"])[0]
+def _read_recompute(options: Options) -> Fields:
+    kind = options.get("recompute-granularity", "none")
+    return {
+        "recompute": "full" if "checkpoint-activations" in options else kind,
+        "recompute_modules": ("core_attention",) if kind == "selective" else (),
+    }
+
+
+def _read_exchange(options: Options) -> Fields:
+    is_split = int(options.get("ds-sequence-parallel-size", 1)) > 1
+    return {"context_parallel": "all_to_all" if is_split else "ring"}
+
+
+def _write_formats(fields: Fields) -> Options:
+    return {"bf16": fields["dtype"] is DType.BF16, "fp16": fields["dtype"] is DType.FP16}
+
+
+_OPTIONS = OptionMap(
+    name="megatron-deepspeed",
+    versions=_RELEASE,
+    source="deepspeedai/Megatron-DeepSpeed, megatron/arguments.py",
+    links=(
+        Link(write=_write_experts, read=_read_experts),
+        value("tp", "tensor-model-parallel-size", default=1, always=True),
+        switch("sequence_parallel", "sequence-parallel"),
+        value("pp", "pipeline-model-parallel-size", default=1, always=True),
+        Link(write=lambda fields: {"no-pipeline-parallel": fields["pp"] == 1}),
+        Link(read=_read_stages),
+        word(
+            "pipeline_schedule",
+            "enable-zbh1-pipeline",
+            {"zero_bubble_h1": True},
+            default="one_f_one_b",
+        ),
+        value("cp", "ds-sequence-parallel-size", default=1),
+        value("sequence_length", "seq-length"),
+        value("micro_batch_size", "micro-batch-size"),
+        value("global_batch_size", "global-batch-size"),
+        Link(read=_read_exchange),
+        Link(write=_write_formats),
+        Link(write=_write_recompute, read=_read_recompute),
+    ),
+)
+
+
+def _read_shards(options: Options) -> Fields:
+    axes = ("tensor-model-parallel-size", "pipeline-model-parallel-size")
+    ranks = int(options[NUM_DEVICES]) // math.prod(int(options.get(name, 1)) for name in axes)
+    stage = options["zero_optimization.stage"]
+    return {
+        "dp": ranks // int(options.get("ds-sequence-parallel-size", 1)),
+        "zero_stage": stage,
+        "shard_degree": ranks if stage else 1,
+    }
+
+
+def _write_batch(fields: Fields) -> Options:
+    size, micro = fields["global_batch_size"], fields["micro_batch_size"]
+    return {
+        "train_batch_size": size,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": size // (fields["dp"] * micro),
+    }
+
+
+def _write_zero(fields: Fields) -> Options:
+    stage, elements = fields["zero_stage"], fields["rules.bucket_elements"]
+    gathers_ahead = stage > _GRADIENTS_STAGE and fields["rules.overlaps_parameter_gather"]
+    zero: dict[str, object] = {"stage": stage}
+    if stage:
+        zero |= {
+            "contiguous_gradients": True,
+            "reduce_scatter": not fields["rules.reduces_whole_gradients"],
+            "allgather_partitions": True,
+            "overlap_comm": fields["rules.overlaps_gradient_reduction"] or gathers_ahead,
+        }
+        if elements:
+            zero |= {"reduce_bucket_size": elements, "allgather_bucket_size": elements}
+    return {f"zero_optimization.{name}": said for name, said in zero.items()}
+
+
+def _write_precision(fields: Fields) -> Options:
+    dtype = fields["dtype"]
+    if dtype is DType.FP32:
+        return {}
+    if dtype is DType.FP16:
+        return {"fp16.enabled": True, "fp16.loss_scale": 0, "fp16.initial_scale_power": 16}
+    is_converted = fields["rules.gradient_accumulation"] == "converted"
+    is_wide = is_converted or fields["rules.gradient_dtype"] is DType.FP32
+    return {"bf16.enabled": True, "data_types.grad_accum_dtype": "fp32" if is_wide else "bf16"}
+
+
+def _read_precision(options: Options) -> Fields:
+    if options.get("bf16.enabled"):
+        return {"dtype": DType.BF16}
+    return {"dtype": DType.FP16 if options.get("fp16.enabled") else DType.FP32}
+
+
+_CONFIG_OPTIONS = OptionMap(
+    name="deepspeed",
+    versions=_RELEASE,
+    source="DeepSpeed, docs/_pages/config-json.md",
+    links=(
+        Link(
+            write=_write_batch,
+            read=lambda options: {
+                "global_batch_size": options["train_batch_size"],
+                "micro_batch_size": options["train_micro_batch_size_per_gpu"],
+            },
+        ),
+        constant(steps_per_print=1, wall_clock_breakdown=False),
+        Link(write=_write_zero, read=_read_shards),
+        Link(write=_write_precision, read=_read_precision),
+        Link(
+            write=lambda fields: {
+                "activation_checkpointing.partition_activations": fields["partitions_activations"]
+            },
+            read=lambda options: {
+                "partitions_activations": options["activation_checkpointing.partition_activations"]
+            },
+        ),
+        Link(
+            write=lambda fields: (
+                {"gradient_clipping": 1.0} if fields["rules.clips_gradients"] else {}
+            )
+        ),
+    ),
+)
+
+
+class DeepSpeed:
+    """Starts Megatron-DeepSpeed's `pretrain_gpt.py` with DeepSpeed's JSON."""
+
+    name = "deepspeed"
+    profiles = ("megatron-deepspeed", "megatron-deepspeed-bf16", "deepspeed-zero3-2021")
+    can = find_trainer("megatron-deepspeed").can
+    options = _OPTIONS
+
+    def launch(self, job: TrainingJob) -> TrainingLaunch:
+        """Return what starts a run."""
+        scenario = job.scenario
+        _refuse(scenario)
+        trainer = scenario.trainer.resolve()
+        config = _CONFIG_OPTIONS.write(launched_fields(scenario))
+        find_options("deepspeed-json").check(config)
+        options = {
+            **_model_options(scenario.model, trainer),
+            **self.options.write(launched_fields(scenario)),
+            **_kernel_options(scenario, trainer),
+            "deepspeed": True,
+            "deepspeed_config": _CONFIG,
+            "zero-stage": scenario.zero_stage,
+            **_RUN,
+        }
+        program = Program(
+            title=f"{scenario.model.name} on Megatron-DeepSpeed, DeepSpeed {_RELEASE}",
+            target='"${MEGATRON_PATH}/pretrain_gpt.py"',
+            lines=_PREPARE,
+            data_lines=_DATA,
+        )
+        script = render_script(job, program, options, find_options("megatron-deepspeed"))
+        return TrainingLaunch(
+            files={SCRIPT: script, _CONFIG: json.dumps(nest(config), indent=2) + "\n"},
+            image=_IMAGE,
+            remarks=_remarks(scenario, trainer),
+        )
+
+    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
+        """Return what the arguments and the JSON ask for."""
+        options = read_script(files[SCRIPT])
+        config = flatten(json.loads(files[_CONFIG]))
+        read = self.options.read(options)[0] | _CONFIG_OPTIONS.read({**options, **config})[0]
+        return strategy_of_fields(read)
 
 
 def _kernel_options(scenario: TrainingScenario, trainer: TrainerProfile) -> Mapping[str, object]:

@@ -4,21 +4,27 @@ Sources: NVIDIA/Megatron-LM, `megatron/training/arguments.py` (options, and what
 `docs` on Megatron-FSDP (with tensor, expert and context parallelism).
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
 from foretoken.domain.estimate import DType
-from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile, find_trainer
 from foretoken.simulator.launch.documented_option import find_options
 from foretoken.simulator.launch.megatron_model import model_options, refuse_model
+from foretoken.simulator.launch.option_map import (
+    Fields,
+    Link,
+    OptionMap,
+    Options,
+    switch,
+    value,
+)
 from foretoken.simulator.launch.shell_script import (
-    ARGUMENTS,
+    NUM_DEVICES,
     Program,
-    count_devices,
-    read_array,
-    read_int,
+    read_script,
     render_script,
 )
 from foretoken.simulator.launch.trainer import (
@@ -28,13 +34,12 @@ from foretoken.simulator.launch.trainer import (
     Refusals,
     TrainingJob,
     TrainingLaunch,
-    chunk_layers,
+    launched_fields,
     list_differences,
     refuse_common,
     splits_sequence,
-    strategy_of,
+    strategy_of_fields,
 )
-from foretoken.simulator.steps.sharding import ScenarioDegrees
 
 _RELEASE = "core_v0.15.0"
 # Has PyTorch, Transformer Engine, FlashAttention and git.
@@ -46,84 +51,6 @@ _MODULES = {"core_attention": "core_attn"}
 _EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
 # What may count as a layer when layers are cut to chunks.
 _ENDS: tuple[tuple[str, ...], ...] = ((), ("loss",), ("embedding",), ("embedding", "loss"))
-
-
-class MegatronCore:
-    """Starts Megatron-LM's `pretrain_gpt.py`."""
-
-    name = "megatron-core"
-    profiles = ("megatron-core", "megatron-lm-2022", "megatron-lm-2021", "plain")
-    can = find_trainer("megatron-core").can
-
-    def launch(self, job: TrainingJob) -> TrainingLaunch:
-        """Return what starts a run."""
-        scenario = job.scenario
-        _refuse(scenario)
-        trainer = scenario.trainer.resolve()
-        options = {
-            **model_options(scenario),
-            **_layout_options(scenario),
-            **_batch_options(scenario),
-            **_recompute_options(scenario),
-            **_state_options(scenario, trainer),
-            **_format_options(scenario, trainer),
-            **_kernel_options(scenario, trainer),
-            **_RUN,
-        }
-        program = Program(
-            title=f"{scenario.model.name} on Megatron-LM {_RELEASE}",
-            target='"${MEGATRON_PATH}/pretrain_gpt.py"',
-            lines=_prepare(scenario),
-            data_lines=_data(scenario),
-        )
-        script = render_script(job, program, options, find_options("megatron-core"))
-        return TrainingLaunch(
-            files={SCRIPT: script}, image=_IMAGE, remarks=_remarks(scenario, trainer)
-        )
-
-    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
-        """Return what the arguments ask for."""
-        script = files[SCRIPT]
-        options = read_array(script, ARGUMENTS)
-        tp = read_int(options, "tensor-model-parallel-size")
-        pp = read_int(options, "pipeline-model-parallel-size")
-        cp = read_int(options, "context-parallel-size")
-        dp = count_devices(script) // (tp * pp * cp)
-        stage = _read_stage(options)
-        instances = read_int(options, "num-distributed-optimizer-instances")
-        stage_layers, virtual_stages = _read_chunks(options, pp)
-        recompute = options.get("recompute-granularity", ["none"])[0]
-        modules = {name: module for module, name in _MODULES.items()}
-        exchanges = {name: exchange for exchange, name in _EXCHANGES.items()}
-        return LaunchedStrategy(
-            tp=tp,
-            pp=pp,
-            dp=dp,
-            cp=cp,
-            ep=read_int(options, "expert-model-parallel-size"),
-            expert_tp=read_int(options, "expert-tensor-parallel-size"),
-            virtual_stages=virtual_stages,
-            stage_layers=stage_layers,
-            pipeline_schedule="interleaved" if virtual_stages > 1 else "one_f_one_b",
-            sequence_length=read_int(options, "seq-length"),
-            micro_batch_size=read_int(options, "micro-batch-size"),
-            global_batch_size=read_int(options, "global-batch-size"),
-            zero_stage=stage,
-            shard_degree=dp * cp // instances if stage else 1,
-            sequence_parallel="sequence-parallel" in options,
-            context_parallel=exchanges[options.get("cp-comm-type", ["p2p"])[0]],
-            recompute=recompute,
-            recompute_layers=(
-                read_int(options, "recompute-num-layers")
-                if options.get("recompute-method") == ["block"]
-                else 0
-            ),
-            recompute_modules=tuple(
-                modules.get(name, name) for name in options.get("recompute-modules", ())
-            ),
-            partitions_activations="distribute-saved-activations" in options,
-            dtype=_read_dtype(options),
-        )
 
 
 # What a run needs and no simulation says: for the reader to choose.
@@ -148,28 +75,18 @@ def _refuse(scenario: TrainingScenario) -> None:
     refusals.finish()
 
 
-def _layout_options(scenario: TrainingScenario) -> Mapping[str, object]:
-    layout = scenario.layout
-    chunks = chunk_layers(scenario)
+def _write_chunks(fields: Fields) -> Options:
+    chunks, virtual_stages = fields["stage_layers"], fields["virtual_stages"]
     ends = _find_ends(chunks)
     is_even = ends is not None
-    options: dict[str, object] = {
-        "tensor-model-parallel-size": layout.tp,
-        "sequence-parallel": splits_sequence(scenario),
-        "pipeline-model-parallel-size": layout.pp,
+    return {
         "num-virtual-stages-per-pipeline-rank": (
-            scenario.virtual_stages if is_even and scenario.virtual_stages > 1 else None
+            virtual_stages if is_even and virtual_stages > 1 else None
         ),
         "account-for-embedding-in-pipeline-split": ends is not None and "embedding" in ends,
         "account-for-loss-in-pipeline-split": ends is not None and "loss" in ends,
         "pipeline-model-parallel-layout": None if is_even else _render_chunks(chunks),
-        "context-parallel-size": layout.cp,
-        "cp-comm-type": (_EXCHANGES[scenario.context_parallel],) if layout.cp > 1 else None,
     }
-    if scenario.model.moe:
-        options["expert-model-parallel-size"] = layout.ep
-        options["expert-tensor-parallel-size"] = expert_mesh(layout, scenario.expert_tp).tp
-    return options
 
 
 def _find_ends(chunks: Sequence[int]) -> tuple[str, ...] | None:
@@ -193,93 +110,205 @@ def _render_chunks(chunks: Sequence[int]) -> str:
     return f"E{'|'.join(words)}L"
 
 
-def _read_chunks(options: Mapping[str, Sequence[str]], pp: int) -> tuple[tuple[int, ...], int]:
+def _read_chunks(options: Options) -> Fields:
+    pp = int(options.get("pipeline-model-parallel-size", 1))
     if "pipeline-model-parallel-layout" in options:
-        text = options["pipeline-model-parallel-layout"][0]
+        text = options["pipeline-model-parallel-layout"]
         words = (re.search(r"t\*(\d+)", chunk) for chunk in text.split("|"))
         chunks = tuple(int(word[1]) if word else 0 for word in words)
-        return chunks, len(chunks) // pp
-    virtual_stages = read_int(options, "num-virtual-stages-per-pipeline-rank")
-    ends = tuple(end for end in _ENDS[-1] if f"account-for-{end}-in-pipeline-split" in options)
-    num_parts = read_int(options, "num-layers") + len(ends)
-    num_chunks = pp * virtual_stages
-    counts = [num_parts // num_chunks] * num_chunks
-    counts[0] -= "embedding" in ends
-    counts[-1] -= "loss" in ends
-    return tuple(counts), virtual_stages
-
-
-def _batch_options(scenario: TrainingScenario) -> Mapping[str, object]:
+    else:
+        num_chunks = pp * int(options.get("num-virtual-stages-per-pipeline-rank", 1))
+        ends = [end for end in _ENDS[-1] if f"account-for-{end}-in-pipeline-split" in options]
+        counts = [(int(options["num-layers"]) + len(ends)) // num_chunks] * num_chunks
+        counts[0] -= "embedding" in ends
+        counts[-1] -= "loss" in ends
+        chunks = tuple(counts)
+    virtual_stages = len(chunks) // pp
     return {
-        "seq-length": scenario.sequence_length,
-        "micro-batch-size": scenario.micro_batch_size,
-        "global-batch-size": scenario.global_batch_size,
+        "stage_layers": chunks,
+        "virtual_stages": virtual_stages,
+        "pipeline_schedule": "interleaved" if virtual_stages > 1 else "one_f_one_b",
     }
 
 
-def _recompute_options(scenario: TrainingScenario) -> Mapping[str, object]:
-    strategy = strategy_of(scenario)
-    if strategy.recompute == "none":
+def _write_exchange(fields: Fields) -> Options:
+    has_ranks = fields["cp"] > 1
+    return {"cp-comm-type": (_EXCHANGES[fields["context_parallel"]],) if has_ranks else None}
+
+
+def _read_exchange(options: Options) -> Fields:
+    names = {name: exchange for exchange, name in _EXCHANGES.items()}
+    return {"context_parallel": names[options.get("cp-comm-type", "p2p")]}
+
+
+def _write_experts(fields: Fields) -> Options:
+    if not fields["has_experts"]:
         return {}
-    if strategy.recompute == "selective":
-        modules = tuple(_MODULES.get(name, name) for name in strategy.recompute_modules)
+    return {
+        "expert-model-parallel-size": fields["ep"],
+        "expert-tensor-parallel-size": fields["expert_tp"],
+    }
+
+
+def _read_experts(options: Options) -> Fields:
+    has_experts = "num-experts" in options
+    # Megatron splits experts as it splits attention where the option is left out.
+    width = options.get("tensor-model-parallel-size", 1) if has_experts else 1
+    return {
+        "ep": int(options.get("expert-model-parallel-size", 1)),
+        "expert_tp": int(options.get("expert-tensor-parallel-size", width)),
+    }
+
+
+def _write_recompute(fields: Fields) -> Options:
+    if fields["recompute"] == "none":
+        return {}
+    if fields["recompute"] == "selective":
+        modules = tuple(_MODULES.get(name, name) for name in fields["recompute_modules"])
         return {"recompute-granularity": "selective", "recompute-modules": modules}
     return {
         "recompute-granularity": "full",
-        "recompute-method": "block" if strategy.recompute_layers else "uniform",
-        "recompute-num-layers": strategy.recompute_layers or 1,
-        "distribute-saved-activations": scenario.partitions_activations,
+        "recompute-method": "block" if fields["recompute_layers"] else "uniform",
+        "recompute-num-layers": fields["recompute_layers"] or 1,
+        "distribute-saved-activations": fields["partitions_activations"],
     }
 
 
-def _state_options(scenario: TrainingScenario, trainer: TrainerProfile) -> Mapping[str, object]:
-    stage = scenario.zero_stage
-    is_sharded = stage > 0
-    instances = ScenarioDegrees.of(scenario).dense.replicas if is_sharded else 1
-    overlaps_gradients = trainer.overlaps_gradient_reduction
-    options: dict[str, object] = {
+def _read_recompute(options: Options) -> Fields:
+    names = {name: module for module, name in _MODULES.items()}
+    kind = options.get("recompute-granularity", "none")
+    default = ("core_attn",) if kind == "selective" else ()
+    modules = options.get("recompute-modules", default)
+    is_block = options.get("recompute-method") == "block"
+    return {
+        "recompute": kind,
+        "recompute_layers": int(options.get("recompute-num-layers", 1)) if is_block else 0,
+        "recompute_modules": tuple(
+            names.get(name, name) for name in ([modules] if isinstance(modules, str) else modules)
+        ),
+        "partitions_activations": "distribute-saved-activations" in options,
+    }
+
+
+def _write_shards(fields: Fields) -> Options:
+    is_sharded = fields["zero_stage"] > 0
+    instances = fields["dp"] * fields["cp"] // fields["shard_degree"] if is_sharded else 1
+    return {
         "use-distributed-optimizer": is_sharded,
         "num-distributed-optimizer-instances": instances if instances > 1 else None,
-        "overlap-grad-reduce": overlaps_gradients,
-        "overlap-param-gather": (
-            is_sharded and overlaps_gradients and trainer.overlaps_parameter_gather
-        ),
-        "ddp-bucket-size": trainer.bucket_elements or None,
     }
-    if stage >= _GRADIENTS_STAGE:
-        options |= {
-            "use-megatron-fsdp": True,
-            "data-parallel-sharding-strategy": _SHARDING[stage],
-            "ckpt-format": "fsdp_dtensor",
-        }
-    return options
 
 
-def _read_stage(options: Mapping[str, Sequence[str]]) -> int:
-    strategies = {name: stage for stage, name in _SHARDING.items()}
-    strategy = options.get("data-parallel-sharding-strategy", [""])[0]
-    return strategies.get(strategy, int("use-distributed-optimizer" in options))
+def _read_shards(options: Options) -> Fields:
+    stages = {name: stage for stage, name in _SHARDING.items()}
+    sharding = options.get("data-parallel-sharding-strategy", "")
+    stage = stages.get(sharding, int("use-distributed-optimizer" in options))
+    degrees = [f"{axis}-model-parallel-size" for axis in ("tensor", "pipeline")]
+    replicas = int(options[NUM_DEVICES]) // math.prod(int(options.get(name, 1)) for name in degrees)
+    instances = int(options.get("num-distributed-optimizer-instances", 1))
+    return {
+        "dp": replicas // int(options.get("context-parallel-size", 1)),
+        "zero_stage": stage,
+        "shard_degree": replicas // instances if stage else 1,
+    }
 
 
-def _format_options(scenario: TrainingScenario, trainer: TrainerProfile) -> Mapping[str, object]:
-    dtype = scenario.dtype
+def _write_gather(fields: Fields) -> Options:
+    is_ahead = fields["rules.overlaps_gradient_reduction"] and fields["zero_stage"] > 0
+    return {"overlap-param-gather": is_ahead and fields["rules.overlaps_parameter_gather"]}
+
+
+def _write_fsdp(fields: Fields) -> Options:
+    if fields["zero_stage"] < _GRADIENTS_STAGE:
+        return {}
+    return {
+        "use-megatron-fsdp": True,
+        "data-parallel-sharding-strategy": _SHARDING[fields["zero_stage"]],
+        "ckpt-format": "fsdp_dtensor",
+    }
+
+
+def _write_formats(fields: Fields) -> Options:
+    dtype, gradients = fields["dtype"], fields["rules.gradient_dtype"]
     is_16_bit = dtype in (DType.BF16, DType.FP16, DType.FP8)
-    is_reduced_in_bf16 = dtype is not DType.FP16 and trainer.gradient_dtype is not DType.FP32
+    is_reduced_in_bf16 = dtype is not DType.FP16 and gradients is not DType.FP32
     return {
         "bf16": dtype in (DType.BF16, DType.FP8),
         "fp16": dtype is DType.FP16,
         "fp8-format": "hybrid" if dtype is DType.FP8 else None,
-        "accumulate-allreduce-grads-in-fp32": is_16_bit and trainer.gradient_dtype is DType.FP32,
+        "accumulate-allreduce-grads-in-fp32": is_16_bit and gradients is DType.FP32,
         "grad-reduce-in-bf16": is_16_bit and is_reduced_in_bf16,
     }
 
 
-def _read_dtype(options: Mapping[str, Sequence[str]]) -> DType:
+def _read_formats(options: Options) -> Fields:
     if "fp8-format" in options:
-        return DType.FP8
+        return {"dtype": DType.FP8}
     if "bf16" in options:
-        return DType.BF16
-    return DType.FP16 if "fp16" in options else DType.FP32
+        return {"dtype": DType.BF16}
+    return {"dtype": DType.FP16 if "fp16" in options else DType.FP32}
+
+
+_OPTIONS = OptionMap(
+    name="megatron-core",
+    versions="0.15",
+    source="NVIDIA/Megatron-LM, megatron/training/arguments.py",
+    links=(
+        value("tp", "tensor-model-parallel-size", default=1, always=True),
+        switch("sequence_parallel", "sequence-parallel"),
+        value("pp", "pipeline-model-parallel-size", default=1, always=True),
+        Link(write=_write_chunks, read=_read_chunks),
+        value("cp", "context-parallel-size", default=1, always=True),
+        Link(write=_write_exchange, read=_read_exchange),
+        Link(write=_write_experts, read=_read_experts),
+        value("sequence_length", "seq-length"),
+        value("micro_batch_size", "micro-batch-size"),
+        value("global_batch_size", "global-batch-size"),
+        Link(write=_write_recompute, read=_read_recompute),
+        Link(write=_write_shards, read=_read_shards),
+        switch("rules.overlaps_gradient_reduction", "overlap-grad-reduce"),
+        Link(write=_write_gather),
+        value("rules.bucket_elements", "ddp-bucket-size", default=0),
+        Link(write=_write_fsdp),
+        Link(write=_write_formats, read=_read_formats),
+    ),
+)
+
+
+class MegatronCore:
+    """Starts Megatron-LM's `pretrain_gpt.py`."""
+
+    name = "megatron-core"
+    profiles = ("megatron-core", "megatron-lm-2022", "megatron-lm-2021", "plain")
+    can = find_trainer("megatron-core").can
+    options = _OPTIONS
+
+    def launch(self, job: TrainingJob) -> TrainingLaunch:
+        """Return what starts a run."""
+        scenario = job.scenario
+        _refuse(scenario)
+        trainer = scenario.trainer.resolve()
+        options = {
+            **model_options(scenario),
+            **self.options.write(launched_fields(scenario)),
+            **_kernel_options(scenario, trainer),
+            **_RUN,
+        }
+        program = Program(
+            title=f"{scenario.model.name} on Megatron-LM {_RELEASE}",
+            target='"${MEGATRON_PATH}/pretrain_gpt.py"',
+            lines=_prepare(scenario),
+            data_lines=_data(scenario),
+        )
+        script = render_script(job, program, options, find_options("megatron-core"))
+        return TrainingLaunch(
+            files={SCRIPT: script}, image=_IMAGE, remarks=_remarks(scenario, trainer)
+        )
+
+    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
+        """Return what the arguments ask for."""
+        options = read_script(files[SCRIPT])
+        return strategy_of_fields(self.options.read(options)[0])
 
 
 def _kernel_options(scenario: TrainingScenario, trainer: TrainerProfile) -> Mapping[str, object]:

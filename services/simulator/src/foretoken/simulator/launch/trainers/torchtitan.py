@@ -8,16 +8,20 @@ PyTorch, `torch/distributed/pipelining/schedules.py` (names of schedules).
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.placement import expert_mesh
 from foretoken.domain.plugins import scan_yaml
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import find_trainer
-from foretoken.simulator.launch.documented_option import find_options, flatten
-from foretoken.simulator.launch.shell_script import Program, count_devices, render_script
+from foretoken.simulator.launch.documented_option import find_options, flatten, nest
+from foretoken.simulator.launch.option_map import Fields, Link, OptionMap, Options, value
+from foretoken.simulator.launch.shell_script import (
+    NUM_DEVICES,
+    Program,
+    read_script,
+    render_script,
+)
 from foretoken.simulator.launch.toml_text import render_toml
 from foretoken.simulator.launch.trainer import (
     LEARNING_REMARK,
@@ -26,13 +30,12 @@ from foretoken.simulator.launch.trainer import (
     Refusals,
     TrainingJob,
     TrainingLaunch,
-    chunk_layers,
+    launched_fields,
     list_differences,
     num_virtual_stages,
     refuse_common,
-    strategy_of,
+    strategy_of_fields,
 )
-from foretoken.simulator.steps.sharding import ScenarioDegrees
 from foretoken.simulator.training.operator_recompute import EVERY_OTHER_MATMUL
 
 _RELEASE = "0.2.2"
@@ -56,95 +59,16 @@ _BY_OPERATOR = "op"
 _FP8_CONVERTER = "quantize.linear.float8"
 _FP8_EXPERTS_CONVERTER = "quantize.grouped_mm.float8"
 
+# Prefixes and keys of the TOML.
+_AXES = "parallelism."
+_SELECTED = "activation_checkpoint.selective_ac_option"
+
 _DATA = (
     'DATA=(--model.hf_assets_path "${TOKENIZER:?set it to the folder of the tokenizer}")',
     'if [[ -n "${DATA_PATH:-}" ]]; then DATA+=(--training.dataset_path "${DATA_PATH}"); fi',
 )
 
 Tables = Mapping[str, Mapping[str, object]]
-
-
-class Torchtitan:
-    """Starts `torchtitan.train` with a TOML."""
-
-    name = "torchtitan"
-    profiles = ("torchtitan",)
-    can = find_trainer("torchtitan").can
-
-    def launch(self, job: TrainingJob) -> TrainingLaunch:
-        """Return what starts a run."""
-        scenario = job.scenario
-        flavor = _refuse(scenario)
-        tables = {**_run_tables(scenario, *flavor), **_strategy_tables(scenario)}
-        find_options("torchtitan").check(flatten(tables))
-        program = Program(
-            title=f"{scenario.model.name} on torchtitan {_RELEASE}",
-            target="-m torchtitan.train",
-            lines=[
-                f'python -c "import torchtitan" 2> /dev/null || pip install torchtitan=={_RELEASE}'
-            ],
-            data_lines=_DATA,
-        )
-        # torchtitan has its options in the file, so its script has this one.
-        script = render_script(
-            job, program, {"job.config_file": _CONFIG}, find_options("torchtitan-command")
-        )
-        return TrainingLaunch(
-            files={SCRIPT: script, _CONFIG: render_toml(tables)},
-            image=_IMAGE,
-            remarks=_remarks(scenario, *flavor),
-        )
-
-    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
-        """Return what the TOML asks for."""
-        tables = tomllib.loads(files[_CONFIG])
-        parallelism, training = tables["parallelism"], tables["training"]
-        tp, cp = parallelism["tensor_parallel_degree"], parallelism["context_parallel_degree"]
-        pp, shards = (
-            parallelism["pipeline_parallel_degree"],
-            parallelism["data_parallel_shard_degree"],
-        )
-        dp = count_devices(files[SCRIPT]) // (tp * pp * cp)
-        stage_layers = _read_chunks(tables)
-        schedules = {name: schedule for schedule, name in _SCHEDULES.items()}
-        stages = {policy: stage for stage, policy in _RESHARD.items()}
-        is_sharded = shards * cp > 1
-        stage = stages[parallelism["fsdp_reshard_after_forward"]] if is_sharded else 0
-        micro_batch_size = (
-            parallelism["pipeline_parallel_microbatch_size"]
-            if pp > 1
-            else training["local_batch_size"]
-        )
-        return LaunchedStrategy(
-            tp=tp,
-            pp=pp,
-            dp=dp,
-            cp=cp,
-            ep=parallelism.get("expert_parallel_degree", 1),
-            expert_tp=_read_expert_tp(parallelism),
-            virtual_stages=len(stage_layers) // pp,
-            stage_layers=stage_layers,
-            pipeline_schedule=schedules[parallelism.get("pipeline_parallel_schedule", "1F1B")],
-            sequence_length=training["seq_len"],
-            micro_batch_size=micro_batch_size,
-            global_batch_size=training["global_batch_size"],
-            zero_stage=stage,
-            shard_degree=shards * cp if stage else 1,
-            sequence_parallel=tp > 1,
-            recompute=tables["activation_checkpoint"]["mode"],
-            recompute_modules=_read_modules(tables["activation_checkpoint"]),
-            dtype=_read_dtype(tables),
-        )
-
-
-def _recompute(scenario: TrainingScenario) -> Mapping[str, object]:
-    chosen = {"selective_ac_option": _BY_OPERATOR} if scenario.recompute == "selective" else {}
-    return {"mode": scenario.recompute, **chosen}
-
-
-def _read_modules(table: Mapping[str, object]) -> tuple[str, ...]:
-    is_by_operator = table.get("selective_ac_option") == _BY_OPERATOR
-    return (EVERY_OTHER_MATMUL,) if is_by_operator else ()
 
 
 def _refuse(scenario: TrainingScenario) -> tuple[str, str]:
@@ -193,101 +117,201 @@ def _converters(scenario: TrainingScenario) -> Mapping[str, object]:
     return {"converters": [_FP8_CONVERTER, *experts]}
 
 
-def _strategy_tables(scenario: TrainingScenario) -> Tables:
-    layout = scenario.layout
-    trainer = scenario.trainer.resolve()
-    local = scenario.global_batch_size // layout.dp if layout.pp > 1 else scenario.micro_batch_size
-    tables: dict[str, Mapping[str, object]] = {
-        "training": {
-            "dataset": "c4",
-            "steps": 100,
-            "local_batch_size": local,
-            "global_batch_size": scenario.global_batch_size,
-            "seq_len": scenario.sequence_length,
-            "max_norm": 1.0,
-            "mixed_precision_param": _PRECISIONS[scenario.dtype],
-            "mixed_precision_reduce": "float32",
-        },
-        "parallelism": _parallelism(scenario),
-        "activation_checkpoint": _recompute(scenario),
+def _write_training(fields: Fields) -> Options:
+    is_pipeline = fields["pp"] > 1
+    local = fields["global_batch_size"] // fields["dp"]
+    return {
+        "training.dataset": "c4",
+        "training.steps": 100,
+        "training.local_batch_size": local if is_pipeline else fields["micro_batch_size"],
+        "training.global_batch_size": fields["global_batch_size"],
+        "training.seq_len": fields["sequence_length"],
+        "training.max_norm": 1.0,
+        "training.mixed_precision_param": _PRECISIONS[fields["dtype"]],
+        "training.mixed_precision_reduce": "float32",
     }
-    is_async = trainer.overlaps_tensor_collectives and layout.tp > 1
-    if is_async or scenario.dtype is DType.FP8:
-        tables["compile"] = {"enable": True, "components": ["model", "loss"]}
-    if scenario.dtype is DType.FP8:
-        quantize: dict[str, object] = {
-            "linear": {
-                "float8": {
-                    "enable_fsdp_float8_all_gather": False,
-                    "filter_fqns": ["output", "router.gate"],
-                }
-            }
-        }
-        if scenario.model.moe:
-            quantize["grouped_mm"] = {"float8": {"fqns": ["experts"]}}
-        tables["quantize"] = quantize
-    return tables
 
 
-def _parallelism(scenario: TrainingScenario) -> Mapping[str, object]:
-    layout, trainer = scenario.layout, scenario.trainer.resolve()
-    stage = scenario.zero_stage
-    shards = ScenarioDegrees.of(scenario).shards // layout.cp if stage else 1
-    options: dict[str, object] = {
-        "data_parallel_replicate_degree": layout.dp // shards,
-        "data_parallel_shard_degree": shards,
-        "fsdp_reshard_after_forward": _RESHARD.get(stage, "default"),
-        "tensor_parallel_degree": layout.tp,
-        "pipeline_parallel_degree": layout.pp,
-        "context_parallel_degree": layout.cp,
+def _read_training(options: Options) -> Fields:
+    precision = options["training.mixed_precision_param"]
+    is_fp8 = _FP8_CONVERTER in options.get("model.converters", ())
+    return {
+        "global_batch_size": options["training.global_batch_size"],
+        "sequence_length": options["training.seq_len"],
+        "micro_batch_size": options.get(
+            f"{_AXES}pipeline_parallel_microbatch_size", options["training.local_batch_size"]
+        ),
+        "dtype": DType.FP8 if is_fp8 else DType.BF16 if precision == "bfloat16" else DType.FP32,
     }
-    if trainer.overlaps_tensor_collectives and layout.tp > 1:
+
+
+def _write_shards(fields: Fields) -> Options:
+    stage = fields["zero_stage"]
+    shards = fields["shard_degree"] // fields["cp"] if stage else 1
+    return {
+        f"{_AXES}data_parallel_replicate_degree": fields["dp"] // shards,
+        f"{_AXES}data_parallel_shard_degree": shards,
+        f"{_AXES}fsdp_reshard_after_forward": _RESHARD.get(stage, "default"),
+    }
+
+
+def _read_shards(options: Options) -> Fields:
+    pipeline, tensor, context = (
+        options[f"{_AXES}{axis}_parallel_degree"] for axis in ("pipeline", "tensor", "context")
+    )
+    shards = options[f"{_AXES}data_parallel_shard_degree"] * context
+    stages = {policy: stage for stage, policy in _RESHARD.items()}
+    stage = stages[options[f"{_AXES}fsdp_reshard_after_forward"]] if shards > 1 else 0
+    return {
+        "dp": options[NUM_DEVICES] // (pipeline * tensor * context),
+        "zero_stage": stage,
+        "shard_degree": shards if stage else 1,
+        "sequence_parallel": tensor > 1,
+    }
+
+
+def _write_optional(fields: Fields) -> Options:
+    options: dict[str, object] = {}
+    if fields["rules.overlaps_tensor_collectives"] and fields["tp"] > 1:
         options["enable_async_tensor_parallel"] = True
-    if layout.cp > 1:
+    if fields["cp"] > 1:
         options["context_parallel_rotate_method"] = "alltoall"
-    if scenario.model.moe:
-        options["expert_parallel_degree"] = layout.ep
-        options["expert_tensor_parallel_degree"] = expert_mesh(layout, scenario.expert_tp).tp
-    if layout.pp > 1:
-        schedule = strategy_of(scenario).pipeline_schedule
-        options |= {
-            "pipeline_parallel_schedule": _SCHEDULES[schedule],
-            "pipeline_parallel_microbatch_size": scenario.micro_batch_size,
-        }
-        options["module_fqns_per_model_part"] = _chunks(scenario)
-    return options
+    if fields["has_experts"]:
+        options["expert_parallel_degree"] = fields["ep"]
+        options["expert_tensor_parallel_degree"] = fields["expert_tp"]
+    return {f"{_AXES}{name}": said for name, said in options.items()}
 
 
-def _chunks(scenario: TrainingScenario) -> list[list[str]]:
+def _write_chunks(fields: Fields) -> Options:
     """Return the modules of every chunk of layers in the order of the model."""
+    if fields["pp"] == 1:
+        return {}
     chunks: list[list[str]] = []
     first = 0
-    for count in chunk_layers(scenario):
+    for count in fields["stage_layers"]:
         chunks.append([f"layers.{index}" for index in range(first, first + count)])
         first += count
     chunks[0].insert(0, "tok_embeddings")
     chunks[-1] += ["norm", "output"]
-    return chunks
+    return {
+        f"{_AXES}pipeline_parallel_schedule": _SCHEDULES[fields["pipeline_schedule"]],
+        f"{_AXES}pipeline_parallel_microbatch_size": fields["micro_batch_size"],
+        f"{_AXES}module_fqns_per_model_part": chunks,
+    }
 
 
-def _read_chunks(tables: Mapping[str, Any]) -> tuple[int, ...]:
-    chunks = tables["parallelism"].get("module_fqns_per_model_part")
+def _read_chunks(options: Options) -> Fields:
+    chunks = options.get(f"{_AXES}module_fqns_per_model_part")
     if chunks is None:
-        wanted = f"{tables['model']['name']}/{tables['model']['flavor']}"
-        preset = next(preset for preset, flavor in _flavors().items() if flavor == wanted)
-        return (find_model(preset).num_layers,)
-    return tuple(sum(name.startswith("layers.") for name in chunk) for chunk in chunks)
+        counts: tuple[int, ...] = (_read_preset(options).num_layers,)
+    else:
+        counts = tuple(sum(name.startswith("layers.") for name in chunk) for chunk in chunks)
+    schedules = {name: schedule for schedule, name in _SCHEDULES.items()}
+    return {
+        "stage_layers": counts,
+        "virtual_stages": len(counts) // options[f"{_AXES}pipeline_parallel_degree"],
+        "pipeline_schedule": schedules[options.get(f"{_AXES}pipeline_parallel_schedule", "1F1B")],
+    }
 
 
-def _read_expert_tp(parallelism: Mapping[str, Any]) -> int:
-    return int(parallelism.get("expert_tensor_parallel_degree", 1))
+def _read_preset(options: Options) -> ModelArchitecture:
+    wanted = f"{options['model.name']}/{options['model.flavor']}"
+    return find_model(next(preset for preset, flavor in _flavors().items() if flavor == wanted))
 
 
-def _read_dtype(tables: Mapping[str, Any]) -> DType:
-    if _FP8_CONVERTER in tables["model"].get("converters", ()):
-        return DType.FP8
-    precision = tables["training"]["mixed_precision_param"]
-    return DType.BF16 if precision == "bfloat16" else DType.FP32
+def _write_recompute(fields: Fields) -> Options:
+    chosen = {_SELECTED: _BY_OPERATOR} if fields["recompute"] == "selective" else {}
+    return {"activation_checkpoint.mode": fields["recompute"], **chosen}
+
+
+def _read_recompute(options: Options) -> Fields:
+    is_by_operator = options.get(_SELECTED) == _BY_OPERATOR
+    return {
+        "recompute": options["activation_checkpoint.mode"],
+        "recompute_modules": (EVERY_OTHER_MATMUL,) if is_by_operator else (),
+    }
+
+
+def _write_compilation(fields: Fields) -> Options:
+    is_fp8 = fields["dtype"] is DType.FP8
+    is_async = fields["rules.overlaps_tensor_collectives"] and fields["tp"] > 1
+    options: dict[str, object] = {}
+    if is_async or is_fp8:
+        options |= {"compile.enable": True, "compile.components": ["model", "loss"]}
+    if is_fp8:
+        options |= {
+            "quantize.linear.float8.enable_fsdp_float8_all_gather": False,
+            "quantize.linear.float8.filter_fqns": ["output", "router.gate"],
+        }
+    if is_fp8 and fields["has_experts"]:
+        options["quantize.grouped_mm.float8.fqns"] = ["experts"]
+    return options
+
+
+_OPTIONS = OptionMap(
+    name="torchtitan",
+    versions=_RELEASE,
+    source="torchtitan, torchtitan/config/job_config.py",
+    links=(
+        Link(write=_write_training, read=_read_training),
+        Link(write=_write_shards, read=_read_shards),
+        value("tp", f"{_AXES}tensor_parallel_degree", always=True),
+        value("pp", f"{_AXES}pipeline_parallel_degree", always=True),
+        value("cp", f"{_AXES}context_parallel_degree", always=True),
+        Link(
+            write=_write_optional,
+            read=lambda options: {
+                "ep": options.get(f"{_AXES}expert_parallel_degree", 1),
+                "expert_tp": options.get(f"{_AXES}expert_tensor_parallel_degree", 1),
+            },
+        ),
+        Link(write=_write_chunks, read=_read_chunks),
+        Link(write=_write_recompute, read=_read_recompute),
+        Link(write=_write_compilation),
+    ),
+)
+
+
+class Torchtitan:
+    """Starts `torchtitan.train` with a TOML."""
+
+    name = "torchtitan"
+    profiles = ("torchtitan",)
+    can = find_trainer("torchtitan").can
+    options = _OPTIONS
+
+    def launch(self, job: TrainingJob) -> TrainingLaunch:
+        """Return what starts a run."""
+        scenario = job.scenario
+        flavor = _refuse(scenario)
+        leaves = {
+            **flatten(_run_tables(scenario, *flavor)),
+            **self.options.write(launched_fields(scenario)),
+        }
+        find_options("torchtitan").check(leaves)
+        program = Program(
+            title=f"{scenario.model.name} on torchtitan {_RELEASE}",
+            target="-m torchtitan.train",
+            lines=[
+                f'python -c "import torchtitan" 2> /dev/null || pip install torchtitan=={_RELEASE}'
+            ],
+            data_lines=_DATA,
+        )
+        # torchtitan has its options in the file, so its script has this one.
+        script = render_script(
+            job, program, {"job.config_file": _CONFIG}, find_options("torchtitan-command")
+        )
+        return TrainingLaunch(
+            files={SCRIPT: script, _CONFIG: render_toml(nest(leaves))},
+            image=_IMAGE,
+            remarks=_remarks(scenario, *flavor),
+        )
+
+    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
+        """Return what the TOML asks for."""
+        leaves = flatten(tomllib.loads(files[_CONFIG]))
+        started = read_script(files[SCRIPT])[NUM_DEVICES]
+        return strategy_of_fields(self.options.read({**leaves, NUM_DEVICES: started})[0])
 
 
 def _flavors() -> Mapping[str, str]:
