@@ -1,6 +1,7 @@
 """Files that start training ask for the strategy they were written for."""
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.layout import ParallelLayout
@@ -16,6 +18,7 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.launch.framework import all_frameworks
+from foretoken.simulator.launch.read import read_training
 from foretoken.simulator.launch.trainer import TrainingLaunch, plan_job, strategy_of
 from foretoken.simulator.launch.write_training import check_launched
 from foretoken.simulator.search.training.space import resolve_space
@@ -133,6 +136,26 @@ def test_what_files_say_is_the_strategy(framework: str, data: st.DataObject) -> 
         # Hypothesis complains where most are.
         assume(False)
     assert strategy_of(scenario) == all_frameworks()[framework].read(launch.files)
+
+
+@pytest.mark.parametrize("framework", sorted(_SPACES))
+@settings(max_examples=100)
+@given(data=st.data())
+def test_files_are_read_into_the_scenario_they_were_written_of(
+    framework: str, data: st.DataObject
+) -> None:
+    """What is read as a scenario can run, and is written as the same files but for rules."""
+    scenario = data.draw(_scenarios(_SPACES[framework]))
+    try:
+        launch = _launch(framework, scenario)
+    except InvalidRequestError:
+        assume(False)
+    found = read_training(launch.files, needs_model=False)
+    given_too = {"model": scenario.model, "device": scenario.device}
+    again = build_training_scenario({**found.content}, given_too, Path("read.yaml"))
+    assert framework == found.framework
+    assert strategy_of(scenario) == strategy_of(again)
+    check_launched(again)
 
 
 @pytest.mark.parametrize("framework", sorted(_SPACES))

@@ -190,3 +190,24 @@ def test_a_command_of_nothing_known_is_an_error(run: Run) -> None:
     status, said = run("generate", "scenario", "--from-command", "ls -l", "--device", "h200_sxm")
     assert 1 == status
     assert "starts none of" in said
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
+def test_generated_files_are_read_back(run: Run, tmp_path: Path, framework: str) -> None:
+    """What one command writes the other reads, model and all."""
+    source = tmp_path / "source.yaml"
+    source.write_text(
+        "model: llama-3.1-8b\ndevice: h100_sxm\nlayout: {tp: 4, dp: 4}\nzero_stage: 2\n"
+        "sequence_parallel: true\nglobal_batch_size: 16\nsequence_length: 8192\n"
+        f"trainer: {{profile: {framework}}}\n",
+        encoding="utf-8",
+    )
+    status, said = run("generate", "training", source, "--out", tmp_path / "job")
+    assert 0 == status, said
+    names = [name for name in ("train.sh", "train.toml") if (tmp_path / "job" / name).exists()]
+    words = [word for name in names for word in ("--from-file", tmp_path / "job" / name)]
+    out = tmp_path / "read.yaml"
+    told = run("generate", "scenario", *words, "--device", "h100_sxm", "--out", out)
+    assert 0 == told[0], told
+    read, written = (read_training_scenario(path, {"name": "x"}) for path in (out, source))
+    assert written == read

@@ -1,18 +1,18 @@
-"""Commands of servers become scenarios."""
+"""Commands of servers and of training become scenarios."""
 
 from pathlib import Path
 
 import pytest
 
-from foretoken.app.scenario_file import build_serving_scenario
+from foretoken.app.scenario_file import build_serving_scenario, build_training_scenario
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.scenario import ServingScenario
-from foretoken.simulator.launch.read import read_serving_command
+from foretoken.simulator.launch.read import read_launch
 
 
 def _read(command: str) -> tuple[ServingScenario, tuple[str, ...]]:
-    found = read_serving_command(command)
+    found = read_launch(command, {})
     given = {"device": "h200_sxm"}
     return build_serving_scenario(dict(found.content), given, Path("x.yaml")), found.unread
 
@@ -58,7 +58,8 @@ def test_sglang_counts_the_ranks_of_attention_and_experts_together() -> None:
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        ("trtllm-serve x", "starts none of sglang, vllm"),
+        ("trtllm-serve x", "starts none of sglang, vllm, deepspeed, megatron-core, torchtitan"),
+        ("", "give --from-command or --from-file"),
         ("vllm serve 'x", "No closing quotation"),
         (
             'vllm serve x --kv-transfer-config \'{"kv_role": "kv_producer"}\'',
@@ -69,3 +70,42 @@ def test_sglang_counts_the_ranks_of_attention_and_experts_together() -> None:
 def test_what_cannot_be_read_is_refused(command: str, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
         _read(command)
+
+
+_MEGATRON = (
+    "torchrun --nnodes=2 --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096"
+    " --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention"
+    " --num-query-groups 8 --max-position-embeddings 131072 --seq-length 4096 --micro-batch-size 1"
+    " --global-batch-size 64 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4"
+    " --sequence-parallel --use-distributed-optimizer --recompute-granularity selective --bf16"
+)
+
+
+def test_a_command_of_megatron_is_read_with_its_model_by_its_sizes() -> None:
+    found = read_launch(_MEGATRON, {})
+    given = {"device": "a100_sxm_80"}
+    scenario = build_training_scenario(dict(found.content), given, Path("x.yaml"))
+    assert ("llama-3.1-8b", "megatron-core") == (scenario.model.name, scenario.trainer.profile)
+    assert ParallelLayout(tp=2, pp=4, dp=2) == scenario.layout
+    assert (1, "selective", True) == (
+        scenario.zero_stage,
+        scenario.recompute,
+        scenario.sequence_parallel,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (_MEGATRON.replace("14336", "14337"), "its sizes are of no preset: name it"),
+        (
+            _MEGATRON.replace("--max-position-embeddings 131072", ""),
+            "those of internlm2-7b, llama-3-8b, llama-3.1-8b:",
+        ),
+        (_MEGATRON.replace("--seq-length 4096", ""), "an option is missing.*sequence_length"),
+        (f"{_MEGATRON} --deepspeed", "deepspeed: a file or an option is missing.*deepspeed.json"),
+    ],
+)
+def test_what_a_framework_needs_is_asked_for(command: str, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        read_launch(command, {})

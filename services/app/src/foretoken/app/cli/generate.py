@@ -7,8 +7,13 @@ import typer
 
 from foretoken.app.cli.state import check_output_path, fail, note, scenario_changes
 from foretoken.app.cli.training_launch import check_framework, launch_scenario
-from foretoken.app.scenario_file import build_serving_scenario, read_training_scenario
+from foretoken.app.scenario_file import (
+    build_serving_scenario,
+    build_training_scenario,
+    read_training_scenario,
+)
 from foretoken.domain.errors import ForetokenError
+from foretoken.domain.text_file import read_text
 from foretoken.simulator.launch.framework import all_frameworks
 
 app = typer.Typer(
@@ -19,17 +24,22 @@ app = typer.Typer(
 
 @app.command()
 def scenario(
+    device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")],
     command: Annotated[
         str,
         typer.Option(
             "--from-command",
-            help="What starts it: `vllm serve ...`, `-m sglang.launch_server ...`.",
+            help="What starts it: `vllm serve ...`, `torchrun ... pretrain_gpt.py ...`.",
         ),
-    ],
-    device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")],
-    topology: Annotated[
-        str, typer.Option(help="Links between devices (default: the usual ones of the device).")
     ] = "",
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from-file",
+            help="A training script, and what it reads: `train.sh`, torchtitan's `train.toml`,"
+            " `deepspeed.json`. Repeatable.",
+        ),
+    ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change one key of the scenario: `layout.tp=4`. Repeatable."),
@@ -41,22 +51,27 @@ def scenario(
         ),
     ] = None,
 ) -> None:
-    """Read what starts a server into a scenario, which every other command takes.
+    """Read what starts a server or a training run into a scenario, which other commands take.
 
-    Options that a scenario has nothing for are listed. Add the workload and limits to the file.
+    Servers are vLLM's and SGLang's, frameworks those of `generate training`. Options of a server
+    that a scenario has nothing for are listed. Add the workload and limits to the file.
 
-    Example: `foretoken generate scenario --from-command "vllm serve meta-llama/Llama-3.1-8B
+    - `foretoken generate scenario --from-command "vllm serve meta-llama/Llama-3.1-8B
     --tensor-parallel-size 2 --max-num-seqs 128" --device h200_sxm --out serving.yaml`
+
+    - `foretoken generate scenario --from-file train.sh --from-file train.toml --device h100_sxm`
     """
     # What reads commands takes numeric libraries, for which help does not wait.
     from foretoken.simulator.launch.generated_file import render_scenario
-    from foretoken.simulator.launch.read import read_serving_command
+    from foretoken.simulator.launch.read import read_launch
 
     try:
-        found = read_serving_command(command)
-        given = {"device": device, "topology": topology, **scenario_changes(change)}
-        name = out or Path(f"{found.framework}.yaml")
-        text = render_scenario(build_serving_scenario(dict(found.content), given, name))
+        given = {"device": device, **scenario_changes(change)}
+        texts = {path.name: read_text(path, "--from-file") for path in files or ()}
+        found = read_launch(command, texts, needs_model="model" not in given)
+        build = build_training_scenario if found.is_training else build_serving_scenario
+        path = out or Path(f"{found.framework}.yaml")
+        text = render_scenario(build(dict(found.content), given, path))
     except ForetokenError as err:
         fail(err)
     if found.unread:

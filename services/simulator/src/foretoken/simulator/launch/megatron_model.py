@@ -1,14 +1,22 @@
 """The geometry of a model as options of Megatron-LM's training script."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.architecture import ModelArchitecture, all_models
 from foretoken.domain.placement import expert_mesh
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.launch.trainer import Refusals, topology_of
 
 Options = Mapping[str, object]
 
+# Options that tell one model from another, where they are given.
+_GEOMETRY = (
+    *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups"),
+    *("num-key-value-heads", "kv-channels", "max-position-embeddings", "q-lora-rank"),
+    *("moe-router-topk", "topk", "moe-ffn-hidden-size"),
+)
+# Without these a model has no such part.
+_PARTS = ("num-experts", "kv-lora-rank")
 # The usual weight of the loss that balances experts. Source: the option's own help.
 _BALANCE_LOSS = 0.01
 
@@ -38,6 +46,17 @@ def model_options(scenario: TrainingScenario) -> Options:
         **_latent_attention(model),
         **_experts(scenario),
     }
+
+
+def find_presets(options: Options, write: Callable[[ModelArchitecture], Options]) -> list[str]:
+    """Return the presets whose geometry, as a framework's options write it, is that of options."""
+    given = {name: str(options[name]) for name in _GEOMETRY if name in options}
+    given |= {name: str(options.get(name)) for name in _PARTS}
+    return [
+        name
+        for name, model in all_models().items()
+        if given == {key: str(write(model).get(key)) for key in given}
+    ]
 
 
 def refuse_model(model: ModelArchitecture, refusals: Refusals) -> None:

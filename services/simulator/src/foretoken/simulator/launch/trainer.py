@@ -59,6 +59,7 @@ class LaunchedStrategy:
     cp: int = 1
     ep: int = 1
     expert_tp: int = 1
+    has_experts: bool = False
     virtual_stages: int = 1
     stage_layers: tuple[int, ...] = ()
     pipeline_schedule: str = "one_f_one_b"
@@ -100,8 +101,14 @@ class TrainingFramework(Protocol):
 
         """
 
+    def starts(self, files: Mapping[str, str]) -> bool:
+        """Tell whether files start this framework: `SCRIPT` is a script or a command."""
+
     def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
-        """Return what generated files ask for, read from their text alone."""
+        """Return what files ask for, read from their text alone."""
+
+    def find_models(self, files: Mapping[str, str]) -> Sequence[str]:
+        """Return the presets whose geometry the files have."""
 
 
 @dataclass(slots=True)
@@ -205,6 +212,7 @@ def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
         cp=layout.cp,
         ep=layout.ep,
         expert_tp=expert_mesh(layout, scenario.expert_tp).tp if scenario.model.moe else 1,
+        has_experts=scenario.model.moe is not None,
         virtual_stages=virtual_stages,
         stage_layers=chunk_layers(scenario),
         pipeline_schedule=schedule,
@@ -231,7 +239,6 @@ def launched_fields(scenario: TrainingScenario) -> dict[str, Any]:
         **{item.name: getattr(strategy, item.name) for item in fields(strategy)},
         **{f"rules.{item.name}": getattr(trainer, item.name) for item in fields(trainer)},
         "num_layers": scenario.model.num_layers,
-        "has_experts": scenario.model.moe is not None,
         "num_experts": scenario.model.moe.num_experts if scenario.model.moe else 0,
         "top_k": scenario.model.moe.top_k if scenario.model.moe else 0,
     }
@@ -241,6 +248,20 @@ def strategy_of_fields(read: Mapping[str, Any]) -> LaunchedStrategy:
     """Return the strategy that options which were read ask for."""
     names = {item.name for item in fields(LaunchedStrategy)}
     return LaunchedStrategy(**{name: value for name, value in read.items() if name in names})
+
+
+def strategy_content(strategy: LaunchedStrategy) -> dict[str, Any]:
+    """Return a strategy as the content of a scenario file, without what is as by default."""
+    said = {item.name: getattr(strategy, item.name) for item in fields(strategy)}
+    layout = {axis: said.pop(axis) for axis in ("tp", "pp", "dp", "cp", "ep")}
+    counts = said.pop("stage_layers")
+    if counts != even_layers(sum(counts), len(counts)):
+        said["stage_layers"] = counts
+    if not strategy.zero_stage or strategy.shard_degree == strategy.dp * strategy.cp:
+        del said["shard_degree"]
+    if not said.pop("has_experts"):
+        del said["expert_tp"]
+    return {"layout": layout, **said}
 
 
 def refuse_common(scenario: TrainingScenario, refusals: Refusals) -> None:

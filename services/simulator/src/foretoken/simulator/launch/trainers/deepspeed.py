@@ -7,14 +7,14 @@ ZeRO 0 and 1); deepspeedai/Megatron-DeepSpeed, `megatron/arguments.py` and
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from foretoken.domain.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile, find_trainer
 from foretoken.simulator.launch.documented_option import find_options, flatten, nest
-from foretoken.simulator.launch.megatron_model import refuse_model
+from foretoken.simulator.launch.megatron_model import find_presets, refuse_model
 from foretoken.simulator.launch.option_map import (
     Fields,
     Link,
@@ -104,6 +104,12 @@ def _refuse_geometry(model: ModelArchitecture, refusals: Refusals) -> None:
     )
 
 
+def _write_model(model: ModelArchitecture, trainer: TrainerProfile) -> Options:
+    moe = model.moe
+    experts = {"num-experts": moe.num_experts, "topk": moe.top_k} if moe else {}
+    return {**_model_options(model, trainer), **experts}
+
+
 def _model_options(model: ModelArchitecture, trainer: TrainerProfile) -> Mapping[str, object]:
     width = model.moe.expert_intermediate if model.moe else model.intermediate
     return {
@@ -139,8 +145,10 @@ def _write_experts(fields: Fields) -> Options:
 
 
 def _read_experts(options: Options) -> Fields:
-    is_split = "num-experts" in options and "enable-expert-tensor-parallelism" in options
+    has_experts = "num-experts" in options
+    is_split = has_experts and "enable-expert-tensor-parallelism" in options
     return {
+        "has_experts": has_experts,
         "ep": int(options.get("moe-expert-parallel-size", 1)),
         "expert_tp": int(options.get("tensor-model-parallel-size", 1)) if is_split else 1,
     }
@@ -329,6 +337,16 @@ class DeepSpeed:
             image=_IMAGE,
             remarks=_remarks(scenario, trainer),
         )
+
+    def starts(self, files: Mapping[str, str]) -> bool:
+        """Tell whether the command is of `pretrain_gpt.py` with DeepSpeed."""
+        return "pretrain_gpt.py" in files[SCRIPT] and "--deepspeed" in files[SCRIPT]
+
+    def find_models(self, files: Mapping[str, str]) -> Sequence[str]:
+        """Return the presets whose geometry the arguments have."""
+        rules = find_trainer(self.profiles[0])
+        options = read_script(files[SCRIPT])
+        return find_presets(options, lambda model: _write_model(model, rules))
 
     def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
         """Return what the arguments and the JSON ask for."""

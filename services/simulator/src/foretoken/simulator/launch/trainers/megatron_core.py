@@ -9,10 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from foretoken.domain.estimate import DType
+from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile, find_trainer
 from foretoken.simulator.launch.documented_option import find_options
-from foretoken.simulator.launch.megatron_model import model_options, refuse_model
+from foretoken.simulator.launch.megatron_model import find_presets, model_options, refuse_model
 from foretoken.simulator.launch.option_map import (
     Fields,
     Link,
@@ -155,6 +156,7 @@ def _read_experts(options: Options) -> Fields:
     # Megatron splits experts as it splits attention where the option is left out.
     width = options.get("tensor-model-parallel-size", 1) if has_experts else 1
     return {
+        "has_experts": has_experts,
         "ep": int(options.get("expert-model-parallel-size", 1)),
         "expert_tp": int(options.get("expert-tensor-parallel-size", width)),
     }
@@ -249,6 +251,10 @@ def _read_formats(options: Options) -> Fields:
     return {"dtype": DType.FP16 if "fp16" in options else DType.FP32}
 
 
+def _write_model(model: ModelArchitecture) -> Options:
+    return model_options(TrainingScenario(model=model, device="h100_sxm", sequence_length=1))
+
+
 _OPTIONS = OptionMap(
     name="megatron-core",
     versions="0.15",
@@ -304,6 +310,14 @@ class MegatronCore:
         return TrainingLaunch(
             files={SCRIPT: script}, image=_IMAGE, remarks=_remarks(scenario, trainer)
         )
+
+    def starts(self, files: Mapping[str, str]) -> bool:
+        """Tell whether the command is of `pretrain_gpt.py`, without DeepSpeed."""
+        return "pretrain_gpt.py" in files[SCRIPT] and "--deepspeed" not in files[SCRIPT]
+
+    def find_models(self, files: Mapping[str, str]) -> Sequence[str]:
+        """Return the presets whose geometry the arguments have."""
+        return find_presets(read_script(files[SCRIPT]), _write_model)
 
     def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
         """Return what the arguments ask for."""

@@ -6,7 +6,7 @@ PyTorch, `torch/distributed/pipelining/schedules.py` (names of schedules).
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foretoken.domain.estimate import DType
@@ -261,6 +261,7 @@ _OPTIONS = OptionMap(
         Link(
             write=_write_optional,
             read=lambda options: {
+                "has_experts": f"{_AXES}expert_parallel_degree" in options,
                 "ep": options.get(f"{_AXES}expert_parallel_degree", 1),
                 "expert_tp": options.get(f"{_AXES}expert_tensor_parallel_degree", 1),
             },
@@ -306,6 +307,14 @@ class Torchtitan:
             image=_IMAGE,
             remarks=_remarks(scenario, *flavor),
         )
+
+    def starts(self, files: Mapping[str, str]) -> bool:
+        """Tell whether the command is of `torchtitan.train`, or there is a TOML."""
+        return "torchtitan" in files[SCRIPT] or _CONFIG in files
+
+    def find_models(self, files: Mapping[str, str]) -> Sequence[str]:
+        """Return the preset of the model's flavor."""
+        return [_read_preset(flatten(tomllib.loads(files[_CONFIG]))).name]
 
     def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
         """Return what the TOML asks for."""
