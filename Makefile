@@ -159,6 +159,20 @@ proto-breaking: ## compare the protos with those of the last release, or of BASE
 proto-release: $(BUF) ## make the present protos those that clients without release tags are checked with
 	$(PYTHON) proto/breaking.py --freeze
 
+.PHONY: proto-frozen
+proto-frozen: $(BUF) ## are the released protos those of this commit, as those of a release have to be?
+	$(PYTHON) proto/breaking.py --frozen
+
+# The version stands in clients/python/src/foretoken/__init__.py; the tag has to agree with it.
+VERSION ?=
+.PHONY: release-prepare
+release-prepare: setup proto-breaking proto-release ## write VERSION where it stands, close the changelog's section, freeze the protos; then commit and tag
+	$(BIN)/python deploy/release.py --prepare $(VERSION)
+
+.PHONY: release
+release: setup proto-breaking proto-frozen ## make dist/ of the tag at this commit: source archive, wheel, notes, commands of the images (VERSION: there is no tag yet)
+	$(BIN)/python deploy/release.py $(VERSION)
+
 .PHONY: check-docker
 check-docker: setup
 	$(BIN)/hadolint $(DOCKERFILES)

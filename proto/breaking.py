@@ -7,7 +7,7 @@ is not the merge base with a branch: of a clone of that branch this is the branc
 nothing differs from.
 
 `python proto/breaking.py --against REF` compares with another state of the repository, `--freeze`
-makes the present protos the released ones.
+makes the present protos the released ones, and `--frozen` fails where they are not.
 """
 
 import argparse
@@ -62,6 +62,16 @@ def freeze(repository: Path) -> int:
     return _run_buf(protos, "build", str(protos), "--exclude-source-info", "-o", str(image))
 
 
+def is_frozen(repository: Path) -> bool:
+    """Return whether the released protos are the present ones."""
+    protos = repository / "proto"
+    with TemporaryDirectory() as folder:
+        image = Path(folder) / "protos.binpb"
+        status = _run_buf(protos, "build", str(protos), "--exclude-source-info", "-o", str(image))
+        frozen = (protos / "released" / image.name).read_bytes()
+        return status == 0 and image.read_bytes() == frozen
+
+
 def _run_buf(protos: Path, *arguments: str) -> int:
     found = _run(str(protos / "node_modules" / ".bin" / "buf"), *arguments)
     sys.stdout.write(found.stdout.decode())
@@ -78,10 +88,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--against", default="", help="a tag, branch or commit")
     parser.add_argument("--freeze", action="store_true", help="make these the released ones")
+    parser.add_argument("--frozen", action="store_true", help="are these the released ones?")
     options = parser.parse_args()
     repository = Path(__file__).resolve().parents[1]
     if options.freeze:
         return freeze(repository)
+    if options.frozen:
+        if is_frozen(repository):
+            return 0
+        sys.stderr.write("the protos are not those in released/: make proto-release\n")
+        return 1
     return compare(repository, options.against or find_newest_release(repository))
 
 

@@ -19,20 +19,27 @@ _MODULES = {
     "nvidia-ml-py": "pynvml",
     "prometheus-client": "prometheus_client",
 }
-_SERVICES = ("catalog", "predictor", "profiler", "simulator")
-# What some of a service's features need beside what the service does.
-_FURTHER_EXTRAS = {"profiler": ("graphs", "kubernetes"), "simulator": ("search",)}
+# The extras that a service's features need beside a plain installation.
+_EXTRAS = {
+    "app": (),
+    "catalog": (),
+    "predictor": (),
+    "profiler": ("profiler", "graphs", "kubernetes"),
+    "simulator": ("search",),
+}
 
 
-@pytest.mark.parametrize("service", _SERVICES)
-def test_a_service_starts_with_its_own_extra_alone(
+@pytest.mark.parametrize("service", ["catalog", "predictor", "simulator", "profiler"])
+def test_a_service_starts_without_what_only_others_need(
     pyproject: Mapping[str, Any], service: str
 ) -> None:
-    """Its image has nothing else: the command line and the service must load without the rest."""
+    """A plain installation runs all but the profiler, whose image has no more than its extras."""
     extras = pyproject["project"]["optional-dependencies"]
-    others = [extra for extra in (*_SERVICES, "graphs", "kubernetes") if extra != service]
-    absent = {name for extra in others for name in _modules(extras[extra])}
-    absent -= _modules(extras[service])
+    absent = {name for extra in extras.values() for name in _modules(extra)}
+    absent -= _modules(pyproject["project"]["dependencies"])
+    if service == "profiler":
+        absent -= _modules(extras["profiler"])
+    assert {"ray", "kubernetes", "transformers"} <= absent
     _import_without(
         sorted(absent),
         [
@@ -45,35 +52,38 @@ def test_a_service_starts_with_its_own_extra_alone(
     )
 
 
-@pytest.mark.parametrize("folder", ["services/app", *(f"services/{s}" for s in _SERVICES)])
+@pytest.mark.parametrize("service", _EXTRAS)
 def test_every_import_of_a_service_is_declared(
-    repository: Path, pyproject: Mapping[str, Any], folder: str
+    repository: Path, pyproject: Mapping[str, Any], service: str
 ) -> None:
     """What only comes along with another dependency may be gone with its next release."""
-    extras = pyproject["project"]["optional-dependencies"]
-    service = Path(folder).name
-    requirements = [*pyproject["project"]["dependencies"], *extras["app"]]
-    for extra in (service, *_FURTHER_EXTRAS.get(service, ())):
-        requirements += extras.get(extra, ())
+    project = pyproject["project"]
+    requirements = [*project["dependencies"]]
+    for extra in _EXTRAS[service]:
+        requirements += project["optional-dependencies"][extra]
     declared = {_distribution(requirement) for requirement in requirements}
     providers = packages_distributions()
     undeclared = {
         f"{path.relative_to(repository)}: {name}"
-        for path in (repository / folder / "src").rglob("*.py")
+        for path in (repository / "services" / service / "src").rglob("*.py")
         for name in third_party_packages(path)
         if not declared & {_distribution(provider) for provider in providers.get(name, [])}
     }
     assert undeclared == set()
 
 
-def test_the_client_needs_no_extra(pyproject: Mapping[str, Any]) -> None:
-    extras = pyproject["project"]["optional-dependencies"]
-    everything = (*_SERVICES, "app", "graphs", "kubernetes")
-    absent = {name for extra in everything for name in _modules(extras[extra])}
-    assert {"duckdb", "lightgbm", "torch", "jinja2", "typer", "grpc_health"} <= absent
+def test_what_only_calls_services_loads_nothing_of_theirs(pyproject: Mapping[str, Any]) -> None:
+    """A client starts at once, and runs where databases and compilers are left out."""
+    project = pyproject["project"]
+    needed = {"googleapis", "grpc", "grpcio", "numpy", "protobuf", "pyarrow", "pyyaml"}
+    everything = [project["dependencies"], *project["optional-dependencies"].values()]
+    absent = {name for part in everything for name in _modules(part)} - needed
+    absent = {name for name in absent if not name.startswith(("grpcio", "googleapis"))}
+    assert {"duckdb", "lightgbm", "torch", "jinja2", "typer", "grpc_health", "numba"} <= absent
     _import_without(
         sorted(absent),
         ["foretoken.client.facade", "foretoken.domain.lowering", "foretoken.wire.codec"],
+        "import foretoken; foretoken.connect('localhost:1').close()",
     )
 
 

@@ -63,6 +63,7 @@ def test_the_released_protos_are_those_of_every_service(repository: Path) -> Non
     services = {service.name for file in released for service in file.service}
     expected = {"CatalogService", "PredictorService", "ProfilerService", "SimulatorService"}
     assert expected == expected & services
+    assert {"v1"} == {file.package.rpartition(".")[2] for file in released}
     assert all(file.message_type or file.service or file.enum_type for file in released)
 
 
@@ -109,8 +110,10 @@ def test_a_release_this_clone_lacks_is_said(clone: Path) -> None:
 def test_what_is_frozen_is_what_later_protos_are_compared_with(clone: Path, job: Path) -> None:
     _take_a_field_away(job)
     assert 0 != _compare(clone).returncode
+    assert "make proto-release" in _compare(clone, "--frozen").stderr
     assert 0 == _compare(clone, "--freeze").returncode
     assert 0 == _compare(clone).returncode
+    assert 0 == _compare(clone, "--frozen").returncode
 
 
 def test_a_check_of_everything_compares_the_protos(repository: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from kubernetes_jobs import JobController
 from kubernetes_server import KubernetesServer
 
+import foretoken
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import (
@@ -279,7 +280,7 @@ def test_what_keeps_pods_from_running_is_told(cluster: _Cluster) -> None:
 @pytest.mark.parametrize(
     ("reason", "told"),
     [
-        ("ImagePullBackOff", "cannot pull the image foretoken-profiler:0.1.0"),
+        ("ImagePullBackOff", f"cannot pull the image foretoken-profiler:{foretoken.__version__}"),
         ("CreateContainerConfigError", "cannot start (secret not found)"),
     ],
 )

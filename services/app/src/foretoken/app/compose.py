@@ -43,8 +43,7 @@ C = TypeVar("C")
 class Composition:
     """The four ports, each made when first asked for; closes what it opened, last first.
 
-    Services and clients are imported where one is made, for a process waits only for those it asks,
-    and a client process need not have the packages of services.
+    Services and clients are imported where one is made: a process waits only for those it asks.
     """
 
     def __init__(self, config: AppConfig) -> None:
@@ -75,8 +74,7 @@ class Composition:
             from foretoken.client.catalog import CatalogClient
 
             return CatalogClient(self._connect("catalog", self._config.endpoints.catalog))
-        with _needing_extra("catalog"):
-            from foretoken.catalog.service import CatalogService
+        from foretoken.catalog.service import CatalogService
 
         return self._open(CatalogService(catalog_config(self._config)))
 
@@ -87,9 +85,8 @@ class Composition:
             from foretoken.client.predictor import PredictorClient
 
             return PredictorClient(self._connect("predictor", self._config.endpoints.predictor))
-        with _needing_extra("predictor"):
-            from foretoken.predictor.config import PredictorConfig
-            from foretoken.predictor.service import PredictorService
+        from foretoken.predictor.config import PredictorConfig
+        from foretoken.predictor.service import PredictorService
 
         config = _section(
             PredictorConfig, self._config.predictor, self._state("predictor"), "predictor"
@@ -103,9 +100,8 @@ class Composition:
             from foretoken.client.simulator import SimulatorClient
 
             return SimulatorClient(self._connect("simulator", self._config.endpoints.simulator))
-        with _needing_extra("simulator"):
-            from foretoken.simulator.config import SimulatorConfig
-            from foretoken.simulator.service import SimulatorService
+        from foretoken.simulator.config import SimulatorConfig
+        from foretoken.simulator.service import SimulatorService
 
         config = _section(
             SimulatorConfig, self._config.simulator, self._state("simulator"), "simulator"
@@ -125,8 +121,7 @@ class Composition:
         """
         if self._config.endpoints.simulator != EMBEDDED:
             return self.simulator.plan_training_memory
-        with _needing_extra("simulator"):
-            from foretoken.simulator.training.memory_plan import plan_memory
+        from foretoken.simulator.training.memory_plan import plan_memory
 
         return plan_memory
 
@@ -157,7 +152,7 @@ class Composition:
         self, section: Mapping[str, Any], cluster: Mapping[str, Any]
     ) -> ProfilerPort:
         """Return the profiler whose pods record into the catalog this process asks, too."""
-        with _needing_extra("profiler", extra="kubernetes"):
+        with _needing_extra("kubernetes"):
             from foretoken.profiler.cluster.service import ClusterProfiler
             from foretoken.profiler.cluster.spec import SECRET_FILES, KubernetesSpec, PodSetup
 
@@ -212,13 +207,13 @@ class Composition:
 
 
 @contextmanager
-def _needing_extra(service: str, extra: str = "") -> Iterator[None]:
+def _needing_extra(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as err:
         raise InvalidRequestError(
-            f"an embedded {service} needs {err.name}: pip install 'foretoken[{extra or service}]',"
-            f" or say where one serves: --endpoint {service}=HOST:PORT"
+            f"an embedded profiler needs {err.name}: pip install 'foretoken[{extra}]',"
+            " or say where one serves: --endpoint profiler=HOST:PORT"
         ) from err
 
 
@@ -229,8 +224,7 @@ def catalog_config(config: AppConfig) -> CatalogConfig:
         InvalidRequestError: the catalog is another process's, or its section is wrong.
 
     """
-    with _needing_extra("catalog"):
-        from foretoken.catalog.config import CatalogConfig
+    from foretoken.catalog.config import CatalogConfig
 
     if config.endpoints.catalog != EMBEDDED:
         raise InvalidRequestError.of_field(

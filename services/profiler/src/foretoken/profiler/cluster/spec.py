@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import foretoken
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 
 # Files of `client` by the key of the Secret that holds their content for the pods.
@@ -73,7 +74,7 @@ class KubernetesSpec:
     kubeconfig: str = ""
     context: str = ""
     namespace: str = ""
-    image: str = "foretoken-profiler:0.1.0"
+    image: str = f"foretoken-profiler:{foretoken.__version__}"
     image_pull_policy: str = ""
     image_pull_secrets: tuple[str, ...] = ()
     num_shards: int = 1
