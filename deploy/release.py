@@ -1,4 +1,4 @@
-# ruff: noqa: INP001, T201 - a program beside the package, not a part of it
+# ruff: noqa: INP001, T201 - a program, not a part of the package
 """Makes a release of the tag at this commit: `python deploy/release.py [VERSION]`.
 
 A version has one place, `foretoken/__init__.py`. `--prepare VERSION` writes it there and where

@@ -1,4 +1,4 @@
-# ruff: noqa: INP001 - a script beside the protos, not a package
+# ruff: noqa: INP001 - a script next to the protos, not a package
 """Check that clients of the last release can talk to these protos: `python proto/breaking.py`.
 
 They are compared with those of the newest tag vX.Y.Z before them. A clone without tags, or sources

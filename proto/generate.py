@@ -1,4 +1,4 @@
-# ruff: noqa: INP001 - a script beside the protos, not a package
+# ruff: noqa: INP001 - a script next to the protos, not a package
 """Generate the Python stubs from the protos: `python proto/generate.py [folder]`.
 
 The versions of grpcio-tools and mypy-protobuf are pinned in pyproject.toml, because stubs refuse to
@@ -21,7 +21,7 @@ def generate(target: Path) -> None:
     shutil.rmtree(target / "foretoken" / "api", ignore_errors=True)
     target.mkdir(parents=True, exist_ok=True)
     sources = sorted(str(path) for path in (ROOT / "foretoken").rglob("*.proto"))
-    # The plug-ins lie beside the interpreter, which need not be on PATH.
+    # The plug-ins are next to the interpreter, which need not be on PATH.
     scripts = Path(sys.executable).parent
     arguments = [
         "protoc",
