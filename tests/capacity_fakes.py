@@ -37,7 +37,7 @@ class TableDeployment:
 def single_server() -> TableDeployment:
     """Return an engine that serves one request at a time, in 10 steps of 10 ms."""
     profile = EngineProfile(name="server", engine="none", max_num_seqs=1)
-    setup = DeploymentSetup(profile=profile, num_kv_blocks=100, uses_fast_path=False)
+    setup = DeploymentSetup(profile=profile, num_kv_blocks=100)
     return TableDeployment(setup, flat_tables(1e3 * STEP_MS, 0.0))
 
 

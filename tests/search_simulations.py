@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from foretoken.domain.engine import DEFAULT_PROFILE, find_engine
 from foretoken.simulator.cost_tables import CostTables
-from foretoken.simulator.serving.reference import TableCost, run_reference
+from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
 
@@ -31,7 +31,7 @@ def simulate(load: Load, tables: CostTables) -> NDArray[np.int64]:
         rng.integers(1, 30, load.num_requests),
     )
     setup = DeploymentSetup(profile=find_engine(DEFAULT_PROFILE), num_kv_blocks=500)
-    return run_reference(plan, setup, TableCost(tables), _ignore).requests.first_token_ns
+    return run_deployment(plan, setup, tables, _ignore).requests.first_token_ns
 
 
 def _ignore(_done_ratio: float) -> None:

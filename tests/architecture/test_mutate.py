@@ -8,8 +8,8 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = _ROOT / "tests" / "mutation" / "mutate.py"
-_MODULE = "foretoken.simulator.serving.schedulers.orca"
-_FILE = _ROOT / "services/simulator/src/foretoken/simulator/serving/schedulers/orca.py"
+_MODULE = "foretoken.simulator.engine.schedulers.orca"
+_FILE = _ROOT / "services/simulator/src/foretoken/simulator/engine/schedulers/orca.py"
 _FOLDER = "tests/unit/simulator/serving"
 _TESTS = f"{_FOLDER}/test_schedulers_golden.py {_FOLDER}/test_scheduler_orca.py"
 

@@ -177,7 +177,7 @@ def _compare(engines: _Tables) -> None:
 def _count_covered() -> None:
     """Print how often the intervals of drawn workloads hold what is known."""
     profile = EngineProfile(name="server", engine="none", max_num_seqs=1)
-    setup = DeploymentSetup(profile=profile, num_kv_blocks=100, uses_fast_path=True)
+    setup = DeploymentSetup(profile=profile, num_kv_blocks=100)
     num_tokens = 10
     engines = _Tables(setup, flat_tables(1e6 * _SERVICE_S / num_tokens, 0.0))
     warm_up(setup, engines.tables)

@@ -130,7 +130,7 @@ def _warm_up_s(_what: str) -> float:
 
 
 def _setup() -> DeploymentSetup:
-    return DeploymentSetup(profile=find_engine(_ENGINE), num_kv_blocks=30_000, uses_fast_path=True)
+    return DeploymentSetup(profile=find_engine(_ENGINE), num_kv_blocks=30_000)
 
 
 def _measure(what: str) -> _Figures:

@@ -17,18 +17,30 @@ What differs by definition:
 import csv
 import gzip
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.engine import EngineProfile, find_engine
-from foretoken.domain.units import NS_PER_S
-from foretoken.simulator.serving.batch import Batch
-from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.reference import run_reference
+from foretoken.domain.units import NS_PER_S, NS_PER_US
+from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.engine import clock, hand_over
+from foretoken.simulator.engine.layout import NEVER_NS, Records
+from foretoken.simulator.engine.output import (
+    Slice,
+    join_slices,
+    step_records,
+    take_output,
+    token_runs,
+)
+from foretoken.simulator.engine.state import EngineState, build_pool_state
+from foretoken.simulator.serving.cluster_setup import PoolSetup
+from foretoken.simulator.serving.record import StepRecord, TokenRuns
 from foretoken.simulator.serving.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
 
@@ -57,6 +69,8 @@ _DENSE = (
 )
 _BATCHING_OVERHEAD_RATIO = 0.1
 _KV_STEP = 64
+# Of what an engine wrote down, before it is taken away.
+_MANY = 10_000
 _LATENCIES = ("TTFT", "TPOT", "e2e")
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
@@ -69,8 +83,6 @@ class VidurCost:
 
     With `is_strict` a prompt's last piece of a single token is a prefill, as in Vidur.
     """
-
-    num_stages = 1
 
     def __init__(self, folder: Path, *, is_strict: bool) -> None:
         tables = {
@@ -86,35 +98,41 @@ class VidurCost:
         self._prefill_us = _as_table(tables["attn_prefill"], _all_layers_us)
         self._is_strict = is_strict
 
-    def stage_us(self, batch: Batch) -> Sequence[float]:
+    def step_us(self, batch: "_Batch") -> float:
         """Return the time of a step, in µs."""
-        decodes = list(batch.decodes)
-        prefills = [(tokens, context) for _, tokens, context in batch.prefills]
-        for context in self._last_pieces(batch):
-            decodes.remove(context + 1)
-            prefills.append((1, context))
+        count, kv_tokens = batch.num_decodes, batch.decode_kv_tokens
+        prefills = list(batch.prefills)
+        if self._is_strict:
+            prefills += [(1, context) for context in batch.last_pieces]
+            count -= len(batch.last_pieces)
+            kv_tokens -= sum(batch.last_pieces) + len(batch.last_pieces)
         total_us = self._dense_us[batch.num_tokens - 1]
-        if decodes:
-            mean = _round_up(sum(decodes) // len(decodes))
-            total_us += self._decode_us[len(decodes), mean] * _overhead(len(decodes))
+        if count:
+            mean = _round_up(kv_tokens // count)
+            total_us += self._decode_us[count, mean] * _overhead(count)
         if prefills:
             context = sum(_round_up(context) for _, context in prefills)
             chunk = round(sum(tokens**2 for tokens, _ in prefills) ** 0.5)
             total_us += self._prefill_us[context, chunk**2] * _overhead(len(prefills))
-        return [total_us]
+        return total_us
 
-    def shared_us(self, _stage: int, _num_tokens: int, _num_seqs: int) -> float:
-        """Return 0: the engine runs on its own."""
-        return 0.0
 
-    def _last_pieces(self, batch: Batch) -> Iterator[int]:
-        """Yield the context before each last piece of a single token."""
-        if not self._is_strict:
-            return
-        begun = {request.index for request, _, _ in batch.prefills}
-        for request in batch.rows:
-            if request.num_generated == 1 and request.index not in begun:
-                yield request.num_prefill_tokens - 1
+class _Batch(NamedTuple):
+    """A step: pieces of prompts as (tokens, context), and contexts before last pieces of one."""
+
+    num_tokens: int
+    num_decodes: int
+    decode_kv_tokens: int
+    prefills: Sequence[tuple[int, int]]
+    last_pieces: Sequence[int]
+
+
+class _Record(NamedTuple):
+    """What an engine did: a row of times for each request, its steps and the tokens of answers."""
+
+    requests: Records
+    steps: StepRecord
+    tokens: TokenRuns
 
 
 def main() -> int:
@@ -138,7 +156,7 @@ def _compare(folder: Path, strict: VidurCost, ours: VidurCost) -> float:
     record = _simulate(folder.name, rows, strict)
     measured, found = _latencies_of(rows), _latencies(record)
     found_ours = _latencies(_simulate(folder.name, rows, ours))
-    num_steps = len(record.steps[0].end_ns)
+    num_steps = len(record.steps.end_ns)
     print(f"\n{folder.name}: {len(rows)} requests, {num_steps} steps")
     print("              Vidur ms   ours ms    error  a token as a decode")
     worst = 0.0
@@ -160,7 +178,7 @@ def _compare(folder: Path, strict: VidurCost, ours: VidurCost) -> float:
     return worst
 
 
-def _compare_gaps(folder: Path, record: ServingRecord) -> None:
+def _compare_gaps(folder: Path, record: _Record) -> None:
     """Print the gaps between tokens beside what Vidur gives for them, where it does."""
     path = folder / "decode_token_execution_plus_preemption_time.csv"
     if not path.is_file():
@@ -170,7 +188,7 @@ def _compare_gaps(folder: Path, record: ServingRecord) -> None:
             float(row["decode_token_execution_plus_preemption_time"])
             for row in csv.DictReader(file)
         ]
-    steps, runs = record.steps[0], record.tokens
+    steps, runs = record.steps, record.tokens
     times_s = [
         steps.end_ns[first + stride * np.arange(count)] / NS_PER_S
         for first, stride, count in zip(runs.first_step, runs.stride, runs.count, strict=True)
@@ -187,7 +205,8 @@ def _compare_gaps(folder: Path, record: ServingRecord) -> None:
         )
 
 
-def _simulate(name: str, rows: Sequence[Mapping[str, str]], cost: VidurCost) -> ServingRecord:
+def _simulate(name: str, rows: Sequence[Mapping[str, str]], cost: VidurCost) -> _Record:
+    """Let an engine choose its batches one by one; how long each takes is said from outside."""
     profile = next(profile for key, profile in _PROFILES.items() if key in name)
     delays_s = [float(row["request_inter_arrival_delay"] or 0.0) for row in rows]
     plan = plan_requests(
@@ -198,16 +217,54 @@ def _simulate(name: str, rows: Sequence[Mapping[str, str]], cost: VidurCost) -> 
         ),
     )
     setup = DeploymentSetup(profile=profile, num_kv_blocks=_NUM_BLOCKS)
-    return run_reference(plan, setup, cost, lambda _: None)
+    state = build_pool_state(plan, PoolSetup(name="", engines=setup), flat_tables())
+    rules, arrays = state.record[0], state.arrays
+    slices: list[Slice] = []
+    arrivals = deque(enumerate(plan.arrival_ns.tolist()))
+    while arrivals or rules["next_ns"] < NEVER_NS:
+        now_ns = min(int(rules["next_ns"]), arrivals[0][1] if arrivals else NEVER_NS)
+        clock.complete_at(state.record, now_ns)
+        while arrivals and arrivals[0][1] == now_ns:
+            hand_over.submit(state.record, 0, arrivals.popleft()[0], now_ns)
+        num_steps = int(arrays["engines"]["num_steps"][0])
+        if rules["next_ns"] == now_ns:
+            clock.turn_at(state.record, now_ns)
+        if arrays["engines"]["num_steps"][0] > num_steps:
+            end_ns = now_ns + round(cost.step_us(_batch_of(state)) * NS_PER_US)
+            arrays["flights"]["end_ns"][0, 0] = arrays["stage_free"][0, 0] = end_ns
+        if max(rules["num_out_steps"], rules["num_out_prefills"]) > _MANY:
+            slices.append(take_output(state))
+    output = join_slices([*slices, take_output(state)])
+    (steps,) = step_records(output, speculates=False)
+    return _Record(arrays["requests"], steps, token_runs(output.runs))
 
 
-def _latencies(record: ServingRecord) -> Latencies:
+def _batch_of(state: EngineState) -> _Batch:
+    """Return the batch that was chosen last."""
+    arrays, requests = state.arrays, state.arrays["requests"]
+    flight, end = arrays["flights"][0, 0], int(state.record["num_out_prefills"][0])
+    begun = slice(end - int(flight["num_prefills"]), end)
+    tokens, context = (arrays[f"prefill_{name}"][begun].tolist() for name in ("tokens", "context"))
+    rows = arrays["rows"][0, 0, : flight["num_yielding"]]
+    is_last = (requests["num_generated"][rows] == 1) & ~np.isin(
+        rows, arrays["prefills"]["request"][begun]
+    )
+    return _Batch(
+        num_tokens=int(flight["num_tokens"]),
+        num_decodes=int(flight["num_decodes"]),
+        decode_kv_tokens=int(flight["decode_kv_tokens"]),
+        prefills=list(zip(tokens, context, strict=True)),
+        last_pieces=(requests["num_prefill"][rows[is_last]] - 1).tolist(),
+    )
+
+
+def _latencies(record: _Record) -> Latencies:
     requests = record.requests
     ttft, e2e = (
-        (times - requests.arrival_ns) / NS_PER_S
-        for times in (requests.first_token_ns, requests.finished_ns)
+        (requests[name] - requests["earliest_ns"]) / NS_PER_S
+        for name in ("first_token_ns", "finished_ns")
     )
-    return {"TTFT": ttft, "TPOT": _tpot(ttft, e2e, requests.num_decode_tokens), "e2e": e2e}
+    return {"TTFT": ttft, "TPOT": _tpot(ttft, e2e, requests["num_decode"]), "e2e": e2e}
 
 
 def _latencies_of(rows: Sequence[Mapping[str, str]]) -> Latencies:

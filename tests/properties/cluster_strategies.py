@@ -8,6 +8,7 @@ from serving_strategies import make_tables, plans, profiles
 
 from foretoken.domain.cluster import AutoscalingSpec, FailureSpec, ReplicaOutage, RoutingSpec
 from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.serving.cluster import Cluster
 from foretoken.simulator.serving.cluster_record import record_cluster
 from foretoken.simulator.serving.cluster_setup import (
@@ -16,7 +17,6 @@ from foretoken.simulator.serving.cluster_setup import (
     KvTransferSetup,
     PoolSetup,
 )
-from foretoken.simulator.serving.deployment import make_pool
 from foretoken.simulator.serving.engine_pool import PoolRole
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.request_plan import RequestPlan
@@ -48,7 +48,7 @@ class ClusterCase:
     def run(self) -> tuple[ServingRecord, Cluster]:
         """Return what the cluster did, and the cluster as it is in the end."""
         pools = [
-            make_pool(self.plan, pool, tables)
+            EnginePool(self.plan, pool, tables)
             for pool, tables in zip(self.setup.pools, self.tables, strict=True)
         ]
         cluster = Cluster(self.plan, self.setup, pools)

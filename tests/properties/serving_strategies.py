@@ -7,12 +7,17 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from foretoken.domain.engine import EngineProfile
+from foretoken.domain.engine import EngineProfile, KvTier
+from foretoken.domain.plugins import scan_modules
 from foretoken.simulator.cost_tables import CostTables, flat_tables
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.speculation import Speculation
+
+_BYTES_PER_TOKEN = 100
+SCHEDULERS = sorted(scan_modules("foretoken.simulator.engine.schedulers", "select"))
 
 
 @dataclass(frozen=True)
@@ -23,10 +28,9 @@ class Case:
     setup: DeploymentSetup
     tables: CostTables
 
-    def run(self, *, uses_fast_path: bool) -> ServingRecord:
-        """Return what the engines did, by compiled code or by the reference."""
-        setup = replace(self.setup, uses_fast_path=uses_fast_path)
-        return run_deployment(self.plan, setup, self.tables, lambda _: None)
+    def run(self) -> ServingRecord:
+        """Return what the engines did."""
+        return run_deployment(self.plan, self.setup, self.tables, lambda _: None)
 
 
 @st.composite
@@ -108,6 +112,56 @@ def cases(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> Case:
     )
     return Case(
         plan, setup, make_tables(draw(st.sampled_from((0.5, 5.0))), draw(st.integers(1, 3)))
+    )
+
+
+@st.composite
+def rich_cases(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> Case:
+    """Draw a case with rules that few have: tiers below the device, swapping, drafts, padding."""
+    case = draw(cases(scheduler))
+    profile = replace(
+        case.setup.profile,
+        counts_padding=draw(st.booleans()),
+        max_decode_run=draw(st.sampled_from((0, 1, 3, 10))),
+        mixes_prefill=draw(st.booleans()),
+        preemption=draw(st.sampled_from(("recompute", "swap"))),
+    )
+    tiers = draw(st.just([]) | st.lists(_tiers(profile.block_size), min_size=1, max_size=3))
+    has_draft = len(case.tables.tokens_us) == 1
+    setup = replace(
+        case.setup,
+        profile=profile,
+        kv_bytes_per_token=_BYTES_PER_TOKEN,
+        kv_tiers=tuple(tiers),
+        speculation=draw(st.none() | speculations(has_draft=has_draft)),
+    )
+    return replace(case, setup=setup)
+
+
+@st.composite
+def speculations(draw: st.DrawFn, *, has_draft: bool = True) -> Speculation:
+    """Draw how an engine speculates; a draft that takes time is on one stage."""
+    num_drafts = draw(st.integers(1, 7))
+    return Speculation(
+        num_draft_tokens=num_drafts,
+        acceptance_ratio=draw(st.sampled_from((0.0, 0.3, 0.8, 1.0))),
+        num_lookahead_tokens=draw(st.sampled_from((0, num_drafts))),
+        draft=draw(st.none() | st.just(flat_tables(1.0, 0.1))) if has_draft else None,
+        seed=draw(st.integers(0, 3)),
+    )
+
+
+def _tiers(block_size: int) -> st.SearchStrategy[KvTier]:
+    """Draw a tier of no block, a few or more than there are."""
+    rates = st.sampled_from((1e9, 1e8, 1e7))
+    return st.builds(
+        KvTier,
+        name=st.just("tier"),
+        capacity_bytes=st.sampled_from((0, 1, 3, 8, 40, 10**6)).map(
+            lambda count: count * _BYTES_PER_TOKEN * block_size + 1
+        ),
+        read_bytes_per_s=rates,
+        write_bytes_per_s=rates,
     )
 
 

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving_strategies import Case, cases
+from serving_strategies import SCHEDULERS, Case, cases
 
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.search import LatencyLimit, ServingTargets
 from foretoken.domain.slo import Slo
 from foretoken.simulator.search.capacity.request_rate import stretch_plan, take_requests
 from foretoken.simulator.search.capacity.verdict import Judge, count_unseen
-from foretoken.simulator.serving.fast.selection import SELECTS
 
 _MS = 1e-3
 
@@ -45,7 +44,7 @@ def _judges(draw: st.DrawFn) -> Judge:
     return Judge(ServingTargets(limits=limits, slo_attainment_ratio=0.7), (slo,))
 
 
-@pytest.mark.parametrize("scheduler", sorted(SELECTS))
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_what_first_requests_miss_all_miss(scheduler: str) -> None:
     """No figure of a run of the first requests is above that of all, so no run is cut that meets.
 
@@ -59,11 +58,9 @@ def test_what_first_requests_miss_all_miss(scheduler: str) -> None:
         num_first = data.draw(st.integers(0, case.plan.num_requests - 1))
         if num_first == 0:
             return
-        whole = judge.judge(case.run(uses_fast_path=False))
+        whole = judge.judge(case.run())
         first = replace(case, plan=take_requests(case.plan, np.arange(num_first)))
-        kind = judge.judge_kindly(
-            first.run(uses_fast_path=False), count_unseen(case.plan, num_first)
-        )
+        kind = judge.judge_kindly(first.run(), count_unseen(case.plan, num_first))
         for found, limit in zip(kind.outcomes[:-1], whole.outcomes[:-1], strict=True):
             assert found.value <= limit.value * (1 + 1e-12)
         assert kind.outcomes[-1].value >= whole.outcomes[-1].value

@@ -2,17 +2,20 @@
 
 import itertools
 from collections import defaultdict
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
+import pytest
 from cluster_strategies import ClusterCase, cluster_cases
 from hypothesis import HealthCheck, given, settings
-from serving_strategies import Case, cases
+from serving_strategies import SCHEDULERS, Case, rich_cases
 
+from foretoken.domain.cluster import RoutingSpec
+from foretoken.simulator.serving.cluster_setup import ClusterSetup, PoolSetup
 from foretoken.simulator.serving.deployment import run_cluster
 from foretoken.simulator.serving.engine_pool import PoolRole
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
-from foretoken.simulator.serving.reference import cluster_of
+from foretoken.simulator.serving.setup import DeploymentSetup
 
 # To draw a cluster takes longer than to run it.
 _SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -204,17 +207,27 @@ def test_the_same_seed_gives_the_same_bytes(case: ClusterCase) -> None:
     assert first.pools == second.pools
 
 
-@_SETTINGS
-@given(case=cases())
-def test_a_cluster_of_one_pool_is_the_plain_deployment(case: Case) -> None:
-    """What the compiled code of plain deployments does, but for columns that clusters add."""
-    plain = case.run(uses_fast_path=True)
-    setup = cluster_of(replace(case.setup, uses_fast_path=False))
-    cluster = run_cluster(case.plan, setup, [case.tables], lambda _: None)
-    expected, actual = _columns(plain), _columns(cluster)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_cluster_of_one_pool_is_the_plain_deployment(scheduler: str) -> None:
+    """Two clocks, one of which is compiled: equal to the ns but for columns that clusters add."""
+    _SETTINGS(given(case=rich_cases(scheduler))(_check_cluster_of_one))()
+
+
+def _check_cluster_of_one(case: Case) -> None:
+    cluster = run_cluster(case.plan, _cluster_of(case.setup), [case.tables], lambda _: None)
+    expected, actual = _columns(case.run()), _columns(cluster)
     assert {name: actual[name] for name in expected if expected[name] is not None} == {
         name: column for name, column in expected.items() if column is not None
     }
+
+
+def _cluster_of(setup: DeploymentSetup) -> ClusterSetup:
+    """Return a deployment as a cluster: engines in lock step are one replica, others one each."""
+    size = setup.num_engines if setup.is_lock_step else 1
+    num_replicas = setup.num_engines // size
+    pool = PoolSetup(name="", engines=setup, num_replicas=num_replicas, engines_per_replica=size)
+    router = "round_robin" if setup.is_lock_step else setup.router
+    return ClusterSetup(pools=(pool,), routing=RoutingSpec(router=router))
 
 
 def _columns(record: ServingRecord) -> dict[str, list[int]]:

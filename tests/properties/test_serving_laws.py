@@ -5,19 +5,22 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from hypothesis import given
-from serving_strategies import Case, cases
+from serving_strategies import SCHEDULERS, Case, cases
 
-from foretoken.simulator.serving.fast.kernel import run_slice
-from foretoken.simulator.serving.fast.layout import MORE
-from foretoken.simulator.serving.fast.state import build_state
+from foretoken.simulator.engine.kernel import run_slice
+from foretoken.simulator.engine.layout import MORE
+from foretoken.simulator.engine.state import build_state
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 
 
-@pytest.mark.parametrize("path", ["fast", "reference"])
-@given(case=cases())
-def test_requests_in_are_those_done_and_those_refused(path: str, case: Case) -> None:
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_requests_in_are_those_done_and_those_refused(scheduler: str) -> None:
     """Nothing hangs and nothing is lost; who is refused says why and gets nothing."""
-    requests = case.run(uses_fast_path=path == "fast").requests
+    given(case=cases(scheduler))(_check_outcomes)()
+
+
+def _check_outcomes(case: Case) -> None:
+    requests = case.run().requests
     is_done = requests.outcome == RequestOutcome.COMPLETED
     is_refused = np.isin(
         requests.outcome, (RequestOutcome.CONTEXT_TOO_LONG, RequestOutcome.EXCEEDS_KV_CACHE)
@@ -34,7 +37,7 @@ def test_requests_in_are_those_done_and_those_refused(path: str, case: Case) -> 
 @given(case=cases())
 def test_every_token_of_an_answer_leaves_once(case: Case) -> None:
     """Tokens are conserved: as many as asked for, each at a later step than the one before."""
-    record = case.run(uses_fast_path=True)
+    record = case.run()
     num_tokens = np.zeros(case.plan.num_requests, dtype=np.int64)
     np.add.at(num_tokens, record.tokens.request, record.tokens.count)
     is_done = record.requests.outcome == RequestOutcome.COMPLETED
@@ -50,7 +53,7 @@ def test_every_token_of_an_answer_leaves_once(case: Case) -> None:
 
 @given(case=cases())
 def test_times_of_a_request_come_in_order(case: Case) -> None:
-    requests = case.run(uses_fast_path=True).requests
+    requests = case.run().requests
     is_done = requests.outcome == RequestOutcome.COMPLETED
     assert (requests.arrival_ns >= case.plan.arrival_ns).all()
     for earlier, later in (
@@ -69,7 +72,7 @@ def test_times_of_a_request_come_in_order(case: Case) -> None:
 
 @given(case=cases())
 def test_the_clock_of_an_engine_never_goes_back(case: Case) -> None:
-    for steps in case.run(uses_fast_path=True).steps:
+    for steps in case.run().steps:
         for times_ns in (steps.scheduled_ns, steps.start_ns, steps.end_ns):
             assert (np.diff(times_ns) >= 0).all()
         assert (steps.scheduled_ns <= steps.start_ns).all()
@@ -80,7 +83,7 @@ def test_the_clock_of_an_engine_never_goes_back(case: Case) -> None:
 def test_steps_keep_to_the_limits(case: Case) -> None:
     """Blocks, requests and tokens of a step are at most what the engine has and allows."""
     rules = case.setup.profile
-    for steps in case.run(uses_fast_path=True).steps:
+    for steps in case.run().steps:
         assert (steps.num_used_blocks >= 0).all()
         assert (steps.num_used_blocks <= case.setup.num_kv_blocks).all()
         assert (steps.num_running <= rules.max_num_seqs).all()
@@ -108,16 +111,8 @@ def test_kv_blocks_are_conserved(case: Case) -> None:
 
 @given(case=cases())
 def test_the_same_workload_gives_the_same_bytes(case: Case) -> None:
-    first, second = (case.run(uses_fast_path=True) for _ in range(2))
+    first, second = (case.run() for _ in range(2))
     assert _columns(first) == _columns(second)
-
-
-@given(case=cases())
-def test_compiled_code_does_what_the_reference_does(case: Case) -> None:
-    """Every time, token and step is the same; `test_scheduler_twins` says so of other rules."""
-    expected, actual = (_columns(case.run(uses_fast_path=fast)) for fast in (False, True))
-    for name, column in expected.items():
-        assert column == actual[name], name
 
 
 def _columns(record: ServingRecord) -> dict[str, list[int]]:

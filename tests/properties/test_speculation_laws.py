@@ -7,9 +7,8 @@ import pytest
 from cluster_strategies import ClusterCase, cluster_cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving_strategies import Case, cases
+from serving_strategies import Case, cases, speculations
 
-from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.serving.engine_pool import PoolRole
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord, StepRecord
 from foretoken.simulator.serving.speculation import Speculation, draw_yields
@@ -19,27 +18,15 @@ _SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slo
 
 
 @st.composite
-def _speculations(draw: st.DrawFn) -> Speculation:
-    num_drafts = draw(st.integers(1, 7))
-    return Speculation(
-        num_draft_tokens=num_drafts,
-        acceptance_ratio=draw(st.sampled_from((0.0, 0.3, 0.8, 1.0))),
-        num_lookahead_tokens=draw(st.sampled_from((0, num_drafts))),
-        draft=draw(st.none() | st.just(flat_tables(1.0, 0.1))),
-        seed=draw(st.integers(0, 3)),
-    )
-
-
-@st.composite
 def _cases(draw: st.DrawFn) -> Case:
     case = draw(cases(draw(st.sampled_from(_SCHEDULERS))))
-    return replace(case, setup=replace(case.setup, speculation=draw(_speculations())))
+    return replace(case, setup=replace(case.setup, speculation=draw(speculations())))
 
 
 @st.composite
 def _clusters(draw: st.DrawFn) -> ClusterCase:
     """Draw a cluster all of whose pools speculate alike, one scheduler in each."""
-    case, speculation = draw(cluster_cases()), draw(_speculations())
+    case, speculation = draw(cluster_cases()), draw(speculations())
     pools = []
     for pool in case.setup.pools:
         scheduler = draw(st.sampled_from(_SCHEDULERS))
@@ -50,7 +37,7 @@ def _clusters(draw: st.DrawFn) -> ClusterCase:
 
 
 def _run(case: Case) -> ServingRecord:
-    return case.run(uses_fast_path=False)
+    return case.run()
 
 
 def _count_left(steps: StepRecord) -> int:

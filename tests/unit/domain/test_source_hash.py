@@ -10,10 +10,10 @@ import foretoken.domain
 import foretoken.simulator
 from foretoken.domain.source_hash import hash_source, import_closure
 
-_SIMULATION = "serving/fast/simulation.py"
+_SIMULATION = "engine/simulation.py"
 _IMPORTED = """
 import sys
-import foretoken.simulator.serving.fast.simulation
+import foretoken.simulator.engine.simulation
 for name, module in sys.modules.items():
     if name.startswith("foretoken.") and getattr(module, "__file__", None):
         print(module.__file__)
@@ -27,7 +27,7 @@ def test_the_closure_holds_every_file_that_importing_the_engine_loads() -> None:
     root = Path(foretoken.simulator.__path__[0]) / _SIMULATION
     closure = set(import_closure(root).values())
     assert set() == {Path(line) for line in done.stdout.split()} - closure
-    assert Path(foretoken.simulator.__path__[0]) / "serving/schedulers/sglang.py" in closure
+    assert Path(foretoken.simulator.__path__[0]) / "engine/layout.py" in closure
 
 
 def test_a_change_of_any_file_that_the_engine_imports_changes_its_key(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def _simulate(
         max_num_batched_tokens=limit,
         has_prefix_caching=False,
     )
-    setup = DeploymentSetup(profile=rules, num_kv_blocks=100_000, uses_fast_path=False)
+    setup = DeploymentSetup(profile=rules, num_kv_blocks=100_000)
     record = run_deployment(plan, setup, flat_tables(_STEP_US, _TOKEN_US), lambda _: None)
     requests = record.requests
     late = np.arange(num) >= 3 * batch

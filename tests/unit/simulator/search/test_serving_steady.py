@@ -31,7 +31,7 @@ def _run_loop(concurrency: int, seed: int, ramp_ns: int, profile: str) -> Servin
     prompts, answers = rng.integers(20, 400, num), rng.integers(2, 60, num)
     plan = replace(plan_requests(ramp, prompts, answers), concurrency=concurrency)
     rules = replace(find_engine(profile), max_num_seqs=concurrency, max_num_batched_tokens=512)
-    setup = DeploymentSetup(profile=rules, num_kv_blocks=100_000, uses_fast_path=False)
+    setup = DeploymentSetup(profile=rules, num_kv_blocks=100_000)
     return run_deployment(plan, setup, flat_tables(1000.0, 10.0), lambda _: None)
 
 

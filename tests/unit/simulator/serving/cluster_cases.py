@@ -36,7 +36,6 @@ def pool_of(name: str = "pool", **fields: Any) -> PoolSetup:
         profile=fields.pop("profile", PROFILE),
         num_kv_blocks=fields.pop("num_kv_blocks", 100),
         num_engines=fields.pop("num_engines", fields.get("num_replicas", 1)),
-        uses_fast_path=False,
     )
     return PoolSetup(name=name, engines=engines, **fields)
 

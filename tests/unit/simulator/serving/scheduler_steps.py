@@ -1,27 +1,27 @@
-"""Schedulers run step by step without a clock: what each step computes, by request."""
+"""Schedulers run step by step: what each step computes, by request."""
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretoken.domain.engine import KvTier, find_engine
-from foretoken.domain.plugins import scan_modules
-from foretoken.simulator.serving.batch import Batch, StepBudget
-from foretoken.simulator.serving.kv_cache import KvCache
-from foretoken.simulator.serving.kv_store import KvStore
-from foretoken.simulator.serving.request import SimRequest
+import numpy as np
 
-# More steps than any test needs.
-_MOST_STEPS = 10_000
-_BLOCK_BYTES = 1000
-# Room for a hundred blocks, a microsecond each.
-_TIER = KvTier(name="host", capacity_bytes=100_000, read_bytes_per_s=1e9, write_bytes_per_s=1e9)
+from foretoken.domain.engine import KvTier, find_engine
+from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.engine import clock, hand_over, layout
+from foretoken.simulator.engine.state import build_pool_state
+from foretoken.simulator.serving.cluster_setup import PoolSetup
+from foretoken.simulator.serving.request_plan import plan_requests
+from foretoken.simulator.serving.setup import DeploymentSetup
+
+# More steps, requests and tokens of one than any test needs.
+_MOST_STEPS, _MOST_REQUESTS, _MOST_TOKENS = 10_000, 64, 4_000
+_STEP_US = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStep:
-    """Tokens computed of each request's prompt, requests that decoded, and who lost its blocks."""
+    """Tokens of each request's prompt, requests that decoded, who lost its blocks, last first."""
 
     prompts: Mapping[int, int]
     decodes: frozenset[int]
@@ -29,43 +29,89 @@ class SchedulerStep:
 
 
 class SchedulerRun:
-    """An engine of one stage that waits for every step; requests are (prompt, answer) tokens."""
+    """An engine of one stage that waits for every step, of a second; requests arrive by hand.
+
+    They are (prompt, answer) tokens and share nothing. A tier to swap to holds a hundred blocks,
+    each of which takes a microsecond up and down.
+    """
 
     def __init__(
         self, profile: str, requests: Sequence[tuple[int, int]], num_blocks: int, **rules: Any
     ) -> None:
+        bare = {"host_us", "host_us_per_seq", "output_us", "output_us_per_seq"}
+        bare_rules = {"has_async_scheduling": False, "has_prefix_caching": False}
+        rules = {**bare_rules, **dict.fromkeys(bare, 0.0), **rules}
         self.rules = replace(find_engine(profile), **rules)
-        store = KvStore([_TIER], _BLOCK_BYTES) if self.rules.preemption == "swap" else None
-        self.kv = KvCache(num_blocks, self.rules.block_size, store=store)
-        self.running: list[SimRequest] = []
-        self.waiting: deque[SimRequest] = deque()
+        size = self.rules.block_size
+        tier = KvTier(
+            name="host",
+            capacity_bytes=100 * size,
+            read_bytes_per_s=1e6 * size,
+            write_bytes_per_s=1e6 * size,
+        )
+        engines = DeploymentSetup(
+            profile=self.rules,
+            num_kv_blocks=num_blocks,
+            kv_bytes_per_token=1,
+            kv_tiers=(tier,) if self.rules.preemption == "swap" else (),
+        )
+        # Room for requests that are yet to come.
+        most = np.full(_MOST_REQUESTS, _MOST_TOKENS)
+        pool = PoolSetup(name="", engines=engines)
+        self.state = build_pool_state(plan_requests(0 * most, most, most), pool, _TABLES)
+        self.requests: Any = self.state.arrays["requests"]
         self.steps: list[SchedulerStep] = []
-        self._num_arrived = 0
-        self._scheduler = scan_modules("foretoken.simulator.serving.schedulers", "SCHEDULER")[
-            self.rules.scheduler
-        ](self.rules)
+        self._num_arrived = self._now_ns = 0
         for prompt, answer in requests:
             self.arrive(prompt, answer)
 
     def arrive(self, prompt: int, answer: int) -> None:
         """Let another request wait."""
-        self.waiting.append(SimRequest(self._num_arrived, prompt, answer))
-        self._num_arrived += 1
+        index, self._num_arrived = self._num_arrived, self._num_arrived + 1
+        self.requests["num_prefill"][index] = prompt
+        self.requests["num_decode"][index] = answer
+        hand_over.submit(self.state.record, 0, index, self._now_ns)
+
+    @property
+    def running(self) -> list[int]:
+        """Requests that run, in the order of admission."""
+        running: list[int] = self.state.arrays["running"][0, : self._engine["num_running"]].tolist()
+        return running
+
+    @property
+    def waiting(self) -> list[int]:
+        """Requests that wait, in order, and then those the engine has not seen yet."""
+        arrived = self._engine["num_arrived"] > 0
+        return [
+            *self._follow(int(self._engine["first_waiting"])),
+            *(self._follow(int(self._engine["first_arrived"])) if arrived else ()),
+        ]
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that requests hold."""
+        return int(self.state.record["num_blocks"][0] - self._engine["num_free"])
 
     def step(self) -> SchedulerStep:
-        """Choose a batch, compute it and let its tokens leave; a step takes a second."""
-        number = len(self.steps)
-        budget = StepBudget(self.rules, number, number * 1_000_000_000)
-        batch: Batch = self._scheduler.select(self.running, self.waiting, budget, self.kv)
-        prompts = {request.index: num_tokens for request, num_tokens, _ in batch.prefills}
-        rows = {request.index for request in batch.rows}
-        preempted = tuple(request.index for request in batch.preempted)
-        self.steps.append(SchedulerStep(prompts, frozenset(rows - prompts.keys()), preempted))
-        for request in batch.rows:
-            request.emit_tokens(number, number + 1, 1)
-            if request.is_finished:
-                self.kv.free(request)
-        self.running[:] = [request for request in self.running if not request.is_finished]
+        """Choose a batch, compute it and let its tokens leave."""
+        arrays, rules = self.state.arrays, self.state.record[0]
+        num_preemptions = self.requests["num_preemptions"].copy()
+        num_prefills, num_steps = int(rules["num_out_prefills"]), int(self._engine["num_steps"])
+        rows: list[int] = []
+        if self._turn():
+            # It looks for more to do, and waits for the batch.
+            rows = arrays["rows"][0, 0, : arrays["flights"]["num_yielding"][0, 0]].tolist()
+            self._turn()
+            self._now_ns = int(rules["next_ns"])
+            clock.complete_at(self.state.record, self._now_ns)
+        elif rules["next_ns"] < layout.NEVER_NS and num_steps == self._engine["num_steps"]:
+            self._now_ns = int(rules["next_ns"])
+        new = arrays["prefills"]["request"][num_prefills : rules["num_out_prefills"]]
+        tokens = arrays["prefill_tokens"][num_prefills : rules["num_out_prefills"]]
+        prompts = dict(zip(new.tolist(), tokens.tolist(), strict=True))
+        preempted = np.flatnonzero(self.requests["num_preemptions"] > num_preemptions)
+        decodes = frozenset(set(rows) - prompts.keys())
+        self.steps.append(SchedulerStep(prompts, decodes, tuple(preempted[::-1].tolist())))
         return self.steps[-1]
 
     def run(self) -> list[SchedulerStep]:
@@ -73,3 +119,23 @@ class SchedulerRun:
         while (self.running or self.waiting) and len(self.steps) < _MOST_STEPS:
             self.step()
         return self.steps
+
+    @property
+    def _engine(self) -> Any:
+        return self.state.arrays["engines"][0]
+
+    def _turn(self) -> bool:
+        """Let the engine schedule at its time; False where it launches nothing."""
+        num_steps = int(self._engine["num_steps"])
+        if self.state.record["next_ns"][0] < layout.NEVER_NS:
+            self._now_ns = int(self.state.record["next_ns"][0])
+            clock.turn_at(self.state.record, self._now_ns)
+        return bool(self._engine["num_steps"] > num_steps)
+
+    def _follow(self, request: int) -> Iterator[int]:
+        while request != layout.NONE:
+            yield request
+            request = int(self.requests["next"][request])
+
+
+_TABLES = flat_tables(_STEP_US, 0.0)

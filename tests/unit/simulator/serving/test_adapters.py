@@ -13,9 +13,9 @@ from foretoken.domain.graph import RankContext
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.lowering_options import LoweringOptions
 from foretoken.domain.models.architecture import find_model
+from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.serving.adapter_cache import AdapterCache
 from foretoken.simulator.serving.lora import adapter_load_ns, assign_adapters
-from foretoken.simulator.serving.replica_group import NEVER_NS
 from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 
 _LOAD_NS = 10

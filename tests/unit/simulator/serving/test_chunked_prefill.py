@@ -20,13 +20,13 @@ def test_a_last_chunk_of_one_token_decodes() -> None:
     """Kernels take one new token over a context for a decode, whoever it belongs to."""
     engine = _run([(5, 2)], max_num_batched_tokens=4)
     assert engine.step().prompts == {0: 4}
-    assert (engine.step().decodes, engine.running[0].num_emitted) == ({0}, 1)
+    assert (engine.step().decodes, engine.requests["num_emitted"][0]) == ({0}, 1)
 
 
 def test_waiting_requests_come_in_order_and_only_as_many_as_may_run() -> None:
     engine = _run([(4, 4)] * 3, max_num_seqs=2)
     assert engine.step().prompts == {0: 4, 1: 4}
-    assert [request.index for request in engine.waiting] == [2]
+    assert engine.waiting == [2]
 
 
 def test_a_request_without_room_holds_up_those_behind_it() -> None:
@@ -51,16 +51,17 @@ def test_the_latest_is_preempted_and_waits_in_front_to_compute_all_again() -> No
     engine.step()
     third = engine.step()
     assert (third.decodes, third.preempted) == ({0}, (1,))
-    second = engine.waiting[0]
-    assert [request.index for request in engine.waiting] == [1, 2]
-    assert (second.num_computed, second.num_blocks, second.num_preemptions) == (0, 0, 1)
+    assert engine.waiting == [1, 2]
+    second = engine.requests[engine.waiting[0]]
+    assert (second["num_computed"], second["num_blocks"], second["num_preemptions"]) == (0, 0, 1)
     # Its two tokens are part of what it computes again; the user keeps them.
-    assert (second.num_emitted, second.num_uncomputed) == (2, 9)
+    assert (second["num_emitted"], second["num_generated"]) == (2, 2)
 
 
 def test_a_request_that_is_itself_the_latest_is_preempted() -> None:
     engine = _run([(8, 3), (8, 3)], num_blocks=4)
     engine.step()
-    del engine.running[0]  # its blocks stay taken
+    engine.state.arrays["running"][0, 0] = 1  # the blocks of the first stay taken
+    engine.state.arrays["engines"]["num_running"] = 1
     assert engine.step().preempted == (1,)
-    assert (engine.running, [request.index for request in engine.waiting]) == ([], [1])
+    assert engine.waiting == [1]

@@ -1,10 +1,19 @@
 """Tiers below the device: links with queues, least recently used blocks, requests swapped out."""
 
+from collections.abc import Sequence
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.engine import KvTier
-from foretoken.simulator.serving.kv_store import KvStore
+from foretoken.domain.engine import EngineProfile, KvTier
+from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.engine import layout, tier
+from foretoken.simulator.engine.layout import Records
+from foretoken.simulator.engine.state import build_state
+from foretoken.simulator.jit import compiled
+from foretoken.simulator.serving.request_plan import plan_requests
+from foretoken.simulator.serving.setup import DeploymentSetup
 
 _BLOCK_BYTES = 1000
 # A block takes so long up and down the link of a tier, in ns.
@@ -20,11 +29,83 @@ def _tier(num_blocks: int, slower: int = 1) -> KvTier:
     )
 
 
-def _store(*num_blocks: int) -> KvStore:
+class _Store:
+    """The tiers below one engine, by the functions that the engine calls."""
+
+    def __init__(self, tiers: Sequence[KvTier]) -> None:
+        rules = {"has_prefix_caching": True, "preemption": "swap", "block_size": 1}
+        setup = DeploymentSetup(
+            profile=EngineProfile(name="plain", engine="plain", **rules),
+            num_kv_blocks=100,
+            kv_bytes_per_token=_BLOCK_BYTES,
+            kv_tiers=tuple(tiers),
+        )
+        many = np.full(1, 1000)
+        self._state = build_state(plan_requests(0 * many, many, many), setup, flat_tables())
+
+    def _at(self, now_ns: int) -> Records:
+        self._state.record["now_ns"] = now_ns
+        return self._state.record
+
+    def has(self, name: int) -> bool:
+        """Whether a tier keeps a block of that content."""
+        return _find(self._at(0), name) != layout.NONE
+
+    def put(self, name: int, now_ns: int) -> None:
+        """Keep a block that the device gives up."""
+        _keep(self._at(now_ns), name)
+
+    def load(self, names: Sequence[int], now_ns: int) -> int:
+        """Read blocks that are kept; return when all are on the device."""
+        places = [_find(self._at(now_ns), name) for name in names]
+        return max(_load(self._at(now_ns), place) for place in places)
+
+    def can_swap_out(self, num_blocks: int) -> bool:
+        """Whether the first tier has room for a request."""
+        return bool(_can_swap_out(self._at(0), num_blocks))
+
+    def swap_out(self, num_blocks: int, now_ns: int) -> None:
+        """Write the blocks of a request to the first tier."""
+        _swap_out(self._at(now_ns), num_blocks)
+
+    def swap_in(self, num_blocks: int, now_ns: int) -> int:
+        """Read them back; return when they are there."""
+        return int(_swap_in(self._at(now_ns), num_blocks))
+
+
+@compiled
+def _find(states: Records, name: int) -> int:
+    return tier.find_stored(states[0], 0, name)
+
+
+@compiled
+def _keep(states: Records, name: int) -> None:
+    tier.keep_block(states[0], 0, name)
+
+
+@compiled
+def _load(states: Records, place: int) -> int:
+    return tier.load_block(states[0], 0, place)
+
+
+@compiled
+def _can_swap_out(states: Records, num_blocks: int) -> bool:
+    return tier.can_swap_out(states[0], 0, num_blocks)
+
+
+@compiled
+def _swap_out(states: Records, num_blocks: int) -> None:
+    tier.swap_out(states[0], 0, num_blocks)
+
+
+@compiled
+def _swap_in(states: Records, num_blocks: int) -> int:
+    return tier.swap_in(states[0], 0, num_blocks)
+
+
+def _store(*num_blocks: int) -> _Store:
     """Return a store of tiers with room for so many blocks, each ten times slower than before."""
-    return KvStore(
-        [_tier(count, 10**level) for level, count in enumerate(num_blocks)], _BLOCK_BYTES
-    )
+    return _Store([_tier(count, 10**level) for level, count in enumerate(num_blocks)])
 
 
 def test_loads_queue_on_the_link_of_their_tier() -> None:

@@ -1,4 +1,4 @@
-"""Blocks the device gave up and that come back: the KV cache above its tiers, and engines on it."""
+"""Blocks the device gave up and that come back: engines above tiers of memory."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,12 +8,8 @@ import pytest
 
 from foretoken.domain.engine import KvTier, find_engine
 from foretoken.simulator.cost_tables import flat_tables
-from foretoken.simulator.serving.content import BlockNames
 from foretoken.simulator.serving.deployment import run_deployment
-from foretoken.simulator.serving.kv_cache import KvCache
-from foretoken.simulator.serving.kv_store import KvStore
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
-from foretoken.simulator.serving.request import SimRequest
 from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
 
@@ -45,43 +41,21 @@ def _run(
     return run_deployment(plan, setup, flat_tables(), lambda _: None)
 
 
-def _cache(plan: RequestPlan, num_blocks: int) -> KvCache:
-    store = KvStore([_TIER], _BLOCK * _BYTES_PER_TOKEN)
-    return KvCache(num_blocks, _BLOCK, BlockNames(plan, _BLOCK), store)
-
-
-def _fill(kv: KvCache, index: int, num_tokens: int) -> None:
-    """Let a request compute its prompt and leave."""
-    request = SimRequest(index, num_tokens, 1)
-    assert kv.allocate(request, num_tokens)
-    request.num_computed = num_tokens
-    kv.name_blocks(request)
-    kv.free(request)
-
-
 def test_evicted_blocks_come_back_from_their_tier() -> None:
     """The second content takes the place of the first, which is then read block by block."""
-    kv = _cache(_plan([1, 2, 1], 17, 1), num_blocks=5)
-    _fill(kv, 0, 17)
-    _fill(kv, 1, 17)
-    again = SimRequest(2, 17, 1)
-    found = kv.find_prefix(again)
-    assert (0, 4) == (len(found.blocks), len(found.stored))
-    late_ns = 20 * _BLOCK_NS
-    kv.take_prefix(again, found, late_ns)
-    assert late_ns + 4 * _BLOCK_NS == again.loaded_ns
-    assert (16, 16, 16) == (again.num_computed, again.num_cached, again.num_loaded)
-    assert (4, 1) == (kv.num_used, kv.num_free)
+    plan = _plan([1, 2, 1], 17, 1, gap_ns=10**9)
+    requests = _run(plan, 5, (_TIER,)).requests
+    assert [0, 0, 16] == requests.num_cached_tokens.tolist()
+    assert [0, 0, 16] == requests.num_loaded_tokens.tolist()
+    assert 4 * _BLOCK_NS == requests.scheduled_ns[2] - requests.queued_ns[2]
 
 
 def test_blocks_on_the_device_are_not_read_from_the_tier() -> None:
     """One block of the first content was taken for another: the last, as it was freed first."""
-    kv = _cache(_plan([1, 2, 1], 13, 1), num_blocks=4)
-    _fill(kv, 0, 13)
-    _fill(kv, 1, 5)
-    again = SimRequest(2, 13, 1)
-    found = kv.find_prefix(again)
-    assert (2, 1) == (len(found.blocks), len(found.stored))
+    lengths = {"num_prefill_tokens": np.array([13, 5, 13])}
+    plan = replace(_plan([1, 2, 1], 13, 1, gap_ns=10**9), **lengths)
+    requests = _run(plan, 4, (_TIER,)).requests
+    assert (12, 4) == (requests.num_cached_tokens[2], requests.num_loaded_tokens[2])
 
 
 def test_a_tier_turns_prefixes_that_were_lost_into_hits() -> None:

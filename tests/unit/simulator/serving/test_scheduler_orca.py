@@ -16,7 +16,7 @@ def test_the_answer_is_reserved() -> None:
     """10 blocks hold one request of 17 + 80 tokens, not two."""
     run = SchedulerRun("orca", [(17, 80), (17, 80)], 10)
     assert {0: 17} == run.step().prompts
-    assert 6 == run.kv.num_used
+    assert 6 == run.num_used
 
 
 def test_nobody_is_preempted() -> None:

@@ -22,7 +22,7 @@ def test_a_prompt_gets_all_its_blocks_at_once() -> None:
     """After its first piece it holds what the whole needs."""
     run = SchedulerRun("sarathi", [(320, 2)], 100, max_num_batched_tokens=100)
     run.step()
-    assert 20 == run.kv.num_used
+    assert 20 == run.num_used
 
 
 def test_a_request_that_does_not_fit_beside_the_watermark_waits() -> None:

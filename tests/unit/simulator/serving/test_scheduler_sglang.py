@@ -59,7 +59,7 @@ def test_the_shortest_answer_is_taken_back_and_goes_last() -> None:
     run.arrive(10, 560)
     steps = [run.step() for _ in range(280)]
     assert [(1,)] == [step.preempted for step in steps if step.preempted]
-    assert [2, 1] == [request.index for request in run.waiting]
+    assert [2, 1] == run.waiting
 
 
 def test_a_retraction_loses_no_token() -> None:

@@ -62,7 +62,7 @@ def test_a_swapped_request_goes_on_without_its_prompt() -> None:
 def test_nobody_new_comes_before_a_swapped_request() -> None:
     """The third would fit where the second waits for its blocks."""
     run = SchedulerRun("vllm-v0", [(64, 30), (64, 30)], 11, preemption="swap")
-    while not run.waiting or run.waiting[0].index != 1 or run.running[0].num_generated == 0:
+    while run.waiting[:1] != [1] or run.requests["num_generated"][run.running[0]] == 0:
         run.step()
-    run.waiting.append(type(run.waiting[0])(2, 1, 1))
+    run.arrive(1, 1)
     assert {} == run.step().prompts

@@ -1,1 +1,1 @@
-"""What simulations need of chance: random streams by name."""
+"""The serving engine: plain functions on records, compiled or, for a debugger, interpreted."""

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from foretoken.domain.engine import DEFAULT_PROFILE, find_engine
+from foretoken.simulator.engine.pool import EnginePool
+from foretoken.simulator.engine.simulation import is_ready
 from foretoken.simulator.search.executor import Executor
-from foretoken.simulator.serving.fast.pool import FastPool
-from foretoken.simulator.serving.fast.simulation import is_ready
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import compile_engines
 
@@ -13,7 +13,7 @@ from foretoken.simulator.serving.simulation import compile_engines
 def must_compile() -> bool:
     """Whether no process of this machine has compiled the engine, and pools of it, yet."""
     setup = DeploymentSetup(profile=find_engine(DEFAULT_PROFILE), num_kv_blocks=1)
-    return not (is_ready(setup) and FastPool.is_ready(setup))
+    return not (is_ready(setup) and EnginePool.is_ready(setup))
 
 
 def compile_in_worker(executor: Executor, check: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from foretoken.simulator.serving.replica_group import NEVER_NS
+from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.serving.request_plan import NONE
 
 

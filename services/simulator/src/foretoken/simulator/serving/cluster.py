@@ -6,9 +6,11 @@ from itertools import accumulate
 
 from foretoken.domain.cluster import FailureSpec
 from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from foretoken.simulator.engine.layout import NEVER_NS
+from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.cluster_setup import ClusterSetup
-from foretoken.simulator.serving.engine_pool import Ended, EnginePool, PoolRole
+from foretoken.simulator.serving.engine_pool import Ended, PoolRole
 from foretoken.simulator.serving.event_queue import EventKind, EventQueue
 from foretoken.simulator.serving.gate import Gate, PoolChoice, RequestDescriber
 from foretoken.simulator.serving.handover import Handover
@@ -17,7 +19,6 @@ from foretoken.simulator.serving.live_pool import LivePool
 from foretoken.simulator.serving.outage import Outages
 from foretoken.simulator.serving.pool_scaling import PoolScaling
 from foretoken.simulator.serving.record import RequestOutcome
-from foretoken.simulator.serving.replica_group import NEVER_NS
 from foretoken.simulator.serving.request_plan import NONE, RequestPlan
 from foretoken.simulator.serving.routing import RoutedRequest
 

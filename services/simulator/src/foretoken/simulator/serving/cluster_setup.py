@@ -1,12 +1,10 @@
 """What a cluster is once its specification is resolved: pools of engines, and their routing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foretoken.domain.cluster import AutoscalingSpec, FailureSpec, RoutingSpec
-from foretoken.simulator.cost_tables import CostTables
-from foretoken.simulator.serving.engine_pool import EnginePool, PoolRole
-from foretoken.simulator.serving.request_plan import RequestPlan
+from foretoken.simulator.serving.engine_pool import PoolRole
 from foretoken.simulator.serving.setup import DeploymentSetup
 
 
@@ -79,7 +77,3 @@ class ClusterSetup:
     kv_transfer: KvTransferSetup = field(default_factory=KvTransferSetup)
     failures: FailureSpec | None = None
     seed: int = 0
-
-
-# Makes a pool for the requests of a plan, with the cost of its steps.
-PoolFactory = Callable[[RequestPlan, PoolSetup, CostTables], EnginePool]

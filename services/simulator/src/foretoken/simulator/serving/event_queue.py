@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-from foretoken.simulator.serving.replica_group import NEVER_NS
+from foretoken.simulator.engine.layout import NEVER_NS
 
 # Called with the event's number and its time in ns.
 Action = Callable[[int, int], None]

@@ -4,12 +4,12 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from foretoken.simulator.engine.layout import NEVER_NS
+from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.serving.adapter_cache import AdapterCache
 from foretoken.simulator.serving.cluster_setup import PoolSetup
-from foretoken.simulator.serving.engine_pool import EnginePool
 from foretoken.simulator.serving.event_queue import EventKind, EventQueue
 from foretoken.simulator.serving.record import ReplicaSpan
-from foretoken.simulator.serving.replica_group import NEVER_NS
 from foretoken.simulator.serving.routing import (
     EngineLoad,
     RoutedRequest,

@@ -6,13 +6,13 @@ from foretoken.domain.cluster import ClusterSpec
 from foretoken.domain.hardware.device import check_format, find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.scenario import ServingScenario
+from foretoken.simulator.engine.choice import find_scheduler
 from foretoken.simulator.latency_surfaces import quantization_of
 from foretoken.simulator.serving.autoscaling import find_autoscaler
 from foretoken.simulator.serving.cluster_resolution import check_cluster
 from foretoken.simulator.serving.draft import check_speculation
 from foretoken.simulator.serving.engine_limit import check_engines
 from foretoken.simulator.serving.fleet import pool_scenarios
-from foretoken.simulator.serving.reference_pool import find_scheduler
 from foretoken.simulator.serving.routing import find_router
 
 

@@ -11,9 +11,8 @@ class DeploymentSetup:
     """Engines that are alike, `num_kv_blocks` of each, and how requests are spread over them.
 
     Engines in lock step (data-parallel attention) schedule together, and the slowest sets the pace.
-    A request of more than `max_context` tokens, prompt and answer, is refused. `uses_fast_path`
-    chooses between compiled code and the reference, which give the same; None takes the compiled
-    one where it knows all rules. Without `speculation` a step computes one token of a request.
+    A request of more than `max_context` tokens, prompt and answer, is refused. Without
+    `speculation` a step computes one token of a request.
     """
 
     profile: EngineProfile
@@ -25,4 +24,3 @@ class DeploymentSetup:
     kv_bytes_per_token: int = 0
     kv_tiers: tuple[KvTier, ...] = ()
     speculation: Speculation | None = None
-    uses_fast_path: bool | None = None

@@ -25,7 +25,6 @@ from foretoken.simulator.serving.cluster_resolution import (
 from foretoken.simulator.serving.cluster_setup import ClusterSetup
 from foretoken.simulator.serving.deployment import (
     must_compile,
-    must_compile_cluster,
     run_cluster,
     run_deployment,
     warm_up,
@@ -79,11 +78,10 @@ class PreparedDeployment:
     model_version: str = ""
     notes: tuple[str, ...] = ()
 
-    def must_compile(self, plan: RequestPlan) -> bool:
+    @property
+    def must_compile(self) -> bool:
         """Whether a plan waits for the compiler first."""
-        if isinstance(self.setup, ClusterSetup):
-            return must_compile_cluster(plan, self.setup)
-        return self.setup is not None and must_compile(plan, self.setup)
+        return self.setup is not None and must_compile(self.setup)
 
     def run(self, plan: RequestPlan, progress: Callable[[float], None]) -> ServingRecord:
         """Return what the engines did with the requests of a plan.
@@ -199,7 +197,7 @@ def simulate_serving(
         num_done = round(done_ratio * num_requests)
         progress.update(0.1 + 0.8 * done_ratio, f"{num_done} of {num_requests} requests")
 
-    if deployment.must_compile(plan):
+    if deployment.must_compile:
         progress.update(0.1, "compile the engine, once on this machine")
     record = deployment.run(plan, advance)
     progress.update(0.95, "sum up")

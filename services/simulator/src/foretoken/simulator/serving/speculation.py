@@ -6,15 +6,14 @@ via Speculative Decoding" (the acceptance model); vLLM 0.20, v1/core/sched/sched
 v1/spec_decode/eagle.py (passes of the draft).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.cluster import SpeculativeSpec
-from foretoken.simulator.cost_tables import CostTables, StepShape
+from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.record import Ints, StepRecord
 
@@ -33,17 +32,6 @@ class Speculation:
     num_lookahead_tokens: int = 0
     draft: CostTables | None = None
     seed: int = 0
-
-
-class Drafting(NamedTuple):
-    """What is proposed for a request: so many tokens in every step, and slots beyond them.
-
-    A verification that begins at a place of the answer yields `yields[place]` tokens.
-    """
-
-    num_tokens: int
-    num_lookahead_tokens: int
-    yields: Sequence[int]
 
 
 def speculation_of(spec: SpeculativeSpec | None, seed: int) -> Speculation | None:
@@ -78,45 +66,8 @@ def draw_yields(num_decode_tokens: Ints, speculation: Speculation) -> NDArray[np
     return np.asarray(np.minimum(most, num_left), dtype=np.int64)
 
 
-def make_draftings(num_decode_tokens: Ints, speculation: Speculation) -> list[Drafting]:
-    """Return what is proposed for each request."""
-    yields = draw_yields(num_decode_tokens, speculation)
-    of_requests = np.split(yields, np.cumsum(num_decode_tokens)[:-1])
-    return [
-        Drafting(
-            speculation.num_draft_tokens, speculation.num_lookahead_tokens, of_request.tolist()
-        )
-        for of_request in of_requests
-    ]
-
-
-def draft_shapes(
-    shape: StepShape, prefill_kv_tokens: Ints, num_draft_tokens: int
-) -> Iterator[StepShape]:
-    """Yield the passes of the draft in a step: one over all its tokens, the others one by one.
-
-    The first brings the draft's KV cache up to date, prompts too, and proposes a token for every
-    sequence; each other proposes the next of every sequence. `prefill_kv_tokens` are the contexts
-    of the step's prefills with their new tokens. Contexts count as if all drafts were accepted, as
-    the engine's own do.
-    """
-    num_seqs = shape.num_decodes + shape.num_prefills
-    yield shape._replace(num_rows=num_seqs)
-    kv_tokens = shape.decode_kv_tokens + int(np.sum(prefill_kv_tokens))
-    longest = max(shape.decode_kv_tokens_max, int(np.max(prefill_kv_tokens, initial=0)))
-    for place in range(1, num_draft_tokens):
-        yield StepShape(
-            num_tokens=num_seqs,
-            num_rows=num_seqs,
-            num_decodes=num_seqs,
-            decode_kv_tokens=kv_tokens + place * num_seqs,
-            decode_kv_tokens_max=longest + place,
-            num_prefills=0,
-        )
-
-
 def draft_steps(steps: StepRecord, num_draft_tokens: int) -> Iterator[StepRecord]:
-    """Yield the passes of the draft in many steps, as `draft_shapes` does for one."""
+    """Yield the passes of the draft in many steps, as the engine's `draft_us` times them in one."""
     num_seqs = np.asarray(steps.num_decodes + steps.num_prefills)
     yield replace(steps, num_rows=num_seqs)
     prefill_kv = np.asarray(steps.prefill_context + steps.prefill_tokens)

@@ -27,10 +27,7 @@ from foretoken.simulator.search.capacity.request_rate import (
 from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
 from foretoken.simulator.search.capacity.verdict import make_judge
 from foretoken.simulator.search.context import SearchContext
-from foretoken.simulator.serving.cluster_setup import ClusterSetup
-from foretoken.simulator.serving.deployment import has_fast_path, has_fast_pool
 from foretoken.simulator.serving.request_plan import RequestPlan
-from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import (
     FetchSurfaces,
     PreparedDeployment,
@@ -39,9 +36,6 @@ from foretoken.simulator.serving.simulation import (
 )
 
 _REPORT_AT = 0.97
-# Runs of a search, more or less. From so many output tokens in all of them on, compiling the engine
-# first pays even where it is used once: the reference takes 2 s for 100,000.
-_NUM_RUNS, _MANY_TOKENS = 30, 600_000
 
 
 def find_capacity(
@@ -79,7 +73,7 @@ def _find(request: CapacityRequest, fetch: FetchSurfaces, context: SearchContext
     )
     if deployment.setup is None:
         return _refuse(report, deployment.infeasibility)
-    if deployment.must_compile(plan):
+    if deployment.must_compile:
         context.update(0.02, "compile the engine, once on this machine")
     load = Load(deployment=deployment, plan=plan, plan_rps=plan_rps, judge=judge)
     search = LoadSearch(load, request.tolerance_ratio, request.confidence_ratio, context)
@@ -113,24 +107,7 @@ def _prepare(
     scenario: ServingScenario, plan: RequestPlan, fetch: FetchSurfaces
 ) -> PreparedDeployment:
     longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max())
-    deployment = prepare_deployment(scenario, fetch, longest)
-    setup = deployment.setup
-    if setup is None or int(plan.num_decode_tokens.sum()) * _NUM_RUNS < _MANY_TOKENS:
-        return deployment
-    return replace(deployment, setup=_compile(setup))
-
-
-def _compile(setup: DeploymentSetup | ClusterSetup) -> DeploymentSetup | ClusterSetup:
-    """Return a deployment that compiled code runs, whatever the number of tokens, if it can."""
-    if isinstance(setup, DeploymentSetup):
-        return replace(setup, uses_fast_path=True) if has_fast_path(setup) else setup
-    pools = tuple(
-        replace(pool, engines=replace(pool.engines, uses_fast_path=True))
-        if has_fast_pool(pool.engines)
-        else pool
-        for pool in setup.pools
-    )
-    return replace(setup, pools=pools)
+    return prepare_deployment(scenario, fetch, longest)
 
 
 def _tables(deployment: PreparedDeployment) -> list[CostTables]:

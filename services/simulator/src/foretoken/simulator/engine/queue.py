@@ -1,0 +1,201 @@
+"""The queues of requests: those that arrive, and those that wait at an engine."""
+
+from foretoken.simulator.engine.layout import (
+    DECODE_ONLY,
+    IDLE,
+    NEVER_NS,
+    NONE,
+    TURN,
+    State,
+)
+from foretoken.simulator.engine.priority import rank_waiting
+from foretoken.simulator.engine.view import (
+    engines_of,
+    heap_of,
+    ready_order_of,
+    requests_of,
+    running_of,
+    units_of,
+)
+from foretoken.simulator.jit import compiled_part
+
+
+@compiled_part
+def pop_waiting(state: State, e: int) -> int:
+    """Take the first waiting request."""
+    engine = engines_of(state)[e]
+    r = engine.first_waiting
+    engine.first_waiting = requests_of(state)[r].next
+    if engine.first_waiting == NONE:
+        engine.last_waiting = NONE
+    engine.num_waiting -= 1
+    engine.num_waiting_tokens -= _prompt_tokens(state, r)
+    return int(r)
+
+
+@compiled_part
+def push_waiting_first(state: State, e: int, r: int) -> None:
+    """Let a request wait before all others."""
+    engine = engines_of(state)[e]
+    requests_of(state)[r].next = engine.first_waiting
+    engine.first_waiting = r
+    if engine.last_waiting == NONE:
+        engine.last_waiting = r
+    engine.num_waiting += 1
+    engine.is_ranked = 0
+    engine.num_waiting_tokens += _prompt_tokens(state, r)
+
+
+@compiled_part
+def push_waiting(state: State, e: int, r: int) -> None:
+    """Let a request wait behind all others."""
+    engine = engines_of(state)[e]
+    requests_of(state)[r].next = NONE
+    if engine.last_waiting == NONE:
+        engine.first_waiting = r
+    else:
+        requests_of(state)[engine.last_waiting].next = r
+    engine.last_waiting = r
+    engine.num_waiting += 1
+    engine.is_ranked = 0
+    engine.num_waiting_tokens += _prompt_tokens(state, r)
+
+
+@compiled_part
+def _prompt_tokens(state: State, r: int) -> int:
+    """Return the tokens of a waiting request's prompt; of none that came with its blocks here."""
+    request = requests_of(state)[r]
+    if state.role == DECODE_ONLY and request.num_computed > 0:
+        return 0
+    return int(request.num_prefill)
+
+
+@compiled_part
+def push_arrived(state: State, e: int, r: int) -> None:
+    """Leave a request at an engine, which sees it when it turns."""
+    engine = engines_of(state)[e]
+    requests_of(state)[r].next = NONE
+    if engine.num_arrived == 0:
+        engine.first_arrived = r
+    else:
+        requests_of(state)[engine.last_arrived].next = r
+    engine.last_arrived = r
+    engine.num_arrived += 1
+    if state.role != DECODE_ONLY:
+        engine.num_waiting_tokens += requests_of(state)[r].num_prefill
+
+
+@compiled_part
+def take_in(state: State, e: int, now_ns: int) -> None:
+    """Let the requests that have arrived wait, by priority, or run if their blocks are here."""
+    engine = engines_of(state)[e]
+    while engine.num_arrived > 0:
+        r = engine.first_arrived
+        engine.first_arrived = requests_of(state)[r].next
+        engine.num_arrived -= 1
+        requests_of(state)[r].queued_ns = now_ns
+        if state.role == DECODE_ONLY:
+            _push_landed(state, e, r)
+        else:
+            engine.num_waiting_tokens -= requests_of(state)[r].num_prefill
+            push_waiting(state, e, r)
+    if state.has_priorities and not engine.is_ranked:
+        rank_waiting(state, e)
+    seat_landed(state, e)
+
+
+@compiled_part
+def seat_landed(state: State, e: int) -> None:
+    """Let requests whose blocks are here run, as long as there are seats."""
+    engine = engines_of(state)[e]
+    while engine.num_landed > 0 and engine.num_running < state.max_num_seqs:
+        r = engine.first_landed
+        engine.first_landed = requests_of(state)[r].next
+        engine.num_landed -= 1
+        running_of(state)[e, engine.num_running] = r
+        engine.num_running += 1
+
+
+@compiled_part
+def _push_landed(state: State, e: int, r: int) -> None:
+    engine = engines_of(state)[e]
+    requests_of(state)[r].next = NONE
+    if engine.num_landed == 0:
+        engine.first_landed = r
+    else:
+        requests_of(state)[engine.last_landed].next = r
+    engine.last_landed = r
+    engine.num_landed += 1
+
+
+@compiled_part
+def wake(state: State, e: int, now_ns: int) -> None:
+    """Let the unit of an engine turn now if it is idle."""
+    unit = units_of(state)[engines_of(state)[e].unit]
+    if unit.turn == IDLE:
+        unit.turn = TURN
+        unit.next_ns = now_ns
+
+
+@compiled_part
+def next_ready_ns(state: State) -> int:
+    """Return when the next request reaches the engines, as far as is known."""
+    ready_ns = NEVER_NS
+    if state.num_heap > 0:
+        ready_ns = requests_of(state)[heap_of(state)[0]].ready_ns
+    if state.num_ready < state.num_open:
+        r = ready_order_of(state)[state.num_ready]
+        ready_ns = min(ready_ns, requests_of(state)[r].ready_ns)
+    return ready_ns
+
+
+@compiled_part
+def pop_ready(state: State) -> int:
+    """Take the next request that reaches the engines; of one instant the lowest number."""
+    if state.num_ready < state.num_open:
+        r = ready_order_of(state)[state.num_ready]
+        if state.num_heap == 0 or _is_before(state, r, heap_of(state)[0]):
+            state.num_ready += 1
+            return int(r)
+    return _pop_heap(state)
+
+
+@compiled_part
+def push_ready(state: State, r: int) -> None:
+    """Let a request reach the engines at its `ready_ns`."""
+    heap = heap_of(state)
+    place = state.num_heap
+    state.num_heap += 1
+    while place > 0:
+        parent = (place - 1) // 2
+        if not _is_before(state, r, heap[parent]):
+            break
+        heap[place] = heap[parent]
+        place = parent
+    heap[place] = r
+
+
+@compiled_part
+def _pop_heap(state: State) -> int:
+    heap = heap_of(state)
+    top = heap[0]
+    state.num_heap -= 1
+    r, count, place = heap[state.num_heap], state.num_heap, 0
+    while True:
+        child = 2 * place + 1
+        if child >= count:
+            break
+        if child + 1 < count and _is_before(state, heap[child + 1], heap[child]):
+            child += 1
+        if not _is_before(state, heap[child], r):
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = r
+    return int(top)
+
+
+@compiled_part
+def _is_before(state: State, r: int, other: int) -> bool:
+    mine, theirs = requests_of(state)[r].ready_ns, requests_of(state)[other].ready_ns
+    return bool(mine < theirs or (mine == theirs and r < other))

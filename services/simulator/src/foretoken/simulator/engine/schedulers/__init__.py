@@ -1,0 +1,1 @@
+"""Schedulers: one module each, with a `select`."""

@@ -1,1 +1,0 @@
-"""Schedulers: one module each, with a `SCHEDULER`."""
