@@ -84,7 +84,7 @@ def test_shards_and_replicas_are_all_the_ranks(scenario: TrainingScenario, stage
     layout = scenario.layout
     assume(stage < layout.pp)
     for group in _exchange(scenario, stage).groups:
-        num_ranks = group.num_shards * group.num_replicas * group.stride
+        num_ranks = group.ranks.num_ranks * group.ranks.stride
         assert layout.tp * layout.cp * layout.dp == num_ranks
         assert sum(group.layer_params) <= group.num_params
 
@@ -107,7 +107,7 @@ def test_sharding_moves_what_an_all_reduce_does(scenario: TrainingScenario, stag
 def test_every_parameter_is_updated_by_some_rank(scenario: TrainingScenario, stage: int) -> None:
     assume(stage < scenario.layout.pp)
     found = _exchange(scenario, stage)
-    shares = [ceil_divide(group.num_params, group.num_shards) for group in found.groups]
+    shares = [ceil_divide(group.num_params, group.ranks.shards) for group in found.groups]
     assert sum(shares) == found.num_updated
     if scenario.zero_stage == 0:
         assert sum(group.num_params for group in found.groups) == found.num_updated

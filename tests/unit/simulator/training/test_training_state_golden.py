@@ -68,5 +68,6 @@ def _cells(node: OperatorNode) -> tuple[tuple[str, str | int], ...]:
 
 def _describe(group: ParameterGroup) -> str:
     layers = f"{sum(group.layer_params)} in layers of at most {group.num_layer_params}"
-    ranks = f"{group.num_shards} shards, {group.num_replicas} replicas, stride {group.stride}"
+    held = group.ranks
+    ranks = f"{held.shards} shards, {held.replicas} replicas, stride {held.stride}"
     return f"{group.name}: {group.num_params} parameters, {layers}, {ranks}"

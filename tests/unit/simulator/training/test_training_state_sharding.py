@@ -116,7 +116,9 @@ def test_replicas_of_shards_sum_their_shares_again() -> None:
         ("dense_gradient_all_reduce", _NUM_PARAMS, 2),
     ] == _collectives(found.reduction)
     (group,) = found.groups
-    assert (4, 2, 4) == (group.num_shards, group.num_replicas, group.replica_ranks.stride)
+    assert (4, 2, 4) == (
+        *(group.ranks.shards, group.ranks.replicas, group.ranks.of_replicas.stride),
+    )
 
 
 def test_buckets_may_start_before_the_last_backward_pass_ends() -> None:
@@ -141,7 +143,7 @@ def test_experts_are_reduced_over_the_ranks_that_hold_the_same() -> None:
     ] == _collectives(found.reduction)
     assert dense // 8 + experts // 4 // 2 == found.num_updated
     expert = found.groups[1]
-    assert (4, 3 * 4096 * 14336 * 2) == (expert.stride, expert.num_layer_params)
+    assert (4, 3 * 4096 * 14336 * 2) == (expert.ranks.stride, expert.num_layer_params)
 
 
 def test_expert_layers_after_dense_ones_have_gathers_of_their_own() -> None:
@@ -180,8 +182,8 @@ def test_shares_of_weights_are_reduced_over_their_replicas() -> None:
     norms = (2 * 32 + 1) * 4096
     assert ((_NUM_PARAMS - norms) // 8 + norms, 8, 2) == (
         group.num_params,
-        group.stride,
-        group.num_replicas,
+        group.ranks.stride,
+        group.ranks.replicas,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from foretoken.domain.expert_load import larger
-from foretoken.domain.placement import expert_width
+from foretoken.domain.placement import RankGroup, expert_width
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.units import Quantity
 
@@ -47,6 +47,26 @@ class StateRanks:
     shards: Quantity
     replicas: Quantity
     stride: Quantity
+
+    @property
+    def num_ranks(self) -> Quantity:
+        """Every rank with the same parameters."""
+        return self.shards * self.replicas
+
+    @property
+    def of_shards(self) -> RankGroup:
+        """Ranks whose shards make up the whole; of numbers alone, as the next."""
+        return RankGroup(axis="dp", degree=self.shards, stride=self.stride)
+
+    @property
+    def of_replicas(self) -> RankGroup:
+        """Ranks with the same shard."""
+        return RankGroup(axis="dp", degree=self.replicas, stride=self.stride * self.shards)
+
+    @property
+    def everyone(self) -> RankGroup:
+        """Ranks with the same parameters."""
+        return RankGroup(axis="dp", degree=self.num_ranks, stride=self.stride)
 
 
 class Degrees:

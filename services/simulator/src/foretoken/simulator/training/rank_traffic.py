@@ -151,9 +151,9 @@ class _Step:
             return self._mesh.expert_group if is_exchange else self._mesh.tensor_group
         holders = next(item for item in chunk.states.groups if node.role.startswith(item.name))
         if node.operator != "all_reduce":
-            return holders.shard_ranks
-        everyone = holders.all_ranks
-        return everyone if degree == everyone.degree else holders.replica_ranks
+            return holders.ranks.of_shards
+        everyone = holders.ranks.everyone
+        return everyone if degree == everyone.degree else holders.ranks.of_replicas
 
     def _devices(self, rank: int) -> Ints:
         return np.arange(self._stage_size, dtype=np.int64) + rank * self._stage_size

@@ -1,12 +1,7 @@
 """The collectives of training states: what ranks with the same parameters exchange.
 
-Parameters are of two groups, for other ranks hold the same experts than the same dense parameters.
-Gradients are summed once a step, or for every micro batch where a rank keeps only its share of
-them (ZeRO 2 and 3); parameters are gathered after the update (1 and 2) or before each pass of a
-layer (3). In a pipeline FSDP2 does both once a step. With fewer shards than ranks (HSDP) the
-shards' sums are summed again over the replicas.
-Source: Rajbhandari et al., ZeRO, 2020; Zhao et al., "PyTorch FSDP", 2023, section 3.2.2;
-Megatron-Core, `distributed/finalize_model_grads.py`.
+`steps/state_sums.py` has what is summed and gathered once a step; here are also the exchanges of
+every layer, and where each collective runs.
 """
 
 import dataclasses
@@ -25,6 +20,7 @@ from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_kernels import reduction_kernels, sum_kernels
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.steps.sharding import ScenarioDegrees, Sharding
+from foretoken.simulator.steps.state_sums import HeldParameters, StateCall, StateRule
 from foretoken.simulator.training.stage_hardware import StageHardware
 
 _GRADIENT, _PARAMETER = "gradient_reduction", "parameter_gather"
@@ -33,40 +29,14 @@ _LISTED = ("gemm", "grouped_gemm")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParameterGroup:
-    """Parameters of one rank that the same ranks hold copies of: `dense` or `expert`.
+class ParameterGroup(HeldParameters):
+    """Parameters of one chunk that the same ranks hold copies of: `dense` or `expert`.
 
-    `num_params` counts those of the rank before their states are sharded, `layer_params` those of
-    each of its layers. States are split over `num_shards` ranks, which `num_replicas` sets have.
+    `layer_params` are those of each of its layers.
     """
 
     name: str
-    num_params: int
     layer_params: tuple[int, ...]
-    num_shards: int
-    num_replicas: int
-    stride: int
-
-    @property
-    def num_layer_params(self) -> int:
-        """Parameters of the largest layer."""
-        return max(self.layer_params, default=0)
-
-    @property
-    def all_ranks(self) -> RankGroup:
-        """Every rank with the same parameters."""
-        return RankGroup(axis="dp", degree=self.num_shards * self.num_replicas, stride=self.stride)
-
-    @property
-    def shard_ranks(self) -> RankGroup:
-        """Ranks whose shards make up the whole."""
-        return RankGroup(axis="dp", degree=self.num_shards, stride=self.stride)
-
-    @property
-    def replica_ranks(self) -> RankGroup:
-        """Ranks with the same shard."""
-        stride = self.stride * self.num_shards
-        return RankGroup(axis="dp", degree=self.num_replicas, stride=stride)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,38 +78,50 @@ def parameter_groups(
 ) -> tuple[ParameterGroup, ...]:
     """Return the parameters of a chunk by the ranks that hold the same."""
     degrees = ScenarioDegrees.of(scenario)
-    parts, ranks = degrees.weight_parts, degrees.dense
-    dense = ParameterGroup(
-        name="dense",
-        num_params=sum(_num_kept(node, parts) for node in forward if not _is_expert(node)),
-        layer_params=_layer_params([n for n in forward if not _is_expert(n)], rank, parts),
-        num_shards=ranks.shards,
-        num_replicas=ranks.replicas,
-        stride=ranks.stride,
-    )
-    experts = [node for node in forward if _is_expert(node)]
-    if not experts:
-        return (dense,)
-    ranks = degrees.expert
-    expert = ParameterGroup(
-        name="expert",
-        num_params=sum(int(node.num_weights) for node in experts),
-        layer_params=_layer_params(experts, rank, 1),
-        num_shards=ranks.shards,
-        num_replicas=ranks.replicas,
-        stride=ranks.stride,
-    )
-    return (dense, expert)
+    experts = [node for node in forward if is_expert(node)]
+    dense = [node for node in forward if not is_expert(node)]
+    groups = [("dense", dense, degrees.weight_parts, degrees.dense)]
+    if experts:
+        groups.append(("expert", experts, 1, degrees.expert))
+    found = []
+    for name, nodes, parts, ranks in groups:
+        layer_params = _layer_params(nodes, rank, parts)
+        weighted = (node for node in nodes if int(node.num_weights))
+        group = ParameterGroup(
+            name=name,
+            num_params=sum(_num_kept(node, parts) for node in nodes),
+            num_tensors=sum(node.repeat * node.num_tensors for node in weighted),
+            num_layer_params=max(layer_params, default=0),
+            layer_params=layer_params,
+            ranks=ranks,
+        )
+        found.append(group)
+    return tuple(found)
 
 
-def _is_expert(node: OperatorNode) -> bool:
+def is_expert(node: OperatorNode) -> bool:
+    """Tell whether an operator's weights are those of experts."""
     return node.operator == "grouped_gemm"
 
 
-def _num_kept(node: OperatorNode, weight_degree: int) -> int:
-    """Return the parameters a rank keeps of an operator; `isp` leaves norms whole."""
-    is_split = node.operator in ("gemm", "embedding")
-    return int(ceil_divide(int(node.num_weights), weight_degree if is_split else 1))
+def weight_parts(node: OperatorNode, degree: int) -> int:
+    """Return over how many ranks `isp` splits an operator's weights: it leaves norms whole."""
+    return degree if node.operator in ("gemm", "embedding") else 1
+
+
+def is_summed_over_tp(node: OperatorNode, *, splits_tokens: bool) -> bool:
+    """Tell whether a rank of tp has gradients of its own tokens or heads alone.
+
+    Norms of heads are whole on every rank but saw its heads; with tokens split, all that is whole
+    saw its tokens.
+    """
+    is_own = splits_tokens and node.partition is Partition.REPLICATED and not is_expert(node)
+    return node.partition is Partition.HEADS or is_own
+
+
+def _num_kept(node: OperatorNode, degree: int) -> int:
+    """Return the parameters a rank keeps of an operator."""
+    return int(ceil_divide(int(node.num_weights), weight_parts(node, degree)))
 
 
 def _layer_params(
@@ -174,11 +156,11 @@ class _Writer:
         self._weight_parts = degrees.weight_parts
         self._sharding = Sharding.of_stage(degrees.state_stage)
         self._is_once = degrees.is_once
+        self._rule = StateRule(trainer=trainer, stage=degrees.state_stage, is_once=self._is_once)
 
     def write(self) -> StateExchange:
         in_layers = self.write_layers()
         groups = in_layers.groups
-        gathers_updated = self._sharding.optimizer and not in_layers.forward
         return dataclasses.replace(
             in_layers,
             reduction=(
@@ -187,10 +169,8 @@ class _Writer:
                 *self._norm_reduction(),
                 *self._embedding_reduction(),
             ),
-            gather=tuple(
-                node for group in groups if gathers_updated for node in self._gather(group)
-            ),
-            num_updated=sum(ceil_divide(group.num_params, group.num_shards) for group in groups),
+            gather=tuple(node for group in groups for node in self._gather(group)),
+            num_updated=sum(ceil_divide(group.num_params, group.ranks.shards) for group in groups),
         )
 
     def write_layers(self) -> StateExchange:
@@ -218,7 +198,9 @@ class _Writer:
 
     def _list_us(self, group: ParameterGroup) -> float:
         """Return how long the host takes in a layer over the lists of one exchange."""
-        return self._num_layer_weights(group) * group.num_shards * self._trainer.list_rank_us
+        return float(
+            self._num_layer_weights(group) * group.ranks.shards * self._trainer.list_rank_us
+        )
 
     def _num_layer_weights(self, group: ParameterGroup) -> float:
         num_weights = sum(
@@ -226,15 +208,13 @@ class _Writer:
             for node in self._forward
             if node.section is Section.LAYER
             and node.operator in _LISTED
-            and _is_expert(node) == (group.name == "expert")
+            and is_expert(node) == (group.name == "expert")
         )
         return num_weights / (sum(1 for count in group.layer_params if count) or 1)
 
     def _kernels(self, groups: tuple[ParameterGroup, ...]) -> Nodes:
         """Return what runs beside the sums: gradients laid out in a buffer and back."""
-        num_params = sum(
-            group.num_params for group in groups if group.num_shards * group.num_replicas > 1
-        )
+        num_params = sum(group.num_params for group in groups if group.ranks.num_ranks > 1)
         own, layout = sum(group.num_params for group in groups), self._scenario.layout
         dtype = self._scenario.dtype
         return (
@@ -244,60 +224,23 @@ class _Writer:
 
     def _reduction(self, group: ParameterGroup) -> Iterator[OperatorNode]:
         """Yield the sums of gradients once a step."""
-        keeps_shares = self._sharding.gradients or not self._trainer.reduces_whole_gradients
-        if not (self._sharding.optimizer and keeps_shares):
-            ranks = group.all_ranks
-            yield from self._buckets(group, ranks, "all_reduce", group.num_params)
-            return
-        if not self._sharding.gradients or self._is_once:
-            ranks = group.shard_ranks
-            yield from self._buckets(group, ranks, "reduce_scatter", group.num_params)
-        num_summed = int(ceil_divide(group.num_params, group.num_shards))
-        yield from self._buckets(group, group.replica_ranks, "all_reduce", num_summed)
-
-    def _buckets(
-        self, group: ParameterGroup, ranks: RankGroup, operator: str, num_params: int
-    ) -> Iterator[OperatorNode]:
-        """Yield a collective over gradients, cut to buckets where the framework does."""
-        if ranks.degree == 1 or num_params == 0:
-            return
-        # A bucket holds whole gradients; of sums that are scattered each rank has its share.
-        share = group.num_params // num_params or 1
-        # Gradients that are scattered layer by layer are summed over replicas so, too.
-        is_layered = self._sharding.gradients and not self._is_once
-        most = group.num_layer_params if is_layered else self._trainer.bucket_elements
-        size = int(ceil_divide(most, share)) or num_params
-        num_full, rest = divmod(num_params, min(size, num_params))
         # FSDP2 reduces when a pipeline's last backward pass has ended.
         is_hidden = self._trainer.overlaps_gradient_reduction and not self._is_once
         overlap = Overlap.DEFERRED if is_hidden else Overlap.EXPOSED
-        for elements, count in ((min(size, num_params), num_full), (rest, 1)):
-            if elements:
-                node = self._collective(
-                    f"{group.name}_gradient_{operator}", operator, elements, ranks
-                )
-                yield dataclasses.replace(node, repeat=count, overlap=overlap)
+        for call in self._rule.sum_gradients(group):
+            role = f"{group.name}_gradient_{call.operator}"
+            yield from self._called(role, call, overlap)
 
     def _gather(self, group: ParameterGroup) -> Iterator[OperatorNode]:
-        if group.num_shards == 1 or group.num_params == 0:
-            return
-        role = f"{group.name}_parameter_all_gather"
-        num_calls = self._num_owners(group)
-        size = int(ceil_divide(group.num_params, num_calls))
-        node = self._collective(role, "all_gather", size, group.shard_ranks)
         overlap = Overlap.PREFETCH if self._trainer.overlaps_parameter_gather else Overlap.EXPOSED
-        yield dataclasses.replace(node, repeat=num_calls, overlap=overlap)
+        call = self._rule.gather_parameters(group)
+        yield from self._called(f"{group.name}_parameter_all_gather", call, overlap)
 
-    def _num_owners(self, group: ParameterGroup) -> int:
-        """Return the ranks that send parameters one after the other, 1 where all do at once.
-
-        A broadcast goes through a ring as a gather of as many bytes does.
-        """
-        if not self._trainer.broadcasts_parameters:
-            return 1
-        nodes = (node for node in self._forward if _is_expert(node) == (group.name == "expert"))
-        num_tensors = sum(node.repeat * node.num_tensors for node in nodes if int(node.num_weights))
-        return min(group.num_shards, num_tensors)
+    def _called(self, role: str, call: StateCall, overlap: Overlap) -> Iterator[OperatorNode]:
+        if call.count:
+            ranks = RankGroup(axis="dp", degree=call.degree, stride=call.stride)
+            node = self._collective(role, call.operator, call.elements, ranks)
+            yield dataclasses.replace(node, repeat=call.count, overlap=overlap)
 
     def _layer_gathers(self, group: ParameterGroup) -> Iterator[OperatorNode]:
         role = f"{group.name}_parameter_all_gather"
@@ -330,9 +273,9 @@ class _Writer:
 
     def _by_layer(self, group: ParameterGroup, role: str, operator: str) -> Iterator[OperatorNode]:
         """Yield a collective for every run of layers with as many parameters, and the rest's."""
-        if group.num_shards == 1:
+        if group.ranks.shards == 1:
             return
-        ranks, layers = group.shard_ranks, group.layer_params
+        ranks, layers = group.ranks.of_shards, group.layer_params
         is_listed = self._trainer.list_rank_us > 0
         start = 0
         for index in range(1, len(layers) + 1):
@@ -363,11 +306,7 @@ class _Writer:
         return sum(_num_kept(node, parts) for node in self._forward if node.section is section)
 
     def _norm_reduction(self) -> Iterator[OperatorNode]:
-        """Yield the sum over tp of gradients that each rank has of its own tokens or heads alone.
-
-        Norms of heads are whole on every rank but saw its heads; with tokens split, all that is
-        whole saw its tokens.
-        """
+        """Yield the sum over tp of gradients that each rank has a part of."""
         ranks = axis_group(self._rank.layout, "tp")
         if ranks.degree == 1 or self._scenario.weight_parallel == "isp":
             return
@@ -375,8 +314,7 @@ class _Writer:
         num_params = sum(
             int(node.num_weights)
             for node in self._forward
-            if node.partition is Partition.HEADS
-            or (splits and node.partition is Partition.REPLICATED and not _is_expert(node))
+            if is_summed_over_tp(node, splits_tokens=splits)
         )
         if num_params:
             yield self._collective("norm_gradient_all_reduce", "all_reduce", num_params, ranks)

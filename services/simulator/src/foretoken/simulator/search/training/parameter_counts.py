@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretoken.domain.graph import OperatorNode, Partition, Section
+from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind
 from foretoken.simulator.search.training.shapes import Shape
 from foretoken.simulator.steps.sharding import ScenarioDegrees
+from foretoken.simulator.training.state_sharding import (
+    is_expert,
+    is_summed_over_tp,
+    weight_parts,
+)
 
 _HEAD, _EMBEDDING = "lm_head", "embedding"
-_EXPERT = "grouped_gemm"
-# What is split over ranks where weights are; norms are whole everywhere.
-_SPLIT = ("gemm", "embedding")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +78,9 @@ class ShapeWeights:
             expert_layer=self._largest_layer(experts, 1, kind),
             expert_tensors=_num_tensors(experts),
             norms=sum(
-                weight.once * count for weight, count in held if weight.is_summed(self._splits)
+                weight.once * count
+                for weight, count in held
+                if is_summed_over_tp(weight.node, splits_tokens=self._splits)
             ),
             table=sum(
                 weight.kept(count, self._degree)
@@ -116,9 +120,7 @@ class _Weight:
 
     @classmethod
     def of_node(cls, node: OperatorNode) -> "_Weight":
-        return cls(
-            node, _num_weights(node) // node.repeat, node.shares_weights, node.operator == _EXPERT
-        )
+        return cls(node, _num_weights(node) // node.repeat, node.shares_weights, is_expert(node))
 
     @property
     def layers(self) -> range:
@@ -128,14 +130,7 @@ class _Weight:
 
     def kept(self, count: int, degree: int) -> int:
         """Return what a rank keeps of `count` repetitions."""
-        split = degree if self.node.operator in _SPLIT else 1
-        return int(ceil_divide(self.once * count, split))
-
-    def is_summed(self, splits: bool) -> bool:
-        """Tell whether ranks of tp each have a part of the gradients."""
-        partition = self.node.partition
-        is_own = splits and partition is Partition.REPLICATED and not self.is_expert
-        return partition is Partition.HEADS or is_own
+        return int(ceil_divide(self.once * count, weight_parts(self.node, degree)))
 
 
 def _num_tensors(held: Sequence[tuple[_Weight, int]]) -> int:

@@ -28,25 +28,21 @@ from foretoken.simulator.search.training.chunk_kinds import ChunkCut, ChunkKind
 from foretoken.simulator.search.training.parameter_counts import ParameterCounts
 from foretoken.simulator.search.training.transfer_columns import at_stride
 from foretoken.simulator.steps.row_numbers import number_rows
+from foretoken.simulator.steps.sharding import StateRanks
+from foretoken.simulator.steps.state_sums import HeldParameters, StateCall, StateRule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StateKeys:
     """What the end of a step depends on beside the chunks, one entry per group of strategies.
 
-    `shards` and `replicas` are, for dense parameters and experts, over how many ranks states are
-    split and how many sets of them there are; `stride` how far these ranks are apart. `keeps_*`
-    tell what is split. With `is_once` ZeRO 3 exchanges once a step.
+    `ranks` are those that hold the same dense parameters, and the same experts; `stage` is that of
+    ZeRO, 0 where nothing is split. With `is_once` stage 3 exchanges once a step.
     """
 
-    shards: Mapping[str, Ints]
-    replicas: Mapping[str, Ints]
-    stride: Mapping[str, Ints]
-    splits_optimizer: Flags
-    splits_gradients: Flags
-    splits_parameters: Flags
+    ranks: Mapping[str, StateRanks]
+    stage: Ints
     is_once: Flags
-    hides_data: Flags
     tp: Ints
     num_sums: Ints
     is_isp: Flags
@@ -117,20 +113,38 @@ class StateWriter:
         columns = _Counts(counts, of_key)
         names = ["dense"] + ["expert"] * bool(np.any(columns.of("expert")))
         num_updated = sum(
-            (ceil_divide(columns.of(name), self._keys.shards[name]) for name in names),
+            (ceil_divide(columns.of(name), self._keys.ranks[name].shards) for name in names),
             np.zeros(len(self._keys), dtype=np.int64),
         )
         kernels = tuple(self._kernels(names, columns))
+        keys = self._keys
+        rule = StateRule(trainer=self._rules.trainer, stage=keys.stage, is_once=keys.is_once)
+        held = [
+            HeldParameters(
+                num_params=columns.of(name),
+                num_layer_params=columns.of(f"{name}_layer"),
+                num_tensors=columns.of(f"{name}_tensors"),
+                ranks=keys.ranks[name],
+            )
+            for name in names
+        ]
         return ChunkStates(
             kernels=kernels,
-            buckets=tuple(calls for name in names for calls in self._reduce(name, columns)),
+            buckets=tuple(
+                self._collective(call, self._rules.gradient_dtype)
+                for group in held
+                for call in rule.sum_gradients(group)
+            ),
             reduction=(
                 *kernels,
                 *self._norms(columns),
                 *self._table(kind, columns),
                 *self._mirror(num_updated),
             ),
-            gather=tuple(self._gather(name, columns) for name in names),
+            gather=tuple(
+                self._collective(rule.gather_parameters(group), self._rules.dtype.kept_in_training)
+                for group in held
+            ),
             num_updated=num_updated,
         )
 
@@ -140,59 +154,6 @@ class StateWriter:
         checks = self._flat(lambda count: check_kernels(count, dtype, trainer), num_updated)
         return checks, self._flat(lambda count: update_kernels(count, dtype, trainer), num_updated)
 
-    def _reduce(self, name: str, columns: "_Counts") -> list[Calls]:
-        """Return the sums of gradients, in buckets."""
-        keys, num_params = self._keys, columns.of(name)
-        shards, replicas, stride = keys.shards[name], keys.replicas[name], keys.stride[name]
-        keeps_shares = keys.splits_optimizer & (
-            keys.splits_gradients | (not self._rules.trainer.reduces_whole_gradients)
-        )
-        in_layers = keys.splits_gradients & ~keys.is_once
-        summed = np.where(keeps_shares, ceil_divide(num_params, shards), num_params)
-        degree = np.where(keeps_shares, replicas, shards * replicas)
-        far = np.where(keeps_shares, stride * shards, stride)
-        bucket = np.full(len(keys), self._rules.trainer.bucket_elements)
-        most = np.where(in_layers, columns.of(f"{name}_layer"), bucket)
-        scattered = np.where(keeps_shares & ~in_layers, num_params, 0)
-        return [
-            *self._buckets("reduce_scatter", scattered, most, (shards, stride)),
-            *self._buckets("all_reduce", summed, most, (degree, far), num_params),
-        ]
-
-    def _buckets(
-        self,
-        operator: str,
-        num_params: Ints,
-        most: Ints,
-        group: tuple[Ints, Ints],
-        of_params: Ints | None = None,
-    ) -> list[Calls]:
-        """Return full buckets and the rest: of whole gradients, or a rank's share of them."""
-        wanted = np.where(group[0] > 1, num_params, 0)
-        least = np.maximum(1, wanted)
-        share = np.maximum(1, (num_params if of_params is None else of_params) // least)
-        size = ceil_divide(most, share)
-        size = np.minimum(np.where(size > 0, size, least), least)
-        num_full, rest = np.divmod(wanted, size)
-        dtype = self._rules.gradient_dtype
-        return [
-            self._collective(operator, elements, group, dtype, count)
-            for elements, count in ((size, num_full), (rest, (rest > 0).astype(np.int64)))
-        ]
-
-    def _gather(self, name: str, columns: "_Counts") -> Calls:
-        """Return the gathering of updated parameters."""
-        keys, num_params = self._keys, columns.of(name)
-        in_layers = keys.splits_parameters & ~keys.is_once
-        num_calls = np.ones_like(num_params)
-        if self._rules.trainer.broadcasts_parameters:
-            num_calls = np.minimum(keys.shards[name], columns.of(f"{name}_tensors"))
-        num_calls = np.where(keys.splits_optimizer & ~in_layers & (num_params > 0), num_calls, 0)
-        size = ceil_divide(num_params, np.maximum(1, num_calls))
-        group, dtype = (keys.shards[name], keys.stride[name]), self._rules.dtype.kept_in_training
-        num_calls = np.where(group[0] > 1, num_calls, 0)
-        return self._collective("all_gather", size, group, dtype, num_calls)
-
     def _kernels(self, names: Sequence[str], columns: "_Counts") -> list[Calls]:
         """Return what runs beside the sums."""
         keys, rules = self._keys, self._rules
@@ -200,7 +161,8 @@ class StateWriter:
         for name in names:
             num_params = columns.of(name)
             own = own + num_params
-            shared = shared + np.where(keys.shards[name] * keys.replicas[name] > 1, num_params, 0)
+            ranks = keys.ranks[name]
+            shared = shared + np.where(ranks.num_ranks > 1, num_params, 0)
         found: list[Calls] = []
         for num_ranks in np.unique(keys.num_sums):
             some = np.where(keys.num_sums == num_ranks, own, 0)
@@ -218,9 +180,14 @@ class StateWriter:
         """Return the sum over tp of gradients that each rank has a part of."""
         keys = self._keys
         wanted = np.where((keys.tp > 1) & ~keys.is_isp, columns.of("norms"), 0)
-        group = (keys.tp, np.ones_like(keys.tp))
-        count = (wanted > 0).astype(np.int64)
-        return [self._collective("all_reduce", wanted, group, self._rules.gradient_dtype, count)]
+        call = StateCall(
+            operator="all_reduce",
+            elements=wanted,
+            count=(wanted > 0).astype(np.int64),
+            degree=keys.tp,
+            stride=np.ones_like(keys.tp),
+        )
+        return [self._collective(call, self._rules.gradient_dtype)]
 
     def _table(self, kind: ChunkKind, columns: "_Counts") -> list[Calls]:
         """Return the sum of a tied embedding's gradients over the first and the last stage."""
@@ -249,16 +216,14 @@ class StateWriter:
         count = (num_params > 0).astype(np.int64)
         return self._add("all_reduce", num_params, groups, self._rules.gradient_dtype, count)
 
-    def _collective(
-        self, operator: str, elements: Ints, group: tuple[Ints, Ints], dtype: DType, count: Ints
-    ) -> Calls:
+    def _collective(self, call: StateCall, dtype: DType) -> Calls:
         groups = self._place(
-            np.stack(group, axis=1),
+            np.stack((call.degree, call.stride), axis=1),
             lambda pair: PlacedGroup.of_rank(
                 RankGroup(axis="dp", degree=pair[0], stride=pair[1]), self._rules.rank
             ),
         )
-        return self._add(operator, elements, groups, dtype, count)
+        return self._add(call.operator, call.elements, groups, dtype, call.count)
 
     def _place(
         self, pairs: Ints, place: Callable[[tuple[int, ...]], PlacedGroup]

@@ -249,16 +249,10 @@ class StrategyPiece:
     def _state_keys(self, rows: Ints) -> StateKeys:
         """Return what the ends of steps of some strategies depend on."""
         columns = self._all.take(rows)
-        groups, splits = {"dense": columns.dense, "expert": columns.expert}, self._zero[rows]
         return StateKeys(
-            shards={name: group.shards for name, group in groups.items()},
-            replicas={name: group.replicas for name, group in groups.items()},
-            stride={name: group.stride for name, group in groups.items()},
-            splits_optimizer=splits > 0,
-            splits_gradients=splits > 1,
-            splits_parameters=splits > 2,  # noqa: PLR2004 - the stage that splits parameters
+            ranks={"dense": columns.dense, "expert": columns.expert},
+            stage=self._zero[rows],
             is_once=self._is_once[rows],
-            hides_data=self._hides[rows],
             tp=columns.tp,
             num_sums=columns.dp * columns.cp,
             is_isp=columns.is_isp,

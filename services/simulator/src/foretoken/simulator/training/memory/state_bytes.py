@@ -126,7 +126,7 @@ def _sizes_of(
         num_layer_params=np.array([group.num_layer_params for group in groups]),
         num_outside=np.array([group.num_params - sum(group.layer_params) for group in groups]),
         num_layers=np.array([len(group.layer_params) for group in groups]),
-        num_shards=np.array([group.num_shards for group in groups]),
+        num_shards=np.array([group.ranks.shards for group in groups]),
         num_parts=np.array([weight_degree if name == "dense" else 1]),
     )
 
