@@ -9,7 +9,6 @@ from foretoken.domain.memory_headroom import training_headroom_bytes
 from foretoken.domain.trainer import TrainerSpec, find_trainer
 from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.search.training.memory_ranks import cut_pipeline
-from foretoken.simulator.search.training.memory_states import Shards
 from foretoken.simulator.steps.strategies import AXES, Strategies, StrategySource
 from foretoken.simulator.training.memory.in_flight import find_moments
 from foretoken.simulator.training.memory_plan import measure_stages
@@ -102,10 +101,9 @@ def test_states_are_split_over_the_ranks_that_hold_the_same() -> None:
     strategies = _strategies(
         "qwen3-30b-a3b", tp=2, ep=2, zero_stage=[0, 1, 1], shard_degree=[0, 0, 2]
     )
-    shards = Shards.of_strategies(strategies)
-    assert shards.dense.tolist() == [1, 4, 2]
-    assert shards.expert.tolist() == [1, 4, 2]
-    assert shards.parts.tolist() == [1, 1, 1]
+    assert strategies.dense.shards.tolist() == [1, 4, 2]
+    assert strategies.expert.shards.tolist() == [1, 4, 2]
+    assert strategies.weight_parts.tolist() == [1, 1, 1]
 
 
 def test_recomputation_by_operator_is_that_of_one_scenario() -> None:

@@ -28,9 +28,9 @@ from foretoken.simulator.search.placement.sample import (
 from foretoken.simulator.search.placement.stage_cost import BETWEEN, FIRST, LAST
 from foretoken.simulator.search.placement.strategy import PlacedStrategy, StageWork
 from foretoken.simulator.training.memory.chunk import ChunkGraph
-from foretoken.simulator.training.memory.in_flight import FullMoments, find_moments
+from foretoken.simulator.training.memory.in_flight import FullMoments, find_moments, hold_most
 from foretoken.simulator.training.memory.pass_peak import measure_chunk
-from foretoken.simulator.training.memory.state_bytes import count_states
+from foretoken.simulator.training.memory.state_bytes import StateBytes, count_states
 from foretoken.simulator.training.schedule import find_schedule
 
 # What is counted of a chunk, in the order of `FullMoments`, then of all chunks of a stage.
@@ -107,8 +107,7 @@ class StageMemories:
         moments = _find_moments(strategy)
         needs, states = self._find_needs(strategy.work, kind, is_alone=len(moments) == 1)
         trainer = self._scenario.trainer.resolve()
-        found = _allocate(moments, layers, needs, states)
-        return np.array(found) * trainer.reserved_ratio
+        return _allocate(moments, layers, needs, states) * trainer.reserved_ratio
 
     def _fit(
         self, strategy: PlacedStrategy, kind: NodeKind, moments: Sequence[FullMoments]
@@ -184,20 +183,17 @@ def _measure(sample: Sample) -> Floats:
 
 def _allocate(
     moments: Sequence[FullMoments], layers: Ints, needs: _Lines, states: _Lines
-) -> list[float]:
+) -> Floats:
     """Return what tensors occupy on every stage, at its fullest moment."""
     num_chunks, num_stages = len(layers), len(moments)
     of_chunk = _by_position(layers, needs, slice(None))
     of_chunk[:, _PEAKS] = _by_position(layers, needs, _PEAKS, is_largest=True)
     # The first stage has the first chunk, and the last one the last.
     held = layers.reshape(-1, num_stages, NUM_KINDS).sum(axis=0)
-    of_stage = _by_position(held, states, slice(None), num_chunks=num_chunks).tolist()
-    found = []
-    for rank, (kept, gathered, update) in zip(moments, of_stage, strict=True):
-        needed = of_chunk[list(rank.chunks)].T.ravel()
-        passing = float((rank.counts.reshape(len(rank.counts), -1) @ needed).max())
-        found.append(kept + max(passing + gathered, update))
-    return found
+    kept, gathered, update = _by_position(held, states, slice(None), num_chunks=num_chunks).T
+    passing = np.array([hold_most(rank.counts, of_chunk[list(rank.chunks)].T) for rank in moments])
+    of_stage = StateBytes(weights=kept, gathered=gathered, update=update)
+    return np.asarray(of_stage.at_most(passing), dtype=np.float64)
 
 
 def _by_position(

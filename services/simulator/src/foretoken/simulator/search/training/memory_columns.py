@@ -17,13 +17,13 @@ from foretoken.simulator.search.training.memory_places import (
     group_shapes,
 )
 from foretoken.simulator.search.training.memory_ranks import PipelineCut, cut_pipeline
-from foretoken.simulator.search.training.memory_states import ParameterColumns, Shards
+from foretoken.simulator.search.training.memory_states import ParameterColumns
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.steps.sharding import Sharding
 from foretoken.simulator.steps.strategies import Strategies
-from foretoken.simulator.training.memory.in_flight import FullMoments, find_moments
-from foretoken.simulator.training.memory.state_bytes import StateRules
+from foretoken.simulator.training.memory.in_flight import FullMoments, find_moments, hold_most
+from foretoken.simulator.training.memory.state_bytes import StateBytes, StateRules
 from foretoken.simulator.training.schedule import find_schedule
 
 
@@ -90,7 +90,8 @@ class _Meter:
         self._shapes = group_shapes(strategies, library)
         self._groups = MicroBatchGroups(strategies, self._shapes)
         self._parameters = ParameterColumns(strategies, self._shapes, self._rules)
-        self._shards = Shards.of_strategies(strategies)
+        groups = strategies.dense.shards, strategies.expert.shards, strategies.weight_parts
+        self._shards = np.stack(groups)
         self._zero_stage = strategies.state_stage
 
     def measure(self) -> Floats:
@@ -139,28 +140,25 @@ class _Meter:
             getattr(needs, name)[groups] for name in ("saved", "weight_half", "forward", "backward")
         ]
         needed = np.stack(columns, axis=1)
-        peaks = [
-            np.tensordot(needed[:, :, rank.of_counts], rank.counts, ([1, 2], [1, 2])).max(axis=1)
-            for rank in cut.ranks
-        ]
+        peaks = [hold_most(rank.counts, needed[:, :, rank.of_counts]) for rank in cut.ranks]
         return np.stack(peaks, axis=1), of_row
 
     def _fullest(self, rows: Ints, stage: int, cut: PipelineCut, passing: Floats) -> Floats:
         """Return what tensors occupy on the fullest rank, at its fullest moment."""
         numbers = self._parameters.of_strategy[rows]
-        shards = self._shards
-        first, number = number_rows(
-            [numbers, shards.dense[rows], shards.expert[rows], shards.parts[rows]]
-        )
+        shards = self._shards[:, rows]
+        first, number = number_rows([numbers, *shards])
         chosen = rows[first]
         is_piped = bool(self._strategies.pp[chosen[0]] > 1)
         states = self._parameters.count_states(
-            cut, numbers[first], shards.take(chosen), self._rules_of(stage, is_piped=is_piped)
+            cut, numbers[first], shards[:, first], self._rules_of(stage, is_piped=is_piped)
         )
-        update = np.broadcast_to(states.update, states.kept.shape)
-        gathered = np.broadcast_to(states.gathered, states.kept.shape)
-        moments = np.maximum(passing + gathered[number], update[number])
-        fullest: Floats = (states.kept[number] + moments).max(axis=1)
+        kept, gathered, update = (
+            np.broadcast_to(part, states.kept.shape)[number]
+            for part in (states.kept, states.gathered, states.update)
+        )
+        of_rank = StateBytes(weights=kept, gathered=gathered, update=update)
+        fullest: Floats = of_rank.at_most(passing).max(axis=1)
         return fullest
 
     def _rules_of(self, stage: int, *, is_piped: bool) -> StateRules:

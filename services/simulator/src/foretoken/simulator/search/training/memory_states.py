@@ -32,29 +32,6 @@ from foretoken.simulator.training.state_sharding import parameter_groups
 _DENSE, _EXPERT = "dense", "expert"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Shards:
-    """Over how many ranks states are split, one entry per strategy.
-
-    `dense` and `expert` are those of the parameters; `parts` are the ranks that hold a weight
-    together while it does not run.
-    """
-
-    dense: Ints
-    expert: Ints
-    parts: Ints
-
-    def take(self, rows: Ints) -> "Shards":
-        """Return some entries, in that order."""
-        return Shards(dense=self.dense[rows], expert=self.expert[rows], parts=self.parts[rows])
-
-    @classmethod
-    def of_strategies(cls, strategies: Strategies) -> "Shards":
-        """Return what strategies say; nothing is split without ZeRO, or over a single rank."""
-        expert = strategies.expert.shards
-        return cls(dense=strategies.shards, expert=expert, parts=strategies.weight_parts)
-
-
 class ParameterColumns:
     """The parameters of a rank by place, in the order of the model.
 
@@ -86,15 +63,19 @@ class ParameterColumns:
         self._placeholders: dict[tuple[int, ...], Floats] = {}
 
     def count_states(
-        self, cut: PipelineCut, numbers: Ints, shards: Shards, rules: StateRules
+        self, cut: PipelineCut, numbers: Ints, shards: Ints, rules: StateRules
     ) -> StateBytes:
-        """Return what ranks keep, of shape [strategies, ranks], given the group of each."""
+        """Return what ranks keep, of shape [strategies, ranks], given the group of each.
+
+        `shards` has over how many ranks are split: states of dense parameters, those of experts,
+        and weights themselves, of shape [3, strategies].
+        """
         dense, expert, narrow = np.moveaxis(self._find_places(cut)[numbers], 1, 0)
         groups = [
             self._group(places, cut, degree, parts)
             for places, degree, parts in (
-                (dense, shards.dense, shards.parts),
-                (expert, shards.expert, np.ones_like(shards.parts)),
+                (dense, shards[0], shards[2]),
+                (expert, shards[1], np.ones_like(shards[2])),
             )
             if places.any()
         ]

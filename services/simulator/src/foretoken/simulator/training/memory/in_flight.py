@@ -65,6 +65,15 @@ def find_moments(
     return _find(schedule, num_ranks, num_micro_batches, virtual_stages)
 
 
+def hold_most(counts: Counts, needs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the most that passes hold of a rank's chunks, whose needs are [..., 4, chunks].
+
+    The four figures of a chunk are those of `FullMoments`, in bytes.
+    """
+    found: NDArray[np.float64] = np.tensordot(needs, counts, ([-2, -1], [1, 2])).max(axis=-1)
+    return found
+
+
 def settle_micro_batches(scenario: TrainingScenario, schedule: PipelineSchedule) -> int:
     """Return fewer micro batches with which every rank holds as much at most, if there are.
 

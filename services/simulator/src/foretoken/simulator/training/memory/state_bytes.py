@@ -52,6 +52,10 @@ class StateBytes:
         """What is there from the first step on."""
         return self.weights + self.gradients + self.optimizer + self.placeholders
 
+    def at_most(self, passing: Quantity) -> Quantity:
+        """Return what is there at the fullest moment, if passes hold so much at most."""
+        return self.kept + np.maximum(passing + self.gathered, self.update)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GroupSizes:
