@@ -12,17 +12,21 @@ import numpy as np
 from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
-from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.grid import Flags, Ints
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.shapes import Shape
 from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.memory.layer_kind import layer_kinds
-from foretoken.simulator.training.memory.pass_peak import PlaceMeter, PlaceNeeds
+from foretoken.simulator.training.memory.pass_peak import (
+    ChunkNeed,
+    PlaceColumns,
+    PlaceMeter,
+    PlaceNeeds,
+    cut_places,
+)
 from foretoken.simulator.training.memory.saved_tensor import list_saved
 from foretoken.simulator.training.recompute import split_saved
-
-_FIELDS = ("saved", "forward", "backward", "weight_half")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,27 +58,6 @@ def group_shapes(strategies: Strategies, library: ShapeLibrary) -> MemoryShapes:
     return MemoryShapes(shapes=shapes, of_strategy=of_strategy, kinds=kinds)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ChunkColumns:
-    """`ChunkNeed` in columns of shape [groups, chunks]."""
-
-    saved: Floats
-    forward: Floats
-    backward: Floats
-    weight_half: Floats
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Places:
-    """`PlaceNeed` in columns of shape [groups, layers + 2], and the residual stream [groups]."""
-
-    saved: Floats
-    forward: Floats
-    backward: Floats
-    weight_half: Floats
-    stream: Floats
-
-
 # Where layers recompute or not, and where the head has a table of its own or the embedding's.
 _Variant = tuple[bool, bool]
 
@@ -95,7 +78,7 @@ class MicroBatchGroups:
             for variant in measured[0]
         }
 
-    def cut(self, layers: Sequence[int], *, is_shared: bool) -> ChunkColumns:
+    def cut(self, layers: Sequence[int], *, is_shared: bool) -> ChunkNeed:
         """Return what chunks of so many layers each need, in the order of the model.
 
         A tied head `is_shared` where the rank that has it has the embedding too.
@@ -104,7 +87,7 @@ class MicroBatchGroups:
         if self._num_first:
             other = self._places.get((False, is_shared), self._places[False, True])
             places = _mix(places, other, _are_first(layers, self._num_first))
-        return _cut(places, layers)
+        return cut_places(places, layers)
 
 
 class _Meter:
@@ -199,17 +182,11 @@ def with_copies(forward: Nodes) -> Nodes:
     )
 
 
-def _columns(needs: Sequence[PlaceNeeds], kinds: Sequence[int]) -> _Places:
+def _columns(needs: Sequence[PlaceNeeds], kinds: Sequence[int]) -> PlaceColumns:
+    """Return the needs of places [groups, places] of layers of these kinds."""
     places = [0, *(1 + kind for kind in kinds), 2 + max(kinds)]
-    by_place = [(need.before, *need.layers.values(), need.after) for need in needs]
-    columns = {
-        name: np.array([[getattr(place, name) for place in row] for row in by_place], dtype=float)
-        for name in _FIELDS
-    }
-    return _Places(
-        stream=np.array([need.stream_bytes for need in needs]),
-        **{name: column[:, places] for name, column in columns.items()},
-    )
+    columns = PlaceColumns.of_needs(needs)
+    return columns.map(lambda name: getattr(columns, name)[:, places])
 
 
 def _are_first(layers: Sequence[int], count: int) -> Flags:
@@ -218,36 +195,5 @@ def _are_first(layers: Sequence[int], count: int) -> Flags:
     return np.concatenate([[False], inside < count, [False]])
 
 
-def _mix(places: _Places, others: _Places, is_first: Flags) -> _Places:
-    columns = {
-        name: np.where(is_first, getattr(places, name), getattr(others, name)) for name in _FIELDS
-    }
-    return _Places(stream=places.stream, **columns)
-
-
-def _cut(places: _Places, layers: Sequence[int]) -> ChunkColumns:
-    """Return what chunks need: the rule of `measure_chunk`, over runs of places."""
-    starts, stops = chunk_bounds(layers)
-    sums = np.cumsum(places.saved, axis=1)
-    # What a chunk keeps up to a place is there in its passes; what it keeps later is not.
-    kept = sums[:, stops - 1]
-    forward, backward = (
-        np.maximum.reduceat(values + sums, starts, axis=1) - kept
-        for values in (places.forward, places.backward)
-    )
-    # The gradient that was last handed to the chunk before is still referred to.
-    handed = places.stream[:, None] * (np.arange(len(layers)) > 0)
-    return ChunkColumns(
-        saved=np.add.reduceat(places.saved, starts, axis=1),
-        forward=np.maximum(0.0, forward),
-        backward=np.maximum(0.0, backward) + handed,
-        weight_half=np.add.reduceat(places.weight_half, starts, axis=1),
-    )
-
-
-def chunk_bounds(layers: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the first place of every chunk and the one after its last, of layers + 2 places."""
-    stops = np.cumsum(layers) + 1
-    starts = np.concatenate([[0], stops[:-1]])
-    stops[-1] += 1
-    return starts, stops
+def _mix(places: PlaceColumns, others: PlaceColumns, is_first: Flags) -> PlaceColumns:
+    return places.map(lambda name: np.where(is_first, getattr(places, name), getattr(others, name)))

@@ -11,13 +11,13 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.memory_places import (
     MemoryShapes,
-    chunk_bounds,
     with_copies,
 )
 from foretoken.simulator.search.training.memory_ranks import PipelineCut
 from foretoken.simulator.search.training.shapes import Shape
 from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.steps.strategies import Strategies
+from foretoken.simulator.training.memory.pass_peak import chunk_bounds
 from foretoken.simulator.training.memory.saved_tensor import layer_range
 from foretoken.simulator.training.memory.state_bytes import (
     GroupSizes,

@@ -6,20 +6,27 @@ later ones kept is freed. A layer that runs again has all of its tensors then.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Annotated
+
+import numpy as np
 
 from foretoken.domain.backward_collectives import keeps_gathered_input
 from foretoken.domain.estimate import DType
 from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.units import Quantity
+from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.steps.axes import CASE, PLACE, FloatPerCase
 from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.saved_tensor import SavedTensor, layer_range
 from foretoken.simulator.training.memory.state_bytes import weight_bytes
 from foretoken.simulator.training.memory.tensor_size import read_bytes, written_bytes
 
+_FIELDS = ("saved", "forward", "backward", "weight_half")
 # Keys of what lies before and after all layers.
 _BEFORE, _AFTER = -1, 1_000_000_000
 # Operators that only add gradients to those that are there.
@@ -29,7 +36,7 @@ _NO_TEMPORARY = ("residual_add", "embedding", "cast", "bias_add")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkNeed:
-    """Bytes of one micro batch of a chunk.
+    """Bytes of one micro batch of a chunk, or columns of them.
 
     `saved` is kept between its passes. `forward` and `backward` are what the passes take at most
     above what is kept when the forward pass has ended. `weight_half` is what a backward pass of the
@@ -37,10 +44,10 @@ class ChunkNeed:
     `largest_passing` the one at which a backward pass takes most.
     """
 
-    saved: float
-    forward: float
-    backward: float
-    weight_half: float
+    saved: Quantity
+    forward: Quantity
+    backward: Quantity
+    weight_half: Quantity
     largest_saved: str = ""
     largest_passing: str = ""
 
@@ -72,29 +79,83 @@ class PlaceNeeds:
     after: PlaceNeed
     stream_bytes: float
 
+    @property
+    def places(self) -> tuple[PlaceNeed, ...]:
+        """All in the order of the model."""
+        return self.before, *self.layers.values(), self.after
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PlaceColumns:
+    """`PlaceNeed` in columns, places in the order of the model, and the residual stream."""
+
+    saved: Annotated[Floats, CASE, PLACE]
+    forward: Annotated[Floats, CASE, PLACE]
+    backward: Annotated[Floats, CASE, PLACE]
+    weight_half: Annotated[Floats, CASE, PLACE]
+    stream: FloatPerCase
+
+    @classmethod
+    def of_needs(cls, needs: Sequence[PlaceNeeds]) -> "PlaceColumns":
+        """Return the needs of cases with equally many places."""
+        stream = np.array([need.stream_bytes for need in needs])
+        empty = cls(stream=stream, **dict.fromkeys(_FIELDS, np.zeros((len(needs), 0))))
+        return empty.map(
+            lambda name: np.array(
+                [[getattr(place, name) for place in need.places] for need in needs], dtype=float
+            )
+        )
+
+    def map(self, find: Callable[[str], Floats]) -> "PlaceColumns":
+        """Return other columns of the same cases, by name."""
+        return replace(self, **{name: find(name) for name in _FIELDS})
+
+
+def cut_places(places: PlaceColumns, layers: Sequence[int]) -> ChunkNeed:
+    """Return what chunks of so many layers need, in columns [case, chunk], in the model's order."""
+    starts, stops = chunk_bounds(layers)
+    sums = np.cumsum(places.saved, axis=1)
+    # What a chunk keeps up to a place is there in its passes; what it keeps later is not.
+    kept = sums[:, stops - 1]
+    forward, backward = (
+        np.maximum.reduceat(values + sums, starts, axis=1) - kept
+        for values in (places.forward, places.backward)
+    )
+    # The gradient that was last handed to the chunk before is still referred to.
+    handed = places.stream[:, None] * (np.arange(len(layers)) > 0)
+    return ChunkNeed(
+        saved=np.add.reduceat(places.saved, starts, axis=1),
+        forward=np.maximum(0.0, forward),
+        backward=np.maximum(0.0, backward) + handed,
+        weight_half=np.add.reduceat(places.weight_half, starts, axis=1),
+    )
+
+
+def chunk_bounds(layers: Sequence[int]) -> tuple[Ints, Ints]:
+    """Return the first place of every chunk and the one after its last, of layers + 2 places."""
+    stops = np.cumsum(layers) + 1
+    starts = np.concatenate([[0], stops[:-1]])
+    stops[-1] += 1
+    return starts, stops
+
 
 def measure_chunk(chunk: ChunkGraph, scenario: TrainingScenario) -> ChunkNeed:
     """Return what one micro batch of a chunk needs."""
     meter = PlaceMeter(chunk.forward, scenario)
-    places = meter.measure(chunk.plan.saved, chunk.plan.rebuilt, chunk.rank.stage_layers)
-    # The gradient that was last handed to the stage before is still referred to.
-    has_pipeline = chunk.rank.num_stages > 1 and chunk.rank.stage > 0
-    handed = places.stream_bytes if has_pipeline else 0.0
-    backward, forward, freed, half = (handed, ""), 0.0, 0.0, 0.0
-    for place in (places.after, *reversed(list(places.layers.values())), places.before):
-        # What later places kept is there after a forward pass and gone in a backward pass.
-        backward = max(backward, (place.backward - freed + handed, place.largest_passing))
-        forward = max(forward, place.forward - freed)
-        freed += place.saved
-        half += place.weight_half
+    needs = meter.measure(chunk.plan.saved, chunk.plan.rebuilt, chunk.rank.stage_layers)
+    places = PlaceColumns.of_needs([needs])
+    alone = cut_places(places, [len(needs.layers)])
+    # As of a chunk that another one is before.
+    handed = needs.stream_bytes if chunk.rank.num_stages > 1 and chunk.rank.stage > 0 else 0.0
     largest = max(chunk.plan.saved, key=lambda tensor: tensor.total_bytes, default=None)
+    passing = needs.places[int((places.backward + places.saved.cumsum(axis=1)).argmax())]
     return ChunkNeed(
         saved=chunk.plan.saved_bytes,
-        forward=forward,
-        backward=backward[0],
-        weight_half=half,
+        forward=float(alone.forward[0, 0]),
+        backward=float(alone.backward[0, 0]) + handed,
+        weight_half=float(alone.weight_half[0, 0]),
         largest_saved=largest.role if largest else "",
-        largest_passing=backward[1],
+        largest_passing=passing.largest_passing,
     )
 
 
