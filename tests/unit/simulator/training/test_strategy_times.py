@@ -16,10 +16,10 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.domain.training_truth import TrainingCalibration
-from foretoken.simulator.search.training.call_prices import PricedTable
 from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
+from foretoken.simulator.steps.call_prices import PricedTable
 from foretoken.simulator.steps.legality import LEGAL, judge_legality
 from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.memory_plan import measure_stages

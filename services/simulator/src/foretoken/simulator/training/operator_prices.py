@@ -4,30 +4,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.domain.estimate import (
-    DType,
-    LatencyQuery,
-    OperatorTable,
-    Phase,
-    Provenance,
-)
+import numpy as np
+
+from foretoken.domain.estimate import DType, LatencyColumns, Phase, Provenance
 from foretoken.domain.graph import OperatorNode
-from foretoken.domain.hardware.device import DeviceSpec, find_device
-from foretoken.domain.hardware.roofline import compute_terms
-from foretoken.domain.operator import OperatorSpec, find_operator
 from foretoken.domain.scenario import TrainingScenario
+from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.software_note import list_software_notes
+from foretoken.simulator.steps.call_prices import CallBook, PricedTable, estimate_and_bounds
 from foretoken.simulator.training.module_profile import MeasuredPrices
 from foretoken.simulator.training.stage_hardware import StageHardware
 
 # The calls of one table of a query: operator, number format, pass, variant, names of dimensions.
 _TableKey = tuple[str, DType, Phase, str, tuple[str, ...]]
 _Key = tuple[_TableKey, tuple[int, ...]]
-
-
-# Groups of operators that the tensor cores work for; the limit is none to others in them.
-_MATRIX_GROUPS = ("gemm", "attention", "moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +84,28 @@ def fetch_prices(
     nodes: Iterable[OperatorNode], scenario: TrainingScenario, predictor: LatencySource
 ) -> OperatorPrices:
     """Return the prices of all nodes, in one call with every distinct operator call once."""
-    tables: dict[_TableKey, dict[_Key, None]] = {}
+    answers: list[tuple[str, LatencyColumns]] = []
+
+    def read(priced: PricedTable) -> Sequence[Floats]:
+        answers.append((priced.table.operator, priced.answer))
+        provenance = np.asarray(priced.answer.provenance, dtype=np.float64)
+        return (*estimate_and_bounds(priced), provenance)
+
+    book = CallBook(read)
+    numbers: dict[_Key, int] = {}
     for node in nodes:
         key = _key(node)
-        tables.setdefault(key[0], {})[key] = None
-    software = scenario.trainer.resolve().software
-    query = LatencyQuery(
-        device=scenario.device,
-        topology=scenario.topology,
-        framework=scenario.framework,
-        preferred_framework=software,
-        tables=tuple(_table(table, calls) for table, calls in tables.items()),
-    )
-    reply, device = predictor.predict(query), find_device(scenario.device)
-    by_call: dict[_Key, Price] = {}
-    for calls, columns in zip(tables.values(), reply.tables, strict=True):
-        for row, key in enumerate(calls):
-            price = Price(
-                latency_us=float(columns.latency_us[row]),
-                low_us=float(columns.low_us[row]),
-                high_us=float(columns.high_us[row]),
-                provenance=Provenance(int(columns.provenance[row])),
-            )
-            by_call[key] = _sustained(price, key, device)
-    answers = zip((table[0] for table in tables), reply.tables, strict=True)
-    notes = list_software_notes(answers, scenario.framework or software)
-    return OperatorPrices(reply.model_version, by_call, notes=notes)
+        if key not in numbers:
+            numbers[key] = int(book.add(node, 1)[0])
+    book.fetch(scenario, predictor)
+    by_call = {
+        key: Price(latency_us, low_us, high_us, Provenance(int(provenance)))
+        for key, (latency_us, low_us, high_us, provenance) in zip(
+            numbers, book.prices_us[:, list(numbers.values())].T.tolist(), strict=True
+        )
+    }
+    notes = list_software_notes(answers, scenario.framework or scenario.trainer.resolve().software)
+    return OperatorPrices(book.model_version, by_call, notes=notes)
 
 
 def fetch_stage_prices(
@@ -139,38 +126,6 @@ def fetch_stage_prices(
     versions = dict.fromkeys(prices.model_version for prices in found.values())
     return OperatorPrices(
         ", ".join(versions), {}, stages=tuple(found[stage] for stage in range(len(nodes)))
-    )
-
-
-def is_for_tensor_cores(spec: OperatorSpec) -> bool:
-    """Tell whether an operator is of those that the tensor cores work for."""
-    return spec.group in _MATRIX_GROUPS
-
-
-def _sustained(price: Price, key: _Key, device: DeviceSpec) -> Price:
-    """Return what matrix products cost at the rate that a device keeps up through a step.
-
-    They are timed alone, small ones and attention too briefly to reach the limit of power.
-    """
-    (operator, dtype, phase, _, names), values = key
-    spec = find_operator(operator)
-    if not (device.sustained_flops_ratio and is_for_tensor_cores(spec)):
-        return price
-    dims = dict(zip(names, values, strict=True))
-    terms = compute_terms(spec, dims, dtype, phase, device)
-    least_us = float(terms.compute_us) / device.sustained_flops_ratio
-    latency_us = max(price.latency_us, least_us)
-    return replace(price, latency_us=latency_us, high_us=max(price.high_us, latency_us))
-
-
-def _table(key: _TableKey, calls: Iterable[_Key]) -> OperatorTable:
-    operator, dtype, phase, variant, names = key
-    rows = [values for _, values in calls]
-    columns = {
-        name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
-    }
-    return OperatorTable(
-        operator=operator, dtype=dtype, phase=phase, variant=variant, columns=columns
     )
 
 

@@ -10,13 +10,13 @@ from foretoken.domain.training_search import TrainingSearchRequest
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES, HardwareChange
 from foretoken.simulator.search.training.answers import Answers
-from foretoken.simulator.search.training.call_prices import (
+from foretoken.simulator.search.training.ranking import objective_values
+from foretoken.simulator.search.training.survey import SurveyRules
+from foretoken.simulator.steps.call_prices import (
     PricedTable,
     estimate_and_bounds,
     hold_to_sustained,
 )
-from foretoken.simulator.search.training.ranking import objective_values
-from foretoken.simulator.search.training.survey import SurveyRules
 from foretoken.simulator.steps.strategies import Strategies
 
 # Samples of a step over those asked for.

@@ -11,8 +11,8 @@ from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.placement import axis_group
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.simulator.grid import Ints
-from foretoken.simulator.search.training.call_prices import CallBook
 from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.training.recompute import LAYER_INPUT
 from foretoken.simulator.training.state_sharding import StateExchange
 

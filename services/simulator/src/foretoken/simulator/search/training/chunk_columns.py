@@ -15,7 +15,6 @@ from foretoken.domain.graph import OperatorNode
 from foretoken.domain.lowering_options import Nodes
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
-from foretoken.simulator.search.training.call_prices import CallBook
 from foretoken.simulator.search.training.chunk_calls import (
     exchange_signature,
     exchanged_nodes,
@@ -32,6 +31,7 @@ from foretoken.simulator.search.training.pass_sections import (
     split_pass,
 )
 from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.pass_batches import (
     join_passes,
     outline_passes,

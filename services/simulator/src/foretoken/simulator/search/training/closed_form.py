@@ -11,7 +11,6 @@ from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.internevo.points import list_points
 from foretoken.simulator.search.training.answers import Answers, list_prices
-from foretoken.simulator.search.training.call_prices import Variants
 from foretoken.simulator.search.training.canonical import find_redundant
 from foretoken.simulator.search.training.memory_columns import (
     StrategyMemory,
@@ -23,6 +22,7 @@ from foretoken.simulator.search.training.space import PIECE, StrategySpace, reso
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
 from foretoken.simulator.search.training.survey import Survey, SurveyRules
 from foretoken.simulator.search.training.ties import find_ties
+from foretoken.simulator.steps.call_prices import Variants
 from foretoken.simulator.steps.legality import (
     LEGAL,
     TRAINER,

@@ -9,7 +9,7 @@ import numpy as np
 from foretoken.domain.estimate import OperatorTable, Provenance
 from foretoken.domain.operator import find_operator
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.call_prices import PricedTable
+from foretoken.simulator.steps.call_prices import PricedTable
 
 ERROR_FAMILIES = (
     # Those of experts too.

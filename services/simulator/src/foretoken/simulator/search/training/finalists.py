@@ -20,6 +20,7 @@ from foretoken.domain.training_report import (
 )
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.context import SearchContext
+from foretoken.simulator.search.fingerprint import fingerprint
 from foretoken.simulator.training.step import simulate_training
 
 
@@ -87,7 +88,7 @@ class KnownAnswers:
     """A predictor that knows the answers to some questions, and no other."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
-        self._answers = answers
+        self._replies = {fingerprint(answer.query): answer.reply for answer in answers}
 
     def list_models(self) -> Sequence[ModelVersion]:
         """Return none: the answers name the version they are of."""
@@ -100,10 +101,10 @@ class KnownAnswers:
             UnknownAnswerError: it is not.
 
         """
-        for answer in self._answers:
-            if answer.query == query:
-                return answer.reply
-        raise UnknownAnswerError(query)
+        reply = self._replies.get(fingerprint(query))
+        if reply is None:
+            raise UnknownAnswerError(query)
+        return reply
 
 
 class UnknownAnswerError(Exception):

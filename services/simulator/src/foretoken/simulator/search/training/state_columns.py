@@ -23,10 +23,10 @@ from foretoken.domain.training_kernels import (
 )
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.call_prices import CallBook
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut, ChunkKind
 from foretoken.simulator.search.training.parameter_counts import ParameterCounts
 from foretoken.simulator.search.training.transfer_columns import at_stride
+from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.steps.sharding import StateRanks
 from foretoken.simulator.steps.state_sums import HeldParameters, StateCall, StateRule

@@ -14,10 +14,10 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.training.call_prices import BOUNDS, CallBook, Variants
 from foretoken.simulator.search.training.priced_piece import PricedPiece
 from foretoken.simulator.search.training.shape_library import ShapeGroups, ShapeLibrary
 from foretoken.simulator.search.training.strategy_piece import StrategyPiece
+from foretoken.simulator.steps.call_prices import BOUNDS, CallBook, Variants
 from foretoken.simulator.steps.strategies import Strategies
 
 

@@ -15,7 +15,6 @@ from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.domain.training_truth import TrainingCalibration
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.training.call_prices import CallBook
 from foretoken.simulator.search.training.chunk_columns import (
     NO_EXCHANGE,
     PassColumns,
@@ -35,6 +34,7 @@ from foretoken.simulator.search.training.step_columns import (
     RankStates,
 )
 from foretoken.simulator.search.training.transfer_columns import TransferWriter
+from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.steps.strategies import (
     RECOMPUTE_MODES,

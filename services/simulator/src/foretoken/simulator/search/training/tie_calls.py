@@ -10,9 +10,9 @@ from foretoken.domain.operator import find_operator
 from foretoken.domain.training_search import TieCall
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.training.call_prices import PricedTable
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer
+from foretoken.simulator.steps.call_prices import PricedTable
 from foretoken.simulator.steps.strategies import Strategies
 
 # As many are told, and those that matter at least that much beside the first.

@@ -11,9 +11,9 @@ from foretoken.domain.graph import OperatorNode, RankContext
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.call_prices import CallBook
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.row_numbers import number_rows
 
 _MASK = "stage_send_mask"

@@ -1,4 +1,7 @@
-"""The calls of many strategies, priced together: each distinct one is asked about once."""
+"""The calls of a scenario or of many strategies, priced together.
+
+Each distinct one is asked about once, in one query.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +18,6 @@ from foretoken.domain.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.steps.row_numbers import number_rows
-from foretoken.simulator.training.operator_prices import is_for_tensor_cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,6 +35,8 @@ class PricedTable:
     topology: str
 
 
+# Groups of operators that the tensor cores work for; the limit is none to others in them.
+_MATRIX_GROUPS = ("gemm", "attention", "moe")
 # The places of the bounds in the prices of `estimate_and_bounds`, and of those that begin so.
 BOUNDS = (1, 2)
 # Gives the prices in µs that times are wanted for, each one of a table's calls.
@@ -132,7 +136,8 @@ class CallBook:
             prices_us = prices_us or [np.zeros(self._num_calls) for _ in columns]
             for prices, column in zip(prices_us, columns, strict=True):
                 prices[distinct.numbers] = column[distinct.inverse]
-        self.prices_us = np.stack(prices_us)
+        if prices_us:
+            self.prices_us = np.stack(prices_us)
 
     @property
     def num_variants(self) -> int:
@@ -178,9 +183,12 @@ class _Distinct:
 
 
 def hold_to_sustained(latency_us: Floats, table: OperatorTable, device: DeviceSpec) -> Floats:
-    """Return what matrix products cost at the rate that a device keeps up through a step."""
+    """Return what matrix products cost at the rate that a device keeps up through a step.
+
+    They are timed alone, small ones and attention too briefly to reach the limit of power.
+    """
     spec = find_operator(table.operator)
-    if not (device.sustained_flops_ratio and is_for_tensor_cores(spec)):
+    if not (device.sustained_flops_ratio and spec.group in _MATRIX_GROUPS):
         return latency_us
     terms = compute_terms(spec, table.columns, table.dtype, table.phase, device)
     sustained: Floats = np.maximum(latency_us, terms.compute_us / device.sustained_flops_ratio)
