@@ -21,6 +21,16 @@ _BREACHES = (
     ("duckdb-in-catalog", "predictor/breach_duckdb.py", "import duckdb"),
     ("lightgbm-in-predictor", "simulator/breach_lightgbm.py", "import lightgbm"),
     ("ray-in-its-executor", "simulator/breach_ray.py", "import ray"),
+    (
+        "results-before-pages",
+        "simulator/serving/breach_report.py",
+        "import foretoken.simulator.report.page",
+    ),
+    (
+        "costs-before-serving",
+        "simulator/cost/breach_serving.py",
+        "import foretoken.simulator.serving.record",
+    ),
     ("grpc-at-the-edge", "profiler/breach_grpc.py", "def f():\n    import grpc"),
     ("grpc-at-the-edge", "simulator/breach_stubs.py", "import foretoken.api"),
 )

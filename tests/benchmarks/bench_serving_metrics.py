@@ -14,7 +14,6 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.report import ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.slo import Slo
-from foretoken.simulator.report.tables import build_tables
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.record import (
     RequestRecord,
@@ -22,7 +21,8 @@ from foretoken.simulator.serving.record import (
     StepRecord,
     TokenRuns,
 )
-from foretoken.simulator.step_cost import StepAccount
+from foretoken.simulator.serving.step_cost import StepAccount
+from foretoken.simulator.serving.tables import build_tables
 
 NUM_REQUESTS = 100_000
 NUM_STEPS = 1_500_000

@@ -24,7 +24,7 @@ from foretoken.simulator.cost_tables import CostTables, StepShape, stage_us
 from foretoken.simulator.latency_surfaces import replica_ranks, surface_spec
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.step_grid import fetch_grids, grid_axes
-from foretoken.simulator.step_cost import SurfaceCost
+from foretoken.simulator.serving.step_cost import SurfaceCost
 
 _Latency = Callable[[OperatorTable], object]
 _PLAIN = EngineSpec(profile="plain")

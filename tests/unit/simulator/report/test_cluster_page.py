@@ -10,9 +10,9 @@ from foretoken.domain.report import Percentiles, RequestColumns, SeriesColumns, 
 from foretoken.page.section import Section
 from foretoken.simulator.report.page import render_page, serving_sections
 from foretoken.simulator.report.serving_trace import chrome_trace
-from foretoken.simulator.report.tables import build_tables
 from foretoken.simulator.serving.outcome import build_report
-from foretoken.simulator.step_cost import StepAccount
+from foretoken.simulator.serving.step_cost import StepAccount
+from foretoken.simulator.serving.tables import build_tables
 from foretoken.wire import ipc
 
 _MEMORY = ServingMemory(

@@ -16,9 +16,9 @@ from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.slo import Slo, SloClass
 from foretoken.simulator.report.page import render_page, serving_sections
 from foretoken.simulator.report.serving_detail import timeline
-from foretoken.simulator.report.tables import build_tables
 from foretoken.simulator.serving.outcome import build_report
-from foretoken.simulator.step_cost import StepAccount
+from foretoken.simulator.serving.step_cost import StepAccount
+from foretoken.simulator.serving.tables import build_tables
 from foretoken.wire import ipc
 
 _SCENARIO = ServingScenario(

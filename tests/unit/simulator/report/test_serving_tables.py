@@ -15,8 +15,8 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.report import RequestColumns, SeriesColumns
 from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.slo import SloClass
-from foretoken.simulator.report.tables import build_tables, steps_table
 from foretoken.simulator.serving.record import ServingRecord, StepRecord
+from foretoken.simulator.serving.tables import build_tables, steps_table
 from foretoken.wire import ipc
 
 _SCENARIO = ServingScenario(

@@ -23,7 +23,7 @@ from foretoken.simulator.search.capacity.find import find_capacity
 from foretoken.simulator.search.capacity.predictor_bound import Bound, take_bound
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.serving.simulation import simulate_serving
-from foretoken.simulator.step_cost import SurfaceCost
+from foretoken.simulator.serving.step_cost import SurfaceCost
 
 _PREDICTOR = RooflinePredictor()
 _WORKLOAD = WorkloadSpec(

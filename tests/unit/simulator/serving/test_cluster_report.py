@@ -9,12 +9,12 @@ from cluster_records import SCENARIO, build_record
 from foretoken.domain.memory import ServingMemory
 from foretoken.domain.report import ReplicaPhase, ServingReport
 from foretoken.domain.scenario import ServingScenario
-from foretoken.simulator.report.tables import build_tables
 from foretoken.simulator.serving.fleet import make_fleet, pool_scenarios
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.record import ServingRecord
+from foretoken.simulator.serving.step_cost import StepAccount
+from foretoken.simulator.serving.tables import build_tables
 from foretoken.simulator.serving.work import measure_work
-from foretoken.simulator.step_cost import StepAccount
 
 _MEMORY = ServingMemory(
     usable_bytes=70e9,

@@ -24,7 +24,7 @@ from foretoken.domain.scenario import ServingScenario
 from foretoken.domain.slo import Slo, SloClass
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
-from foretoken.simulator.step_cost import StepAccount
+from foretoken.simulator.serving.step_cost import StepAccount
 
 _SCENARIO = ServingScenario(
     model=find_model("llama-3-8b"),

@@ -23,7 +23,7 @@ from foretoken.simulator.latency_surfaces import (
     surface_spec,
 )
 from foretoken.simulator.serving.record import StepRecord
-from foretoken.simulator.step_cost import LAUNCH_GROUP, SurfaceCost
+from foretoken.simulator.serving.step_cost import LAUNCH_GROUP, SurfaceCost
 
 _PLAIN = EngineSpec(profile="plain")
 _SCENARIOS = {

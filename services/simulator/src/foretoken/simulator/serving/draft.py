@@ -19,7 +19,7 @@ from foretoken.simulator.latency_surfaces import surface_spec
 from foretoken.simulator.serving.record import StepRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import draft_steps
-from foretoken.simulator.step_cost import StepAccount, SurfaceCost
+from foretoken.simulator.serving.step_cost import StepAccount, SurfaceCost
 
 # The group of time in which the draft runs.
 DRAFT_GROUP = "draft"

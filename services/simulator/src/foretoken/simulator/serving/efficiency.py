@@ -19,8 +19,8 @@ from foretoken.simulator.serving.fleet_run import (
     pool_report,
 )
 from foretoken.simulator.serving.occupancy import held_ns
+from foretoken.simulator.serving.step_cost import StepAccount
 from foretoken.simulator.serving.work import NecessaryWork, measure_work
-from foretoken.simulator.step_cost import StepAccount
 
 _PRICES = (
     *("energy_wh", "energy_j_per_output_token", "power_w_mean"),

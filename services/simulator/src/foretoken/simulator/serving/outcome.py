@@ -47,7 +47,7 @@ from foretoken.simulator.serving.record import (
     StepRecord,
 )
 from foretoken.simulator.serving.service_level import find_steady_window, report_classes
-from foretoken.simulator.step_cost import StepAccount
+from foretoken.simulator.serving.step_cost import StepAccount
 
 _RATES = (
     *("request_throughput_rps", "input_throughput_tps", "output_throughput_tps", "goodput_rps"),
@@ -75,7 +75,7 @@ def build_report(
     `report` brings what was known before the run: model version and configuration. `accounts` are
     those of each engine's steps, in the record's order; `memories` are of one device of each
     pipeline stage, by pool of the cluster or of the one kind of engines. `requests` and `series`
-    stay empty; `report/tables.py` makes them.
+    stay empty; `serving/tables.py` makes them.
     """
     runs = place_runs(record)
     interval = find_interval(record)

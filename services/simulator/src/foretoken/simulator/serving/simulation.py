@@ -15,7 +15,6 @@ from foretoken.domain.report import Feasibility, ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec
-from foretoken.simulator.report.tables import build_tables
 from foretoken.simulator.serving.cluster_resolution import (
     ResolvedPool,
     as_cluster,
@@ -46,8 +45,9 @@ from foretoken.simulator.serving.record import ServingRecord, count_group_tokens
 from foretoken.simulator.serving.request_plan import NONE, RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import speculation_of
+from foretoken.simulator.serving.step_cost import SurfaceCost
+from foretoken.simulator.serving.tables import build_tables
 from foretoken.simulator.serving.workload import resolve_workload
-from foretoken.simulator.step_cost import SurfaceCost
 
 FetchSurfaces = Callable[[SurfaceSpec], LatencySurfaces]
 
