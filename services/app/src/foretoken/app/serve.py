@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -81,13 +82,12 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
         health_servicer = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         full_names = [_register(name, server, composition) for name in names]
-        if "catalog" in names:
-            undo.callback(_publish_catalog(composition))
+        for name in names:
+            if (metrics := _observe(name, composition)) is not None:
+                REGISTRY.register(metrics)
+                undo.callback(REGISTRY.unregister, metrics)
         if "predictor" in names:
-            undo.callback(_publish_predictor(composition))
             _warm_up(composition)
-        if "simulator" in names:
-            undo.callback(_publish_simulator(composition))
         reflection.enable_server_reflection(
             (*full_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
@@ -177,38 +177,30 @@ def _serve_metrics(config: ServerConfig) -> Callable[[], None]:
 
 
 def _register(name: str, server: grpc.Server, composition: Composition) -> str:
+    """Let the server answer for a service of this process, and return its full name."""
+    servicer: Any = import_module(f"foretoken.{name}.servicer")
+    servicer.register(server, getattr(composition, name))
+    return str(servicer.SERVICE_NAME)
+
+
+def _observe(name: str, composition: Composition) -> Collector | None:
+    """Return the metrics of a service of this process, if it has any."""
     if name == "catalog":
-        from foretoken.catalog import servicer as catalog_servicer
+        from foretoken.app.catalog_metrics import CatalogMetrics
+        from foretoken.catalog.service import CatalogService
 
-        # What is served is of this process.
-        served = cast("catalog_servicer.ServedCatalog", composition.catalog)
-        catalog_servicer.register(server, served)
-        return catalog_servicer.SERVICE_NAME
+        catalog = composition.catalog
+        return CatalogMetrics(catalog) if isinstance(catalog, CatalogService) else None
     if name == "predictor":
-        from foretoken.predictor import servicer as predictor_servicer
-
-        predictor_servicer.register(server, composition.predictor)
-        return predictor_servicer.SERVICE_NAME
+        predictor = composition.predictor
+        return PredictorMetrics(predictor) if isinstance(predictor, ObservedPredictor) else None
     if name == "simulator":
-        from foretoken.simulator import servicer as simulator_servicer
+        from foretoken.app.simulator_metrics import SimulatorMetrics
+        from foretoken.simulator.service import SimulatorService
 
-        simulator_servicer.register(server, composition.simulator)
-        return simulator_servicer.SERVICE_NAME
-    from foretoken.profiler import servicer as profiler_servicer
-
-    profiler_servicer.register(server, composition.profiler)
-    return profiler_servicer.SERVICE_NAME
-
-
-def _publish_catalog(composition: Composition) -> Callable[[], None]:
-    """Add the metrics of this process's catalog, and return what takes them away."""
-    from foretoken.app.catalog_metrics import CatalogMetrics
-    from foretoken.catalog.service import CatalogService
-
-    catalog = composition.catalog
-    if not isinstance(catalog, CatalogService):
-        return lambda: None
-    return _publish(CatalogMetrics(catalog))
+        simulator = composition.simulator
+        return SimulatorMetrics(simulator) if isinstance(simulator, SimulatorService) else None
+    return None
 
 
 def _warm_up(composition: Composition) -> None:
@@ -218,30 +210,6 @@ def _warm_up(composition: Composition) -> None:
     predictor = composition.predictor
     if isinstance(predictor, PredictorService):
         threading.Thread(target=predictor.warm_up, name="warm up", daemon=True).start()
-
-
-def _publish_predictor(composition: Composition) -> Callable[[], None]:
-    """Add the metrics of this process's predictor, and return what takes them away."""
-    predictor = composition.predictor
-    if not isinstance(predictor, ObservedPredictor):
-        return lambda: None
-    return _publish(PredictorMetrics(predictor))
-
-
-def _publish_simulator(composition: Composition) -> Callable[[], None]:
-    """Add the metrics of this process's simulator, and return what takes them away."""
-    from foretoken.app.simulator_metrics import SimulatorMetrics
-    from foretoken.simulator.service import SimulatorService
-
-    simulator = composition.simulator
-    if not isinstance(simulator, SimulatorService):
-        return lambda: None
-    return _publish(SimulatorMetrics(simulator))
-
-
-def _publish(metrics: Collector) -> Callable[[], None]:
-    REGISTRY.register(metrics)
-    return lambda: REGISTRY.unregister(metrics)
 
 
 def _bind(server: grpc.Server, config: ServerConfig) -> int:
