@@ -3,7 +3,7 @@
 import pytest
 
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.client.jobs import LossCount
+from foretoken.client.losses import LossCount
 from foretoken.domain.errors import QueueFullError, ServiceUnavailableError
 
 _OPTIONS = ChannelOptions(address="localhost:1", max_reconnects=3, reconnect_delay_s=0.5)

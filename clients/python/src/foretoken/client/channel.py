@@ -1,23 +1,22 @@
-"""A connection to a service: its options, its deadlines, and errors as the domain's own."""
+"""A connection to a service: its options, what both clients do over it, errors as the domain's."""
 
+import asyncio
 import json
+import queue
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import grpc
 
+from foretoken.client.blocking import iterate
+from foretoken.client.calls import Feed
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.client.refusals import Refusals
-from foretoken.domain.errors import InvalidRequestError, ServerBusyError
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.errors import rpc_to_error
 from foretoken.wire.keepalive import client_options
 from foretoken.wire.rpcs import TABLES
-
-A = TypeVar("A")
-A_co = TypeVar("A_co", covariant=True)
-Q = TypeVar("Q")
 
 _RETRY_POLICY = {
     "maxAttempts": 5,
@@ -27,49 +26,20 @@ _RETRY_POLICY = {
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
 
-
-class PageRequest(Protocol):
-    """A request for a page of a list."""
-
-    page_token: str
+C = TypeVar("C", grpc.Channel, grpc.aio.Channel)
 
 
-class Page(Protocol):
-    """A page of a list; without a token it is the last."""
-
-    @property
-    def next_page_token(self) -> str:
-        """What the next page is asked for with."""
-
-
-PageQ = TypeVar("PageQ", bound=PageRequest)
-PageA = TypeVar("PageA", bound=Page)
-
-
-class ServerStream(Protocol[A_co]):
-    """A call that answers many times."""
-
-    def __iter__(self) -> Iterator[A_co]:
-        """Return the answers as they come."""
-
-    def cancel(self) -> bool:
-        """Tell the server that nobody listens any more."""
-
-
-class Connection:
+class _Connection(Generic[C]):
     """One channel to one address; several clients may share it."""
 
-    def __init__(
-        self,
-        options: ChannelOptions,
-        service: str = "service",
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    # In the clear, and with credentials.
+    _make_channel: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
+
+    def __init__(self, options: ChannelOptions, service: str = "service") -> None:
         """Keep the options; `service` names the other side in messages."""
         self.options = options
-        self._sleep = sleep
-        self._peer = f"{service} at {options.address}"
-        self._channel: grpc.Channel | None = None
+        self.peer = f"{service} at {options.address}"
+        self._channel: C | None = None
 
     @classmethod
     def to(cls, target: "str | ChannelOptions", service: str) -> Self:
@@ -87,11 +57,31 @@ class Connection:
         arguments = channel_arguments(self.options)
         credentials = channel_credentials(self.options)
         address = self.options.address
+        make_insecure, make_secure = self._make_channel
         if credentials is None:
-            self._channel = grpc.insecure_channel(address, options=arguments)
+            self._channel = make_insecure(address, options=arguments)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options=arguments)
+            self._channel = make_secure(address, credentials, options=arguments)
         return self
+
+    @property
+    def channel(self) -> C:
+        """The open channel.
+
+        Raises:
+            InvalidRequestError: it is closed.
+
+        """
+        if self._channel is None:
+            raise InvalidRequestError(f"the connection to the {self.peer} is not open")
+        return self._channel
+
+
+class Connection(_Connection[grpc.Channel]):
+    """One channel to one address; several clients may share it."""
+
+    loses_status: ClassVar = False
+    _make_channel = (grpc.insecure_channel, grpc.secure_channel)
 
     def close(self) -> None:
         """End what is under way and free the channel."""
@@ -99,65 +89,8 @@ class Connection:
             self._channel.close()
             self._channel = None
 
-    @property
-    def channel(self) -> grpc.Channel:
-        """The open channel."""
-        return self._check_open()
-
-    def call(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[Q, A]",
-        request: Q,
-        deadline_s: float | None = None,
-    ) -> A:
-        """Return the answer to one request, by default within the options' deadline.
-
-        Raises:
-            ForetokenError: the service's error, or `ServiceUnavailableError`.
-
-        """
-        return self.ask(
-            lambda left_s: method(request, timeout=left_s), deadline_s or self.options.deadline_s
-        )
-
-    def ask(
-        self, attempt: Callable[[float], A], deadline_s: float, *, is_repeatable: bool = True
-    ) -> A:
-        """Return what an attempt returns, which is given the seconds left; again where refused.
-
-        Raises:
-            ForetokenError: the service's error, or `ServiceUnavailableError`.
-
-        """
-        self._check_open()
-        refusals = Refusals(self.options, deadline_s)
-        while True:
-            try:
-                return attempt(refusals.left_s)
-            except grpc.RpcError as err:
-                error = rpc_to_error(err, self._peer)
-            if not is_repeatable:
-                raise error
-            self._sleep(refusals.delay_after(error))
-
-    def pages(
-        self, method: "grpc.UnaryUnaryMultiCallable[PageQ, PageA]", request: PageQ
-    ) -> Iterator[PageA]:
-        """Yield all pages of a list from the request's on.
-
-        Raises:
-            ForetokenError: the service's error, or `ServiceUnavailableError`.
-
-        """
-        while True:
-            page = self.call(method, request)
-            yield page
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
-
-    def stream(self, method: "grpc.UnaryStreamMultiCallable[Q, A]", request: Q) -> Iterator[A]:
-        """Yield the answers to one request, which is made again where it is refused.
+    def exchange(self, method: Any, requests: Any) -> Generator[Any]:
+        """Yield the answers to a stream of requests, or to one.
 
         The call starts with the first answer that is asked for; leaving early cancels it.
 
@@ -165,58 +98,83 @@ class Connection:
             ForetokenError: the service's error, or `ServiceUnavailableError`.
 
         """
-        refusals = Refusals(self.options, self.options.stream_deadline_s)
-        has_begun = False
-        while True:
-            try:
-                for answer in self.watch(method, request):
-                    has_begun = True
-                    yield answer
-            except ServerBusyError as err:
-                if has_begun:
-                    raise
-                self._sleep(refusals.delay_after(err))
-            else:
-                return
+        return iterate(self.answers(method, requests))
 
-    def watch(self, method: "grpc.UnaryStreamMultiCallable[Q, A]", request: Q) -> Iterator[A]:
-        """Yield the answers to one request, once.
+    async def send(self, method: Any, request: Any, timeout_s: float) -> Any:
+        """Return the answer to one request, or to a stream of them."""
+        return method(request, timeout=timeout_s)
 
-        The call starts with the first answer that is asked for; leaving early cancels it.
-
-        Raises:
-            ForetokenError: the service's error, or `ServiceUnavailableError`.
-
-        """
-        self._check_open()
-        yield from self._iterate(method(request, timeout=self.options.stream_deadline_s))
-
-    def exchange(
-        self, method: "grpc.StreamStreamMultiCallable[Q, A]", requests: Iterator[Q]
-    ) -> Generator[A]:
-        """Yield the answers to a stream of requests.
-
-        The call starts with the first answer that is asked for; leaving early cancels it.
-
-        Raises:
-            ForetokenError: the service's error, or `ServiceUnavailableError`.
-
-        """
-        self._check_open()
-        yield from self._iterate(method(requests, timeout=self.options.stream_deadline_s))
-
-    def _check_open(self) -> grpc.Channel:
-        if self._channel is None:
-            raise InvalidRequestError(f"the connection to the {self._peer} is not open")
-        return self._channel
-
-    def _iterate(self, answers: ServerStream[A]) -> Iterator[A]:
+    async def answers(self, method: Any, request: Any) -> AsyncGenerator[Any]:
+        """Yield the answers to one request, or to a stream of them."""
+        _ = self.channel
+        answers = method(request, timeout=self.options.stream_deadline_s)
         try:
-            yield from answers
+            for answer in answers:
+                yield answer
         except grpc.RpcError as err:
-            raise rpc_to_error(err, self._peer) from None
+            raise rpc_to_error(err, self.peer) from None
         finally:
             answers.cancel()
+
+    async def wait(self, delay_s: float) -> None:
+        """Wait so many seconds."""
+        time.sleep(delay_s)  # noqa: ASYNC251 - who calls this has no event loop to hold up
+
+    def feed(self) -> Feed:
+        """Return requests that gRPC takes in a thread of its own, which None ends."""
+        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        return Feed(requests.put, iter(requests.get, None))
+
+    def requests(self, messages: AsyncGenerator[Any]) -> Any:
+        """Return messages as gRPC takes them."""
+        return iterate(messages)
+
+
+class AsyncConnection(_Connection[grpc.aio.Channel]):
+    """One channel to one address, for the event loop it was opened in."""
+
+    loses_status: ClassVar = True
+    _make_channel = (grpc.aio.insecure_channel, grpc.aio.secure_channel)
+
+    async def close(self) -> None:
+        """End what is under way and free the channel."""
+        if self._channel is not None:
+            await self._channel.close(grace=None)
+            self._channel = None
+
+    async def send(self, method: Any, request: Any, timeout_s: float) -> Any:
+        """Return the answer to one request, or to a stream of them."""
+        return await method(request, timeout=timeout_s)
+
+    async def answers(self, method: Any, request: Any) -> AsyncGenerator[Any]:
+        """Yield the answers to one request, or to a stream of them."""
+        _ = self.channel
+        answers = method(request, timeout=self.options.stream_deadline_s)
+        try:
+            async for answer in answers:
+                yield answer
+        except grpc.aio.AioRpcError as err:
+            raise rpc_to_error(err, self.peer) from None
+        finally:
+            answers.cancel()
+
+    async def wait(self, delay_s: float) -> None:
+        """Wait so many seconds."""
+        await asyncio.sleep(delay_s)
+
+    def feed(self) -> Feed:
+        """Return requests that gRPC takes in a task of its own, which None ends."""
+        requests: asyncio.Queue[Any] = asyncio.Queue()
+        return Feed(requests.put_nowait, _drain(requests))
+
+    def requests(self, messages: AsyncGenerator[Any]) -> Any:
+        """Return messages as gRPC takes them."""
+        return messages
+
+
+async def _drain(requests: "asyncio.Queue[Any]") -> AsyncIterator[Any]:
+    while (request := await requests.get()) is not None:
+        yield request
 
 
 def channel_arguments(options: ChannelOptions) -> list[tuple[str, Any]]:

@@ -1,16 +1,22 @@
 """Send the batches of a run to a remote catalog, over as many streams as it takes."""
 
 import dataclasses
-import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Iterable,
+)
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
-from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from foretoken.api.types.v1 import measurement_pb2
-from foretoken.client.channel import Connection
+from foretoken.client.blocking import each
+from foretoken.client.calls import Calls
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import CatalogBusyError, ServerBusyError, ServiceUnavailableError
 from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run, RunKind
@@ -21,7 +27,7 @@ from foretoken.wire import codec, ipc
 GROUP_BATCHES = 64
 GROUP_BYTES = 32 * 2**20
 
-LOST = (ServiceUnavailableError, CatalogBusyError, ServerBusyError)
+_LOST = (ServiceUnavailableError, CatalogBusyError, ServerBusyError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +48,11 @@ class Parcel:
 
 
 Group = tuple[Parcel, ...]
+Batches = Iterable[MeasurementBatch] | AsyncIterable[MeasurementBatch]
 T = TypeVar("T")
 
 
-def delay_after(error: Exception, num_losses: int, options: ChannelOptions) -> float:
+def _delay_after(error: Exception, num_losses: int, options: ChannelOptions) -> float:
     """Return the seconds to wait before the next stream, which are at least what a server asks."""
     at_least_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
     return options.delay_after(num_losses, at_least_s)
@@ -124,101 +131,118 @@ class Grouping:
         self._num_bytes += parcel.num_bytes
 
 
-class RunSender:
-    """Sends groups of batches; what a broken stream left without receipt is sent again."""
+async def send_run(calls: Calls, run: Run, batches: Batches) -> AsyncGenerator[BatchReceipt]:
+    """Store batches of a run, yielding a receipt for each once it is on disk."""
+    sender = _RunSender(calls, run)
+    try:
+        async with aclosing(sender.send_all(batches)) as receipts:
+            async for receipt in receipts:
+                yield receipt
+    except BaseException:
+        await sender.abandon()
+        raise
+    await sender.finish()
 
-    def __init__(
-        self,
-        connection: Connection,
-        stub: CatalogServiceStub,
-        run: Run,
-        sleep: Callable[[float], None],
-    ) -> None:
+
+class _RunSender:
+    """Sends groups of batches; what a broken stream left without receipt is sent again.
+
+    Where a stream that ends while it is written to loses its status, the receipts of a group are
+    waited for before the next is sent, and after a break batches go one by one: so what is wrong
+    with one of them is heard.
+    """
+
+    def __init__(self, calls: Calls, run: Run) -> None:
         """Open the first stream."""
-        self._connection = connection
-        self._stub = stub
+        self._calls = calls
         self._run = run
-        self._sleep = sleep
-        self._max_groups = 2 if run.kind is RunKind.IMPORT else 1
+        self._loses_status = calls.transport.loses_status
+        self._max_groups = 2 if run.kind is RunKind.IMPORT and not self._loses_status else 1
         self._pending: deque[Parcel] = deque()
         self._group_sizes: deque[int] = deque()
+        self._num_sent = 0
         self._num_receipts = 0
         self._open()
 
-    def send_all(self, batches: Iterable[MeasurementBatch]) -> Iterator[BatchReceipt]:
+    async def send_all(self, batches: Batches) -> AsyncGenerator[BatchReceipt]:
         """Send batches and yield their receipts, reading no further ahead than two groups."""
         grouping = Grouping(self._run)
-        for batch in batches:
+        async for batch in each(batches):
             group = grouping.add(batch)
             if group is not None:
-                yield from self._send(group)
+                self._send(group)
+                while len(self._group_sizes) >= self._max_groups:
+                    for _ in range(self._group_sizes[0]):
+                        yield await self._retry(self._next_receipt)
+                    self._group_sizes.popleft()
         rest = grouping.flush()
         if rest is not None:
-            yield from self._send(rest)
-        while self._group_sizes:
-            yield from self._take_group()
+            self._send(rest)
+        while self._pending:
+            yield await self._retry(self._next_receipt)
 
-    def finish(self) -> None:
+    async def finish(self) -> None:
         """End the stream in order: the catalog learns that no more comes."""
-        self._retry(self._say_farewell)
+        await self._retry(self._say_farewell)
 
-    def abandon(self) -> None:
+    async def abandon(self) -> None:
         """Break off; a batch without a receipt may be stored or not, and may be sent again."""
-        self._receipts.close()
-        self._requests.put(None)
+        await self._receipts.aclose()
+        self._feed.put(None)
 
     def _open(self) -> None:
-        # gRPC takes requests in a thread of its own; None ends that thread.
-        self._requests: queue.SimpleQueue[catalog_pb2.RecordRequest | None] = queue.SimpleQueue()
-        self._requests.put(run_message(self._run))
-        requests = iter(self._requests.get, None)
-        self._receipts = self._connection.exchange(self._stub.Record, requests)
-        for parcel in self._pending:
-            self._put(parcel)
+        self._feed = self._calls.transport.feed()
+        self._feed.put(run_message(self._run))
+        method = self._calls.method(self._calls.messages["record"])
+        self._receipts = self._calls.transport.answers(method, self._feed.requests)
+        self._num_sent = 0
+        if not self._loses_status:
+            for parcel in self._pending:
+                self._put(parcel)
 
-    def _send(self, group: Group) -> Iterator[BatchReceipt]:
+    def _send(self, group: Group) -> None:
         for parcel in group:
             self._pending.append(parcel)
             self._put(parcel)
         self._group_sizes.append(len(group))
-        if len(self._group_sizes) >= self._max_groups:
-            yield from self._take_group()
 
-    def _take_group(self) -> Iterator[BatchReceipt]:
-        for _ in range(self._group_sizes[0]):
-            yield self._retry(self._next_receipt)
-        self._group_sizes.popleft()
-
-    def _retry(self, action: Callable[[], T]) -> T:
+    async def _retry(self, action: Callable[[], Awaitable[T]]) -> T:
         """Return what an action does; where the stream is lost, what is pending is sent again."""
-        options = self._connection.options
+        options = self._calls.options
         for num_losses in range(options.max_reconnects):
             try:
-                return action()
-            except LOST as err:
-                self.abandon()
-                self._sleep(delay_after(err, num_losses + 1, options))
+                return await action()
+            except _LOST as err:
+                if self._loses_status:
+                    for parcel in self._pending:
+                        parcel.want_receipt()
+                await self.abandon()
+                await self._calls.transport.wait(_delay_after(err, num_losses + 1, options))
                 self._open()
-        return action()
+        return await action()
 
-    def _say_farewell(self) -> None:
-        self._requests.put(None)
+    async def _say_farewell(self) -> None:
+        self._feed.put(None)
         try:
-            for _ in self._receipts:
+            async for _ in self._receipts:
                 pass
         except ServiceUnavailableError:
             # Where every batch has its receipt, only the farewell got lost.
             if not self._num_receipts:
                 raise
 
-    def _next_receipt(self) -> BatchReceipt:
-        receipt = next(self._receipts, None)
+    async def _next_receipt(self) -> BatchReceipt:
+        if not self._num_sent:
+            self._put(self._pending[0])
+        receipt = await anext(self._receipts, None)
         if receipt is None:
             raise ServiceUnavailableError("the catalog ended the stream early; retry")
         self._pending.popleft()
+        self._num_sent -= 1
         self._num_receipts += 1
         return codec.decode(receipt, BatchReceipt)
 
     def _put(self, parcel: Parcel) -> None:
+        self._num_sent += 1
         for message in parcel.messages:
-            self._requests.put(message)
+            self._feed.put(message)

@@ -4,7 +4,8 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
@@ -105,6 +106,11 @@ def messages_of(table: type[RpcTable]) -> Mapping[str, RpcMessages]:
         TypeError: the table and the proto do not have the same rpcs.
 
     """
+    return _derive(cast("type", table))
+
+
+@cache
+def _derive(table: Any) -> Mapping[str, RpcMessages]:
     methods, lines = table.descriptor().methods_by_name, table.lines()
     named = {line.rpc_name for line in lines.values()}
     if set(methods) != named:

@@ -1,5 +1,7 @@
 """The table of rpcs: a line each, of which clients, servicers, retries and budgets are made."""
 
+from typing import Any
+
 from foretoken.domain.ports import (
     CatalogAdminPort,
     JobsPort,
@@ -42,7 +44,7 @@ class JobRpcs(RpcTable):
 class CatalogRpcs(JobRpcs, service="foretoken.api.catalog.v1.CatalogService"):
     """Of `CatalogAdminPort`."""
 
-    record = ByHand(CatalogAdminPort.record, budget=64)
+    record: Any = ByHand(CatalogAdminPort.record, budget=64)
     read_measurements = Table(CatalogAdminPort.read_measurements, is_idempotent=True)
     query_sql = Table(CatalogAdminPort.query_sql, is_idempotent=True)
     describe_coverage = Unary(CatalogAdminPort.describe_coverage, is_idempotent=True)
@@ -55,7 +57,7 @@ class CatalogRpcs(JobRpcs, service="foretoken.api.catalog.v1.CatalogService"):
     diff_snapshots = Unary(CatalogAdminPort.diff_snapshots, is_idempotent=True, is_long=True)
     release_snapshot = Unary(CatalogAdminPort.release_snapshot, is_idempotent=True)
     delete_snapshot = Unary(CatalogAdminPort.delete_snapshot)
-    store_artifact = ByHand(CatalogAdminPort.store_artifact)
+    store_artifact: Any = ByHand(CatalogAdminPort.store_artifact)
     read_artifact = Stream(CatalogAdminPort.read_artifact, is_idempotent=True)
     list_artifacts = Pages(CatalogAdminPort.list_artifacts, key="name", is_idempotent=True)
     activate_artifact = Unary(CatalogAdminPort.activate_artifact, is_idempotent=True)
