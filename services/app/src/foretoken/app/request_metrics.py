@@ -27,6 +27,8 @@ class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._by_service: dict[str, _ServiceMetrics] = {}
+        # Interceptors are asked at every call; a method has its own handler and those that refuse.
+        self._wrapped: dict[tuple[str, Handler], Handler] = {}
 
     def intercept_service(
         self,
@@ -35,10 +37,13 @@ class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[type-arg]
     ) -> Handler | None:
         """Wrap the method's handler; calls outside our own API pass as they are."""
         handler = continuation(handler_call_details)
-        metrics, method = self._find(handler_call_details.method)
-        if handler is None or metrics is None:
-            return handler
-        return metrics.wrap(handler, method)
+        if handler is None:
+            return None
+        key = handler_call_details.method, handler
+        if key not in self._wrapped:
+            metrics, method = self._find(handler_call_details.method)
+            self._wrapped[key] = handler if metrics is None else metrics.wrap(handler, method)
+        return self._wrapped[key]
 
     def close(self) -> None:
         """Take the metrics away, so that another server of this process can have its own."""
@@ -127,32 +132,37 @@ class _ServiceMetrics:
         return handler
 
     def _time_unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+        in_flight = self._in_flight.labels(method)
+
         # With what says in which threads it runs.
         @functools.wraps(behaviour)
         def timed(request: Any, context: grpc.ServicerContext) -> Any:
             started = time.perf_counter()
-            self._in_flight.labels(method).inc()
+            in_flight.inc()
             try:
                 return behaviour(request, context)
             finally:
+                in_flight.dec()
                 self._observe(method, context, started)
 
         return timed
 
     def _time_stream(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+        in_flight = self._in_flight.labels(method)
+
         @functools.wraps(behaviour)
         def timed(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             started = time.perf_counter()
-            self._in_flight.labels(method).inc()
+            in_flight.inc()
             try:
                 yield from behaviour(request, context)
             finally:
+                in_flight.dec()
                 self._observe(method, context, started)
 
         return timed
 
     def _observe(self, method: str, context: Any, started: float) -> None:
-        self._in_flight.labels(method).dec()
         self._seconds.labels(method).observe(time.perf_counter() - started)
         code = context.code()
         self._requests.labels(method, code.name if code is not None else "OK").inc()
