@@ -232,6 +232,10 @@ proto: setup ## make the committed stubs anew from proto/
 metrics-reference: setup ## make docs/reference/metrics.md anew from the registry of metrics
 	$(BIN)/python -m foretoken.domain.metrics.reference > docs/reference/metrics.md
 
+.PHONY: docs
+docs: setup ## make the keys in docs/reference anew from the fields of scenarios
+	$(BIN)/python -m foretoken.app.scenario_keys docs/reference/scenario-files.md
+
 .PHONY: format
 format: setup ## put every file into its canonical form
 	$(BIN)/ruff check --fix-only --quiet .

@@ -25,6 +25,7 @@ from foretoken.app.cli.main import app
 from foretoken.app.compose import PROFILER_PLACES
 from foretoken.app.config import AppConfig, load_config
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
+from foretoken.app.scenario_keys import render_page
 from foretoken.catalog.config import CatalogConfig
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain import schema
@@ -171,6 +172,12 @@ def test_the_keys_of_services_are_shown_with_their_defaults() -> None:
         service: {key: defaults[service].get(key) for key in section}
         for service, section in services.items()
     }
+
+
+def test_the_keys_of_scenarios_are_those_of_their_fields() -> None:
+    """When this fails, run `make docs`."""
+    page = (_ROOT / "docs" / "reference" / "scenario-files.md").read_text(encoding="utf-8")
+    assert render_page(page) == page
 
 
 def test_serving_scenarios_are_accepted(tmp_path: Path) -> None:

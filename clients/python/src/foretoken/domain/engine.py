@@ -8,6 +8,7 @@ from typing import Any
 from foretoken.domain import schema
 from foretoken.domain.engine_capability import EngineCapabilities
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
+from foretoken.domain.option import option
 from foretoken.domain.plugins import parse_yaml_value, scan_yaml
 
 # The profile of a scenario that names none.
@@ -197,13 +198,19 @@ class EngineSpec:
     keep evicted blocks, the fastest first.
     """
 
-    profile: str = DEFAULT_PROFILE
-    max_num_seqs: int = 0
-    max_num_batched_tokens: int = 0
-    memory_utilization_ratio: float = 0.0
-    num_kv_blocks: int = 0
-    rules: Mapping[str, str] = field(default_factory=dict)
-    kv_tiers: tuple[KvTier, ...] = ()
+    profile: str = option(DEFAULT_PROFILE, "`foretoken list engines`")
+    max_num_seqs: int = option(0, "0: the profile's")
+    max_num_batched_tokens: int = option(0, "tokens that a step computes at most; 0: the profile's")
+    memory_utilization_ratio: float = option(0.0, "share of the device's memory; 0: the profile's")
+    num_kv_blocks: int = option(0, "0: computed from the device's memory")
+    rules: Mapping[str, str] = option(
+        {}, "any other rule of the profile: {has_prefix_caching: false}"
+    )
+    kv_tiers: tuple[KvTier, ...] = option(
+        (),
+        "memory for evicted blocks: [{name: cpu, capacity_bytes: 64e9,"
+        " read_bytes_per_s: 25e9, write_bytes_per_s: 25e9}]",
+    )
 
     def __post_init__(self) -> None:
         """Refuse limits below zero."""

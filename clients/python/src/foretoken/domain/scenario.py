@@ -10,6 +10,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.estimate import DType
 from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.load import REQUIRED, ModelField, settle_model
+from foretoken.domain.option import describe, flag, option
 from foretoken.domain.slo import Slo, SloClass
 from foretoken.domain.trainer import TrainerSpec
 from foretoken.domain.training_truth import ModuleTimes, TrainingCalibration
@@ -22,44 +23,65 @@ class ServingScenario:
 
     `model` may be given by name: a preset's, or the path or text of a Hugging Face `config.json`.
 
-    `quantization` names how weights are stored and multiplied, as the catalog's variants do
-    (`fp8`, `fp8_block`, `int8_wo`, `int4_wo`; empty: as `dtype`), `kv_dtype` the number format of
-    the KV cache (unset: `dtype`). `kernels` names the kernel source of an operator (empty: the
-    fastest measured). `moe_routing` is the spread of tokens over experts under which latencies were
-    measured, as the catalog's `routing=` variants name it (`balanced`, `power_law_1.01`), and
-    `moe_imbalance_ratio` the load of the busiest expert-parallel rank over the mean. `slo` holds
-    for requests of no class.
-
-    `device_usd_per_hour` prices a device for the cost of a million tokens (0: not priced), and
-    `device_idle_w` and `device_busy_w` are its measured power for the energy (0: not measured).
-
-    `cluster` spreads requests over pools of replicas (unset: `layout.dp` replicas behind a round
-    robin). `speculative` and `lora` are what the engines do beside.
+    `moe_routing` is named as the catalog's `routing=` variants are (`balanced`, `power_law_1.01`).
+    Without a `cluster`, `layout.dp` replicas are behind a round robin.
     """
 
-    name: str = "serving"
-    model: ModelField = field(default=REQUIRED)
-    device: str
-    topology: str = ""
-    framework: str = ""
-    dtype: DType = DType.BF16
-    layout: ParallelLayout = field(default_factory=ParallelLayout)
-    engine: EngineSpec = field(default_factory=EngineSpec)
-    workload: WorkloadSpec = field(default_factory=WorkloadSpec)
-    slo: Slo = field(default_factory=Slo)
-    seed: int = 0
-    quantization: str = ""
-    kv_dtype: DType | None = None
-    kernels: Mapping[str, str] = field(default_factory=dict)
-    moe_routing: str = ""
-    moe_imbalance_ratio: float = 1.0
-    slo_classes: tuple[SloClass, ...] = ()
-    device_usd_per_hour: float = 0.0
-    device_idle_w: float = 0.0
-    device_busy_w: float = 0.0
-    cluster: ClusterSpec | None = None
-    speculative: SpeculativeSpec | None = None
-    lora: LoraSpec | None = None
+    name: str = option("serving", "the scenario's name")
+    model: ModelField = field(
+        default=REQUIRED,
+        metadata=describe(
+            "a preset, or the path of a Hugging Face `config.json`", example="llama-3-8b"
+        ),
+    )
+    device: str = field(metadata=describe("`foretoken list devices`", example="h100_sxm"))
+    topology: str = option("", "links between devices; empty: the usual one of the device")
+    framework: str = option(
+        "", "only measurements of this software; empty: the engine's own first, then others'"
+    )
+    dtype: DType = option(DType.BF16, "fp32 tf32 fp16 bf16 fp8 int8 int4")
+    layout: ParallelLayout = field(
+        default_factory=ParallelLayout, metadata=describe("degrees of parallelism")
+    )
+    engine: EngineSpec = field(
+        default_factory=EngineSpec,
+        metadata=describe("the engine: a profile, and what differs from it"),
+    )
+    workload: WorkloadSpec = field(default_factory=WorkloadSpec, metadata=describe("what is asked"))
+    slo: Slo = field(
+        default_factory=Slo, metadata=describe("limits of requests of no class; 0: no limit")
+    )
+    seed: int = option(0, "decides arrivals, lengths and all else that is random")
+    quantization: str = option(
+        "",
+        "how weights are stored and multiplied: fp8, fp8_block, int4_wo ...; empty: as dtype."
+        " Formats the device lacks are refused, unless the engine emulates them",
+    )
+    kv_dtype: DType | None = option(None, "number format of the KV cache; null: dtype")
+    kernels: Mapping[str, str] = option(
+        {}, "kernel source of an operator (moe_experts: marlin); empty: the fastest measured"
+    )
+    moe_routing: str = option(
+        "", "spread of tokens over experts that latencies were measured under (power_law_1.01)"
+    )
+    moe_imbalance_ratio: float = option(
+        1.0, "load of the busiest expert-parallel rank over the mean"
+    )
+    slo_classes: tuple[SloClass, ...] = option(
+        (),
+        "requests with limits of their own: [{name: chat, share_ratio: 0.7,"
+        " slo: {ttft_ms: 500}, priority: 1}]",
+    )
+    device_usd_per_hour: float = option(0.0, "price of a device; 0: costs are not reported")
+    device_idle_w: float = option(0.0, "measured power; 0: energy is not reported")
+    device_busy_w: float = option(0.0, "the same where every device computes")
+    cluster: ClusterSpec | None = option(
+        None, "pools of replicas, routers, autoscaling, failures: see clusters"
+    )
+    speculative: SpeculativeSpec | None = option(
+        None, "drafts that a step verifies: see speculative decoding"
+    )
+    lora: LoraSpec | None = option(None, "adapters that requests ask for: see clusters")
 
     @property
     def num_devices(self) -> int:
@@ -103,71 +125,82 @@ class TrainingScenario:
 
     `model` may be given by name, as in `ServingScenario`.
 
-    `trainer` is the framework: which kernels run, in which formats, what is hidden. `framework` is
-    the software whose measurements are asked for.
-
-    `recompute` is `none`, `selective` (the modules of `recompute_modules`, `core_attention` unless
-    named) or `full` (whole layers); of each chunk of layers the first `recompute_layers` (0: all).
-    With `partitions_activations` the saved inputs of layers are split over tp and gathered again.
-
-    `pipeline_schedule` names a plug-in (`one_f_one_b`). A rank holds `virtual_stages` chunks of
-    layers; `stage_layers` gives the layers of every chunk in the order of the model (empty: even,
-    the first take what is over).
-
-    `zero_stage` shards optimizer (1), gradients (2) and parameters (3) over `shard_degree` ranks of
-    dp and cp (0: all of them), and replicates over the rest (HSDP). `sequence_parallel` splits what
-    tensor parallelism leaves whole by tokens. `context_parallel` exchanges keys and values by
-    `ring`, or heads by `all_to_all` (Ulysses). `weight_parallel` is InternEvo's: `msp`, `fsp` or
-    `isp`, the last with weights split over `weight_degree` ranks (0: tp). Experts are split by
-    width over `expert_tp` ranks (0: what ep leaves of tp).
-
-    `moe_routing` is the spread of tokens over experts under which latencies were measured,
-    `moe_imbalance_ratio` the load of the busiest expert-parallel rank over the mean.
-    `overflow_ratio` is the share of steps that find an overflow and skip the update.
-    `straggler_ratio` is the standard deviation of a rank's speed, `network_spread_ratio` that of a
-    transfer's time, each over its mean; they spread the step.
-
-    `stage_devices` and `stage_topologies` name the device and the links of every rank of the
-    pipeline where they differ (empty: all are `device` and `topology`).
+    Of each of the `virtual_stages` chunks of layers of a rank the first `recompute_layers` are
+    recomputed. Keys and values are exchanged by `ring`, heads by `all_to_all` (Ulysses).
 
     `module_times` replaces the predictor's estimates of the modules it names; `calibration`
     corrects by steps measured on the user's machines.
     """
 
-    name: str = "training"
-    model: ModelField = field(default=REQUIRED)
-    device: str
-    topology: str = ""
-    framework: str = ""
-    dtype: DType = DType.BF16
-    layout: ParallelLayout = field(default_factory=ParallelLayout)
-    sequence_length: int = 4096
-    micro_batch_size: int = 1
-    global_batch_size: int = 8
-    trainer: TrainerSpec = field(default_factory=TrainerSpec)
-    pipeline_schedule: str = "one_f_one_b"
-    virtual_stages: int = 1
-    stage_layers: tuple[int, ...] = ()
-    recompute: str = "none"
-    recompute_layers: int = 0
-    recompute_modules: tuple[str, ...] = ()
-    partitions_activations: bool = False
-    zero_stage: int = 0
-    shard_degree: int = 0
-    sequence_parallel: bool = False
-    context_parallel: str = "ring"
-    weight_parallel: str = ""
-    weight_degree: int = 0
-    expert_tp: int = 0
-    moe_routing: str = ""
-    moe_imbalance_ratio: float = 1.0
-    overflow_ratio: float = 0.0
-    straggler_ratio: float = 0.0
-    network_spread_ratio: float = 0.0
-    stage_devices: tuple[str, ...] = ()
-    stage_topologies: tuple[str, ...] = ()
-    module_times: ModuleTimes | None = None
-    calibration: TrainingCalibration | None = None
+    name: str = option("training", "the scenario's name")
+    model: ModelField = field(
+        default=REQUIRED,
+        metadata=describe(
+            "a preset, or the path of a Hugging Face `config.json`", example="llama-2-7b"
+        ),
+    )
+    device: str = field(metadata=describe("`foretoken list devices`", example="a100_sxm_80"))
+    topology: str = option("", "links between devices; empty: the usual one of the device")
+    framework: str = option(
+        "", "only measurements of this software; empty: the trainer's own first, then others'"
+    )
+    dtype: DType = option(DType.BF16, "fp32 tf32 fp16 bf16 fp8")
+    layout: ParallelLayout = field(
+        default_factory=ParallelLayout,
+        metadata=describe("degrees of parallelism", example={"tp": 2, "pp": 2, "dp": 2}),
+    )
+    sequence_length: int = option(4096, "tokens of a sample")
+    micro_batch_size: int = option(1, "samples of a micro batch")
+    global_batch_size: int = option(8, "samples per optimizer step", example=32)
+    trainer: TrainerSpec = field(
+        default_factory=TrainerSpec,
+        metadata=describe("the framework: a profile, and what differs from it"),
+    )
+    pipeline_schedule: str = option("one_f_one_b", "`foretoken list schedules`")
+    virtual_stages: int = option(1, "runs of layers on each rank of the pipeline")
+    stage_layers: tuple[int, ...] = option(
+        (),
+        "layers of every run, in the order of the model; empty: as even as can be,"
+        " the embedding and the head counted as one each where that makes runs alike",
+    )
+    recompute: str = option("none", "what is computed again: none selective full")
+    recompute_layers: int = option(
+        0, "layers of every run that recompute, at most those of the largest; 0: all"
+    )
+    recompute_modules: tuple[str, ...] = option(
+        (),
+        "what selective recomputes; empty: the trainer's own"
+        " (core_attention; torchtitan: every_other_matmul)",
+    )
+    partitions_activations: bool = flag("saved inputs of layers are split over tp")
+    zero_stage: int = option(
+        0, "what is sharded over dp and cp: 1 optimizer, 2 + gradients, 3 + parameters"
+    )
+    shard_degree: int = option(
+        0, "ranks it is sharded over, replicated over the rest (HSDP); 0: all"
+    )
+    sequence_parallel: bool = flag("what tensor parallelism leaves whole is split by tokens")
+    context_parallel: str = option("ring", "how context-parallel ranks exchange: ring all_to_all")
+    weight_parallel: str = option("", "InternEvo's: msp fsp isp")
+    weight_degree: int = option(0, "ranks that weights are split over for isp; 0: as tp")
+    expert_tp: int = option(0, "ranks that split each expert by width; 0: what ep leaves of tp")
+    moe_routing: str = option(
+        "", "spread of tokens over experts that latencies were measured under"
+    )
+    moe_imbalance_ratio: float = option(
+        1.0, "load of the busiest expert-parallel rank over the mean"
+    )
+    overflow_ratio: float = option(0.0, "share of steps that find an overflow and skip the update")
+    straggler_ratio: float = option(0.0, "spread of the ranks' speed, standard deviation over mean")
+    network_spread_ratio: float = option(0.0, "spread of transfer times")
+    stage_devices: tuple[str, ...] = option(
+        (), "the device of every rank of the pipeline where they differ; empty: all are `device`"
+    )
+    stage_topologies: tuple[str, ...] = option((), 'its links; empty or "": the device\'s first')
+    module_times: ModuleTimes | None = option(
+        None, "measured times of modules that replace estimates"
+    )
+    calibration: TrainingCalibration | None = option(None, "correction by measured steps")
 
     def __post_init__(self) -> None:
         """Put the model in place of its name, and the devices' own names in place of others."""

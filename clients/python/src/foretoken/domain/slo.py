@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.metrics.request import LIMITED
+from foretoken.domain.option import option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,11 +14,11 @@ class Slo:
     A request meets `itl_ms` when the `itl_percentile` of its own token gaps does.
     """
 
-    ttft_ms: float = 0.0
-    tpot_ms: float = 0.0
-    itl_ms: float = 0.0
-    e2e_latency_ms: float = 0.0
-    itl_percentile: float = 99.0
+    ttft_ms: float = option(0.0, "time to the first token")
+    tpot_ms: float = option(0.0, "time per output token")
+    itl_ms: float = option(0.0, "gap between tokens, at `itl_percentile` of the request's own")
+    e2e_latency_ms: float = option(0.0, "time to the last token")
+    itl_percentile: float = option(99.0, "of the gaps")
 
     def __post_init__(self) -> None:
         """Refuse limits that no request could meet and percentiles there are not."""

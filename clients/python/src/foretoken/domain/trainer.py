@@ -12,6 +12,7 @@ from typing import Any
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
 from foretoken.domain.estimate import DType
+from foretoken.domain.option import option
 from foretoken.domain.plugins import parse_yaml_value, scan_yaml
 from foretoken.domain.trainer_capability import TrainerCapabilities
 
@@ -207,8 +208,10 @@ class TrainerSpec:
     lifts the bounds of what the framework can do.
     """
 
-    profile: str = DEFAULT_TRAINER
-    rules: Mapping[str, str] = field(default_factory=dict)
+    profile: str = option(DEFAULT_TRAINER, "`foretoken list trainers`")
+    rules: Mapping[str, str] = option(
+        {}, "any rule of the profile: {overlaps_gradient_reduction: true}"
+    )
 
     def resolve(self) -> TrainerProfile:
         """Return the profile with this trainer's changes.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.option import describe, option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,16 +93,24 @@ class WorkloadSpec:
     answers are cut so that their sum is at most `max_tokens_per_request` (0: no limit).
     """
 
-    arrival: str = "poisson"
+    arrival: str = option("poisson", "poisson gamma markov constant closed_loop trace")
     arrival_options: Mapping[str, str] = field(default_factory=dict)
-    rate_rps: float = 1.0
-    num_requests: int = 100
-    prefill: LengthSpec = field(default_factory=lambda: LengthSpec(mean=512))
-    decode: LengthSpec = field(default_factory=lambda: LengthSpec(mean=128))
+    rate_rps: float = option(1.0, "requests/s on average")
+    num_requests: int = option(100, "requests that arrive")
+    prefill: LengthSpec = field(
+        default_factory=lambda: LengthSpec(mean=512),
+        metadata=describe("prompt tokens", example={"kind": "fixed", "mean": 512}),
+    )
+    decode: LengthSpec = field(
+        default_factory=lambda: LengthSpec(mean=128),
+        metadata=describe(
+            "answer tokens", example={"kind": "uniform", "minimum": 64, "maximum": 256}
+        ),
+    )
     trace_path: str = ""
     trace_requests: tuple[Request, ...] = ()
     time_scale: float = 1.0
-    max_tokens_per_request: int = 0
+    max_tokens_per_request: int = option(0, "0: no limit")
     trace_format: str = ""
     hash_block_tokens: int = 0
     window_start_s: float = 0.0
