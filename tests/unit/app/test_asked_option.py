@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -9,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from foretoken.app.cli.asked_option import Answers, Ask
+from foretoken.app.cli.main import app
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.training_axes import AXES
 from foretoken.domain import schema
@@ -125,3 +127,24 @@ def test_options_are_of_one_field_each(cls: type) -> None:
 def test_every_axis_of_the_space_can_be_varied() -> None:
     described = {name for name, said in options_of(TrainingSpace).items() if said.axis}
     assert described == set(AXES.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "alias"),
+    [
+        (("simulate", "serving"), "--html"),
+        (("search", "capacity"), "--out"),
+        (("results", "show"), "--html"),
+        (("train",), "--report"),
+    ],
+)
+def test_a_page_has_one_name_and_its_others_are_still_read(
+    tmp_path: Path, words: tuple[str, ...], alias: str
+) -> None:
+    shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200"}).output
+    assert "--page" in shown
+    assert alias not in shown.split()
+    for name in (alias, "--page"):
+        outcome = CliRunner().invoke(app, [*words, "x", name, str(tmp_path / "no" / "page.html")])
+        assert 2 == outcome.exit_code
+        assert "no folder" in outcome.output

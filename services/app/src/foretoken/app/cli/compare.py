@@ -8,10 +8,10 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
-    check_output_path,
     open_composition,
     state_of,
 )
@@ -45,15 +45,7 @@ def compare(
             " path of a file of `foretoken results export`.",
         ),
     ],
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            "--page",
-            "--html",
-            help="Write a page with pictures here.",
-            callback=check_output_path,
-        ),
-    ] = None,
+    page: Annotated[Path | None, page_option("--html")] = None,
 ) -> None:
     """Set results of one kind side by side: figures with their ratios, and what was asked.
 

@@ -6,6 +6,7 @@ those stand beside the names.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Final
@@ -15,6 +16,8 @@ from typer.core import TyperCommand, TyperGroup
 
 # How the text of help is written.
 MARKUP: Final = "markdown"
+# The option of a page. Its further names are read, and not in the help.
+PAGE: Final = "--page"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,22 @@ class ListedCommand:
             holder.add_typer(found, name=self.name)
         else:
             holder.command(self.name)(found)
-        return typer.main.get_group(holder).commands[self.name]
+        command = typer.main.get_group(holder).commands[self.name]
+        _hide_aliases(command)
+        return command
+
+
+def _hide_aliases(command: Any) -> None:
+    for child in getattr(command, "commands", {}).values():
+        _hide_aliases(child)
+    for option in [item for item in command.params if PAGE in item.opts]:
+        # An option of the same name takes the same value.
+        hidden = copy(option)
+        hidden.opts = [name for name in option.opts if name != PAGE]
+        hidden.hidden, hidden.expose_value = True, False
+        option.opts = [PAGE]
+        if hidden.opts:
+            command.params.append(hidden)
 
 
 class LazyGroup(TyperGroup):

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
-from foretoken.app.cli.picture_file import check_page_or_drawing_option
+from foretoken.app.cli.picture_file import check_page_or_drawing_option, page_option
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
@@ -86,11 +86,10 @@ def memory(
     strategy: StrategyOptions,
     page: Annotated[
         Path | None,
-        typer.Option(
-            "--page",
+        page_option(
             "--html",
-            help="Write a page with the picture here (`.html`), or the picture alone (`.svg`).",
-            callback=check_page_or_drawing_option,
+            text="Write a page with the picture here (`.html`), or the picture alone (`.svg`).",
+            check=check_page_or_drawing_option,
         ),
     ] = None,
 ) -> None:

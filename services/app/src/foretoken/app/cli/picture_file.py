@@ -1,14 +1,27 @@
 """Options that name the file of a picture or a page: refused before anything is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from foretoken.app.cli.lazy_group import PAGE
 from foretoken.app.cli.state import check_output_path
 
+Check = Callable[[Path | None], Path | None]
 PICTURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
+
+
+def page_option(
+    *aliases: str,
+    panel: str | None = None,
+    text: str = "Write a page with pictures here (HTML).",
+    check: Check = check_output_path,
+) -> Any:
+    """Return the option `--page` of a command; its aliases are read, and not in the help."""
+    return typer.Option(PAGE, *aliases, help=text, callback=check, rich_help_panel=panel)
 
 
 def check_picture_option(path: Path | None) -> Path | None:

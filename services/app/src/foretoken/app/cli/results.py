@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.result_text import plain_report, result_table
 from foretoken.app.cli.state import (
     build_table,
@@ -98,12 +99,7 @@ def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help=_RUN_HELP)] = "latest",
     page: Annotated[
         Path | None,
-        typer.Option(
-            "--page",
-            "--html",
-            help="Write the result's page with pictures here.",
-            callback=check_output_path,
-        ),
+        page_option("--html"),
     ] = None,
 ) -> None:
     """Show a result as the command that made it did.

@@ -11,10 +11,10 @@ from foretoken.app.cli.asked_option import Answers, Ask
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
-    check_output_path,
     open_composition,
     scenario_changes,
     show_progress,
@@ -43,12 +43,7 @@ def capacity(
         list[str] | None,
         typer.Option("--set", help="Change one key of the scenario: `layout.tp=2`. Repeatable."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a page with pictures here (HTML, one file).", callback=check_output_path
-        ),
-    ] = None,
+    out: Annotated[Path | None, page_option("--out")] = None,
 ) -> None:
     """Find the highest request rate at which a deployment meets all its targets.
 

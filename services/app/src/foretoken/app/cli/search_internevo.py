@@ -12,7 +12,7 @@ from rich.table import Table
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
-from foretoken.app.cli.picture_file import check_page_option, check_picture_option
+from foretoken.app.cli.picture_file import check_page_option, check_picture_option, page_option
 from foretoken.app.cli.search_training_text import describe_finalist
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
@@ -92,12 +92,7 @@ class AnswerOptions:
     """Where the answer goes."""
 
     top: Annotated[int, typer.Option(min=1, help="How many to print.")] = 10
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a page with pictures here (HTML, one file).", callback=check_page_option
-        ),
-    ] = None
+    page: Annotated[Path | None, page_option(check=check_page_option)] = None
     heat_map: Annotated[
         Path | None,
         typer.Option(

@@ -12,6 +12,7 @@ from foretoken.app.cli.asked_option import Answers, Ask
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.search_launch import launch_best
 from foretoken.app.cli.search_options import (
     EffortOptions,
@@ -21,7 +22,6 @@ from foretoken.app.cli.search_options import (
 )
 from foretoken.app.cli.search_text import report_table
 from foretoken.app.cli.state import (
-    check_output_path,
     note,
     note_search,
     open_composition,
@@ -52,14 +52,7 @@ class ResultOptions:
             rich_help_panel=_RESULTS,
         ),
     ] = 10
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a page with pictures here (HTML, one file).",
-            callback=check_output_path,
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None
+    out: Annotated[Path | None, page_option("--out", panel=_RESULTS)] = None
     candidates: Annotated[
         Path | None,
         typer.Option(

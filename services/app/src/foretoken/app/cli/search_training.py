@@ -13,7 +13,7 @@ from foretoken.app.cli.asked_option import Answers, Ask
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
-from foretoken.app.cli.picture_file import check_page_option
+from foretoken.app.cli.picture_file import check_page_option, page_option
 from foretoken.app.cli.search_training_options import (
     QuestionOptions,
     SpaceOptions,
@@ -56,16 +56,9 @@ class ResultOptions:
             rich_help_panel=_RESULTS,
         ),
     ] = 10
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            "--page",
-            "--out",
-            help="Write a page with pictures here (HTML, one file).",
-            callback=check_page_option,
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None
+    page: Annotated[Path | None, page_option("--out", panel=_RESULTS, check=check_page_option)] = (
+        None
+    )
     export: Annotated[
         Path | None,
         typer.Option(

@@ -10,11 +10,11 @@ from foretoken.app.cli.asked_option import Answers, Ask
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.simulate_run_options import build_request
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
-    check_output_path,
     describe_feasibility,
     format_cell,
     note_jobs,
@@ -56,15 +56,7 @@ def run(
             " `prices`: `failures.device_mtbf_hours=50000`. Repeatable.",
         ),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html",
-            "--page",
-            help="Write a page with pictures here.",
-            callback=check_output_path,
-        ),
-    ] = None,
+    html: Annotated[Path | None, page_option("--html")] = None,
 ) -> None:
     """Plan a whole training run: days, money and energy, with failures and checkpoints.
 
@@ -76,7 +68,7 @@ def run(
     of devices that was tried meets the target date.
 
     Example: `foretoken simulate run docs/examples/training.yaml --tokens 1e12 --price-list lambda
-    --set failures.device_mtbf_hours=50000 --target-days 90 --html run.html`
+    --set failures.device_mtbf_hours=50000 --target-days 90 --page run.html`
     """
     state = state_of(context)
     with open_composition(state) as services:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
@@ -48,10 +49,7 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
         list[float] | None,
         typer.Option(help="Simulate at this request rate (1/s). Repeat for a load curve."),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write a page with pictures here.", callback=check_output_path),
-    ] = None,
+    html: Annotated[Path | None, page_option("--html")] = None,
     table: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,7 +72,7 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
     step of the engines, and the run second by second. The exit status is 3 where nothing can run.
 
     Example: `foretoken simulate serving docs/examples/serving.yaml --rate 1 --rate 2 --rate 4
-    --html load.html`
+    --page load.html`
     """
     state = state_of(context)
     tables = table_paths(table or [], _TABLES)

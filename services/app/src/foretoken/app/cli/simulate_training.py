@@ -10,6 +10,7 @@ from rich.table import Table
 
 from foretoken.app.cli.exit_status import leave_unless
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
@@ -48,10 +49,7 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
         list[str] | None,
         typer.Option("--set", help="Change one key of the scenario: `layout.pp=4`. Repeatable."),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write a page with pictures here.", callback=check_output_path),
-    ] = None,
+    html: Annotated[Path | None, page_option("--html")] = None,
     table: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,7 +78,7 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
     every stage does when (`spans`), what it holds over the step (`memory`) and what devices send
     to each other (`traffic`). The exit status is 3 where it cannot run.
 
-    Example: `foretoken simulate training docs/examples/training.yaml --html step.html --trace
+    Example: `foretoken simulate training docs/examples/training.yaml --page step.html --trace
     step.json`
     """
     state = state_of(context)

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.state import (
     build_table,
-    check_output_path,
     format_ratio,
     note,
     open_composition,
@@ -33,12 +33,7 @@ def train(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
     splits: Annotated[
         bool, typer.Option("--splits", help="A row for each kind of points left out.")
     ] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a page with pictures to this HTML file.", callback=check_output_path
-        ),
-    ] = None,
+    report: Annotated[Path | None, page_option("--report")] = None,
     job: Annotated[
         str, typer.Option(help="Train nothing, and show what this training found.")
     ] = "",

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from foretoken.app.cli.finding_text import finding_lines
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
@@ -53,10 +54,7 @@ def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
         list[str] | None,
         typer.Option("--set", help="Change one key of the scenario: `engine.max_num_seqs=128`."),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write a page with pictures here.", callback=check_output_path),
-    ] = None,
+    html: Annotated[Path | None, page_option("--html")] = None,
     requests_csv: Annotated[
         Path | None,
         typer.Option(
@@ -72,7 +70,7 @@ def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
     `last_token_s` or `e2e_ms`. Its arrivals and lengths replace the scenario's workload; model,
     device, layout and engine are the scenario's.
 
-    Example: `foretoken validate serving server.yaml --measured run.json --html comparison.html`
+    Example: `foretoken validate serving server.yaml --measured run.json --page comparison.html`
     """
     state = state_of(context)
     with open_composition(state) as services:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.profile_closure import step_name
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
@@ -48,10 +49,7 @@ def steps(
             " All of the catalog if left out.",
         ),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write a page with pictures here.", callback=check_output_path),
-    ] = None,
+    html: Annotated[Path | None, page_option("--html")] = None,
     request: Annotated[
         Path | None,
         typer.Option(
@@ -67,7 +65,7 @@ def steps(
     predictor, and what the host takes is added as `foretoken profile host` measured it. Nothing is
     fitted to the steps. Predict with a trained predictor: `foretoken profile`, `foretoken train`.
 
-    Example: `foretoken validate steps closure.json --html steps.html`
+    Example: `foretoken validate steps closure.json --page steps.html`
     """
     state = state_of(context)
     with open_composition(state) as services:

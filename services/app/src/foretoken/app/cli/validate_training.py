@@ -11,6 +11,7 @@ from rich.table import Table
 
 from foretoken.app.cli.finding_text import finding_lines
 from foretoken.app.cli.page_file import write_page
+from foretoken.app.cli.picture_file import page_option
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
@@ -50,10 +51,7 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
         list[str] | None,
         typer.Option("--set", help="Change one key of the scenario: `layout.pp=4`. Repeatable."),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write a page with pictures here.", callback=check_output_path),
-    ] = None,
+    html: Annotated[Path | None, page_option("--html")] = None,
     components_csv: Annotated[
         Path | None,
         typer.Option(
@@ -70,7 +68,7 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
     not scored. Of several scenarios the errors of all are summed up as well.
 
     Example: `foretoken validate training docs/examples/training.yaml --measured
-    docs/examples/measured-steps.csv --html comparison.html`
+    docs/examples/measured-steps.csv --page comparison.html`
     """
     state = state_of(context)
     if run and len(scenarios) > 1:
