@@ -28,9 +28,6 @@ _OPEN = (
     "clients/python/src/foretoken/page/",
     "clients/python/src/foretoken/wire/",
     "services/app/",
-    "services/catalog/",
-    "services/predictor/",
-    "services/profiler/",
     "services/simulator/",
     "tests/",
 )
@@ -38,12 +35,14 @@ _OPEN = (
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # Code, and where links lead.
 _NO_PROSE = re.compile(r"`[^`]*`|\]\([^)]*\)")
+_FIELD = re.compile(r"\{[^}]*\}")
+_SQL = re.compile(r"\b(?:SELECT|UPDATE|INSERT|DELETE|JOIN)\b")
 
 
 def find_words(text: str) -> Iterator[str]:
     """Yield what of the table is in a text, each with its place and what to write."""
     prose = _NO_PROSE.sub(",", _FENCE.sub(lambda fence: "\n" * fence[0].count("\n"), text))
-    flat = re.sub(r"[ \n]+", " ", prose)
+    flat = re.sub(r"[ \n]+", " ", _FIELD.sub("x", prose))
     for pattern, instead in _INSTEAD.items():
         for match in re.finditer(pattern, flat, re.IGNORECASE if "Who" not in pattern else 0):
             around = flat[max(0, match.start() - 40) : match.end() + 30].strip()
@@ -58,7 +57,8 @@ def prose_of(path: Path) -> str:
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     wanted = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1))
     # A string without a space is a name.
-    return "\n\n".join(t.string for t in tokens if t.type in wanted and " " in t.string.strip())
+    texts = [t.string for t in tokens if t.type in wanted and " " in t.string.strip()]
+    return "\n\n".join(text for text in texts if not _SQL.search(text))
 
 
 def _is_open(name: str) -> bool:

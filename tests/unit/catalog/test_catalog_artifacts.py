@@ -221,7 +221,7 @@ def test_sql_shows_what_is_known_of_files_but_not_their_content(catalog: Catalog
             "is_active": False,
         }
     ] == answer
-    with pytest.raises(InvalidRequestError, match="asks for 'artifact_chunk'"):
+    with pytest.raises(InvalidRequestError, match="requests 'artifact_chunk'"):
         catalog.query_sql(SqlQuery(text="SELECT content FROM artifact_chunk"))
 
 

@@ -159,7 +159,7 @@ def test_doubted_cells_are_written_and_remarked_on(tmp_path: Path) -> None:
     place = rows.schema.get_field_index("flags")
     doubted = rows.set_column(place, rows.schema.field(place), pa.array(flags))
     report = _write(doubted, tmp_path / "out")
-    assert "llama70b_A40_2.npz: times that the catalog doubts are in the table" in report.notes
+    assert "llama70b_A40_2.npz: times that the catalog flags are in the table" in report.notes
 
 
 def test_rows_of_no_profile_are_counted_by_operator(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def _array(shape: tuple[int, ...], dtype: str, data: bytes, module: str = "numpy
         (_array((1, 2), "f8", bytes(16)), "not as many finite numbers"),
         (_array((2,), "O", bytes(16)), "neither floats nor integers"),
         (_array((2,), "V8", bytes(16)), "neither floats nor integers"),
-        (_array((2,), "f8", bytes(16), "os"), "asks for os.dtype"),
+        (_array((2,), "f8", bytes(16), "os"), "requests os.dtype"),
         (_array((2,), "f8", b"\xff" * 16), "not as many finite numbers"),
     ],
 )

@@ -23,12 +23,12 @@ def test_the_page_has_numbers_reasons_and_a_picture(
     list(catalog.record(run(kind=RunKind.IMPORT), batches(table(*rows))))
     page = _write(catalog, tmp_path / "page.html")
     assert "<dt>rows judged</dt><dd>20</dd>" in page
-    assert "<dt>in doubt</dt><dd>1</dd>" in page
+    assert "<dt>flagged</dt><dd>1</dd>" in page
     assert "residual_add forward on a30 · vllm" in page
     assert "1 of 20: local_outlier, 2 times what its neighbours suggest" in page
     assert "more than 1.5 times off its neighbours along every dimension" in page
     assert 2 == page.count("<svg ")
-    assert "no doubt (19)" in page
+    assert "not flagged (19)" in page
     assert "local_outlier (1)" in page
 
 
@@ -64,7 +64,7 @@ def test_ids_are_unique_so_that_figures_do_not_mix(catalog: CatalogService, tmp_
 def test_a_clean_catalog_has_a_page_too(catalog: CatalogService, tmp_path: Path) -> None:
     list(catalog.record(run(kind=RunKind.IMPORT), batches(table(*residual_adds()))))
     page = _write(catalog, tmp_path / "page.html")
-    assert "No row is in doubt." in page
+    assert "No row is flagged." in page
     assert "<svg" not in page
 
 
@@ -82,4 +82,4 @@ def test_rows_of_a_group_may_be_gone(catalog: CatalogService, tmp_path: Path) ->
 def test_an_empty_report_needs_no_rows(catalog: CatalogService, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     write_quality_page(QualityReport(), catalog.read_measurements(EVERYTHING), path)
-    assert "No row is in doubt." in path.read_text(encoding="utf-8")
+    assert "No row is flagged." in path.read_text(encoding="utf-8")

@@ -64,7 +64,7 @@ def test_moe_and_collectives_need_a_measurement_on_their_architecture(
 ) -> None:
     spec, where = find_operator(operator), find_device(device)
     assert can_tell == _MOE.can_tell(spec, where)
-    says_so = "cannot be told without a measurement" in _MOE.describe(spec, where)
+    says_so = "cannot be estimated without a measurement" in _MOE.describe(spec, where)
     assert can_tell is not says_so
 
 
@@ -79,7 +79,7 @@ def test_a_collective_on_an_unseen_architecture_is_in_more_doubt(
     near, far = _ask(service, "a30"), _ask(service, "h100_sxm")
     assert [Provenance.TRANSFERRED.value] * 2 == [*near.provenance, *far.provenance]
     assert "all_reduce on 2 other GPUs" == near.basis
-    assert "(hopper) cannot be told without a measurement" in far.basis
+    assert "(hopper) cannot be estimated without a measurement" in far.basis
     assert near.high_us[0] / near.low_us[0] < 2.0
     doubt_log = default_transfer().high_log - default_transfer().low_log
     assert pytest.approx(np.exp(doubt_log)) == far.high_us[0] / far.low_us[0]

@@ -59,8 +59,8 @@ class CatalogConfig:
 
     `path` is the DuckDB file, made when absent. `num_threads` and `memory_limit` ("4GB") bound
     the database; 0 and empty leave them to DuckDB. A batch is one transaction of at most
-    `max_batch_rows`. Jobs keep their state in `state_folder`; empty means a folder beside the file.
-    With `lake` the tables are there instead, and only the state of jobs is beside `path`.
+    `max_batch_rows`. Jobs keep their state in `state_folder`; empty means a folder next to the
+    file. With `lake` the tables are there instead, and only the state of jobs is next to `path`.
 
     What is recorded goes to a log first. It is merged into the tables when it has `max_log_bytes`,
     and whatever is in it at the latest after `max_log_age_s`. A lake leaves both to PostgreSQL.

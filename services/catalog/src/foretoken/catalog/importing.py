@@ -104,7 +104,7 @@ class Importer:
 
 
 class ImportNotes:
-    """What an importer did not read, or read with a doubt; the same remark once for all files."""
+    """What an importer did not read, or read and flagged; the same remark once for all files."""
 
     def __init__(self) -> None:
         self._places: dict[str, dict[str, None]] = {}

@@ -241,7 +241,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         """Yield a copy of the catalog as it is now, in pieces; recording goes on meanwhile.
 
         Raises:
-            StorageFullError: there is no room beside the catalog for a copy.
+            StorageFullError: there is no room next to the catalog for a copy.
 
         """
         return stream_backup(self._store)
@@ -260,7 +260,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
 
         Raises:
             CatalogBusyError: it was being read all the time; all is as before.
-            StorageFullError: there is no room beside the catalog for the new file.
+            StorageFullError: there is no room next to the catalog for the new file.
 
         """
         return retention.compact(self._store)

@@ -1,4 +1,4 @@
-"""What the predictor can be told."""
+"""What the predictor can be configured with."""
 
 from dataclasses import dataclass, field, replace
 
@@ -69,8 +69,8 @@ class PredictorConfig:
     `measured_weight` is the share, in log space, of a point's own measurement in its estimate.
     Every `refresh_s` it looks for a version that another predictor trained or activated, every
     `drift_s` for new measurements to compare with its estimates. `max_pinned_models` versions that
-    callers asked for by name stay in memory beside the active one, and `max_cached_rows` estimates,
-    of 73 bytes each; a table counts for 27 more.
+    callers asked for by name stay in memory in addition to the active one, and `max_cached_rows`
+    estimates, of 73 bytes each; a table counts for 27 more.
     """
 
     state_folder: str

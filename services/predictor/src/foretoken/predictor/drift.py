@@ -62,7 +62,7 @@ class DriftReport:
     """What is known of one model version.
 
     `num_left_out` usable rows were not compared. `num_flagged` rows of the runs looked at are
-    doubted by the catalog. Those doubted only for disagreeing with what was measured before are
+    flagged by the catalog. Those flagged only for disagreeing with what was measured before are
     compared, the others are not.
     """
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from foretoken.domain.estimate import LatencyColumns, LatencyQuery, OperatorTable
 
-# What keeping a table costs beside its rows, in rows: 2 KiB against 73 bytes.
+# What keeping a table costs in addition to its rows, in rows: 2 KiB against 73 bytes.
 _TABLE_ROWS = 27
 
 
 class Observe(Protocol):
-    """Told of every question whether it was answered from memory."""
+    """Notified of every question, and whether it was answered from memory."""
 
     def __call__(self, *, is_hit: bool) -> None:
         """Take note."""
@@ -47,7 +47,7 @@ class EstimateCache:
         num_rows = _count_rows(estimates)
         if num_rows > self._max_rows:
             return
-        # Whoever asks again must not get what somebody else wrote into the columns.
+        # A caller that repeats a query must not get what somebody else wrote into the columns.
         for column in (*estimates.nearest.values(), *_columns(estimates)):
             column.setflags(write=False)
         with self._lock:

@@ -44,13 +44,13 @@ from foretoken.predictor.transfer.siblings import move_to_sibling
 # How far apart two measurements of one point lie where a series cannot tell for itself, and the
 # least that is ever claimed. Source: 90th percentile of repeated points, 1.4 to 3.4 %.
 _NOISE_LOG, _MIN_NOISE_LOG = 0.034, 0.014
-# Further doubt about the times of another kernel or variant, and about a backward pass scaled from
-# the forward pass. Source: versions move attention and MoE by 5 to 97 %, most
+# Further uncertainty about the times of another kernel or variant, and about a backward pass scaled
+# from the forward pass. Source: versions move attention and MoE by 5 to 97 %, most
 # operators by less.
 _OTHER_CODE_LOG = float(np.log(1.3))
 _SCALED_BACKWARD_LOG = float(np.log(1.5))
-# Further doubt about a backward pass made of forward calls. Source: 4,588 backward passes of gemm
-# and batched_gemm on the A100 take 0.85 to 1.15 of theirs, nine tenths of each file.
+# Further uncertainty about a backward pass made of forward calls. Source: 4,588 backward passes of
+# gemm and batched_gemm on the A100 take 0.85 to 1.15 of theirs, nine tenths of each file.
 _FORWARD_CALLS_LOG = float(np.log(1.15))
 
 _COVERED = [member.value for member in Provenance if member.is_covered]
@@ -211,7 +211,7 @@ class Estimator:
         answer = model.regressor.predict(design, tiers)
         is_beyond = is_extrapolated(tiers)
         floor_us = model.min_roofline_ratio * design.roofline_us
-        # Beyond what was measured a call takes no less than one that asks less of everything.
+        # Beyond what was measured a call takes no less than one that requires less of everything.
         rows = np.flatnonzero(is_beyond)
         floor_us[rows] = np.maximum(floor_us[rows], model.floor.floor_us(design.points[rows]))
         latency_us = np.maximum(design.base_us * np.exp(answer.log_ratio), floor_us)
@@ -248,10 +248,10 @@ class Estimator:
     def _from_proxy(self, call: _Call, query: LatencyQuery) -> LatencyColumns | None:
         """Return what an operator says that takes as long; None where that was not measured.
 
-        Asked only where the operator itself was measured nowhere: told from other devices it errs
-        less. Source: leaving out one of A30, A100 and H100, or of A100 and GH200, norms, rotary
-        embeddings and activations told from the others err by 7 to 36 %, from a sum of two tensors
-        of their own device by 20 to 63 %.
+        Asked only where the operator itself was measured nowhere: estimated from other devices it
+        errs less. Source: leaving out one of A30, A100 and H100, or of A100 and GH200, norms,
+        rotary embeddings and activations estimated from the others err by 7 to 36 %, from a sum of
+        two tensors of their own device by 20 to 63 %.
         """
         if call.spec.proxy_operator is None:
             return None
@@ -351,7 +351,7 @@ def _blend(
 
 
 def _doubt_of_choice(choice: Choice) -> float:
-    """Return the further doubt about times of another software, kernel or variant."""
+    """Return the further uncertainty about times of another software, kernel or variant."""
     key = choice.model.series.key
     doubts_log = [software_doubt_log(choice.software, key.spec, key.variant)]
     if choice.is_other_code:
@@ -369,8 +369,8 @@ def _take_surer(found: LatencyColumns, other: LatencyColumns) -> LatencyColumns:
 def _limit_doubt(estimates: LatencyColumns, transfer: TransferModel) -> LatencyColumns:
     """Return the estimates with extrapolated bounds no wider than transferred ones are.
 
-    Doubt grows with the distance to the nearest measurement, but whoever knows measurements is not
-    less sure than one who knows none.
+    Uncertainty grows with the distance to the nearest measurement, but whoever knows measurements
+    is not less sure than one who knows none.
     """
     is_beyond = estimates.provenance == Provenance.EXTRAPOLATED.value
     low_us = estimates.latency_us * np.exp(transfer.low_log)

@@ -28,7 +28,7 @@ def pack_folder(folder: Path) -> bytes:
 
 
 def unpack_folder(content: bytes, folder: Path) -> None:
-    """Write an archive's files beside others; the folder appears whole or not at all.
+    """Write an archive's files next to others; the folder appears whole or not at all.
 
     Several may do so at once: the first stays.
 

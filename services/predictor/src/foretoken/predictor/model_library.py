@@ -35,7 +35,7 @@ from foretoken.predictor.version_facts import VersionFacts
 _log = logging.getLogger(__name__)
 
 _KIND = "latency_models"
-# The file beside the copies that says which of them is active.
+# The file next to the copies that says which of them is active.
 _POINTER = "active"
 _TAKEN = (_POINTER, f"{_POINTER}.tmp")
 

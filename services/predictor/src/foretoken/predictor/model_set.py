@@ -68,7 +68,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which series is asked for, beside operator and target; empty takes any framework or kernel.
+    """Which series is asked for, of an operator and target; empty takes any framework or kernel.
 
     An empty variant is the plain case. Where no `framework` is asked for, measurements of the
     `preferred` one come first, then those of its nearest version.
@@ -86,7 +86,7 @@ class Wanted:
 
     @classmethod
     def of(cls, query: LatencyQuery, table: OperatorTable) -> "Wanted":
-        """Return which series a table of a query asks for."""
+        """Return which series a table of a query requests."""
         return cls(query.framework, table.variant, table.kernel, query.preferred_framework)
 
 
@@ -139,9 +139,9 @@ class ModelSet:
     def rank(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Sequence[Choice]:
         """Return the models that may answer, the nearest to what is asked first.
 
-        A variant nobody measured is answered in doubt: by one that differs in nothing but how
-        tokens were routed to experts, else by the plain case, else by one that differs in how it
-        was sampled. Software counts for more than which of two twin formats.
+        A variant nobody measured is answered, with a wider interval, by one that differs in nothing
+        but how tokens were routed to experts, else by the plain case, else by one that differs in
+        how it was sampled. Software counts for more than which of two twin formats.
         """
         for variant in self._near_variants(spec, wanted.variant):
             found = self._choices(spec, target, replace(wanted, variant=variant))

@@ -40,7 +40,7 @@ from foretoken.predictor.transfer.support import Support
 # Raised when what is written changes; features have a revision of their own.
 _FORMAT_REVISION = 3
 _REVISION = [_FORMAT_REVISION, FEATURE_REVISION]
-# What the arrays of a regressor are named after, beside those of its series.
+# What the arrays of a regressor are named after, in addition to those of its series.
 _REGRESSOR = "regressor_"
 
 

@@ -27,7 +27,7 @@ _CIRCUMSTANCES = (
     "kernel",
 )
 
-# Rows that the catalog doubts only because they differ from earlier ones: the very sign of drift.
+# Rows that the catalog flags only because they differ from earlier ones: the very sign of drift.
 _TOLERATED_FLAGS = ("duplicate_disagrees",)
 
 

@@ -84,7 +84,7 @@ class Software:
 
 
 def software_doubt_log(relation: Relation, spec: OperatorSpec, variant: str) -> float:
-    """Return the further doubt about an operator's times of software of such a relation."""
+    """Return the further uncertainty about an operator's times of software of such a relation."""
     version, other = _APART.get(spec.group, _APART["attention"])[bool(variant)]
     doubts = {Relation.VERSION: version, Relation.OTHER: other}
     return math.log(doubts.get(relation, 1.0))
@@ -100,7 +100,7 @@ def parse_software(text: str) -> Software:
 
 
 def matches(framework: str, asked: str) -> bool:
-    """Tell whether "vllm 0.19.0" is what "vllm", "vllm 0.19" or "vllm 0.19.0" asks for."""
+    """Tell whether "vllm 0.19.0" is what "vllm", "vllm 0.19" or "vllm 0.19.0" requests."""
     have, want = framework.lower(), asked.lower()
     return have == want or (have.startswith(want) and have[len(want)] in " .+-")
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from foretoken.domain.estimate import LatencyColumns, OperatorTable, Provenance
 
 # Upper bounds of buckets. Intervals go from the noise of repeated measurements (a few percent) to
-# the doubt about an operator that was never measured (a factor of several).
+# the uncertainty about an operator that was never measured (a factor of several).
 INTERVAL_RATIO_BOUNDS = (1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 5.0, 10.0)
 # 0 is a measured point itself; an estimate is interpolated within one octave of a measured point.
 NEAREST_OCTAVES_BOUNDS = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)

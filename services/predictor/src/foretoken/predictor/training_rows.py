@@ -184,9 +184,9 @@ def build_series(key: SeriesKey, points: npt.NDArray[np.int64], latency_us: Floa
 
 
 def keep_usable(table: pa.Table, tolerated_flags: tuple[str, ...] = ()) -> pa.Table:
-    """Return the rows that neither failed nor are doubted for other reasons than those tolerated.
+    """Return the rows that neither failed nor are flagged for other reasons than those tolerated.
 
-    Those of calls beside others are left out: they tell how two disturb each other.
+    Those of calls concurrent with others are left out: they tell how two disturb each other.
     Columns: the circumstances, without nulls, `kernel`, `dims` and `latency_us`.
     """
     latency = pc.coalesce(table["latency_us_median"], table["latency_us_mean"])

@@ -1,4 +1,4 @@
-"""Work that a predictor does again and again beside answering."""
+"""Work that a predictor does again and again besides answering."""
 
 import logging
 import threading

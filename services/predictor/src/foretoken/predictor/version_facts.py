@@ -1,4 +1,4 @@
-"""What the artifact of a model version says beside its name and time."""
+"""What the artifact of a model version says in addition to its name and time."""
 
 import json
 from dataclasses import asdict, dataclass, fields

@@ -16,10 +16,10 @@ from foretoken.profiler.kernel import Kernel, TensorFactory
 from foretoken.profiler.presence import runs
 
 _BALANCED = ("", "balanced")
-# Routings that are measured beside even shares: those of the importers' data.
+# Routings that are measured in addition to even shares: those of the importers' data.
 # Source: AIConfigurator, collector/common_test_cases.py.
 SKEWED_ROUTINGS = ("power_law_1.01", "power_law_1.2")
-# What serving asks experts for by name, even shares included.
+# What serving requests of experts by name, even shares included.
 NAMED_ROUTINGS = ("balanced", *SKEWED_ROUTINGS)
 _PREFIX = "power_law_"
 # A share is between 1 and 0.8 of the rows. Source: `foretoken.domain.expert_load`.

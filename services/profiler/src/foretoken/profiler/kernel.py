@@ -145,7 +145,7 @@ def find_kernels(
 
 
 def is_warm(call: OperatorCall) -> bool:
-    """Return whether a call asks for inputs that stayed in the cache (`cache=warm`)."""
+    """Return whether a call requests inputs that stayed in the cache (`cache=warm`)."""
     return parse_variant(call.variant).get(_CACHE_FACT) == _WARM
 
 
@@ -178,7 +178,7 @@ def prepare_case(
 ) -> PreparedCase:
     """Build rotating inputs for a call, and for a backward call the graphs to run back through.
 
-    One set, used again and again, where the call asks for a warm cache. Forward calls belong under
+    One set, used again and again, where the call requests a warm cache. Forward calls belong under
     `torch.no_grad`: entering it in each call would take as long as a short kernel.
 
     Raises:

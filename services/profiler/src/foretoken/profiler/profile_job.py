@@ -129,12 +129,12 @@ class ProfileMaker:
             CancelledJobError: cancelled; what was measured is kept.
             ServiceUnavailableError: the catalog stayed away; what was measured is kept.
             ImplausibleTimingError: the self-test failed.
-            InvalidRequestError: the request asks for what cannot be timed here.
+            InvalidRequestError: the request has what cannot be timed here.
 
         """
         start_s = time.monotonic()
         request = replace(request, name=name_profile(request))
-        # A thread of its own has torch's default number until told otherwise.
+        # A thread of its own has torch's default number until it is set.
         torch.set_num_threads(self._num_threads)
         progress.update(0.0, "planning")
         known = self._ask(lambda: self._catch_up(request, device), progress)

@@ -61,7 +61,7 @@ class ReportBuilder:
         self._medians_us[point_of_call(call)].append(float(row["latency_us_median"]))
 
     def replace(self, operator: str, row: Row, wall_s: float) -> None:
-        """Take the outcome of a call that is timed again because its first row was doubted."""
+        """Take the outcome of a call that is timed again because its first row was flagged."""
         entry = self._operators[operator]
         entry.wall_s += wall_s
         entry.counts["flagged"] -= row["status"] == "ok" and not row["flags"]

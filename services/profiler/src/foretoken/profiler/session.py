@@ -42,7 +42,7 @@ _LOG_PERIOD_S = 30.0
 
 
 class DriftCheck(Protocol):
-    """Times a reference between calls, and doubts what was timed while it was off."""
+    """Times a reference between calls, and flags what was timed while it was off."""
 
     def is_due(self, now_s: float) -> bool:
         """Whether the reference should be timed again."""
@@ -163,7 +163,7 @@ class ProfileSession:
         self._time_disturbed(progress)
 
     def _time_disturbed(self, progress: JobProgress) -> None:
-        """Time again what something disturbed, while there is time; doubted rows stay, too."""
+        """Time again what something disturbed, while there is time; flagged rows stay, too."""
         self._check_drift()
         start_s = self._now_s()
         ratio = self._spec.retime_ratio
@@ -234,7 +234,7 @@ class ProfileSession:
             self._check_drift()
 
     def _check_drift(self) -> None:
-        """Let go of the rows since the last check, doubted if the reference was off."""
+        """Let go of the rows since the last check, flagged if the reference was off."""
         drift, now_s = self._spec.drift, self._now_s()
         doubts = drift.check(now_s) if drift is not None and self._unchecked else []
         for attempt, row in self._unchecked:

@@ -57,7 +57,7 @@ class KeepsArtifacts:
         Raises:
             UnknownArtifactError: it is not kept.
             CorruptCatalogError: the content has changed since it was stored.
-            StorageFullError: there is no room beside the catalog for the file once more.
+            StorageFullError: there is no room next to the catalog for the file once more.
 
         """
         with open_spool(self._store.scratch_folder) as spool:

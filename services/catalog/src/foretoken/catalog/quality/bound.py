@@ -18,7 +18,7 @@ from foretoken.domain.variant import least_element_bytes
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What decides, beside operator and dimensions, how fast a row can be."""
+    """What decides, in addition to operator and dimensions, how fast a row can be."""
 
     device: str
     topology: str | None

@@ -11,9 +11,9 @@ from foretoken.domain.plugins import scan_modules
 
 
 class Judges(enum.Enum):
-    """Whether a test doubts tables as a whole or rows among their neighbours.
+    """Whether a test flags tables as a whole or rows among their neighbours.
 
-    Rows of a table in doubt are no neighbours: tables are judged first.
+    Rows of a flagged table are no neighbours: tables are judged first.
     """
 
     TABLES = 1
@@ -22,7 +22,7 @@ class Judges(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """Places of rows in doubt, with an explanation for each or one for all."""
+    """Places of flagged rows, with an explanation for each or one for all."""
 
     places: Indices
     explanations: Sequence[str] | str

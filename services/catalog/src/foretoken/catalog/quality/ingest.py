@@ -52,7 +52,7 @@ class Judged:
 
 
 def judge(table: pa.Table, groups: Sequence[OperatorRows]) -> Judged:
-    """Return the table with failed rows emptied and doubtful rows flagged; keep given flags.
+    """Return the table with failed rows emptied and suspect rows flagged; keep given flags.
 
     Raises:
         UnknownDeviceError: a row's device has no file.

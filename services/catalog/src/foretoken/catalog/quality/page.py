@@ -30,7 +30,7 @@ _OTHER_TESTS = "said by the importer or the sender of the rows"
 
 
 def write_quality_page(report: QualityReport, rows: ArrowStream, path: Path) -> None:
-    """Write what a check found, with pictures of the groups with most rows in doubt.
+    """Write what a check found, with pictures of the groups with most flagged rows.
 
     `rows` are those that were judged, flagged ones included, in the stored schema; of them only
     the pictured groups stay in memory.
@@ -43,7 +43,7 @@ def write_quality_page(report: QualityReport, rows: ArrowStream, path: Path) -> 
     from foretoken.page.html import render_sections
 
     subtitle = (
-        f"Judged by Foretoken in {report.wall_s:.1f} s. Rows in doubt are kept, and left out of"
+        f"Judged by Foretoken in {report.wall_s:.1f} s. Flagged rows are kept, and left out of"
         " training unless asked for."
     )
     sections = [_overview(report)]
@@ -57,13 +57,13 @@ def _overview(report: QualityReport) -> Section:
     counts = {
         "rows judged": report.num_rows,
         "failed": report.num_failed,
-        "in doubt": report.num_flagged,
-        "newly in doubt": report.num_new,
-        "no longer in doubt": report.num_withdrawn,
+        "flagged": report.num_flagged,
+        "newly flagged": report.num_new,
+        "no longer flagged": report.num_withdrawn,
     }
     return Section(
         title="Rows",
-        intro="" if report.findings else "No row is in doubt.",
+        intro="" if report.findings else "No row is flagged.",
         facts=[Fact(label=label, value=f"{count:,}") for label, count in counts.items()],
     )
 
@@ -89,7 +89,7 @@ def _pictures(report: QualityReport, rows: ArrowStream) -> Section:
 def _findings(report: QualityReport) -> Section:
     headers = (
         "test", "operator", "device", "phase", "framework, kernel",
-        "rows", "in doubt", "new", "example", "file",
+        "rows", "flagged", "new", "example", "file",
     )  # fmt: skip
     rows = [
         (
@@ -127,7 +127,7 @@ def _draw(report: QualityReport, rows: ArrowStream) -> list[Picture]:
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for finding in report.findings:
         counts[finding.device][finding.test] += finding.num_flagged
-    caption = "Rows in doubt by device and test; a row that two tests doubt counts for both."
+    caption = "Flagged rows by device and test; a row that two tests flag counts for both."
     pictures = [Picture(title="Overview", caption=caption, svg=draw_overview(counts, colors))]
     for place, (subject, found) in enumerate(_collect(report.findings, rows)):
         sound, doubted = _split(found)
@@ -156,7 +156,7 @@ def _caption_of(report: QualityReport, subject: tuple[str, ...]) -> str:
 def _collect(
     findings: Sequence[QualityFinding], rows: ArrowStream
 ) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
-    """Yield the subjects with most rows in doubt and their successful rows."""
+    """Yield the subjects with most flagged rows and their successful rows."""
     subjects = list(dict.fromkeys(_subject_of(finding) for finding in findings))[:_PICTURES_MAX]
     pieces: dict[tuple[str, ...], list[pa.RecordBatch]] = {subject: [] for subject in subjects}
     for batch in open_stream(rows):
@@ -174,7 +174,7 @@ def _collect(
 
 
 def _split(rows: pa.Table) -> "tuple[Cloud, dict[str, Cloud]]":
-    """Return the points without doubt, and those in doubt by the first test that flagged them."""
+    """Return the points without flags, and those with flags by the first test that set one."""
     from foretoken.catalog.quality.plot import Cloud
 
     spec = find_operator(rows.column("operator")[0].as_py())

@@ -55,7 +55,7 @@ def color_tests(tests: Sequence[str]) -> dict[str, str]:
 def draw_overview(counts: Mapping[str, Mapping[str, int]], colors: Mapping[str, str]) -> str:
     """Draw a bar per device with its flagged rows by test, on a logarithmic axis of its total.
 
-    `counts` are rows by device and test; a row that two tests doubt counts in both.
+    `counts` are rows by device and test; a row that two tests flag counts in both.
     """
     with rc_context(STYLE):
         height = 1.2 + 0.26 * sum(len(tests) for tests in counts.values())
@@ -89,12 +89,12 @@ def draw_overview(counts: Mapping[str, Mapping[str, int]], colors: Mapping[str, 
 def draw_scatter(
     slug: str, sound: Cloud, doubted: Mapping[str, Cloud], colors: Mapping[str, str]
 ) -> str:
-    """Draw time against work, both logarithmic, with the physical bound and the rows in doubt."""
+    """Draw time against work, both logarithmic, with the physical bound and the flagged rows."""
     with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 4.2), layout="constrained")
         axes = figure.subplots()
         clouds = [
-            ("no doubt", sound, GREY),
+            ("not flagged", sound, GREY),
             *((n, c, colors.get(n, _TEST_COLORS[0])) for n, c in doubted.items()),
         ]
         for label, cloud, color in clouds:

@@ -1,7 +1,7 @@
 """Judge stored rows against each other, all batches and runs together.
 
-Rows never change: a review writes what it doubts beside them, from its own moment on, and ends
-earlier doubts that no longer hold. Snapshots keep the doubts of their moment.
+Rows never change: a review records what it flags apart from them, from its own moment on, and ends
+earlier flags that no longer hold. Snapshots keep the flags of their moment.
 """
 
 import time
@@ -33,7 +33,7 @@ from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurement import CheckRequest, QualityReport
 from foretoken.domain.operator import find_operator
 
-# Told how far the work is, from 0 to 1, and what is being judged.
+# Called with how far the work is, from 0 to 1, and what is being judged.
 Listener = Callable[[float, str], None]
 
 
@@ -42,7 +42,7 @@ def _no_listener(_ratio: float, _message: str) -> None:
 
 
 def review_runs(store: Store, run_ids: Sequence[str], now: datetime) -> None:
-    """Judge runs that are complete, and the rows of other runs beside them, all at once."""
+    """Judge runs that are complete, and the rows of other runs with them, all at once."""
     with store.cursor() as cursor:
         groups = find_groups_of_runs(cursor, run_ids)
         found = _judge_groups(cursor, groups, "", _no_listener)
@@ -82,7 +82,7 @@ def _judge_groups(
     judged_run: str,
     listener: Listener,
 ) -> pa.Table:
-    """Return the doubts about all groups, read one after the other."""
+    """Return the flags about all groups, read one after the other."""
     pieces = [FOUND_SCHEMA.empty_table()]
     peers: dict[str, Mapping[str, float]] = {}
     num_done, num_rows = 0, max(sum(group.num_rows for group in groups), 1)
@@ -111,9 +111,9 @@ def _judge_groups(
 
 
 def find_doubts(rows: StoredRows) -> dict[int, list[str]]:
-    """Return the flags of rows in doubt, by their place, ascending.
+    """Return the flags of rows, by their place, ascending.
 
-    Rows of tables in doubt are no neighbours of others. Impossible rows have their flag already.
+    Rows of flagged tables are no neighbours of others. Impossible rows have their flag already.
     """
     flags: dict[int, list[str]] = {}
     judged = np.arange(len(rows))

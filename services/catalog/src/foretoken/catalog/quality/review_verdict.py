@@ -1,4 +1,4 @@
-"""Compare what a review found with the doubts there are, describe it, and write it down."""
+"""Compare what a review found with the flags there are, describe it, and write it down."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -19,7 +19,7 @@ FOUND_SCHEMA = pa.schema(
     ]
 )
 _GROUP_SCHEMA = pa.schema([pa.field("operator", pa.string()), pa.field("device", pa.string())])
-# A doubt is the same as an earlier one of the same test about the same row, however explained.
+# A flag is the same as an earlier one of the same test about the same row, however explained.
 _TEST = "split_part(flag, ':', 1)"
 
 
@@ -29,7 +29,7 @@ def register_verdict(
     found: pa.Table,
     judged_run: str,
 ) -> None:
-    """Lay out, for this cursor alone, which rows were judged and which doubts begin and end."""
+    """Lay out, for this cursor alone, which rows were judged and which flags begin and end."""
     scope = [{"operator": group.operator, "device": group.device} for group in groups]
     cursor.register("found_now", found)
     cursor.register("groups_now", pa.Table.from_pylist(scope, schema=_GROUP_SCHEMA))
@@ -75,7 +75,7 @@ _COMPARISON = (
 def write_doubts(
     cursor: duckdb.DuckDBPyConnection, requests: Sequence[CheckRequest], now: datetime
 ) -> None:
-    """Write the review, the doubts that begin with it and the end of those that do not hold.
+    """Write the review, the flags that begin with it and the end of those that do not hold.
 
     One review may answer several requests, of at least one.
     """

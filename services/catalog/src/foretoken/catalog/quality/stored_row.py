@@ -17,7 +17,7 @@ ALIKE = ("topology", "dtype", "phase", "framework", "framework_version", "kernel
 TABLE = (*ALIKE, "run_id", "source_file")
 # Differences below this are the resolution of the timers in use (Vidur's tables have 0.5-1 us).
 RESOLUTION_US = 2.0
-# What findings are told apart by.
+# What findings are distinguished by.
 SUBJECT = ("operator", "device", "topology", "phase", "framework", "kernel")
 
 

@@ -83,7 +83,7 @@ def list_models(store: Store) -> tuple[MeasuredSubject, ...]:
 
 
 def list_runs(store: Store) -> tuple[RunSummary, ...]:
-    """Return all runs, newest first; rows doubted since they were recorded count as flagged."""
+    """Return all runs, newest first; rows flagged since they were recorded count as flagged."""
     query = """
         SELECT run_state.*, num_flagged + coalesce(doubted.num_rows, 0) AS num_doubted
         FROM run_state LEFT JOIN (

@@ -1,7 +1,7 @@
 """Stream stored rows as they were at a moment, in the order they were recorded.
 
 The database scans one table and keeps its order; what lies in other tables (where a row came from,
-what was doubted later) is put in here, so that no join can reorder millions of rows.
+what was flagged later) is put in here, so that no join can reorder millions of rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,13 +69,13 @@ def locate_batches(rows: pa.RecordBatch, batches: VisibleBatches) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Doubts:
-    """Rows that reviews doubted at some moment, by number, and the flags they gave each."""
+    """Rows that reviews flagged at some moment, by number, and the flags they gave each."""
 
     keys: Indices
     flags: pa.Array
 
     def add_to(self, rows: pa.RecordBatch, include_flagged: bool) -> pa.RecordBatch:
-        """Return rows with these flags after their own, or without the doubted rows."""
+        """Return rows with these flags after their own, or without the flagged rows."""
         if not len(self.keys):
             return rows
         keys = _number_rows(rows.column("batch_number"), rows.column("row_index"))
@@ -98,7 +98,7 @@ class _Doubts:
 
 
 def _find_doubts(cursor: duckdb.DuckDBPyConnection, as_of: int, batches: VisibleBatches) -> _Doubts:
-    """Return the doubts there were about rows of these batches at a moment."""
+    """Return the flags there were about rows of these batches at a moment."""
     query = """
         SELECT batch_number, row_index, list(flag ORDER BY since, flag) AS flags FROM doubt
         WHERE batch_number BETWEEN $first AND $last

@@ -55,7 +55,7 @@ def narrow_filter(outer: MeasurementFilter, inner: MeasurementFilter) -> Measure
 def find_row_condition(selection: MeasurementFilter) -> tuple[str, list[str]]:
     """Return the condition on the table `measurement` and the values of its placeholders.
 
-    Runs and later doubts lie in other tables and are no part of it.
+    Runs and later flags lie in other tables and are no part of it.
     """
     terms, values = ["true"], []
     for name in _NAMES:

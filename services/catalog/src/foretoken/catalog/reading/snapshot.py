@@ -133,7 +133,7 @@ def delete_snapshot(store: Store, name: str) -> None:
 def runs_needed_by_snapshots(cursor: duckdb.DuckDBPyConnection) -> set[str]:
     """Return the runs that a stored snapshot may select a row of.
 
-    A row that only a later doubt keeps out of a snapshot counts as selected.
+    A row that only a later flag keeps out of a snapshot counts as selected.
     """
     needed: set[str] = set()
     for entry in fetch_snapshots(cursor):

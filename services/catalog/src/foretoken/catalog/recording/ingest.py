@@ -15,7 +15,7 @@ from foretoken.catalog.recording.intake import Arrival, GroupReader, check_arriv
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run
 
-# The rows of a dataset were judged where they are from, beside all known there.
+# The rows of a dataset were judged where they are from, with all that is known there.
 _JUDGED_TOOLS = (DATASET_TOOL,)
 
 _log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ NO_TIME = "the source has no time for this row"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowFacts:
-    """What rows taken from one source have in common; `flag` doubts them all."""
+    """What rows taken from one source have in common; `flag` flags them all."""
 
     operator: str
     dtype: str

@@ -27,8 +27,8 @@ from foretoken.domain.errors import InvalidRequestError, QueryLimitError
 
 # How the process ends that has taken more memory than it may.
 EXIT_MEMORY = 70
-# Beside what DuckDB counts: the program and its libraries (120 MiB), values that DuckDB does not
-# count, rows on their way.
+# In addition to what DuckDB counts: the program and its libraries (120 MiB), values that DuckDB
+# does not count, rows on their way.
 _OVERHEAD_BYTES = 256 * 2**20
 _TICK_S = 0.02
 # DuckDB reserves 1.2 GiB of addresses at its start, and 3 GiB later, for what it does not use; each

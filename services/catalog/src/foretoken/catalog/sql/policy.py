@@ -23,7 +23,7 @@ _TABLE_FUNCTIONS = {"generate_series", "range", "unnest"}
 _LISTINGS = {'"tables"', "__show_tables_expanded"}
 _OUR_DATABASE = {"", "main", "store"}
 
-# What this process is or was told, what others ask, what changes something, and sleep.
+# What this process was configured with, what others ask, what changes something, and sleep.
 _REVEALERS = {
     "currval",
     "error",
@@ -146,7 +146,7 @@ class _Search:
 
     def _unknown(self, name: str) -> InvalidRequestError:
         views = ", ".join(self._views)
-        return _refuse(f"asks for {name!r}; there are {views}, and DESCRIBE tells their columns")
+        return _refuse(f"requests {name!r}; there are {views}, and DESCRIBE tells their columns")
 
 
 def _children_of(part: Mapping[str, Any]) -> list[Any]:

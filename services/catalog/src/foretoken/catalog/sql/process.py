@@ -100,7 +100,7 @@ class SqlProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _tell(self, line: str) -> None:
-        # Who is gone by now is found out by `receive`.
+        # A process that is gone by now is found out by `receive`.
         with contextlib.suppress(OSError):
             self._questions.write(line.encode() + b"\n")
             self._questions.flush()

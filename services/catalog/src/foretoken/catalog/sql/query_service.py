@@ -116,7 +116,7 @@ class SqlQueryService:
             )
         answer = self._enter()
         rows = self._answer(answer, query, on_leave)
-        schema: pa.Schema = next(rows)  # asks, so that errors come from this call
+        schema: pa.Schema = next(rows)  # sends the query, so that errors come from this call
         return pa.RecordBatchReader.from_batches(schema, rows)
 
     def _answer(self, answer: Answer, query: SqlQuery, on_leave: OnLeave | None) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The newest acknowledged commit, noted in a file beside the database.
+"""The newest acknowledged commit, noted in a file next to the database.
 
 DuckDB takes a log that ends early for one whose writer was killed, and opens without the rest. The
 note tells the two apart: it is written after its commit is on disk and before anybody has a receipt
@@ -61,7 +61,7 @@ class AcknowledgedFile:
         notes = [note for note in map(_parse, places) if note is not None]
         if not notes:
             raise CorruptCatalogError(
-                f"{self._path} is damaged, so nothing says whether the catalog beside it holds all "
+                f"{self._path} is damaged, so nothing says whether its catalog holds all "
                 "it acknowledged; restore a backup, or look at what there is and go on with it: "
                 "foretoken catalog recover"
             )

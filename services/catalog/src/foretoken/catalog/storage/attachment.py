@@ -53,7 +53,7 @@ class Attachment(Protocol):
 
     @property
     def reachable_folders(self) -> tuple[str, ...]:
-        """Folders that the database must reach to work, beside its own files."""
+        """Folders that the database must reach to work, in addition to its own files."""
 
     def configure(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Set what it needs before it is attached; later nothing can be set any more."""
@@ -97,7 +97,7 @@ class Attachment(Protocol):
         """
 
     def close(self) -> None:
-        """Give back what it holds beside the database."""
+        """Give back what it holds besides the database."""
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Keep other processes from writing until the end."""
@@ -110,7 +110,7 @@ class Attachment(Protocol):
 
 
 class FileAttachment:
-    """A DuckDB file and its write-ahead log, owned by one process, and the note beside them.
+    """A DuckDB file and its write-ahead log, owned by one process, and the note next to them.
 
     The log is merged into the tables when it has `max_log_bytes`, while a commit waits for it.
     """
@@ -245,7 +245,7 @@ class FileAttachment:
         insert_commit(cursor, self._stamped)
 
     def acknowledge(self) -> None:
-        """Note beside the file that the transaction stamped last is on disk.
+        """Note next to the file that the transaction stamped last is on disk.
 
         Raises:
             StorageFullError, CatalogBusyError: the disk does not take the note.

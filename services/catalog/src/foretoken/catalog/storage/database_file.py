@@ -37,7 +37,7 @@ def rollback_of(path: Path) -> Path:
 
 
 def companions_of(path: Path) -> tuple[Path, ...]:
-    """Return the files that may lie beside a database file and belong to it, the note last.
+    """Return the files that may lie next to a database file and belong to it, the note last.
 
     DuckDB has a second log while it merges the first one into the file.
     """
@@ -70,7 +70,7 @@ def _size(path: Path) -> int:
 
 
 def refused_by_disk(path: Path, error: OSError) -> ForetokenError:
-    """Return the error that says that a file beside the database cannot be written."""
+    """Return the error that says that a file next to the database cannot be written."""
     kind = StorageFullError if error.errno in _FULL else CatalogBusyError
     return kind(
         f"{path} cannot be written ({error.strerror}); look at the disk and send again what has no "

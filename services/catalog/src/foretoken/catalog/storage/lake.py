@@ -5,7 +5,7 @@ Two things in PostgreSQL keep them apart. A lock lets one process write at a tim
 work that would be in vain, and may be lost with its connection. What counts is the primary key of
 DuckLake's own table of snapshots: a transaction commits as the successor of the snapshot it read,
 so of two that read the same only one can. DuckLake would by default put the other on top of the
-first; it is told not to, and the caller starts over with what is there now.
+first; it is configured not to, and the caller starts over with what is there now.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The blocks that merging the log rewrites in place, kept beside the file until it is merged.
+"""The blocks that merging the log rewrites in place, kept next to the file until it is merged.
 
 DuckDB merges a log by writing new blocks, then a header that refers to them. Blocks of metadata
 with room left are the exception: it adds to them where they are. A process that dies in such a

@@ -54,9 +54,9 @@ class _SharedFiles(AbstractFileSystem):  # type: ignore[misc]
 
 
 class _SharedFile:
-    """A file as DuckDB uses it: threads seek and read beside each other, or read in turn.
+    """A file as DuckDB uses it: threads seek and read concurrently, or read in turn.
 
-    Who has sought reads there; who has not goes on where the last one ended.
+    A thread that has sought reads there; one that has not goes on where the last one ended.
     """
 
     def __init__(self, path: Path) -> None:

@@ -110,8 +110,8 @@ class Store:
     def num_writes(self) -> int:
         """How many transactions have written, also before a reopening.
 
-        Inside a transaction: those before it. Who remembers what it read, and finds this number
-        where its own last transaction left it, may rely on what it remembers.
+        Inside a transaction: those before it. A caller that remembers what it read, and finds this
+        number where its own last transaction left it, may rely on what it remembers.
         """
         return self._num_writes
 
@@ -122,7 +122,7 @@ class Store:
 
     @property
     def scratch_folder(self) -> Path:
-        """A folder beside the file for what is thrown away: other folders may be read-only."""
+        """A folder next to the file for what is thrown away: other folders may be read-only."""
         path = Path(self._config.path).absolute()
         return path.with_name(path.name + ".tmp")
 

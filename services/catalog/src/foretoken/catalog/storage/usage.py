@@ -1,4 +1,4 @@
-"""Who uses a thing at the moment, and a moment at which nobody does."""
+"""Which callers use a thing at the moment, and a moment at which nobody does."""
 
 import contextlib
 import threading

@@ -48,7 +48,7 @@ def stream_backup(store: Store) -> Iterator[bytes]:
     It holds what was acknowledged before the first piece is asked for. Recording goes on.
 
     Raises:
-        StorageFullError: there is no room beside the catalog for a copy.
+        StorageFullError: there is no room next to the catalog for a copy.
 
     """
     path = copy_catalog(store)
@@ -105,7 +105,7 @@ def _find_place_of_old(target: Path, *, is_replacing: bool) -> Path:
 def _copy_file(source: Path, fresh: Path) -> None:
     if log_of(source).exists():
         raise InvalidRequestError.of_field(
-            "path", f"{source} has a log beside it: a catalog in use or crashed, and no backup"
+            "path", f"{source} has a log next to it: a catalog in use or crashed, and no backup"
         )
     try:
         fresh.parent.mkdir(parents=True, exist_ok=True)

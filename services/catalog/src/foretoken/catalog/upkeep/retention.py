@@ -83,7 +83,7 @@ def compact(store: Store, idle_wait_s: float = _IDLE_WAIT_S) -> CompactReport:
 
     Raises:
         CatalogBusyError: it was being read all the time; all is as before.
-        StorageFullError: there is no room beside the catalog for the new file.
+        StorageFullError: there is no room next to the catalog for the new file.
 
     """
     start_s = time.perf_counter()

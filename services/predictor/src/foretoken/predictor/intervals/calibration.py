@@ -79,9 +79,9 @@ def join_errors(parts: Sequence[HeldOutErrors]) -> HeldOutErrors:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Half-widths in log units around an estimate, in units of a call's own doubt.
+    """Half-widths in log units around an estimate, in units of a call's own uncertainty.
 
-    `tier_log` has one per tier; a call's doubt is its spread to `spread_power`, times
+    `tier_log` has one per tier; a call's uncertainty is its spread to `spread_power`, times
     `bin_ratio` of its bin of base latency.
     """
 
@@ -111,7 +111,7 @@ class Calibration:
     def doubt(
         self, spread_log: FloatColumn, base_us: FloatColumn, octaves: FloatColumn
     ) -> FloatColumn:
-        """Return how doubtful every call is against others of its tier."""
+        """Return how uncertain every call is against others of its tier."""
         bins = np.searchsorted(self.bin_edges_us, base_us, side="right")
         reach = np.maximum(octaves, 1.0)
         return np.asarray(spread_log**self.spread_power * self.bin_ratio[bins] * reach)
@@ -133,9 +133,9 @@ def calibrate(errors: HeldOutErrors | None) -> Calibration:
     tier_log[Tier.GRID] = grid
     for tier, factor in _DEFAULT_FACTORS.items():
         found = _half_width(scores, errors, tier)
-        # No tier is surer than the grid, which asks least.
+        # No tier is surer than the grid, which extrapolates least.
         if found is None:
-            # A spread that tells doubtful calls knows part of it already.
+            # A spread that singles out uncertain calls knows part of it already.
             found = grid * factor ** (1.0 - shape.spread_power / 2.0)
         tier_log[tier] = max(found, grid)
     return Calibration(shape.bin_edges_us, shape.bin_ratio, shape.spread_power, tier_log)
@@ -204,7 +204,7 @@ def _half_width(scores: FloatColumn, errors: HeldOutErrors, tier: Tier) -> float
 
 
 def _shape_of_doubt(errors: HeldOutErrors) -> Calibration:
-    """Choose how doubt depends on spread and base latency, on the grid if anything is there."""
+    """Choose how uncertainty depends on spread and base latency, on the grid if it has points."""
     on_grid = errors.take(errors.tier == Tier.GRID)
     if len(on_grid.error_log) < _MIN_ERRORS:
         on_grid = errors

@@ -1,4 +1,4 @@
-"""How doubtful points are, and how much one measurement takes from the doubt about the others.
+"""How uncertain points are, and how much one measurement tells about the others.
 
 Errors are a Gaussian process along the axes of an operator, as kriging has them: Matérn 3/2, with a
 length per axis. What is chosen depends on where points lie, not on what was measured there.
@@ -20,7 +20,7 @@ _MAX_BLOCKS = 32
 
 
 class ErrorField:
-    """The doubt about candidates and about the points that judge them, as measurements come in.
+    """The uncertainty of candidates and of the points that judge them, as measurements come in.
 
     Variances are in units of the field's sill.
     """

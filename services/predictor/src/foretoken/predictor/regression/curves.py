@@ -29,7 +29,7 @@ _MAX_GROUP_SIZES, _MAX_PLACES = 48, 1_500
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """Latency of one group at the sizes of the table, and how doubtful it is, in log units."""
+    """Latency of one group at the sizes of the table, and how uncertain it is, in log units."""
 
     latency_log: FloatColumn
     spread_log: FloatColumn

@@ -9,7 +9,8 @@ from numba.core.registry import cpu_target
 
 from foretoken.domain.source_hash import compiled_name
 
-# What machine code rests on beside the sources: versions, and the processor as numba names it.
+# What machine code rests on in addition to the sources: versions, and the processor as numba names
+# it.
 _CODEGEN: Any = cpu_target.target_context.codegen()
 _COMPILER = (
     *(f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")),
@@ -29,6 +30,6 @@ def compiled(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _R
     try:
         made = numba.njit(cache=True, error_model="numpy")(function)
     except RuntimeError:
-        # No folder to keep the machine code in: neither beside the source nor of the user.
+        # No folder to keep the machine code in: neither next to the source nor of the user.
         made = numba.njit(error_model="numpy")(function)
     return cast("Callable[_Arguments, _Result]", made)

@@ -59,7 +59,7 @@ class Kriging:
     def predict(self, axes: Matrix) -> tuple[FloatColumn, FloatColumn]:
         """Return the value of every call and its standard deviation.
 
-        A measured point is told from those around it: its own measurement counts elsewhere.
+        A measured point is estimated from those around it: its own measurement counts elsewhere.
         """
         calls = _scale(axes, self.scales.lengths_log)
         rows = self._find_others(calls)

@@ -5,7 +5,7 @@ import numpy as np
 from foretoken.predictor.features import Matrix
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
-# Up to so many calls numpy solves: a process that asks for little compiles nothing.
+# Up to so many calls numpy solves: a process that requests little compiles nothing.
 _MAX_FEW_CALLS = 16
 
 

@@ -93,7 +93,8 @@ def _choose(candidates: Matrix, error_log: Matrix) -> int:
         best = 0
     with_steps = int(np.argmin(total_log))
     gain_log = error_log[best] - error_log[with_steps]
-    # Points of a group err together: what groups gain is told from chance, not what points do.
+    # Points of a group err together: what groups gain is distinguished from chance, not what points
+    # do.
     chance_log = np.sqrt(((gain_log - gain_log.mean()) ** 2).sum())
     is_better = gain_log.sum() > max(_MIN_GAIN * total_log[best], chance_log)
     return with_steps if is_better else best

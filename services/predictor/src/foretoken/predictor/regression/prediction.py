@@ -13,7 +13,7 @@ from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One value per call: log(latency / base), and how doubtful it is beside the others.
+    """One value per call: log(latency / base), and how uncertain it is compared with the others.
 
     `spread_log` is positive, in log units, and right up to a factor that calibration learns.
     `members` holds what each part of the model said by itself, by name.

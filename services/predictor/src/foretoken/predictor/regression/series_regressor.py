@@ -61,7 +61,7 @@ class SeriesRegressor:
 
 
 def _trees_numbers(name: str, trees: Trees) -> dict[str, float]:
-    """Return what trees are beside their text; bounds of a constant are not needed."""
+    """Return what trees are in addition to their text; bounds of a constant are not needed."""
     low, high = (trees.low, trees.high) if trees.text else (0.0, 0.0)
     return {f"{name}_constant": trees.constant, f"{name}_low": low, f"{name}_high": high}
 
@@ -79,9 +79,9 @@ def mix(answers: Matrix, shares: Matrix, tiers: IntColumn) -> FloatColumn:
 
 
 def spread(answers: Matrix, deviation_log: FloatColumn) -> FloatColumn:
-    """Return how doubtful calls are: far from points, or told apart by the members.
+    """Return how uncertain calls are: far from points, or distinguished by the members.
 
-    Steps, which rarely count, do not make a call doubtful.
+    Steps, which rarely count, do not make a call uncertain.
     """
     others = np.delete(answers, STEPS, axis=1) if answers.shape[1] > STEPS else answers
     return np.asarray(np.hypot(deviation_log, others.std(axis=1)))

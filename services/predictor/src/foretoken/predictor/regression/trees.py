@@ -14,7 +14,7 @@ from foretoken.predictor.roofline import FloatColumn
 
 _log = logging.getLogger(__name__)
 
-# Up to so many rows LightGBM itself answers: a process that asks for little compiles nothing.
+# Up to so many rows LightGBM itself answers: a process that requests little compiles nothing.
 _MAX_FEW_ROWS = 16
 # The engine is compared with LightGBM on so many rows when it is made, and may be so far off.
 _NUM_COMPARED, _MAX_APART = 64, 1e-9

@@ -17,7 +17,7 @@ from foretoken.predictor.roofline import FloatColumn, IntColumn
 # series chooses by how well it fits.
 _EXPONENTS = (1.0, 2.0, 4.0)
 # Rounds of reweighting, from squared relative errors towards absolute errors of the logarithm, and
-# the least error told apart, in log units: repeats of one point differ by as much.
+# the least error distinguished, in log units: repeats of one point differ by as much.
 _NUM_ROUNDS, _MIN_ERROR_LOG = 3, 0.02
 # Enough points to fit two dozen parts.
 _MAX_ROWS = 5_000

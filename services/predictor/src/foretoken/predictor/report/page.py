@@ -37,14 +37,14 @@ _HOW_TO_READ = (
     "Points were left out of training, estimated by models that had not seen them, and compared"
     " with what was measured. MAPE is the mean size of the error, P90 the error that nine in ten"
     " points stay below. Coverage is the share of truths inside their interval, which should be"
-    " 90 %. Beside it stands the range that chance alone explains for that many points: ▼ is"
+    " 90 %. Next to it stands the range that chance alone explains for that many points: ▼ is"
     " below it, so the intervals promise too much; ▲ is above it, so they are wider than they"
     " need be. Points that err together stray further than chance says."
 )
 _WHAT_TO_DO = (
     "Where an error is too large for you or a coverage is marked ▼, measure more there:"
     " foretoken plan ranks the points that help most for the time they take. An error that is"
-    " large beyond the grid only asks for larger sizes, one in new configurations for shapes like"
+    " large beyond the grid only calls for larger sizes, one in new configurations for shapes like"
     " yours. Points in the last table that look wrong, rather than hard, are measurements to"
     " check: foretoken catalog check."
 )

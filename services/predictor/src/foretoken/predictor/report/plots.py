@@ -26,7 +26,7 @@ from foretoken.page.figure import (
 from foretoken.predictor.report.chance import NOMINAL_COVERAGE_RATIO, coverage_by_chance
 from foretoken.predictor.report.scoring import resample_errors
 
-# Shape beside colour, so that a print in grey can be read.
+# Shape in addition to colour, so that a print in grey can be read.
 _LOOKS: Mapping[str, tuple[str, str]] = {
     "inside": (BLUE, "o"),
     "gap": (GREEN, "s"),

@@ -1,4 +1,4 @@
-"""What tells devices apart, beside what their numbers make of a call."""
+"""What tells devices apart, in addition to what their numbers make of a call."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a device reaches of its data sheet: a law with a few parameters, told from a few points.
+"""What a device reaches of its data sheet: a law of few parameters, estimated from few points.
 
 The parameters mean the same on every device, so that a handful of points places a device among
 those known: its launch floor, the shares of peak and of bandwidth that it reaches, how much faster

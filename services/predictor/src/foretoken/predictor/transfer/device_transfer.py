@@ -57,7 +57,7 @@ class DeviceTransferRegressor:
         return Prediction(log_ratio, own.spread_log, {**own.members, "other devices": pooled_log})
 
     def to_state(self) -> RegressorState:
-        """Return both parts' states, told apart by the beginnings of their names."""
+        """Return both parts' states, distinguished by the beginnings of their names."""
         own, pooled = self.own.to_state(), self.pooled.to_state()
         return RegressorState(
             arrays={**_prefix(_OWN, own.arrays), **_prefix(_POOLED, pooled.arrays)},
@@ -108,7 +108,7 @@ def train_transfer_series(
     seed: int,
     heartbeat: Heartbeat = no_heartbeat,
 ) -> SeriesModel:
-    """Train the series' own model and, where it may gain, the pooled one beside it.
+    """Train the series' own model and, where it may gain, the pooled one as well.
 
     Bounds are those of the own model, on points it had not seen: with few points rather too wide.
     """

@@ -28,7 +28,7 @@ from foretoken.predictor.transfer.support import Support
 _DEFAULT_LOG_RATIO = float(np.log(1.8))
 _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG = float(np.log(0.5)), float(np.log(3.0))
 
-# The least doubt about a device never measured. Source: leaving one of five devices out, the
+# The least uncertainty about a device never measured. Source: leaving one of five devices out, the
 # middle half of operators is predicted within 10 to 45 %.
 _MIN_LOG = float(np.log(1.3))
 
@@ -38,8 +38,8 @@ _MATRIX_GROUPS = frozenset({"gemm", "attention", "moe"})
 # What a variant may say that makes it other work than the plain operator's, of which it tells
 # nothing: how many kernels it takes, and what they get.
 _OTHER_WORK = frozenset({"form", "gradients", "sampling"})
-# What a variant may say of where inputs lay: its times are told by the plain operator's, and tell
-# nothing of them.
+# What a variant may say of where inputs lay: its times are estimated from the plain operator's, and
+# tell nothing of them.
 _OTHER_PLACE = frozenset({"cache"})
 
 # Their times are those of the host or of its link; the device's memory does not bound them.
@@ -77,9 +77,9 @@ class TransferModel:
         return self.trees.predict(design.transfer)
 
     def for_device(self, spec: OperatorSpec, device: DeviceSpec) -> "TransferModel":
-        """Return the model with no less doubt than without any measurement, where they tell little.
+        """Return the model, no surer than without any measurement where these tell little.
 
-        That is where the devices left out to learn the doubt were nearer to each other.
+        That is where the devices left out to learn the uncertainty were nearer to each other.
         """
         if self.support.can_tell(spec, device):
             return self
@@ -110,7 +110,7 @@ def transfer_names(spec: OperatorSpec, device: DeviceSpec, variant: str = "") ->
     The same operator on other devices of the kind (GPU, CPU), in the variant first if there is one;
     other operators of the family on the same device; those on any device of the kind. How tokens
     were routed to experts makes no other variant here. A variant that is other work, such as a
-    chain of kernels in place of one, neither tells the plain operator nor is told by it.
+    chain of kernels in place of one, neither tells the plain operator nor is estimated from it.
     """
     facts = {name: value for name, value in parse_variant(variant).items() if name != "routing"}
     essence = format_variant(facts)
@@ -125,13 +125,13 @@ def transfer_names(spec: OperatorSpec, device: DeviceSpec, variant: str = "") ->
 
 
 def _families_of(spec: OperatorSpec) -> tuple[str, ...]:
-    """Return which operators are told from one another, the nearest kind first.
+    """Return which operators are estimated from one another, the nearest kind first.
 
     Kernels built around matrix products reach far less of a data sheet in small calls than those
-    that stream through memory once, which take a launch: told from GEMM and attention alone, a
+    that stream through memory once, which take a launch: estimated from GEMM and attention alone, a
     small norm of the H200 would take five launches. Of those, one kernel that treats all rows alike
-    is not told from chains of several, as frameworks run a rotary embedding. What does not run on
-    the device is told by nothing but itself.
+    is not estimated from chains of several, as frameworks run a rotary embedding. What does not run
+    on the device is estimated from nothing but itself.
     """
     if spec.is_collective:
         return ("collective",)
@@ -152,7 +152,8 @@ def train_transfers(
         key = model.series.key
         place = key.topology or key.device
         names = _taught_names(key)
-        # What is left out to learn the doubt: a device for the same operator, else an operator.
+        # What is left out to learn the uncertainty: a device for the same operator, else an
+        # operator.
         groups = [key.operator if name.startswith(_KIND) else place for name in names]
         for name, group in zip(names, groups, strict=True):
             samples.setdefault(name, []).append(_sample(model, group, seed))

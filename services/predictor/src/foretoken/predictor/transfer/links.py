@@ -1,4 +1,4 @@
-"""Collectives on links that nobody measured, told from what documents say of its links."""
+"""Collectives on links that nobody measured, estimated from what documents say of its links."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""Collectives of sizes that were not measured, told from sizes and collectives that were."""
+"""Collectives of sizes that were not measured, estimated from sizes and collectives that were."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ HALVES_OF_ALL_REDUCE = ("all_gather", "reduce_scatter")
 
 Ask = Callable[[str, Columns], LatencyColumns]
 
-# Where what was measured is read: beside the nearest point, which alone may be an outlier.
+# Where what was measured is read: around the nearest point, which alone may be an outlier.
 _BESIDE = 0.9
 # How much nearer, in octaves, an all-reduce must have been measured to say more.
 _MIN_NEARER_OCTAVES = 0.5

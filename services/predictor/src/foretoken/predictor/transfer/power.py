@@ -17,7 +17,7 @@ _COMPUTE = 2
 def limit_to_sustained(
     estimates: LatencyColumns, spec: OperatorSpec, device: DeviceSpec, design: Design
 ) -> LatencyColumns:
-    """Return estimates told from elsewhere, no faster than the device's power allows.
+    """Return estimates of transferred times, no faster than the device's power allows.
 
     Other devices, or the same chip in another product, were timed in bursts too short to heat up.
     """

@@ -17,8 +17,8 @@ from foretoken.predictor.roofline import FloatColumn
 # Products of one chip differ in what is switched off: the B200 has 148, the GB200 152 SMs.
 _SMS_TOLERANCE_RATIO = 0.05
 # How much further off than on the device measured itself. Source: operators of GPT layers on A100
-# of 40 GB, told from samples on 80 GB, are 0 to 14 % off, mean 4 %; GEMMs of an H100 told from a
-# GH200 15 % on average, from an H200 with software two years newer 20 %.
+# of 40 GB, estimated from samples on 80 GB, are 0 to 14 % off, mean 4 %; GEMMs of an H100 estimated
+# from a GH200 15 % on average, from an H200 with software two years newer 20 %.
 _DOUBT_LOG = math.log(1.3)
 
 

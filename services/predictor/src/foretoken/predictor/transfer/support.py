@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.operator import OperatorSpec
 
-# Beside collectives, operators whose kernels are written anew for every architecture: what one
-# reaches of its data sheet says little of the next.
+# In addition to collectives, operators whose kernels are written anew for every architecture: what
+# one reaches of its data sheet says little of the next.
 _UNTELLABLE_GROUPS = frozenset({"moe"})
 
 
@@ -30,7 +30,7 @@ class Support:
     def can_tell(self, spec: OperatorSpec, device: DeviceSpec) -> bool:
         """Tell whether measurements elsewhere say much of an operator on a device.
 
-        MoE and collectives can only be told from the same operator on the same architecture.
+        MoE and collectives can only be estimated from the same operator on the same architecture.
         """
         if not (spec.is_collective or spec.group in _UNTELLABLE_GROUPS):
             return True
@@ -43,7 +43,7 @@ class Support:
             return basis
         return (
             f"{basis}; {spec.name} on an architecture where nobody measured it "
-            f"({device.architecture}) cannot be told without a measurement"
+            f"({device.architecture}) cannot be estimated without a measurement"
         )
 
     def _name_measurements(self, spec: OperatorSpec, device: DeviceSpec) -> str:

@@ -19,7 +19,7 @@ from foretoken.profiler.kernel import PLAIN_DTYPES, Inputs, Kernel, TensorFactor
 HALF_DTYPES = frozenset({DType.FP16, DType.BF16})
 # Positions of queries, keys and values in the inputs of every layout of one batch.
 QUERY_KEY_VALUE = (0, 1, 2)
-# A mask or a matrix of scores with more elements does not fit beside what is measured.
+# A mask or a matrix of scores with more elements does not fit in addition to what is measured.
 _SCORES_MAX = 2**28
 
 

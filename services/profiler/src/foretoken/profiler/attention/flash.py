@@ -139,7 +139,7 @@ TORCH_FLASH_WINDOW = AttentionCode(
 
 
 def _only(attended: Any) -> torch.Tensor:
-    """Return the output alone: some releases return the sums of the softmax beside it."""
+    """Return the output alone: some releases return the sums of the softmax next to it."""
     return attended[0] if isinstance(attended, tuple) else attended
 
 

@@ -28,7 +28,7 @@ class HuggingFaceModel:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What decides which kernels run, beside the architecture."""
+        """What decides which kernels run, in addition to the architecture."""
         import transformers
 
         return {

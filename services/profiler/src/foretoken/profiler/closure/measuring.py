@@ -77,7 +77,7 @@ def measure_closure(
     """
     start_s = time.monotonic()
     _check_dtype(request.dtype)
-    # A thread of its own has torch's default number until told otherwise.
+    # A thread of its own has torch's default number until it is set.
     torch.set_num_threads(num_threads)
     if device.is_cuda:
         # Graphs are captured on the current device.

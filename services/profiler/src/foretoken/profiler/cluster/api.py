@@ -266,7 +266,7 @@ def _error_of(what: str, code: int, status: Mapping[str, Any]) -> Exception:
     message = status.get("message") or status.get("reason") or f"status {code}"
     if code == _UNAUTHORIZED:
         return UnauthenticatedError(
-            f"the cluster does not know who asks ({message}); renew the kubeconfig's credentials"
+            f"the cluster does not know the caller ({message}); renew the kubeconfig's credentials"
         )
     if code == _FORBIDDEN:
         return NotAllowedError(
@@ -291,8 +291,8 @@ def _status_of(body: bytes | str | None, reason: str | None) -> Mapping[str, Any
 def _merging(patch: Callable[..., Any]) -> Mapping[str, str]:
     """Return what says that a patch is to be merged.
 
-    Newer clients take every patch for a list of changes unless told; older ones cannot be told, and
-    look.
+    Newer clients take every patch for a list of changes unless configured; older ones cannot be
+    configured, and look.
     """
     is_told = "_content_type" in inspect.signature(patch).parameters
     return {"_content_type": "application/merge-patch+json"} if is_told else {}

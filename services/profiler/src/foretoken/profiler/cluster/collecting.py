@@ -95,7 +95,7 @@ def _num_planned(runs: Iterable[RunSummary]) -> int:
 
 
 def _drop_doubted(rows: Sequence[Mapping[str, Any]], num_dropped: int) -> list[Mapping[str, Any]]:
-    """Return rows but so many doubted ones whose calls were timed again after them."""
+    """Return rows but so many flagged ones whose calls were timed again after them."""
     later = Counter(_point_of_row(row) for row in rows)
     kept = []
     for row in rows:
@@ -158,7 +158,7 @@ def _summarize(operator: str, rows: Sequence[Mapping[str, Any]]) -> OperatorProf
 def _interval_ratio(row: Mapping[str, Any]) -> float | None:
     """Return half the width of the median's 95 % interval over it, as of normal noise.
 
-    Rows do not keep the interval itself, only what it can be told from.
+    Rows do not keep the interval itself, only what it can be estimated from.
     """
     parts = [row[name] for name in _ROW_COLUMNS[-4:]]
     if not all(parts):

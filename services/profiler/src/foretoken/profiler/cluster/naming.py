@@ -1,4 +1,4 @@
-"""Names: of a profile that has none, of its Job, and of what it asks for."""
+"""Names: of a profile that has none, of its Job, and of what it requests."""
 
 import dataclasses
 import hashlib
@@ -49,7 +49,7 @@ def is_collective(request: ProfileRequest) -> bool:
 
     """
     kinds = {find_operator(name).is_collective for name in request.operators}
-    # What is timed beside a collective runs in the same pods.
+    # What is timed concurrently with a collective runs in the same pods.
     kinds |= {is_group_call(c) for c in request.calls}
     if len(kinds) > 1:
         raise InvalidRequestError.of_field(

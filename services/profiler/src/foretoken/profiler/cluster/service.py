@@ -40,8 +40,8 @@ _COUNT_PERIOD_S = 5.0
 class ClusterProfiler(RunsJobs):
     """Times operators in pods of a cluster, which record in the catalog; a `ProfilerPort`.
 
-    A Job belongs to the profile's name: whoever asks for it again, after a crash or from elsewhere,
-    follows the Job that is there. Closing leaves Jobs running; cancelling deletes them.
+    A Job belongs to the profile's name: a caller that requests it again, after a crash or from
+    elsewhere, follows the Job that is there. Closing leaves Jobs running; cancelling deletes them.
     """
 
     def __init__(

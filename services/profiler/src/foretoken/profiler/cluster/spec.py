@@ -134,7 +134,7 @@ class KubernetesSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodSetup:
-    """What pods are told: the catalog's address, what to show it, and how to profile.
+    """What pods are given: the catalog's address, what to show it, and how to profile.
 
     `credentials` are contents by the keys of `SECRET_FILES`; `profiler` is the configuration's
     section of that name without what concerns the cluster.

@@ -1,4 +1,4 @@
-"""Hand a profile to the cluster: once, whoever asks and however often."""
+"""Hand a profile to the cluster: once, however often it is requested."""
 
 import time
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Which operator of ours a traced call is, where it is exactly one.
 
-What a call does beside the operator is in its variant: such rows are kept, and never taken for the
-plain case. Calls that are a part of an operator only (a norm written out) are none.
+What a call does in addition to the operator is in its variant: such rows are kept, and never taken
+for the plain case. Calls that are a part of an operator only (a norm written out) are none.
 """
 
 import math
@@ -16,7 +16,7 @@ from foretoken.profiler.graph.trace import TensorShape, TracedCall
 from foretoken.profiler.kernel import TORCH_DTYPES
 
 KERNEL_PREFIX = "fx:"
-# Weights and their inputs are matrices, activations have a sequence and a batch beside.
+# Weights and their inputs are matrices, activations have a sequence and a batch as well.
 _MATRIX, _BATCHED, _HEADS = 2, 3, 4
 
 # The operator, its dimensions, its variant.

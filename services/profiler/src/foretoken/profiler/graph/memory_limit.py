@@ -18,7 +18,7 @@ _CPU_MESSAGES = ("not enough memory", "can't allocate memory", "Cannot allocate 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryLimit:
-    """Asks before memory is taken where taking too much would kill the process."""
+    """Checks before memory is taken where taking too much would kill the process."""
 
     device: LocalDevice
     free_bytes: Callable[[LocalDevice], float] = free_memory_bytes

@@ -86,7 +86,7 @@ def place_model(model: nn.Module, tensors: TensorFactory) -> nn.Module:
 def _register_attention() -> None:
     """Offer transformers an attention that is its SDPA, and whose mask is left out when traced.
 
-    `scaled_dot_product_attention` is told that it is causal instead, as in a run of the model.
+    `scaled_dot_product_attention` is given that it is causal instead, as in a run of the model.
     A window shorter than the sequence keeps its mask.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

@@ -113,7 +113,7 @@ def add_missing_layers(sums: ModuleSums, layer_kinds: Sequence[object]) -> Modul
 def module_times(
     sums: ModuleSums, micro_batch_size: int, *, is_split: bool
 ) -> Iterator[ModuleTime]:
-    """Yield the times of modules; those alike in all layers are told once.
+    """Yield the times of modules; those alike in all layers are listed once.
 
     With `is_split` layers have the shapes of one of several ranks, the head still all of its own.
     """

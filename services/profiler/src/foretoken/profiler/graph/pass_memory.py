@@ -1,4 +1,4 @@
-"""How much memory a pass through a traced model takes beside its weights."""
+"""How much memory a pass through a traced model takes in addition to its weights."""
 
 from collections.abc import Iterable
 

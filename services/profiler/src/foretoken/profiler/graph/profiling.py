@@ -63,9 +63,9 @@ def profile_graph(
 ) -> GraphReport:
     """Trace a model with random weights and time the calls of its graph on the rig's device.
 
-    What does not fit the memory, cannot be split or traced is told in the notes; rows are recorded
-    as they come, and the catalog keeps the report under the run's name. `free_bytes` is the memory
-    that is free on a device.
+    What does not fit the memory, cannot be split or traced is listed in the notes; rows are
+    recorded as they come, and the catalog keeps the report under the run's name. `free_bytes` is
+    the memory that is free on a device.
 
     Raises:
         InvalidRequestError: the model cannot be built.

@@ -1,1 +1,1 @@
-"""What the host takes beside the kernels: launches, a model's own code, sampling, text."""
+"""What the host takes in addition to the kernels: launches, a model's own code, sampling, text."""

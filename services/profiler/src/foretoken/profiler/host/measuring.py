@@ -64,7 +64,7 @@ def measure_host(
     quick: bool,
     num_threads: int,
 ) -> HostReport:
-    """Time launches, small models and what a serving step does beside them; record rows.
+    """Time launches, small models and what a serving step does in addition; record rows.
 
     `num_threads` are torch's on a CPU (0: one fewer than it would take, as for operators).
 

@@ -1,4 +1,4 @@
-"""One AdamW update of a flat shard; other formats than fp32 keep fp32 master weights beside them.
+"""One AdamW update of a flat shard; other formats than fp32 keep fp32 master weights next to them.
 
 Fused, as one kernel does it; `foreach`, kernel by kernel over lists of tensors; or tensor by
 tensor. Frameworks without a fused optimizer run one of the last two.

@@ -51,7 +51,7 @@ class KnownRows:
     """What is in the catalog.
 
     `covered` are points with a good row of another profile. `own` counts the rows of this share of
-    the profile, failed and doubted ones included, with `medians_us` of those that were timed;
+    the profile, failed and flagged ones included, with `medians_us` of those that were timed;
     `earlier` those of the same profile when it was cut into another number of shares.
     """
 

@@ -1,4 +1,4 @@
-"""How long cases take to time: told from the timer's rules, and learned as they are timed."""
+"""How long cases take to time: estimated from the timer's rules, and learned as they are timed."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What a model asks for when `transformers` runs it on one device, as steps are validated."""
+"""What a model requests when `transformers` runs it on one device, as steps are validated."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -38,7 +38,7 @@ DecodePoint = tuple[int, int, int]
 # (sequences, tokens of each)
 MicroBatch = tuple[int, int]
 
-# The frameworks whose kernels are told apart: torch as it is written, and fused ones.
+# The frameworks whose kernels are distinguished: torch as it is written, and fused ones.
 TRAINERS = ("plain", "megatron-core", "torchtitan")
 # Formats that serving keeps weights in, by the scheme that stores them.
 _SCHEMES = {DType.FP8: "fp8", DType.INT8: "sq"}
@@ -61,8 +61,8 @@ class BatchGrid:
 
     `num_tokens` go through the layers, `num_rows` sequences through head and sampler. Of
     `ragged_prefills` the numbers are means, the sequences a multiple of four. `mixed` are
-    (tokens of a prefill, decoding point beside it). With training, `eager` are the steps that
-    `transformers` runs, on one device, beside the micro batches.
+    (tokens of a prefill, decoding point next to it). With training, `eager` are the steps that
+    `transformers` runs, on one device, in addition to the micro batches.
     """
 
     num_tokens: tuple[int, ...]
@@ -258,7 +258,7 @@ def _decode_shape(point: DecodePoint) -> DecodeShape:
 def _mixed_nodes(grid: BatchGrid, rank: RankContext, dtype: DType) -> Iterator[OperatorNode]:
     """Yield decoding sequences inside the kernel that computes prefills, and that without them.
 
-    The difference is what a simulation asks about.
+    The difference is what a simulation queries.
     """
     for q_len, point in grid.mixed:
         if not _fits(point, rank.model) or q_len > rank.model.max_position:

@@ -79,7 +79,7 @@ class ProfilePlan:
 def make_plan(
     request: ProfileRequest, site: PlanSite, known: KnownRows, limits: PlanLimits
 ) -> ProfilePlan:
-    """Return the calls to time: all that the request asks for less what is known.
+    """Return the calls to time: all that the request covers less what is known.
 
     The order is random, from the request's seed: neighbours in a sweep then do not share a
     moment's noise. A share of the calls comes twice, at different moments. A pod's part is taken

@@ -13,7 +13,7 @@ _NUM_DIGITS = 12
 
 
 def name_profile(request: ProfileRequest) -> str:
-    """Return the request's name, or one made of what it asks for: the same for the same.
+    """Return the request's name, or one made of what it requests: the same for the same.
 
     A request that skips nothing and has no name is a new profile each time.
 

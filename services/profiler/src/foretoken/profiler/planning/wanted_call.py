@@ -1,4 +1,4 @@
-"""The calls a request asks for, each with the kernel that is to run it."""
+"""The calls that a request covers, each with the kernel that is to run it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -44,7 +44,7 @@ class GroupSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankOrder:
-    """What a rank is told first: which one it is, of what group, and where they meet.
+    """What a rank is given first: which one it is, of what group, and where they meet.
 
     `place` is a file, or for several nodes the `host:port` of a store in which their keys begin
     with `prefix`.

@@ -31,10 +31,10 @@ _ORDER_S_MAX = 86_400.0
 def serve_node(
     spec: RendezvousSpec, *, num_ranks: int, is_cuda: bool, progress: JobProgress
 ) -> int:
-    """Run ranks as node 0 asks until it lets this node go; return how many calls were timed.
+    """Run ranks as node 0 requires until it lets this node go; return how many calls were timed.
 
-    `num_ranks` is how many there can be here. A process that torchrun started beside another one
-    of this node has nothing to do.
+    `num_ranks` is how many there can be here. A process that torchrun started in addition to
+    another one of this node has nothing to do.
 
     Raises:
         ServiceUnavailableError: node 0 did not come, or is gone.
@@ -68,7 +68,7 @@ class _Node:
         self._num_timed = 0
 
     def serve(self) -> int:
-        """Carry out orders until told to leave; return how many calls were timed."""
+        """Carry out orders until ordered to leave; return how many calls were timed."""
         number = 0
         while True:
             number += 1

@@ -36,7 +36,7 @@ from foretoken.profiler.ranks.stopwatch import (
 )
 from foretoken.profiler.timing.timer import TimingSummary, time_case
 
-# Long enough that starting the calls beside does not enter.
+# Long enough that starting the concurrent calls does not enter.
 _OVERLAP_SAMPLE_US_MIN = 5_000.0
 # Enough to know about how many calls of each take as long.
 _PAIRING_CASE_S_MAX = 0.1

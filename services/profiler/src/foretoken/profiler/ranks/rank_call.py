@@ -176,7 +176,7 @@ def _capture(prepared: RankCall, device: torch.device) -> RankCall:
     prepared.run()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    # NCCL's watchdog thread asks for events meanwhile, which other modes forbid.
+    # NCCL's watchdog thread queries events meanwhile, which other modes forbid.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(_GRAPH_CALLS):
             prepared.run()

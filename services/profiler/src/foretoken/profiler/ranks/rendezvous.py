@@ -120,7 +120,7 @@ def find_rendezvous(spec: RendezvousSpec, environment: Mapping[str, str]) -> Ren
 
 
 def choose_interface(spec: RendezvousSpec) -> str:
-    """Return the network interface for the ranks of this node; empty where it cannot be told.
+    """Return the network interface for the ranks of this node; empty where it cannot be determined.
 
     One node needs the loopback interface alone: names of pods and laptops do not always resolve.
     """

@@ -28,14 +28,14 @@ from foretoken.profiler.timing.timer import TimingSummary
 
 _log = logging.getLogger(__name__)
 
-# Told while waiting, and asked whether to go on: it may raise.
+# Called while waiting, and asked whether to go on: it may raise.
 Notify = Callable[[str], None]
 
 _CONNECT_S = 5.0
 _RETRY_S = 1.0
 _BEAT_S = 1.0
 _POLL_S = 0.05
-# Waiting is told so often.
+# Waiting is reported so often.
 _NOTIFY_S = 2.0
 # Longest wait for a single answer of the store itself.
 _STORE_S = 60.0
@@ -47,7 +47,7 @@ _ERRORS = {
 
 
 class OrderKind(enum.Enum):
-    """What node 0 asks for: start ranks anew, time a call, or leave."""
+    """What node 0 requests: start ranks anew, time a call, or leave."""
 
     OPEN = enum.auto()
     TIME = enum.auto()

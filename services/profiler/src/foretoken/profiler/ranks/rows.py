@@ -1,4 +1,4 @@
-"""Rows of collectives, and of computations beside them, from groups of ranks."""
+"""Rows of collectives, and of computations concurrent with them, from groups of ranks."""
 
 import dataclasses
 import logging

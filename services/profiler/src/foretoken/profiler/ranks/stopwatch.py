@@ -1,4 +1,4 @@
-"""Take the time of calls that all ranks of a group make together, alone or beside other calls.
+"""Take the time of calls that all ranks of a group make together, alone or with other calls.
 
 The slowest rank counts.
 """
@@ -25,7 +25,8 @@ _HEAD_START_US_MAX = 20_000.0
 # (largest of all ranks) for each value.
 Agree = Callable[..., list[float]]
 
-# The calls beside should last longer than the timed ones, whatever each slows the other down by.
+# The concurrent calls should last longer than the timed ones, whatever each slows the other down
+# by.
 _FIRST_LENGTH_RATIO = 2.0
 _GROWTH_RATIO = 2.0
 _NUM_ATTEMPTS = 6
@@ -117,15 +118,15 @@ def choose_stopwatch(device: torch.device, align: Callable[[], object]) -> Stopw
 
 
 class OverlapStopwatch:
-    """Times calls that start with others beside them, which go on until the timed ones end.
+    """Times calls while other calls run, which go on until the timed ones end.
 
-    All ranks make the same number of calls beside. Where those ended first on some rank, all take
-    the time again with more of them. `pair_ratio` is how many calls of those beside take as long
-    as one timed call, each alone.
+    All ranks make the same number of concurrent calls. Where those ended first on some rank, all
+    take the time again with more of them. `pair_ratio` is how many of the concurrent calls take as
+    long as one timed call, each alone.
     """
 
     def __init__(self, beside: Callable[[], object], pair_ratio: float, agree: Agree) -> None:
-        """Run `beside` beside the timed calls; ranks `agree` on the largest value of all."""
+        """Run `beside` during the timed calls; ranks `agree` on the largest value of all."""
         self._beside = beside
         self._ratio = _FIRST_LENGTH_RATIO * pair_ratio
         self._agree = agree
@@ -134,7 +135,7 @@ class OverlapStopwatch:
         """Return µs for the calls together.
 
         Raises:
-            CollectiveTimingError: the calls beside ended first, however many they were.
+            CollectiveTimingError: the concurrent calls ended first, however many they were.
 
         """
         for _ in range(_NUM_ATTEMPTS):
@@ -145,7 +146,7 @@ class OverlapStopwatch:
             if not was_short:
                 return elapsed_us
             self._ratio *= _GROWTH_RATIO
-        raise CollectiveTimingError("what runs beside always ended first")
+        raise CollectiveTimingError("what runs concurrently always ended first")
 
     def now_s(self) -> float:
         """Return the host's monotonic clock."""
@@ -154,7 +155,7 @@ class OverlapStopwatch:
     def _time_once_us(
         self, call: IndexedCall, first: int, num_calls: int, num_beside: int
     ) -> tuple[float, bool]:
-        """Return µs of the timed calls, and whether those beside ended after them."""
+        """Return µs of the timed calls, and whether the concurrent ones ended after them."""
         beside = _Thread(self._beside, num_beside)
         beside.start()
         start_ns = time.perf_counter_ns()
@@ -166,7 +167,7 @@ class OverlapStopwatch:
 
 
 class CudaOverlapStopwatch(OverlapStopwatch):
-    """Takes the time between events of one stream while the calls beside run in another one."""
+    """Takes the time between events of one stream while the concurrent calls run in another one."""
 
     def __init__(
         self, beside: Callable[[], object], pair_ratio: float, agree: Agree, device: torch.device

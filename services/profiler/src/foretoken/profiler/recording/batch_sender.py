@@ -89,7 +89,7 @@ class BatchSender:
     def drain(self, timeout_s: float, on_wait: Callable[[str], None]) -> bool:
         """Wait until all is sent; return whether it is.
 
-        `on_wait` is told every second what is waited for, and may raise.
+        `on_wait` is called every second with what is waited for, and may raise.
         """
         end_s = time.monotonic() + timeout_s
         while True:
@@ -188,7 +188,7 @@ def wait_for_catalog(
 ) -> T:
     """Return what `ask` does, asked again while the catalog is away.
 
-    `on_wait` is told why before each wait, and may raise.
+    `on_wait` is called with the reason before each wait, and may raise.
 
     Raises:
         ForetokenError: whatever `ask` raises; for absence once `catalog_s` have passed.

@@ -72,8 +72,8 @@ class BatchWriter:
     def finish(self, on_wait: Callable[[str], None], *, is_hasty: bool = False) -> None:
         """Send what there is as the last of the run, and wait for the catalog to have it all.
 
-        `on_wait` is told every second what is waited for, and may raise. In haste it waits no
-        longer than for any receipt.
+        `on_wait` is called every second with what is waited for, and may raise. In haste it waits
+        no longer than for any receipt.
 
         Raises:
             ServiceUnavailableError: it stayed away; the rows are kept for the next start.

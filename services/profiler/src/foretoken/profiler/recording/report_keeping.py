@@ -23,9 +23,9 @@ class ReportShelf:
     def keep(
         self, name: str, report: object, facts: Mapping[str, str], on_wait: Callable[[str], None]
     ) -> Artifact:
-        """Store a report as JSON under a name, with `facts` beside it.
+        """Store a report as JSON under a name, with `facts` next to it.
 
-        `on_wait` is told what is waited for, and may raise.
+        `on_wait` is called with what is waited for, and may raise.
 
         Raises:
             ForetokenError: the catalog refused it, or stayed away.

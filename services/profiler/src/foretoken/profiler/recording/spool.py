@@ -58,7 +58,7 @@ class RunSpool:
             self._file.flush()
 
     def seal(self, batch_index: int, rows: Sequence[Row]) -> None:
-        """Write the batch as it will be sent: rows may have been doubted since they came."""
+        """Write the batch as it will be sent: rows may have been flagged since they came."""
         with _saving(self.path):
             self._close_file()
             lines = "".join(json.dumps(row) + "\n" for row in rows)

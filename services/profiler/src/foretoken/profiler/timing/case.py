@@ -1,4 +1,4 @@
-"""Time one call from its description: inputs, warm-up, samples, which kernel ran, and doubts."""
+"""Time one call from its description: inputs, warm-up, samples, which kernel ran, and flags."""
 
 import dataclasses
 import math
@@ -107,8 +107,8 @@ class CallTiming:
     """One timed call.
 
     `kernel` is the code that was called, `kernel_name` the device kernel that took longest (empty:
-    not looked up) of `num_kernels`, `flags` are doubts about the latency. `method` is how it was
-    timed: `wall` or `thread`, `graph`, or `events` where a graph cannot hold the call.
+    not looked up) of `num_kernels`, `flags` are reasons to distrust the latency. `method` is how it
+    was timed: `wall` or `thread`, `graph`, or `events` where a graph cannot hold the call.
     """
 
     summary: TimingSummary

@@ -91,8 +91,8 @@ def _end(graph: "torch.cuda.CUDAGraph") -> bool:
 def _refuse_waiting(call: IndexedCall) -> None:
     """Run a call once that must not wait for the device.
 
-    A capture that breaks leaves torch's allocator in doubt, so what is known to break one is found
-    before.
+    A capture that breaks leaves torch's allocator in an unknown state, so what is known to break
+    one is found before.
 
     Raises:
         CaptureError: it waits.

@@ -20,7 +20,7 @@ def _leave() -> None:
 
 
 class HungCaseWatch:
-    """Waits beside the thread that times; at `limit_s` it says so and ends the process.
+    """Waits next to the thread that times; at `limit_s` it says so and ends the process.
 
     `on_hung` is given the call and a reason first, from a thread of its own: there is time to note
     a failed row, by which the next start goes on behind it. With `limit_s` 0 nothing is watched.

@@ -1,4 +1,4 @@
-"""The memory a case takes: told before it is tried, as a device that is full slows all after it."""
+"""The memory a case takes, estimated before it is tried: a full device slows all after it."""
 
 from foretoken.domain.estimate import OperatorCall, Phase
 from foretoken.domain.operator import find_operator

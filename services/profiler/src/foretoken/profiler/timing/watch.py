@@ -19,7 +19,7 @@ from foretoken.profiler.timing.nvml import (
 # Listing the processes of a GPU takes longer than a short case; they do not come and go by the ms.
 _PROCESS_PERIOD_S = 1.0
 
-# Share of the time that the timing thread may be without a core before a timing is in doubt: by
+# Share of the time that the timing thread may be without a core before a timing is flagged: by
 # the wall clock medians are then wrong by half, by the thread's own clock still right within 4 %.
 # docs/explanation/timing.md shows the measurement.
 WALL_WAITED_RATIO_MAX, THREAD_WAITED_RATIO_MAX = 0.25, 0.7
@@ -29,7 +29,7 @@ _SHORTEST_LOOK_S = 0.02
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What was seen while a case was timed: the device's state, and doubts about the timing.
+    """What was seen while a case was timed: the device's state, and flags on the timing.
 
     `waited_ratio` is the share of the time in which the timing thread had no core; with
     `is_disturbed` timing the case again may meet a quieter machine.
@@ -82,7 +82,7 @@ class CpuWatch:
         wall_s: Callable[[], float] = time.perf_counter,
         thread_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Compare two clocks, of the wall and of this thread's CPU time; doubt more waiting."""
+        """Compare two clocks, of the wall and of this thread's CPU time; flag more waiting."""
         self._waited_ratio_max = waited_ratio_max
         self._wall_s = wall_s
         self._thread_s = thread_s

@@ -1,7 +1,7 @@
 """Export measurements as a performance database that NVIDIA AIConfigurator reads.
 
 `<system>.yaml` and `data/<system>/<family>/<backend>/<version>/*_perf.parquet` with a
-`collection_meta.yaml` beside the tables; times in ms, message sizes in elements. What its reader
+`collection_meta.yaml` next to the tables; times in ms, message sizes in elements. What its reader
 expects: docs/reference/import-aiconfigurator.md.
 """
 

@@ -136,7 +136,7 @@ def _finish(table: pa.Table) -> pa.Table:
 def _split_widths(table: pa.Table) -> pa.Table:
     """Return experts as shares of the widest with the same hidden size, experts and choices.
 
-    The kernel timed has its share of an expert, and does not know of how much; the reader asks for
+    The kernel timed has its share of an expert, and does not know of how much; the reader requests
     the whole width and the number of ranks that share it, a power of two.
     """
     width = table["inter_size"].to_numpy()

@@ -1,4 +1,4 @@
-"""The `<system>.yaml` of a device: what AIConfigurator must know of it beside the tables.
+"""The `<system>.yaml` of a device: what AIConfigurator must know of it next to the tables.
 
 Peaks, memory and links are those of our device and topology files. The rest are corrections that
 its own files give every system alike; they are not measured, and a note says so.

@@ -29,7 +29,7 @@ class MeasuredPoints:
         self._times_us: dict[str, dict[Point, list[float]]] = {}
 
     def take(self, rows: pa.RecordBatch) -> Mapping[str, int]:
-        """Gather the rows that measure a wanted point in the plain way, undoubted.
+        """Gather the rows that measure a wanted point in the plain way, unflagged.
 
         Return how many of each operator those are.
         """

@@ -97,7 +97,7 @@ def _fill(file: _SourceFile, table: ProfileTable, notes: ImportNotes) -> None:
             notes.add(file.name, f"micro batch {micro_batch} is left out: no power of two")
         else:
             if any(not flag.startswith(_COMPOSITE) for flag in row["flags"] or ()):
-                notes.add(file.name, "times that the catalog doubts are in the table")
+                notes.add(file.name, "times that the catalog flags are in the table")
             table.add(micro_batch, column.name, _time_us(row) / US_PER_MS)
 
 

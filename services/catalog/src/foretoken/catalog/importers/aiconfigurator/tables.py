@@ -36,7 +36,7 @@ _LANES = ("eager", "graph")
 
 @dataclass(frozen=True, slots=True)
 class TableReader:
-    """Columns a table must have beside the common ones, and how its rows are read."""
+    """Columns a table must have in addition to the common ones, and how its rows are read."""
 
     required: tuple[str, ...]
     read: Callable[[PerfTable], Iterator[Points]]

@@ -23,7 +23,7 @@ from foretoken.catalog.importing import (
 from foretoken.catalog.sources.content import parse_source_json
 from foretoken.catalog.sources.file import SourceFile, read_source_file
 
-# A legacy profile may name another model at its end than the one FASOP is told.
+# A legacy profile may name another model at its end than the one FASOP is given.
 _TABLE = re.compile(r"(?P<model>[^_]+)_(?P<gpu>[^_]+)_(?P<tp>[1-9]\d{0,3})(?:_(?P<other>[^_]+))?")
 _ENDINGS = (".csv", ".json", ".npy", ".npz")
 _OPTIONS = {

@@ -60,7 +60,7 @@ class Column:
 
     @property
     def flag(self) -> str:
-        """The doubt that its rows carry: they are not times of the operator alone."""
+        """The flag that its rows carry: they are not times of the operator alone."""
         return f"composite: holds {self.holds}" if self.holds else ""
 
     @property

@@ -157,7 +157,7 @@ class Profile:
             device=self.device,
             framework="pytorch",
             kernel=column.kernel,
-            # What runs beside the operator depends on more than its dims.
+            # What runs concurrently with the operator depends on more than its dims.
             variant=format_variant(says) if column.holds else None,
             model=self.model.name,
             num_samples=num_samples,

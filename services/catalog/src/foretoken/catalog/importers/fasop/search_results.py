@@ -1,4 +1,4 @@
-"""The CSV files beside the profiles: they hold no times of operators, which is said of them."""
+"""The CSV files next to the profiles: they hold no times of operators, which is said of them."""
 
 from collections import Counter
 from pathlib import Path

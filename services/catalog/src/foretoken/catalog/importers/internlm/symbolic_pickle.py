@@ -143,7 +143,7 @@ class _Machine:
         found = Global(module, name)
         # Newer pickles name a method of a known class at once.
         if f"{module}.{name.partition('.')[0]}" not in self._known:
-            refuse(self._path, f"a pickle that asks for {found}, which profiles do not need")
+            refuse(self._path, f"a pickle that requests {found}, which profiles do not need")
         self._stack.append(found)
 
     def _pop(self, count: int) -> list[Any]:

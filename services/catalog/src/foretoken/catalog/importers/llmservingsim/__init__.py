@@ -1,6 +1,6 @@
 """Import operator profiles in LLMServingSim's layout.
 
-`perf/<hardware>/<org>/<model>/<dtype>/tp<N>/*.csv` beside a `meta.yaml`, in µs of one layer under
+`perf/<hardware>/<org>/<model>/<dtype>/tp<N>/*.csv` next to a `meta.yaml`, in µs of one layer under
 vLLM; the rows have no dimensions, those follow from the model and the degree. `collectives/*.csv`
 have message sizes in elements. Source: https://github.com/casys-kaist/LLMServingSim, profiler/.
 """

@@ -43,7 +43,7 @@ def read_layers(variant: Variant, notes: ImportNotes) -> Iterator[Rows]:
             if "skew" in stems:
                 yield read_skew(degree, attention[0])
         elif "skew" in stems:
-            degree.note("skew", "not read: its times cannot be told without attention.csv")
+            degree.note("skew", "not read: its times cannot be estimated without attention.csv")
         if "moe" in stems:
             yield _read_experts(degree)
 

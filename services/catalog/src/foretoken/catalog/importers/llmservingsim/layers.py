@@ -12,7 +12,7 @@ DimsOfRows = Callable[[Integers, RankDims], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """An operator, its dimensions for a column of token or sequence counts, and a doubt."""
+    """An operator, its dimensions for a column of token or sequence counts, and a flag."""
 
     operator: str
     dims: DimsOfRows

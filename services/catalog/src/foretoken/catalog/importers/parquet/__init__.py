@@ -1,7 +1,7 @@
 """Import a dataset that the exporter of this name wrote: Parquet files with a manifest.
 
 See `dataset.py` for the layout. Every file must be as it was written. The rows become one import,
-with the flags they had; only a check of the catalog judges them beside what is here.
+with the flags they had; only a check of the catalog judges them together with what is here.
 What the manifest says of the runs that brought them is kept in its environment under the ids of
 these runs, and the id of its run before the name of the file that a row is from.
 """
