@@ -105,7 +105,7 @@ class Foretoken:
         simulator: Target | None = None,
     ) -> Self:
         """Return one that talks to services at addresses; nothing is sent before the first call."""
-        # Who has the services in his own process does not wait for gRPC.
+        # In-process users need not import gRPC.
         from foretoken.client.catalog import CatalogClient
         from foretoken.client.predictor import PredictorClient
         from foretoken.client.profiler import ProfilerClient

@@ -18,7 +18,7 @@ def wait_for_job(jobs: JobsPort, job: Job, on_progress: OnProgress | None = None
             if on_progress is not None:
                 on_progress(state)
     except KeyboardInterrupt:
-        # A service that is gone cannot be told; the interruption still is what happened.
+        # A service that is gone cannot be notified; the interruption still is what happened.
         with suppress(ForetokenError):
             jobs.cancel_job(job.job_id)
         raise

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 def _delay_after(error: Exception, num_losses: int, options: ChannelOptions) -> float:
-    """Return the seconds to wait before the next stream, which are at least what a server asks."""
+    """Return the seconds to wait before the next stream, at least those a server requires."""
     at_least_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
     return options.delay_after(num_losses, at_least_s)
 

@@ -18,7 +18,7 @@ _PIECE_BYTES = 2 * 2**20
 async def upload(calls: Calls, artifact: Artifact, content: Content) -> Artifact:
     """Keep a file, and return what the catalog knows of it.
 
-    gRPC asks for the content in a thread or task of its own. An error of whoever gives it comes
+    gRPC requests the content in a thread or task of its own. An error of whoever gives it comes
     before what it made of the call.
     """
     errors: list[Exception] = []

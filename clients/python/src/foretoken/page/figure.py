@@ -69,7 +69,7 @@ def plain_text(text: str) -> str:
 
 
 def figure_to_svg(figure: Figure, slug: str) -> str:
-    """Return the figure as an SVG element that can stand inside a page beside others.
+    """Return the figure as an SVG element that can stand inside a page with others.
 
     `slug` begins the ids of its parts; each figure of a page needs its own.
     """

@@ -69,7 +69,7 @@ class Lane:
 class Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Guards and admits calls.
 
-    gRPC asks interceptors in its own thread, before the call has one: refusing takes no thread
+    gRPC calls interceptors in its own thread, before the call has one: refusing takes no thread
     that a call could hold.
     """
 

@@ -43,7 +43,7 @@ C = TypeVar("C")
 class Composition:
     """The four ports, each made when first asked for; closes what it opened, last first.
 
-    Services and clients are imported where one is made: a process waits only for those it asks.
+    Services and clients are imported where one is made: a process waits only for those it uses.
     """
 
     def __init__(self, config: AppConfig) -> None:
@@ -95,7 +95,7 @@ class Composition:
 
     @cached_property
     def simulator(self) -> SimulatorPort:
-        """The simulator; an embedded one asks this composition's predictor."""
+        """The simulator; an embedded one queries this composition's predictor."""
         if self._config.endpoints.simulator != EMBEDDED:
             from foretoken.client.simulator import SimulatorClient
 
@@ -151,7 +151,7 @@ class Composition:
     def _cluster_profiler(
         self, section: Mapping[str, Any], cluster: Mapping[str, Any]
     ) -> ProfilerPort:
-        """Return the profiler whose pods record into the catalog this process asks, too."""
+        """Return the profiler whose pods record into the catalog this process uses, too."""
         with _needing_extra("kubernetes"):
             from foretoken.profiler.cluster.service import ClusterProfiler
             from foretoken.profiler.cluster.spec import SECRET_FILES, KubernetesSpec, PodSetup

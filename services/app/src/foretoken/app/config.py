@@ -118,7 +118,7 @@ class LogConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppConfig:
-    """Everything the program can be told.
+    """Everything that can be configured.
 
     `home` holds the embedded services' files; empty means `~/.local/share/foretoken`. The
     sections named like a service are handed to it; its own `config.py` says what they hold, and

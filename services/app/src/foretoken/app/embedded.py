@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddedForetoken(Foretoken):
-    """Who predicts waits for no simulator, and needs none of the packages that a profiler does."""
+    """A program that predicts waits for no simulator, nor needs the packages of a profiler."""
 
     def __init__(self, composition: "Composition") -> None:
         """Keep the composition, which is closed with this."""

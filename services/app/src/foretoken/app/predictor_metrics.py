@@ -126,7 +126,7 @@ def _collect_drift(drift: DriftWatch) -> Iterator[Metric]:
         yield gauge
     totals = (
         ("left_out_rows", "Measurements since the training not compared yet", report.num_left_out),
-        ("flagged_rows", "Measurements in new runs that are doubted", report.num_flagged),
+        ("flagged_rows", "Measurements in new runs that are flagged", report.num_flagged),
     )
     for name, meaning, value in totals:
         yield GaugeMetricFamily(f"{_PREFIX}_drift_{name}", meaning, value=value)

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 15.0
 
-# Whom each service asks: it is started after them.
+# Which services each one calls: it is started after them.
 _NEEDS: Mapping[str, Sequence[str]] = {
     "catalog": (),
     "predictor": ("catalog",),

@@ -148,7 +148,7 @@ def _load_training_files(content: dict[str, Any], folder: Path) -> None:
 
 
 def _load_model(section: Any, key: str, folder: Path) -> None:
-    """Let a file name a model, or the file of one beside it."""
+    """Let a file name a model, or the file of one next to it."""
     name = section.get(key) if isinstance(section, dict) else None
     if isinstance(name, str):
         beside = folder / name

@@ -137,7 +137,7 @@ def new_server(
 def serve_until_stopped(
     names: Sequence[str], config: AppConfig, announce: Callable[[int], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then stop gracefully. `announce` is told the port."""
+    """Serve until SIGTERM or SIGINT, then stop gracefully. `announce` is called with the port."""
     stopped = threading.Event()
 
     def ask_to_stop(signal_number: int, _frame: FrameType | None) -> None:
@@ -162,7 +162,7 @@ def serve_until_stopped(
 
 
 def _serve_metrics(config: ServerConfig) -> Callable[[], None]:
-    """Serve Prometheus metrics beside gRPC, and return what stops it."""
+    """Serve Prometheus metrics next to gRPC, and return what stops it."""
     if config.metrics_port < 0:
         return lambda: None
     try:
@@ -204,7 +204,7 @@ def _observe(name: str, composition: Composition) -> Collector | None:
 
 
 def _warm_up(composition: Composition) -> None:
-    """Let this process's predictor compile what it needs, beside everything else."""
+    """Let this process's predictor compile what it needs, in the background."""
     from foretoken.predictor.service import PredictorService
 
     predictor = composition.predictor

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
 
 _PREFIX = "foretoken_simulator"
-# Kinds that are told before there is a job of them.
+# Kinds that are reported before there is a job of them.
 _KINDS = ("serving", "training", "capacity", "serving-search")
 _SEARCHES = ("capacity", "serving-search")
 

@@ -62,7 +62,7 @@ class _Awaited(Generic[P, R]):
 
 
 class _WatchedJob:
-    """The job of a call: told to the event loop, and cancelled once nobody waits for it."""
+    """The job of a call: reported to the event loop, and cancelled once nobody waits for it."""
 
     def __init__(self, find_jobs: Callable[[], JobsPort], *on_progress: OnProgress | None) -> None:
         self._find_jobs = find_jobs
@@ -91,7 +91,7 @@ class _WatchedJob:
             self._cancel(job_id)
 
     def _cancel(self, job_id: str) -> None:
-        # A service that is gone cannot be told; nobody waits for it any more.
+        # A service that is gone cannot be notified; nobody waits for it any more.
         with suppress(ForetokenError):
             self._find_jobs().cancel_job(job_id)
 
