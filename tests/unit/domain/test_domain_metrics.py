@@ -125,7 +125,9 @@ def test_rates_are_of_what_a_run_came_to() -> None:
 
 
 def test_rates_of_steps() -> None:
-    step = StepTotals(step_s=2.0, num_tokens=4000, num_devices=8, flops=3e15, peak_flops_per_s=3e15)
+    step = StepTotals(
+        step_us=2e6, num_tokens=4000, num_devices=8, flops=3e15, peak_flops_per_s=3e15
+    )
     assert (tokens_per_s_per_gpu(step), mfu_ratio(step)) == (250.0, 0.5)
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from foretoken.domain.metrics.metric import EVERYWHERE, SHARE, Metric
 from foretoken.domain.number_text import format_number
-from foretoken.domain.report import ServingReport, describe_shares
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.report import ServingReport
 from foretoken.domain.units import S_PER_HOUR
 
 _MILLION = 1e6
@@ -215,11 +214,6 @@ _TIME = (
         of=(ServingReport,), read=_interval, shown=("terminal", "page")),
     Metric("step_time_high_ratio", "step time at the upper bounds", "", "",
         "busy time with every operator at its upper bound, over that at its estimate"),
-    Metric("step_time_ratio_by_provenance", "rests on", "", "",
-        "share of the busy time by what its estimates rest on",
-        of=(ServingReport, TrainingReport),
-        read=lambda report: describe_shares(report.step_time_ratio_by_provenance),
-        shown=("terminal",)),
     Metric("step_time_s_by_group", "{} in all steps", "s", "",
         "busy time by group of operators, all stages and replicas together", shown=("comparison",)),
 )

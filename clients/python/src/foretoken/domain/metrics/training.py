@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from foretoken.domain.metrics.metric import EVERYWHERE, SHARE, Metric
+from foretoken.domain.report import ServingReport, describe_shares
 from foretoken.domain.training_report import StageMemory, TrainingReport
 from foretoken.domain.training_run import TrainingRunReport
-from foretoken.domain.units import GIB, S_PER_HOUR, Quantity
+from foretoken.domain.units import GIB, S_PER_HOUR, US_PER_S, Quantity
 
 _BILLION = 1e9
 
@@ -20,7 +21,7 @@ class StepTotals:
     than it needs.
     """
 
-    step_s: Quantity
+    step_us: Quantity
     num_tokens: Quantity = 0.0
     num_devices: Quantity = 0
     flops: Quantity = 0.0
@@ -31,7 +32,7 @@ class StepTotals:
 
 def tokens_per_s(step: StepTotals) -> Quantity:
     """Return the tokens per second of all devices."""
-    return step.num_tokens / step.step_s
+    return step.num_tokens / (step.step_us / US_PER_S)
 
 
 def tokens_per_s_per_gpu(step: StepTotals) -> Quantity:
@@ -41,17 +42,17 @@ def tokens_per_s_per_gpu(step: StepTotals) -> Quantity:
 
 def mfu_ratio(step: StepTotals) -> Quantity:
     """Return the model's FLOPs over what the devices could do in the step."""
-    return step.flops / (step.peak_flops_per_s * step.step_s)
+    return step.flops / (step.peak_flops_per_s * step.step_us / US_PER_S)
 
 
 def hfu_ratio(step: StepTotals) -> Quantity:
     """Return the same with what is computed again."""
-    return (step.flops + step.recomputed_flops) / (step.peak_flops_per_s * step.step_s)
+    return (step.flops + step.recomputed_flops) / (step.peak_flops_per_s * step.step_us / US_PER_S)
 
 
 def usd_per_step(step: StepTotals) -> Quantity:
     """Return what a step costs."""
-    return step.usd_per_hour * step.num_devices / S_PER_HOUR * step.step_s
+    return step.usd_per_hour * step.num_devices / S_PER_HOUR * step.step_us / US_PER_S
 
 
 def usd_per_billion_tokens(step: StepTotals) -> Quantity:
@@ -139,6 +140,11 @@ STEP_USE = (
         "all that the critical stage communicates, by axis of parallelism", shown=("comparison",)),
     Metric("exposed_ms_by_axis", "exposed communication of {}", "ms", "",
         "what of that no computation hides", shown=("comparison",)),
+    Metric("step_time_ratio_by_provenance", "rests on", "", "",
+        "share of the busy time by what its estimates rest on",
+        of=(ServingReport, TrainingReport),
+        read=lambda report: describe_shares(report.step_time_ratio_by_provenance),
+        shown=("terminal",)),
 )
 # fmt: on
 

@@ -21,7 +21,7 @@ from foretoken.domain.metrics.training import (
 from foretoken.domain.report import Feasibility, Percentiles
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.units import US_PER_MS, US_PER_S
+from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.steps.trainer_limit import check_trainer
@@ -234,7 +234,7 @@ def _with_times(
     all_busy_us = sum(account.busy_us for account in accounts) * factor
     all_priced_us = sum(critical.by_provenance.values())
     totals = StepTotals(
-        step_s=step_us / US_PER_S,
+        step_us=step_us,
         num_tokens=scenario.global_batch_size * scenario.sequence_length,
         num_devices=report.num_devices,
         flops=count_step_flops(scenario),

@@ -7,7 +7,6 @@ from typing import Self
 import numpy as np
 
 from foretoken.domain.metrics import training
-from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.steps.strategies import Strategies, join_strategies
 
@@ -75,7 +74,7 @@ class Answers:
     def _totals(self, prices: Floats | None = None) -> training.StepTotals:
         strategies = self.strategies
         return training.StepTotals(
-            step_s=self.step_us / US_PER_S,
+            step_us=self.step_us,
             num_tokens=self.tokens,
             num_devices=strategies.num_devices,
             usd_per_hour=0.0 if prices is None else prices[strategies.device],
