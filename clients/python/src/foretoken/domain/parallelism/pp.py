@@ -54,7 +54,10 @@ def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
         return tuple(kept)
     if training is None:
         return (*kept, _boundary(nodes, rank))
-    return (*kept, *_training_boundary(nodes, rank, training))
+    # The next stage may be on the first rank again.
+    pp = rank.layout.pp
+    pair = PlacedGroup.of_stages(rank.stage % pp, (rank.stage + 1) % pp, rank)
+    return (*kept, *stage_transfers(_stream(nodes), pair, rank, training))
 
 
 def _is_on_stage(node: OperatorNode, rank: RankContext) -> bool:
@@ -80,7 +83,7 @@ def _cut(node: OperatorNode, rank: RankContext) -> OperatorNode:
 
 
 def _boundary(nodes: Nodes, rank: RankContext) -> OperatorNode:
-    norm = next(node for node in nodes if node.role == "input_norm")
+    norm = _stream(nodes)
     message_bytes = norm.dtype.bytes_of(norm.dims["num_tokens"] * rank.model.hidden)
     return OperatorNode(
         role="stage_send",
@@ -96,17 +99,23 @@ def _boundary(nodes: Nodes, rank: RankContext) -> OperatorNode:
     )
 
 
-def _training_boundary(
-    nodes: Nodes, rank: RankContext, training: TrainingOptions
+def _stream(nodes: Nodes) -> OperatorNode:
+    return next(node for node in nodes if node.role == "input_norm")
+
+
+def stage_transfers(
+    stream: OperatorNode, pair: PlacedGroup, rank: RankContext, training: TrainingOptions
 ) -> Iterator[OperatorNode]:
-    """Yield what goes to the next stage, which may be on the first rank again."""
-    pp, trainer = rank.layout.pp, training.trainer
-    norm = next(node for node in nodes if node.role == "input_norm")
+    """Yield what a stage in training sends to the next over `pair`, and how that is put together.
+
+    `stream` is the norm at the beginning of a layer, which has what layers hand on; its dimensions
+    are integers or columns.
+    """
+    trainer = training.trainer
     near = dataclasses.replace(
-        norm, section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
+        stream, section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
     )
-    pair = PlacedGroup.of_stages(rank.stage % pp, (rank.stage + 1) % pp, rank)
-    message_bytes = norm.dtype.bytes_of(norm.dims["num_tokens"] * rank.model.hidden)
+    message_bytes = near.dtype.bytes_of(near.dims["num_tokens"] * rank.model.hidden)
     is_scattered = trainer.scatters_stage_transfers and rank.layout.tp > 1
     if is_scattered and not splits_tokens(rank, training):
         # Every rank of tp has the same, sends its share and gathers those of the others.
@@ -117,7 +126,7 @@ def _training_boundary(
     else:
         yield pair.collective(near, "stage_send", "send_recv", message_bytes)
     if trainer.sends_attention_mask:
-        mask_bytes = norm.dtype.bytes_of(training.sequence_length**2)
+        mask_bytes = near.dtype.bytes_of(training.sequence_length**2)
         yield pair.collective(near, "stage_send_mask", "send_recv", mask_bytes)
 
 

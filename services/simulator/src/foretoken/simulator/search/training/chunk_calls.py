@@ -12,6 +12,7 @@ from foretoken.domain.placement import axis_group
 from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.search.training.transfer_columns import INSIDE
 from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.training.recompute import LAYER_INPUT
 from foretoken.simulator.training.state_sharding import StateExchange
@@ -35,7 +36,7 @@ def write_calls(shape: Shape, book: CallBook, *, gathers_inputs: bool) -> Writte
     """Write what a shape runs to the book."""
     length = len(shape.micro_batch_sizes)
     inputs = (_input_gather(shape),) if gathers_inputs and _holds_whole_tokens(shape) else ()
-    boundary = (_boundary_gather(shape),) if _gathers_at_boundary(shape) else ()
+    boundary = _boundary_gathers(shape)
     return WrittenCalls(
         boundary=boundary,
         forward=_stack(shape.forward, book, length),
@@ -55,8 +56,10 @@ def _holds_whole_tokens(shape: Shape) -> bool:
     return shape.rank.layout.tp > 1 and not splits_tokens(shape.rank, shape.scenario)
 
 
-def _gathers_at_boundary(shape: Shape) -> bool:
-    return shape.trainer.scatters_stage_transfers and _holds_whole_tokens(shape)
+def _boundary_gathers(shape: Shape) -> Nodes:
+    """Return how what arrives in parts from another stage is gathered over tp."""
+    transfers = shape.transfers_over(INSIDE)
+    return tuple(node for node in transfers if node.operator != "send_recv")
 
 
 def _input_gather(shape: Shape) -> OperatorNode:
@@ -65,14 +68,6 @@ def _input_gather(shape: Shape) -> OperatorNode:
     num_bytes = stream.written_dtype.bytes_of(stream.dims["num_tokens"] * stream.dims["hidden"])
     group = PlacedGroup.of_rank(axis_group(shape.rank.layout, "tp"), shape.rank)
     return group.collective(stream, f"{LAYER_INPUT}_all_gather", "all_gather", num_bytes)
-
-
-def _boundary_gather(shape: Shape) -> OperatorNode:
-    """Return how what arrives in parts from another stage is gathered over tp."""
-    near = shape.at_boundary
-    group = PlacedGroup.of_rank(axis_group(shape.rank.layout, "tp"), shape.rank)
-    message_bytes = near.dtype.bytes_of(near.dims["num_tokens"] * shape.rank.model.hidden)
-    return group.collective(near, "stage_receive_all_gather", "all_gather", message_bytes)
 
 
 def exchanged_nodes(exchange: StateExchange) -> Nodes:
@@ -98,7 +93,7 @@ def _signature(nodes: Nodes) -> tuple[object, ...]:
 
 def shape_signature(shape: Shape) -> tuple[object, ...]:
     """Return what the passes of a shape are made of, whatever its operators take."""
-    gathers = _holds_whole_tokens(shape), _gathers_at_boundary(shape)
+    gathers = _holds_whole_tokens(shape), bool(_boundary_gathers(shape))
     return (*_signature((*shape.forward, *shape.backward)), gathers)
 
 

@@ -12,10 +12,12 @@ from functools import cached_property
 
 import numpy as np
 
-from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext, Section
+from foretoken.domain.communication import PlacedGroup
+from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext
 from foretoken.domain.lowering import lower_backward, lower_rank
 from foretoken.domain.lowering_options import LoweringOptions, Nodes
 from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.parallelism.pp import stage_transfers
 from foretoken.domain.scenario import TrainingScenario
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.simulator.grid import Ints
@@ -57,12 +59,12 @@ class Shape:
         """The operator that has what layers hand on: the norm at their beginning."""
         return next(node for node in self.forward if node.role == "input_norm")
 
-    @cached_property
-    def at_boundary(self) -> OperatorNode:
-        """What layers hand on, where it goes from one stage to the next."""
-        return dataclasses.replace(
-            self.stream, section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
-        )
+    def transfers_over(self, pair: PlacedGroup) -> Nodes:
+        """Return what a stage sends to the next over `pair`, and how that is put together."""
+        training = self.options.training
+        if training is None:
+            raise ValueError("a shape is of a training run")
+        return tuple(stage_transfers(self.stream, pair, self.rank, training))
 
     def forward_of(self, index: int) -> Nodes:
         """Return the forward operators of one of the micro batch sizes, in integers."""

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import OperatorNode, RankContext
+from foretoken.domain.graph import RankContext
 from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.sequence_parallel import splits_tokens
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.shapes import Shape
 from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.row_numbers import number_rows
 
-_MASK = "stage_send_mask"
+# A rank and its peer of another stage on one node.
+INSIDE = PlacedGroup(axis="pp", degree=2, dims={"devices_per_node": 2, "num_nodes": 1})
+# What goes to the next stage: activations, and the mask that goes along forward.
+_ROLES = ("stage_send", "stage_send_mask")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,16 +103,20 @@ class TransferWriter:
         key = number, stride
         if key not in self._known:
             shape = self._shapes[number]
-            length = len(shape.micro_batch_sizes)
             rank = at_stride(shape.rank, stride)
-            inside = PlacedGroup(axis="pp", degree=2, dims={"devices_per_node": 2, "num_nodes": 1})
-            groups = (inside, PlacedGroup.of_nodes("pp", rank))
-            sends = [self._book.add(_send(shape, group), length) for group in groups]
-            masks = [np.zeros(length, dtype=np.int64)] * 2
-            if shape.trainer.sends_attention_mask:
-                masks = [self._book.add(_mask(shape, group), length) for group in groups]
-            self._known[key] = np.stack([*sends, *masks])
+            calls = [
+                self._calls_over(group, shape)
+                for group in (INSIDE, PlacedGroup.of_nodes("pp", rank))
+            ]
+            self._known[key] = np.stack(calls, axis=1).reshape(-1, len(shape.micro_batch_sizes))
         return self._known[key]
+
+    def _calls_over(self, pair: PlacedGroup, shape: Shape) -> list[Ints]:
+        """Return the calls of a send between two ranks, and of a mask, 0 where none is sent."""
+        nodes = {node.role: node for node in shape.transfers_over(pair)}
+        length = len(shape.micro_batch_sizes)
+        none = np.zeros(length, dtype=np.int64)
+        return [self._book.add(nodes[role], length) if role in nodes else none for role in _ROLES]
 
 
 def at_stride(rank: RankContext, stride: int) -> RankContext:
@@ -132,17 +138,3 @@ def _across(cut: ChunkCut, rank: RankContext) -> Flags:
             for source, target in zip(cut.sources, cut.targets, strict=True)
         ]
     )
-
-
-def _send(shape: Shape, group: PlacedGroup) -> OperatorNode:
-    near, rank = shape.at_boundary, shape.rank
-    message_bytes = near.dtype.bytes_of(near.dims["num_tokens"] * rank.model.hidden)
-    if shape.trainer.scatters_stage_transfers and not splits_tokens(rank, shape.scenario):
-        message_bytes = message_bytes // rank.layout.tp
-    return group.collective(near, "stage_send", "send_recv", message_bytes)
-
-
-def _mask(shape: Shape, group: PlacedGroup) -> OperatorNode:
-    near = shape.at_boundary
-    mask_bytes = near.dtype.bytes_of(shape.scenario.sequence_length**2)
-    return group.collective(near, _MASK, "send_recv", mask_bytes)
