@@ -8,42 +8,16 @@ cases in µs.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from foretoken.simulator.grid import Floats
+from foretoken.simulator.steps.passes import PassTime
 from foretoken.simulator.training.pipeline import ChunkTimes, Time
 
 # Of a rank that has nothing to wait for.
 NEVER = -np.inf
-
-
-class PassSums(Protocol):
-    """What steps are composed of a pass; see `PassTime`."""
-
-    @property
-    def total_us(self) -> Floats:
-        """Time of the pass."""
-
-    @property
-    def compute_us(self) -> Floats:
-        """Computation as if alone."""
-
-    @property
-    def hidden_us(self) -> Floats:
-        """Communication that nothing waited for."""
-
-    @property
-    def left_us(self) -> Floats:
-        """What of that is still to come at the end."""
-
-    @property
-    def communication_us(self) -> Floats:
-        """All that is communicated, hidden or not."""
-
-
-P = TypeVar("P", bound=PassSums)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +35,7 @@ class Buckets:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ChunkPasses(Generic[P]):
+class ChunkPasses:
     """Times of one micro batch on one chunk.
 
     `backward` is both halves; a schedule that splits it runs `backward_input` and
@@ -70,16 +44,16 @@ class ChunkPasses(Generic[P]):
     beside the last one.
     """
 
-    forward: P
-    backward: P
-    backward_input: P | None
-    backward_weight: P | None
+    forward: PassTime
+    backward: PassTime
+    backward_input: PassTime | None
+    backward_weight: PassTime | None
     not_accumulated_us: Floats
     buckets: Sequence[Buckets]
     slowdown_ratio: float
 
     @property
-    def last_gradients(self) -> P:
+    def last_gradients(self) -> PassTime:
         """The pass that ends with the gradients of weights."""
         return self.backward_weight or self.backward
 
@@ -89,7 +63,7 @@ class ChunkPasses(Generic[P]):
         return self.last_gradients.total_us + self.reduction_slowdown_us
 
     @property
-    def backward_passes(self) -> tuple[P, ...]:
+    def backward_passes(self) -> tuple[PassTime, ...]:
         """The passes that a micro batch is run backward in."""
         halves = (self.backward_input, self.backward_weight)
         return tuple(half for half in halves if half is not None) or (self.backward,)
@@ -100,9 +74,9 @@ class ChunkPasses(Generic[P]):
         first, *others = (item.total_us for item in self.backward_passes)
         return sum(others, first)
 
-    def of_kind(self, kind: str) -> P:
+    def of_kind(self, kind: str) -> PassTime:
         """Return the time of a pass by its kind in a schedule."""
-        found: P | None = getattr(self, kind)
+        found: PassTime | None = getattr(self, kind)
         return self.backward if found is None else found
 
     @cached_property
@@ -147,7 +121,7 @@ class ChunkPasses(Generic[P]):
         )
 
 
-def time_pair(forward: PassSums, backward: PassSums, slowdown_ratio: float) -> Floats:
+def time_pair(forward: PassTime, backward: PassTime, slowdown_ratio: float) -> Floats:
     """Return the time of a forward and a backward pass that hide each other's communication."""
     compute_us = forward.compute_us + backward.compute_us
     communication_us = forward.communication_us + backward.communication_us
@@ -170,7 +144,7 @@ class LastPass:
 
     @classmethod
     def of_chunk(
-        cls, passes: ChunkPasses[Any], start_us: Time, buckets: Sequence[Buckets]
+        cls, passes: ChunkPasses, start_us: Time, buckets: Sequence[Buckets]
     ) -> "LastPass":
         """Return the last pass of a chunk that begins then, with what is reduced beside it."""
         return cls(

@@ -32,21 +32,22 @@ class PassTime:
 
     `compute_us` is computation with the host's gaps as if alone, `slowdown_us` what communication
     beside it adds, `exposed_us` what it waits for; these add up to `total_us`, of which `layers_us`
-    is spent in layers. `hidden_us` is all that nothing waited for, and `left_us` what of it is
-    still to come at the end.
+    is spent in layers, where that is kept. `hidden_us` is all that nothing waited for, and
+    `left_us` what of it is still to come at the end.
     """
 
     total_us: Column
-    layers_us: Column
     compute_us: Column
     exposed_us: Mapping[CommunicationKey, Column]
     hidden_us: Column
     left_us: Column
+    layers_us: Column | float = 0.0
 
     @property
     def all_exposed_us(self) -> Column:
         """All communication that is waited for."""
-        return sum(self.exposed_us.values(), np.zeros_like(self.total_us))
+        first, *others = self.exposed_us.values() or (np.zeros_like(self.total_us),)
+        return sum(others, first)
 
     @property
     def communication_us(self) -> Column:
@@ -91,7 +92,7 @@ def time_pass(work: PassNodes, duration: Duration, rules: StreamRules) -> PassTi
     (time,) = time_passes([parts], rules.slowdown_ratio)
     return PassTime(
         total_us=time.total_us[0],
-        layers_us=time.layers_us[0],
+        layers_us=np.asarray(time.layers_us)[0],
         compute_us=time.compute_us[0],
         exposed_us={key: exposed_us[0] for key, exposed_us in time.exposed_us.items()},
         hidden_us=time.hidden_us[0],

@@ -10,7 +10,7 @@ from foretoken.domain.operator import find_operator
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_truth import TrainingCalibration
 from foretoken.simulator.steps.chunks import Buckets, ChunkPasses
-from foretoken.simulator.steps.passes import PassTime, time_pass
+from foretoken.simulator.steps.passes import time_pass
 from foretoken.simulator.steps.program import Column, Duration, StreamRules
 from foretoken.simulator.training.operator_prices import OperatorPrices
 from foretoken.simulator.training.stage_operators import ChunkOperators
@@ -18,7 +18,7 @@ from foretoken.simulator.training.variability import StepColumns
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TimedChunk(ChunkPasses[PassTime]):
+class TimedChunk(ChunkPasses):
     """The passes of a chunk, the transfer to the chunk after, and that of the gradients back."""
 
     send_us: Column

@@ -93,51 +93,20 @@ class PassColumns:
         times = {key: fields[:, variants] for key, fields in self.times.items()}
         return PassColumns(times=times, group=self.group)
 
-    def of(self, kind: ChunkKind, rows: Ints) -> "PassFields":
-        """Return the times of a kind of chunk for some strategies."""
-        return PassFields(self.times[kind.pass_key][:, :, self.group[rows]])
+    def of(self, kind: ChunkKind, rows: Ints) -> PassTime:
+        """Return the times of a kind of chunk for some strategies: (variant, strategy)."""
+        found = self.times[kind.pass_key][:SUMS, :, self.group[rows]]
+        return PassTime(
+            total_us=found[TOTAL],
+            compute_us=found[COMPUTE],
+            exposed_us={("", ""): found[EXPOSED]},
+            hidden_us=found[HIDDEN],
+            left_us=found[LEFT],
+        )
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PassFields:
-    """The times of one pass by their names in `PassTime`: (field, variant, strategy)."""
-
-    fields: Floats
-
-    @property
-    def total_us(self) -> Floats:
-        """Time of the pass."""
-        return np.asarray(self.fields[TOTAL])
-
-    @property
-    def compute_us(self) -> Floats:
-        """Computation as if alone."""
-        return np.asarray(self.fields[COMPUTE])
-
-    @property
-    def all_exposed_us(self) -> Floats:
-        """All communication that is waited for."""
-        return np.asarray(self.fields[EXPOSED])
-
-    @property
-    def hidden_us(self) -> Floats:
-        """Communication that nothing waited for."""
-        return np.asarray(self.fields[HIDDEN])
-
-    @property
-    def left_us(self) -> Floats:
-        """What of that is still to come at the end."""
-        return np.asarray(self.fields[LEFT])
-
-    @property
-    def communication_us(self) -> Floats:
-        """All that is communicated."""
-        return self.all_exposed_us + self.hidden_us
-
-    @property
-    def sums_us(self) -> Floats:
-        """The additions to earlier gradients."""
-        return np.asarray(self.fields[SUMS])
+    def sums_us(self, kind: ChunkKind, rows: Ints) -> Floats:
+        """Return the additions to earlier gradients in a kind of chunk for some strategies."""
+        return np.asarray(self.times[kind.pass_key][SUMS][:, self.group[rows]])
 
 
 class PassTimer:

@@ -13,7 +13,7 @@ import numpy as np
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.domain.training_truth import TrainingCalibration
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.chunk_columns import PassColumns, PassFields
+from foretoken.simulator.search.training.chunk_columns import PassColumns
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.state_columns import ChunkStates
 from foretoken.simulator.search.training.step_columns import (
@@ -117,19 +117,18 @@ class PricedPiece:
             step_gap_us=self.trainer.step_gap_us + self.calibration.step_gap_us,
         )
 
-    def _passes(self, group: WrittenGroup, number: int, some: Ints) -> ChunkPasses[PassFields]:
+    def _passes(self, group: WrittenGroup, number: int, some: Ints) -> ChunkPasses:
         """Return the passes of a kind of chunk, with what is reduced beside the last one."""
         rows, key, kind = group.rows[some], group.key[some], group.cut.kinds[number]
         is_split = find_schedule(group.schedule).splits_backward
-        both = self.passes["both"].of(kind, rows)
-        weight = self.passes["weight"].of(kind, rows) if is_split else None
+        last = self.passes["weight" if is_split else "both"]
         hides = self.hides[rows]
         return ChunkPasses(
             forward=self.passes["forward"].of(kind, rows),
-            backward=both,
+            backward=self.passes["both"].of(kind, rows),
             backward_input=self.passes["input"].of(kind, rows) if is_split else None,
-            backward_weight=weight,
-            not_accumulated_us=(weight or both).sums_us,
+            backward_weight=last.of(kind, rows) if is_split else None,
+            not_accumulated_us=last.sums_us(kind, rows),
             buckets=[
                 Buckets(self.prices_us[:, item.numbers][:, key], item.counts[key] * hides)
                 for item in group.states[number].buckets

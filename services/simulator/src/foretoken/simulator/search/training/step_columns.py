@@ -8,7 +8,6 @@ import numpy as np
 
 from foretoken.domain.trainer import TrainerProfile
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.chunk_columns import PassFields
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.state_columns import Calls, ChunkStates
 from foretoken.simulator.search.training.transfer_columns import TransferTimes
@@ -75,7 +74,7 @@ class StepInputs:
     schedule: str
     cut: ChunkCut
     num_micro_batches: Ints
-    passes: Sequence[ChunkPasses[PassFields]]
+    passes: Sequence[ChunkPasses]
     rank_ends: Mapping[tuple[int, ...], RankEnds]
     agreement: Ints
     key: Ints
