@@ -16,9 +16,14 @@ from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.report import Feasibility, ServingReport
 from foretoken.domain.training_report import TrainingReport
-from foretoken.simulator.report.compare_changes import Change, list_changes
-from foretoken.simulator.report.compare_remarks import list_remarks, list_warnings
-from foretoken.simulator.report.compare_runs import compare_figures, name_runs
+from foretoken.simulator.report.compare_runs import (
+    Change,
+    compare_figures,
+    list_changes,
+    list_remarks,
+    list_warnings,
+    name_runs,
+)
 
 _LEAVES = st.one_of(st.integers(0, 3), st.booleans(), st.sampled_from(["a", "b"]))
 _CONFIGURATIONS = st.dictionaries(

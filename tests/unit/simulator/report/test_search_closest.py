@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from foretoken.simulator.report.search_closest import find_closest
+from foretoken.simulator.report.search_candidates import find_closest
 
 
 def _row(name: str, verdict: str, **values: Any) -> dict[str, Any]:

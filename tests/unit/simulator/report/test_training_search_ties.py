@@ -8,17 +8,15 @@ from training_search_reports import build_training_search
 
 from foretoken.domain.training_search import StrategySensitivity
 from foretoken.simulator.report.training_search_rows import (
-    find_best,
-    find_ranked_figure,
-    other_ties,
-    report_rows,
-)
-from foretoken.simulator.report.training_search_ties import (
     describe_best_then,
     describe_change,
     describe_same,
     describe_ties,
+    find_best,
+    find_ranked_figure,
     list_tie_commands,
+    other_ties,
+    report_rows,
 )
 
 

@@ -20,12 +20,15 @@ from foretoken.client.results import open_result, read_result
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.result import AnyReport, KeptResult
-from foretoken.simulator.report.compare_changes import Change, list_changes
-from foretoken.simulator.report.compare_remarks import list_echoes, list_remarks, list_warnings
 from foretoken.simulator.report.compare_runs import (
+    Change,
     ComparedRun,
     compare_figures,
     configuration_of,
+    list_changes,
+    list_echoes,
+    list_remarks,
+    list_warnings,
     name_runs,
 )
 

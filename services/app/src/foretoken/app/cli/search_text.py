@@ -14,13 +14,13 @@ from foretoken.simulator.report.search_candidates import (
     candidate_rows,
     describe_rank,
     describe_verdict,
+    find_closest,
     latency_titles,
     missed_outcomes,
     proposed_rate,
     qualified_rows,
     steady_figures,
 )
-from foretoken.simulator.report.search_closest import find_closest
 
 _THROUGHPUT, _COST = "output_throughput_tps_per_gpu", "usd_per_million_output_tokens"
 _LATENCIES = ("ttft_ms", "tpot_ms")

@@ -15,24 +15,22 @@ from foretoken.domain.training_search import (
 )
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
+    TO_TELL_APART,
     best_by_objective,
     best_of_layouts,
     closed_form_error,
+    describe_best_then,
     describe_bounds,
+    describe_change,
     describe_place,
+    describe_same,
+    describe_ties,
     describe_verdict,
+    list_tie_commands,
     make_whole_run,
     read_sequence_length,
     report_rows,
     strategies_per_s,
-)
-from foretoken.simulator.report.training_search_ties import (
-    TO_TELL_APART,
-    describe_best_then,
-    describe_change,
-    describe_same,
-    describe_ties,
-    list_tie_commands,
 )
 
 _THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"

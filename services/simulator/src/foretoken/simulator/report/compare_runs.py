@@ -1,8 +1,11 @@
-"""The runs that are compared: alike in kind, each with a letter and a short name."""
+"""The runs that are compared: their names, figures, what differs, and how sure that is."""
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
+from typing import Any
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.metric import Figure
@@ -11,8 +14,8 @@ from foretoken.domain.report import ServingReport
 from foretoken.domain.result import AnyReport, KeptResult
 from foretoken.domain.search import CapacityReport, ServingSearchReport
 from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.training_run import TrainingRunReport
 from foretoken.domain.training_search import TrainingSearchReport
-from foretoken.simulator.report.compare_changes import ABSENT, Change, list_changes
 from foretoken.simulator.report.search_candidates import Row, list_rows
 
 # As many as there are colours that can be told apart.
@@ -31,6 +34,14 @@ _KIND_NAMES = {
     "serving-search": "a search for a deployment",
     "training-search": "a search for a training strategy",
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A key of which not all runs have the same value; `values` as text, one per run."""
+
+    path: str
+    values: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,3 +166,149 @@ def _words(place: int, changes: Sequence[Change]) -> str:
         f" {'none' if change.values[place] == ABSENT else change.values[place]}"
         for change in alike.values()
     )
+
+
+# Longer lists, such as the requests of a trace, are told by their length and content.
+_MAX_ENTRIES = 16
+_DIGEST = 6
+# What a configuration has not.
+ABSENT = "-"
+# The keys of a model follow from its name.
+_MODEL, _MODEL_NAME = "model.", "model.name"
+
+
+def list_changes(configurations: Sequence[str]) -> tuple[Change, ...]:
+    """Return what differs between configurations (JSON), in the order of their keys.
+
+    Of models with different names the name alone is told, which stands for all that they are.
+    """
+    flat = [dict(_flatten(json.loads(text) if text else {}, "")) for text in configurations]
+    paths = dict.fromkeys(path for entries in flat for path in entries)
+    changes = [
+        Change(path=path, values=tuple(entries.get(path, ABSENT) for entries in flat))
+        for path in paths
+    ]
+    differing = [change for change in changes if len(set(change.values)) > 1]
+    is_renamed = any(_is_model_name(change.path) for change in differing)
+    return tuple(
+        change
+        for change in differing
+        if not is_renamed or _is_model_name(change.path) or _MODEL not in f".{change.path}"
+    )
+
+
+def _is_model_name(path: str) -> bool:
+    return path == _MODEL_NAME or path.endswith(f".{_MODEL_NAME}")
+
+
+def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flatten(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+        if len(value) > _MAX_ENTRIES:
+            digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+            yield path, f"{len(value):,} entries, {digest[:_DIGEST]}"
+            return
+        for place, item in enumerate(value):
+            yield from _flatten(item, f"{path}.{place}")
+    else:
+        yield path, _describe(value)
+
+
+def _describe(value: Any) -> str:
+    """Return a value as a scenario file would have it; nothing where it is empty."""
+    if value is None or value in ("", [], {}):
+        return ABSENT
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list) and len(value) <= _MAX_ENTRIES:
+        return ", ".join(_describe(item) for item in value)
+    if isinstance(value, list):
+        digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+        return f"{len(value):,} entries, {digest[:_DIGEST]}"
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+# What may be impossible as a whole; of a search only its candidates may.
+_JUDGED = (TrainingReport, TrainingRunReport, ServingReport, CapacityReport)
+
+# What says how many tokens a training step has.
+_BATCH = frozenset(("global_batch_size", "global_batch_sizes", "sequence_length"))
+
+
+def list_warnings(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
+    """Return what makes a comparison void, in whole or in part, in sentences."""
+    return tuple(_warnings(runs))
+
+
+def list_remarks(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
+    """Return how sure a comparison is, in sentences."""
+    return tuple(_remarks(runs))
+
+
+def _warnings(runs: Sequence[ComparedRun]) -> Iterator[str]:
+    for run in runs:
+        report = run.report
+        if isinstance(report, _JUDGED) and not report.feasibility.is_feasible:
+            yield f"{run.letter} cannot run: {report.feasibility.reason}."
+    versions = {run.report.model_version or "no trained model" for run in runs}
+    if len(versions) > 1:
+        words = ", ".join(
+            f"{run.letter} by {run.report.model_version or 'no trained model'}" for run in runs
+        )
+        yield (
+            f"The estimates are of different versions of the predictor ({words}): part of what"
+            " differs may be theirs."
+        )
+
+
+def _remarks(runs: Sequence[ComparedRun]) -> Iterator[str]:
+    changes = list_changes([configuration_of(run.report) for run in runs])
+    if not changes:
+        yield "The configurations are the same."
+    if any(change.path.rpartition(".")[2] in _BATCH for change in changes):
+        yield "Steps differ in their tokens: compare by tokens/s, not by the time of a step."
+    pairs = [(run, bounds) for run in runs if (bounds := _bounds(run)) is not None]
+    if not pairs:
+        return
+    (first, (low, high)), *others = pairs
+    overlapping = [
+        run.letter
+        for run, (other_low, other_high) in others
+        if low <= other_high and other_low <= high
+    ]
+    if overlapping:
+        yield (
+            f"The interval of {first.letter} overlaps with that of {', '.join(overlapping)}. Where"
+            " runs have the same operators they have the same errors, so ratios are surer than the"
+            " figures; where they have not, the order could turn."
+        )
+
+
+def _bounds(run: ComparedRun) -> tuple[float, float] | None:
+    """Return the bounds of what a run is judged by, where it has any.
+
+    Of a search for a strategy: those of the tokens/s per device of its best, where simulated.
+    """
+    report = run.report
+    if isinstance(report, TrainingSearchReport):
+        ranked = [finalist for finalist in report.finalists if finalist.rank > 0]
+        best = min(ranked, key=lambda finalist: finalist.rank, default=None)
+        if best is None or best.report.step_time_low_ms <= 0:
+            return None
+        step = best.report
+        tokens_in_step = step.tokens_per_s_per_gpu * step.step_time_ms
+        return tokens_in_step / step.step_time_high_ms, tokens_in_step / step.step_time_low_ms
+    if isinstance(report, TrainingReport) and report.step_time_high_ms > 0:
+        return report.step_time_low_ms, report.step_time_high_ms
+    if isinstance(report, TrainingRunReport) and report.days_high > 0:
+        return report.days_low, report.days_high
+    if isinstance(report, CapacityReport) and report.high_rps > 0:
+        return report.low_rps, report.high_rps
+    return None
+
+
+def list_echoes(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return the question of every run, and what its answer rests on."""
+    return [line for run in runs for line in run.report.echo.lines(run.letter)]

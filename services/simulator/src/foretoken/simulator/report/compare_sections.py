@@ -9,9 +9,15 @@ from foretoken.domain.training_run import TrainingRunReport
 from foretoken.domain.training_search import TrainingSearchReport
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.compare_capacity import capacity_pictures
-from foretoken.simulator.report.compare_changes import list_changes
-from foretoken.simulator.report.compare_remarks import list_echoes, list_remarks, list_warnings
-from foretoken.simulator.report.compare_runs import ComparedRun, compare_figures, configuration_of
+from foretoken.simulator.report.compare_runs import (
+    ComparedRun,
+    compare_figures,
+    configuration_of,
+    list_changes,
+    list_echoes,
+    list_remarks,
+    list_warnings,
+)
 from foretoken.simulator.report.compare_search import search_pictures
 from foretoken.simulator.report.compare_serving import serving_pictures
 from foretoken.simulator.report.compare_training import training_pictures

@@ -21,6 +21,7 @@ from foretoken.simulator.report.search_candidates import (
     curve_of,
     describe_rank,
     describe_replicas,
+    find_closest,
     latency_titles,
     limits_of,
     missed_outcomes,
@@ -28,7 +29,6 @@ from foretoken.simulator.report.search_candidates import (
     qualified_rows,
     steady_figures,
 )
-from foretoken.simulator.report.search_closest import find_closest
 from foretoken.simulator.report.search_fronts import fronts_section
 from foretoken.simulator.report.search_listing import request_sections
 from foretoken.simulator.report.search_plots import (

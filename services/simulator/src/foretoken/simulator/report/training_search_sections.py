@@ -18,29 +18,27 @@ from foretoken.simulator.report.training_search_fronts import fronts_section
 from foretoken.simulator.report.training_search_maps import maps_section
 from foretoken.simulator.report.training_search_placements import placements_section
 from foretoken.simulator.report.training_search_rows import (
+    TO_TELL_APART,
     best_by_objective,
     best_of_layouts,
+    describe_best_then,
     describe_bounds,
+    describe_change,
     describe_choices,
     describe_devices,
     describe_objective,
     describe_place,
+    describe_same,
+    describe_ties,
     find_best,
     find_ranked_figure,
+    list_tie_commands,
     make_whole_run,
     other_ties,
     read_request,
     read_sequence_length,
     report_rows,
     strategies_per_s,
-)
-from foretoken.simulator.report.training_search_ties import (
-    TO_TELL_APART,
-    describe_best_then,
-    describe_change,
-    describe_same,
-    describe_ties,
-    list_tie_commands,
 )
 
 _THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
