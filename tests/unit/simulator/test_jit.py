@@ -41,12 +41,33 @@ def test_a_changed_constant_of_another_file_is_seen_with_a_warm_cache(
     assert ["7 0", "7 1", "8 0"] == told
 
 
-def _run_probe(folder: Path) -> str:
+def test_what_an_image_ships_compiled_is_used(tmp_path: Path) -> None:
+    """By a process whose own folder is yet to be made, though the shipped one is read only."""
+    folder = tmp_path / "foretoken" / "probe"
+    folder.mkdir(parents=True)
+    (folder / "code.py").write_text(
+        "from foretoken.simulator.jit import compiled\n"
+        "@compiled\n"
+        "def tell():\n"
+        "    return 7\n"
+        "print(tell(), sum(tell.stats.cache_hits.values()))\n"
+    )
+    shipped, kept = tmp_path / "cache", tmp_path / "run" / "kept"
+    assert "7 0" == _run_probe(tmp_path)
+    shipped.chmod(0o555)
+    moved = {"FORETOKEN_COMPILED": str(shipped), "NUMBA_CACHE_DIR": str(kept)}
+    assert "7 1" == _run_probe(tmp_path, **moved)
+    assert ["kept"] == [path.name for path in kept.parent.iterdir()]
+    assert "7 1" == _run_probe(tmp_path, **moved)
+
+
+def _run_probe(folder: Path, **others: str) -> str:
     variables = {
         **os.environ,
         "PYTHONPATH": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
         "NUMBA_CACHE_DIR": str(folder / "cache"),
+        **others,
     }
     command = [sys.executable, "-c", "import foretoken.probe.code"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)

@@ -1,5 +1,6 @@
 """The engine as plain Python does what it does compiled, and takes a scheduler that is one file."""
 
+import json
 import os
 import re
 import shutil
@@ -7,17 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+import engine_runs
 
 import foretoken.simulator
 from foretoken.simulator import jit
 
 _ROOT = Path(__file__).resolve().parents[4]
-_GOLDEN = "tests/unit/simulator/serving/test_schedulers_golden.py"
-_LAWS = (
-    "tests/properties/test_cluster_laws.py::test_a_cluster_of_one_pool_is_the_plain_deployment",
-    "tests/properties/test_engine_pool_laws.py::test_skipping_ahead_changes_nothing",
-)
 # Two requests that arrive together, by a scheduler of the copy.
 _RUN = """
 import numpy as np
@@ -40,7 +36,7 @@ print(len(record.steps[0].end_ns), record.steps[0].num_running.max(), second >= 
 def _run_python(*arguments: str, **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "FORETOKEN_JIT": "0", **variables},
+        env={**os.environ, **variables},
         cwd=_ROOT,
         capture_output=True,
         text=True,
@@ -50,17 +46,14 @@ def _run_python(*arguments: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.skipif(not jit.IS_COMPILED, reason="this is what the process does anyway")
-def test_interpreted_every_scheduler_computes_what_it_does_compiled() -> None:
-    """The kept table of steps holds for compiled code, and for plain Python in a process."""
-    assert "1 passed" in _run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", _GOLDEN)
-
-
-@pytest.mark.skipif(not jit.IS_COMPILED, reason="this is what the process does anyway")
-@pytest.mark.slow
-def test_interpreted_engines_keep_the_laws() -> None:
-    """With tiers, swapping, drafts and failures, whatever is drawn."""
-    _run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *_LAWS)
+def test_the_engine_interpreted_does_what_it_does_compiled() -> None:
+    """Every scheduler, to the ns, where blocks are short: with tiers, swapping, drafts."""
+    interpreted = json.loads(_run_python(str(Path(engine_runs.__file__)), FORETOKEN_JIT="0"))
+    compiled = engine_runs.run_all()
+    assert jit.IS_COMPILED
+    assert sum(sum(run["RequestRecord.num_preemptions"]) for run in compiled.values()) > 0
+    assert sum(sum(run["RequestRecord.num_loaded_tokens"]) for run in compiled.values()) > 0
+    assert compiled == interpreted
 
 
 def test_a_scheduler_is_one_file(tmp_path: Path) -> None:
@@ -71,4 +64,4 @@ def test_a_scheduler_is_one_file(tmp_path: Path) -> None:
     document = (_ROOT / "docs/how-to/add-a-scheduler.md").read_text("utf-8")
     (code,) = re.findall(r"```python run\n(.*?)```", document, re.DOTALL)
     (copy / "engine/schedulers/one_by_one.py").write_text(code, "utf-8")
-    assert "20 1 True" == _run_python("-c", _RUN, PYTHONPATH=str(tmp_path))
+    assert "20 1 True" == _run_python("-c", _RUN, FORETOKEN_JIT="0", PYTHONPATH=str(tmp_path))

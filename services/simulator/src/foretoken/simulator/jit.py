@@ -5,10 +5,13 @@ slower: for a debugger, for print, for one who wants to see what a step does.
 """
 
 import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 import numba
@@ -22,6 +25,29 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 IS_COMPILED = os.environ.get("FORETOKEN_JIT", "1") != "0"
+
+
+def _take_shipped() -> None:
+    """Copy the machine code that an image was made with to where this process keeps its own.
+
+    numba keeps code only in a folder that it can write to, and an image's files may be read only.
+    `FORETOKEN_COMPILED` names the folder in the image.
+    """
+    shipped, kept = os.environ.get("FORETOKEN_COMPILED"), os.environ.get("NUMBA_CACHE_DIR")
+    if not (shipped and kept and Path(shipped).is_dir()) or Path(kept).exists():
+        return
+    # At once as a whole, for other processes start too; without room everything is compiled.
+    with suppress(OSError):
+        Path(kept).parent.mkdir(parents=True, exist_ok=True)
+        copy = Path(mkdtemp(dir=Path(kept).parent, prefix="compiled-"))
+        try:
+            shutil.copytree(shipped, copy, dirs_exist_ok=True)
+            copy.rename(kept)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+
+
+_take_shipped()
 
 # What machine code rests on beside the sources: versions, and the processor as numba names it.
 _CODEGEN: Any = cpu_target.target_context.codegen()
@@ -111,13 +137,18 @@ class Addressed(Generic[P, R]):
         """Where its machine code is."""
         if not IS_COMPILED:
             return self._place
-        if self._made is None:
-            try:
-                make = numba.cfunc(self._signature, cache=True, error_model="numpy")
-                self._made = make(self._function)
-            except RuntimeError:  # no folder to keep it in
-                self._made = numba.cfunc(self._signature, error_model="numpy")(self._function)
+        self.compile()
         return int(self._made.address)
+
+    def compile(self) -> None:
+        """Compile it, or load it where that was done before."""
+        if self._made is not None or not IS_COMPILED:
+            return
+        try:
+            make = numba.cfunc(self._signature, cache=True, error_model="numpy")
+            self._made = make(self._function)
+        except RuntimeError:  # no folder to keep it in
+            self._made = numba.cfunc(self._signature, error_model="numpy")(self._function)
 
     @property
     def is_ready(self) -> bool:

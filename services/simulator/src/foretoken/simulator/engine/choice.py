@@ -3,7 +3,7 @@
 By its address: the engine is compiled without schedulers, and each scheduler by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numba
@@ -25,6 +25,11 @@ def scheduler(select: Select) -> Addressed[[State, int], int]:
     return Addressed(select, _SIGNATURE)
 
 
+def list_schedulers() -> Mapping[str, Addressed[[State, int], int]]:
+    """Return the plug-ins by name."""
+    return scan_modules("foretoken.simulator.engine.schedulers", "select")
+
+
 def find_scheduler(name: str) -> Addressed[[State, int], int]:
     """Return the plug-in of that name.
 
@@ -32,9 +37,7 @@ def find_scheduler(name: str) -> Addressed[[State, int], int]:
         UnknownPluginError: there is none; the message names the nearest.
 
     """
-    found = scan_modules("foretoken.simulator.engine.schedulers", "select")
-    select: Addressed[[State, int], int] = UnknownPluginError.look_up(name, found)
-    return select
+    return UnknownPluginError.look_up(name, list_schedulers())
 
 
 def _call(_typing: Any, _address: Any, state: Any, _engine: Any) -> Any:

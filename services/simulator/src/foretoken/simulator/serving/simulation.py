@@ -14,6 +14,7 @@ from foretoken.domain.memory import ServingMemory
 from foretoken.domain.report import Feasibility, ServingReport
 from foretoken.domain.scenario import ServingScenario
 from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.engine.choice import list_schedulers
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.serving.cluster_resolution import (
     ResolvedPool,
@@ -205,10 +206,12 @@ def simulate_serving(
 
 
 def compile_engines() -> None:
-    """Compile what runs large simulations, or load it where that was done before."""
+    """Compile the engine and every scheduler, or load them where that was done before."""
     setup = DeploymentSetup(profile=find_engine(DEFAULT_PROFILE), num_kv_blocks=1)
     warm_up(setup, flat_tables())
     warm_up_pools(flat_tables())
+    for scheduler in list_schedulers().values():
+        scheduler.compile()
 
 
 def set_up_deployment(
