@@ -75,6 +75,16 @@ def test_a_light_command_imports_little(
     assert [] == list(tmp_path.iterdir())
 
 
+def test_an_estimate_without_a_model_does_not_wait_for_what_learns(tmp_path: Path) -> None:
+    """The catalog is looked at; regression, and what only some answers need, is not loaded."""
+    words = "predict gemm m=8 n=8 k=8 dtype=fp16 --device a30"
+    command = [sys.executable, "-c", _PROGRAM, "--home", str(tmp_path), *words.split()]
+    done = subprocess.run(
+        command, input=json.dumps(_HEAVY), capture_output=True, text=True, check=True
+    )
+    assert [0, ["duckdb"]] == json.loads(done.stderr.splitlines()[-1])
+
+
 def test_a_shell_completes_commands_without_importing_them() -> None:
     """A completion comes between two keys."""
     environment = {

@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from foretoken.domain.correction import (
     CorrectedObservation,
@@ -121,6 +120,8 @@ def _fit_pulled(raw_us: Matrix, observed_us: FloatColumn, shrinkage: float) -> F
     With x a group's factor over the common one and s its share of an observed time, that is
     sum((1 - s x)^2) + shrinkage * sum((x - 1)^2), over x from the least allowed up.
     """
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
     common = _common_factor(raw_us, observed_us)
     num_groups = raw_us.shape[1]
     if np.isinf(shrinkage):

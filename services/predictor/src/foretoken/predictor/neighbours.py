@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import cKDTree  # type: ignore[import-untyped]
 
 from foretoken.predictor.features import Design
 from foretoken.predictor.roofline import FloatColumn
@@ -33,6 +32,8 @@ class PointIndex:
 
     def __init__(self, points: npt.NDArray[np.int64]) -> None:
         """Build the search tree."""
+        from scipy.spatial import cKDTree  # type: ignore[import-untyped]
+
         self._points = points
         self._log_points = np.log2(1.0 + points)
         self._tree = cKDTree(self._log_points)

@@ -5,8 +5,6 @@ length per axis. What is chosen depends on where points lie, not on what was mea
 """
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular  # type: ignore[import-untyped]
-from scipy.spatial.distance import cdist  # type: ignore[import-untyped]
 
 from foretoken.predictor.features import Matrix
 from foretoken.predictor.regression.kriging import Scales
@@ -68,6 +66,8 @@ class ErrorField:
         return np.maximum(self._variance, 0.0) + self._nugget + _TINY
 
     def _learn(self, known: Matrix, judged: Matrix) -> None:
+        from scipy.linalg import cholesky, solve_triangular  # type: ignore[import-untyped]
+
         noisy = _correlate(known, known) + (self._nugget + _TINY) * np.eye(len(known))
         factor = cholesky(noisy, lower=True)
         of_candidates = solve_triangular(factor, _correlate(known, self._candidates), lower=True)
@@ -84,6 +84,8 @@ class ErrorField:
 
 
 def _correlate(first: Matrix, second: Matrix) -> Matrix:
+    from scipy.spatial.distance import cdist  # type: ignore[import-untyped]
+
     scaled = np.sqrt(3.0) * cdist(first, second)
     return np.asarray((1.0 + scaled) * np.exp(-scaled))
 

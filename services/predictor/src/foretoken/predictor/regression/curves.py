@@ -8,7 +8,6 @@ import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 
 from foretoken.domain.operator import OperatorSpec
 from foretoken.predictor.features import CONFIGURATION_DIMS, Design, Matrix
@@ -164,6 +163,8 @@ def _all_sizes(call: Design) -> Design:
 
 def _rise(latency_log: FloatColumn, low: int, high: int) -> FloatColumn:
     """Return the nearest curve that never falls; what lies outside the places does not move it."""
+    from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
+
     below, inside, above = np.split(latency_log, [low, high])
     inside = isotonic_regression(inside).x
     return np.concatenate(

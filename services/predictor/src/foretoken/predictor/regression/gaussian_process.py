@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve  # type: ignore[import-untyped]
 
 from foretoken.predictor.features import Matrix
 from foretoken.predictor.roofline import FloatColumn
@@ -36,6 +35,8 @@ class CurveProcess:
 
     def predict(self, places: Matrix) -> tuple[FloatColumn, FloatColumn]:
         """Return mean and standard deviation, that of one measurement, at places."""
+        from scipy.linalg import cho_factor, cho_solve  # type: ignore[import-untyped]
+
         known = cho_factor(_covariance(self.places, self.counts, self.size_octaves), lower=True)
         shared = _kernel(places, self.places, self.size_octaves)
         mean = shared @ cho_solve(known, self.values_log)

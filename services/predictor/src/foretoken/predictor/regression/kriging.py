@@ -4,9 +4,9 @@ Each axis has a length over which values stay alike, learned by leaving points o
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from scipy.spatial import cKDTree  # type: ignore[import-untyped]
 
 from foretoken.predictor.features import Matrix
 from foretoken.predictor.regression.kriging_system import krige
@@ -48,10 +48,12 @@ class Kriging:
     values: FloatColumn
     scales: Scales
     _places: Matrix = field(init=False, repr=False, compare=False)
-    _tree: cKDTree = field(init=False, repr=False, compare=False)
+    _tree: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Build the search tree."""
+        from scipy.spatial import cKDTree  # type: ignore[import-untyped]
+
         places = _scale(self.axes, self.scales.lengths_log)
         object.__setattr__(self, "_places", places)
         object.__setattr__(self, "_tree", cKDTree(places, balanced_tree=False))
@@ -151,6 +153,8 @@ class _Search:
 
     def _look_up(self, scales: FloatColumn) -> IntColumn:
         """Return the neighbours of every judged point, itself left out."""
+        from scipy.spatial import cKDTree
+
         places = _scale(self._axes, scales[:-1])
         count = min(_NUM_LEARNING_NEIGHBOURS + 1, len(places))
         _, rows = cKDTree(places).query(places[self._judged], k=count)

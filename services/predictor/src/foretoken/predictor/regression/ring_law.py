@@ -8,7 +8,6 @@ nobody measured will do; what it leaves over changes slowly with size and group.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.roofline import FloatColumn, IntColumn
@@ -64,6 +63,8 @@ def fit_ring_law(design: Design, log_ratio: FloatColumn) -> RingLaw:
 
 def _fit(terms: Matrix) -> FloatColumn:
     # Terms are scaled alike, so that one penalty fits series of any length and unit.
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
     scale = np.sqrt((terms**2).sum(axis=0)) + np.finfo(float).tiny
     penalty = np.zeros(terms.shape[1])
     penalty[_WHOLE_MESSAGE] = _WHOLE_MESSAGE_PENALTY

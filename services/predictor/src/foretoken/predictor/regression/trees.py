@@ -1,16 +1,21 @@
 """Trees with linear leaves over the features, by LightGBM."""
 
+from __future__ import annotations
+
 import logging
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import lightgbm
 import numpy as np
 
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.features import Matrix
 from foretoken.predictor.regression.tree_engine import TreeEngine, build_engine
 from foretoken.predictor.roofline import FloatColumn
+
+if TYPE_CHECKING:
+    import lightgbm
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +50,11 @@ class Trees:
         constant: float,
         num_threads: int,
         bounds: tuple[float, float] = (-np.inf, np.inf),
-    ) -> "Trees":
+    ) -> Trees:
         """Return the model from its text, which is read when first needed."""
         return cls(constant, text, None, num_threads, *bounds)
 
-    def settle(self) -> "Trees":
+    def settle(self) -> Trees:
         """Return the model as it is after a restart: with its text, and read from that."""
         if self.booster is None:
             return self
@@ -71,6 +76,8 @@ class Trees:
 
     @cached_property
     def _model(self) -> lightgbm.Booster:
+        import lightgbm
+
         return self.booster or lightgbm.Booster(model_str=self.text)
 
     @cached_property
@@ -94,6 +101,8 @@ class Trees:
 
 def grow_trees(features: Matrix, values: FloatColumn, config: PredictorConfig, seed: int) -> Trees:
     """Train on rows; fewer than `min_rows` give their median, more than `max_rows` are thinned."""
+    import lightgbm
+
     constant = float(np.median(values))
     if len(values) < config.min_rows:
         return Trees(constant, "", None, config.num_threads)

@@ -8,7 +8,6 @@ that.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from foretoken.predictor.features import NUM_ROOFLINE_PARTS, Design, Matrix
 from foretoken.predictor.roofline import FloatColumn, IntColumn
@@ -90,6 +89,8 @@ def _tell_apart(work: Matrix) -> IntColumn:
 
 def _fit(parts: Matrix, exponent: float) -> tuple[float, FloatColumn]:
     """Return the mean error and the coefficients whose weighted parts add up nearest to 1."""
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
     weights = np.ones(len(parts))
     for _ in range(_NUM_ROUNDS):
         solution, _ = nnls(parts * weights[:, None], weights, maxiter=50 * parts.shape[1])

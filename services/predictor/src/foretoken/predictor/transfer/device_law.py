@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
 from foretoken.predictor.features import Design
 from foretoken.predictor.roofline import FloatColumn
@@ -64,6 +63,8 @@ def fit_device_law(
     design: Design, log_ratio: FloatColumn, expected: DeviceLaw = TYPICAL_LAW
 ) -> DeviceLaw:
     """Return the law nearest to the points, and to the expected one as far as they are few."""
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
     if not design.num_rows:
         return expected
     if design.num_rows > _MAX_ROWS:

@@ -7,7 +7,6 @@ them fit the devices known and miss the next one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import lightgbm
 import numpy as np
 
 from foretoken.domain.hardware.device import DeviceSpec
@@ -207,6 +206,8 @@ def _support(samples: Sequence[_Sample], *, is_of_kind: bool) -> Support:
 
 
 def _grow(samples: Sequence[_Sample], config: PredictorConfig, seed: int) -> Trees:
+    import lightgbm
+
     transfer = np.concatenate([sample.transfer for sample in samples])
     log_ratio = np.concatenate([sample.log_ratio for sample in samples])
     constant = float(np.mean([np.median(sample.log_ratio) for sample in samples]))

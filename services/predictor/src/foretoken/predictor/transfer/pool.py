@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import lightgbm
 import numpy as np
 
 from foretoken.predictor.config import PredictorConfig
@@ -136,6 +135,8 @@ def _grow(
     is_over_law: bool,
 ) -> Trees:
     """Return trees over what the base latency, or each device's own law, leaves over."""
+    import lightgbm
+
     features: list[Matrix] = []
     rests: list[FloatColumn] = []
     for voice in voices:
