@@ -101,12 +101,14 @@ demo: setup ## four services on loopback: profile this CPU, train, simulate, dra
 	$(BIN)/foretoken demo $(DEMO_ARGS)
 
 .PHONY: test
-test: setup ## run the tests, in less than ten minutes; test-slow has the rest
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile -m 'not slow' $(PYTEST_ARGS)
+test: setup ## run the tests, in minutes; test-slow has the rest
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m 'not slow' $(PYTEST_ARGS)
 
 .PHONY: test-slow
-test-slow: setup ## run what takes long: processes killed, Ray, the catalog as a lake where PostgreSQL is installed
-	@status=0; $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile -m slow $(PYTEST_ARGS) || status=$$?; \
+test-slow: setup ## run what takes long: processes killed, Ray, properties on more examples, the catalog as a lake where PostgreSQL is installed
+	@status=0; $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m slow $(PYTEST_ARGS) || status=$$?; \
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m 'not slow' --hypothesis-profile=slow $(PYTEST_ARGS) \
+	  --deselect tests/properties/test_hostile_requests.py tests/properties || status=$$?; \
 	if test -n "$(POSTGRES)"; then $(MAKE) --no-print-directory test-lake || status=$$?; \
 	else echo "SKIPPED the catalog as a lake: PostgreSQL is not on this machine" >&2; fi; exit $$status
 

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# How long an example takes says how busy the machine is; all tests together have ten minutes.
-settings.register_profile("suite", deadline=None, max_examples=50)
+# How long an example takes says how busy the machine is. Few examples where everybody waits for all
+# tests; `make test-slow` draws four times as many.
+settings.register_profile("suite", deadline=None, max_examples=25)
 settings.load_profile("suite")
-# Twenty times as many examples: pytest --hypothesis-profile=thorough tests/properties/test_...py
+settings.register_profile("slow", deadline=None, max_examples=100)
+# Forty times as many: pytest --hypothesis-profile=thorough tests/properties/test_...py
 settings.register_profile("thorough", deadline=None, max_examples=1_000)
 
 _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
