@@ -345,6 +345,7 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (profiling.ProfileRequest, "cache"): st.sampled_from(profiling.CACHE_STATES),
     (profiling.ProfileRequest, "tp_sizes"): st.lists(POSITIVE, max_size=3).map(tuple),
     (profiling.ProfileRequest, "num_ranks"): NOT_NEGATIVE,
+    (profiling.ProfileRequest, "seed"): NOT_NEGATIVE,
     (profiling.ProfileRequest, "time_cap_s"): NOT_NEGATIVE_FLOATS,
     (planning.PlanRequest, "max_num_points"): NOT_NEGATIVE,
     (scenario.ServingScenario, "seed"): NOT_NEGATIVE,
