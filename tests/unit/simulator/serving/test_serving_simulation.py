@@ -275,8 +275,9 @@ def test_a_cancelled_job_stops() -> None:
             if ratio > 0.2:
                 raise CancelledJobError("cancelled")
 
+    # More steps than the engine does between two reports.
     progress = Cancelled()
-    scenario = build_scenario(workload=_poisson(1.0, num_requests=35))
+    scenario = build_scenario(workload=_poisson(1.0, num_requests=4000))
     with pytest.raises(CancelledJobError):
         simulate_serving(scenario, lambda spec: fetch_surfaces(spec, RooflinePredictor()), progress)
     assert sorted(progress.updates) == progress.updates

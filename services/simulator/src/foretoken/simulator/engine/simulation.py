@@ -64,7 +64,7 @@ def is_ready(setup: DeploymentSetup) -> bool:
 
 def _requests_of(requests: Records, plan: RequestPlan) -> RequestRecord:
     def column(name: str) -> Ints:
-        return np.ascontiguousarray(requests[name])
+        return np.ascontiguousarray(requests[name], dtype=np.int64)
 
     return RequestRecord(
         arrival_ns=column("arrival_ns"),
