@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import ArtifactInUseError, UnknownArtifactError
+from foretoken.domain.measurements.artifact import Artifact
 
 
 @dataclass

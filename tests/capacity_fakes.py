@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.domain.engine import EngineProfile
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import LatencyLimit, ServingTargets
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import LatencyLimit, ServingTargets
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.cost_tables import CostTables, flat_tables
 from foretoken.simulator.search.capacity.probe import Load
 from foretoken.simulator.search.capacity.request_rate import draw_plan, rate_of_plan

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from foretoken.domain.cluster import ClusterSpec, ReplicaPool
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import Slo
+from foretoken.domain.requests.cluster import ClusterSpec, ReplicaPool
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import Slo
 from foretoken.simulator.serving.record import (
     Ints,
     PoolRecord,

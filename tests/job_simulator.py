@@ -4,29 +4,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobRunner
-from foretoken.domain.measurement import ArrowStream
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.search import (
+from foretoken.domain.measurements.measurement import ArrowStream
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.search import (
     CapacityReport,
     CapacityRequest,
     Finalist,
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import (
+from foretoken.domain.requests.training_run import (
     TrainingMemoryReport,
     TrainingRunReport,
     TrainingRunRequest,
 )
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.training_search import (
     StrategyFinalist,
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.watch import Watch
+from foretoken.jobs.runner import JobRunner
 
 
 class JobSimulator:

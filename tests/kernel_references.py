@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.profiler.expert_rows import share_rows
 from foretoken.profiler.kernel import TORCH_DTYPES, Kernel, TensorFactory
 

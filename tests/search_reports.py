@@ -5,18 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from foretoken.domain import schema
-from foretoken.domain.engine import EngineSpec
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.models.load import load_model
-from foretoken.domain.report import (
-    ITL_QUANTILES,
-    Feasibility,
-    Percentiles,
-    RequestColumns,
-    ServingReport,
-)
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     CandidateColumns,
     CapacityProbe,
     CapacityReport,
@@ -28,6 +21,13 @@ from foretoken.domain.search import (
     ServingSearchRequest,
     ServingSpace,
     ServingTargets,
+)
+from foretoken.domain.results.report import (
+    ITL_QUANTILES,
+    Feasibility,
+    Percentiles,
+    RequestColumns,
+    ServingReport,
 )
 
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 2000.0, 30.0

@@ -11,8 +11,8 @@ from typing import Any
 
 import search_tasks
 
-from foretoken.domain.job_runner import JobProgress, JobRunner, Work
-from foretoken.domain.search import Finalist
+from foretoken.domain.requests.search import Finalist
+from foretoken.jobs.runner import JobProgress, JobRunner, Work
 from foretoken.simulator.search.context import JobContext
 from foretoken.simulator.search.executor import Executor
 from foretoken.simulator.search.executors.local import LocalExecutor

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.engine import DEFAULT_PROFILE, find_engine
+from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.request_plan import plan_requests

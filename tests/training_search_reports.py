@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from foretoken.domain import schema
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.load import load_model
-from foretoken.domain.report import Feasibility
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import StageMemory, TrainingReport
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import (
     NodeGroup,
     RuledOut,
     SpaceCell,
@@ -23,6 +21,8 @@ from foretoken.domain.training_search import (
     TrainingSearchRequest,
     TrainingSpace,
 )
+from foretoken.domain.results.report import Feasibility
+from foretoken.domain.results.training_report import StageMemory, TrainingReport
 from foretoken.domain.units import GIB
 
 _NUM_DEVICES = 16

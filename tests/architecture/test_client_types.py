@@ -19,11 +19,17 @@ from foretoken.client.predictor import PredictorClient
 from foretoken.client.profiler import ProfilerClient
 from foretoken.client.simulator import SimulatorClient
 from foretoken.domain.job import Job
-from foretoken.domain.measurement import BatchReceipt, Coverage, MeasurementFilter, Run, Snapshot
+from foretoken.domain.measurements.measurement import (
+    BatchReceipt,
+    Coverage,
+    MeasurementFilter,
+    Run,
+    Snapshot,
+)
 from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import Finalist
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import Finalist
 
 
 def ports(

@@ -82,7 +82,7 @@ def test_what_only_calls_services_loads_nothing_of_theirs(pyproject: Mapping[str
     assert {"duckdb", "lightgbm", "torch", "jinja2", "typer", "grpc_health", "numba"} <= absent
     _import_without(
         sorted(absent),
-        ["foretoken.client.facade", "foretoken.domain.lowering", "foretoken.wire.codec"],
+        ["foretoken.client.facade", "foretoken.domain.lowering.lower", "foretoken.wire.codec"],
         "import foretoken; foretoken.connect('localhost:1').close()",
     )
 

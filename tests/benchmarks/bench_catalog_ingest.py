@@ -26,7 +26,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.dims import columns_to_dims
 from foretoken.catalog.service import CatalogService
 from foretoken.client.catalog import CatalogClient
-from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.measurement import BatchReceipt, MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "contract"))

@@ -31,7 +31,7 @@ from foretoken.catalog.recording.intake import Arrival, check_arrivals
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.extension import load_extension
 from foretoken.catalog.storage.lake import LakeAttachment
-from foretoken.domain.measurement import RunKind
+from foretoken.domain.measurements.measurement import RunKind
 
 # Rows of a batch: batches.
 SIZES = {1_000: 128, 10_000: 30, 100_000: 8}

@@ -24,7 +24,7 @@ from foretoken.catalog.quality import judge
 from foretoken.catalog.quality.doubt import all_tests
 from foretoken.catalog.quality.ingest import INGEST_TESTS
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     CheckRequest,
     MeasurementBatch,
     MeasurementFilter,

@@ -24,8 +24,14 @@ from foretoken.catalog.exporting import ExportRequest, find_exporter
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.store import next_moment
-from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, Run, RunKind, SqlQuery
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.measurement import (
+    MeasurementBatch,
+    MeasurementFilter,
+    Run,
+    RunKind,
+    SqlQuery,
+)
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA, read_table
 
 NUM_REPEATS = 5

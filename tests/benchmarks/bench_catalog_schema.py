@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from foretoken.catalog.dims import DIM_COLUMNS, columns_to_dims
 from foretoken.catalog.storage.attachment import FileAttachment
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 
 BATCH_ROWS = 100_000
 NUM_REPEATS = 5

@@ -25,7 +25,7 @@ from foretoken.catalog.service import CatalogService
 from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.measurement import MeasurementFilter, SqlQuery
+from foretoken.domain.measurements.measurement import MeasurementFilter, SqlQuery
 from foretoken.wire.arrow import read_table
 
 LETTERS = "WITH a AS (SELECT string_agg('a', '') AS s FROM range(100000)) "

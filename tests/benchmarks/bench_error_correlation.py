@@ -32,11 +32,11 @@ import numpy as np
 from trained_predictor import open_measurements, trained_predictor
 from training_rows import PublishedStep, read_steps
 
-from foretoken.domain.estimate import OperatorTable
-from foretoken.domain.measurement import MeasurementFilter
-from foretoken.domain.operator import OperatorSpec
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
+from foretoken.domain.measurements.estimate import OperatorTable
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.operators.spec.operator import OperatorSpec
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.domain.units import US_PER_MS
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design

@@ -25,13 +25,18 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
 from foretoken.client.predictor import PredictorClient
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import JobState
-from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, Run, RunKind
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
+from foretoken.domain.measurements.measurement import (
+    MeasurementBatch,
+    MeasurementFilter,
+    Run,
+    RunKind,
+)
+from foretoken.domain.measurements.surface import SurfaceAxis, SurfaceQuery
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import PredictorPort, TrainRequest
-from foretoken.domain.surface import SurfaceAxis, SurfaceQuery
 from foretoken.predictor import servicer as predictor_servicer
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.roofline import Target, compute_limits

@@ -18,9 +18,9 @@ import numpy as np
 from foretoken.app import front
 from foretoken.client.facade import Foretoken
 from foretoken.domain.job import Job
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.profiling import ProfileReport, ProfileRequest
 from foretoken.wire.arrow import read_table
 
 # (operator, number format, pass, variant, kernel, dimensions)

@@ -30,18 +30,18 @@ from closed_loop_tables import TRAINED_ON, train
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
-from foretoken.domain.engine import EngineSpec
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     LatencyLimit,
     ServingSearchReport,
     ServingSearchRequest,
     ServingSpace,
     ServingTargets,
 )
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.serving.search import ServingSearch
 

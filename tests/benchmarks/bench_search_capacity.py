@@ -26,12 +26,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.engine import EngineProfile, find_engine
+from foretoken.domain.frameworks.engine import EngineProfile, find_engine
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import LatencyLimit, ServingTargets
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import LatencyLimit, ServingTargets
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.units import MS_PER_S, NS_PER_S
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.cost_tables import CostTables, flat_tables
 from foretoken.simulator.search.capacity.bracket import Bracket
 from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch

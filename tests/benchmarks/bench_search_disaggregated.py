@@ -27,14 +27,14 @@ from closed_loop_tables import ROUTING, TRAINED_ON, train
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.units import US_PER_S
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.search.serving.answer_cache import AnswerCache
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer
 from foretoken.simulator.search.serving.load import LoadProfile, profile_load

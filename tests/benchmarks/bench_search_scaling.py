@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
-from foretoken.domain.engine import EngineSpec
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     LatencyLimit,
     ServingSearchRequest,
     ServingSpace,
     ServingTargets,
 )
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.executor import Executor, R, S, T, keep_going
 from foretoken.simulator.search.executors.inline import InlineExecutor

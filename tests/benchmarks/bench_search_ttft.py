@@ -20,11 +20,11 @@ import numpy as np
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
-from foretoken.domain.engine import EngineSpec
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import ServingSearchRequest, ServingSpace
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import ServingSearchRequest, ServingSpace
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.serving.finalists import CandidateRuns
 from foretoken.simulator.search.serving.search import ServingSearch, make_candidates

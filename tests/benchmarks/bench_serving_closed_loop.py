@@ -28,14 +28,14 @@ from closed_loop_tables import MARLIN_EXPERTS, ROUTING, TRAINED_ON, train
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
 from foretoken.client.facade import Foretoken
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import RequestColumns
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.workload import LengthSpec, SessionSpec, WorkloadSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.workload import LengthSpec, SessionSpec, WorkloadSpec
+from foretoken.domain.results.report import RequestColumns
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 # AIConfigurator's own errors on its rows: TPOT, TTFT.

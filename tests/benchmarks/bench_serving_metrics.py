@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.memory import ServingMemory
+from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import Slo
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.results.report import ServingReport
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.record import (
     RequestRecord,

@@ -20,17 +20,22 @@ from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from foretoken.domain.engine import EngineSpec, find_engine
-from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply, OperatorTable
+from foretoken.domain.frameworks.engine import EngineSpec, find_engine
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.roofline import compute_terms
-from foretoken.domain.job_runner import JobProgress
+from foretoken.domain.measurements.estimate import (
+    LatencyColumns,
+    LatencyQuery,
+    LatencyReply,
+    OperatorTable,
+)
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import Slo
-from foretoken.domain.workload import LengthSpec, Request, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.requests.workload import LengthSpec, Request, WorkloadSpec
+from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.serving.deployment import run_deployment, warm_up

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.engine import EngineProfile, find_engine
+from foretoken.domain.frameworks.engine import EngineProfile, find_engine
 from foretoken.domain.units import NS_PER_S, NS_PER_US
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.engine import clock, hand_over

@@ -21,13 +21,13 @@ from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.client.facade import Foretoken
-from foretoken.domain.engine import EngineSpec
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.workload import Request, WorkloadSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.workload import Request, WorkloadSpec
+from foretoken.domain.results.report import ServingReport
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 _DEVICES = {

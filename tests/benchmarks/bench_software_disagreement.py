@@ -22,9 +22,9 @@ import numpy.typing as npt
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import MeasurementFilter
-from foretoken.domain.operator import all_operators
-from foretoken.domain.variant import parse_variant
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.operators.spec.operator import all_operators
+from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.predictor.training_rows import Series, SeriesKey, read_series
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

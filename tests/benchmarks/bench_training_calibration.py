@@ -23,8 +23,8 @@ from training_rows import PublishedStep, read_steps
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.training.calibration import CalibrationResult, calibrate_training
 from foretoken.simulator.training.measured_file import MeasuredTime
 from foretoken.simulator.training.step import simulate_training

@@ -23,15 +23,15 @@ from pathlib import Path
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.estimate import DType
+from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.job import JobState
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.training_truth import TrainingCalibration
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.ports import PredictorPort, TrainRequest
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import US_PER_MS, ceil_divide
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService

@@ -22,7 +22,7 @@ from trained_predictor import trained_predictor
 from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.step import simulate_training
 
 _ROWS = Path(__file__).with_name("hopper_steps.yaml")

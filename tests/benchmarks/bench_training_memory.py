@@ -16,14 +16,14 @@ from pathlib import Path
 
 from training_rows import read_steps
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import Section
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_rank
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.lowering.graph import Section
+from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_report import StageMemory
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.training.memory.chunk import ChunkGraph

@@ -25,7 +25,7 @@ from training_rows import PublishedStep, read_steps
 
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.simulator.training.step import simulate_training
 

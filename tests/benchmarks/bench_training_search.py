@@ -31,11 +31,11 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from trained_predictor import trained_predictor
 from training_rows import PublishedStep, read_steps
 
+from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import (
     NodeGroup,
     TrainingSearchReport,
     TrainingSearchRequest,

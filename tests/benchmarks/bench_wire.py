@@ -17,10 +17,10 @@ from foretoken.api.types.v1 import scenario_pb2
 from foretoken.catalog import servicer as catalog_servicer
 from foretoken.client.catalog import CatalogClient
 from foretoken.client.predictor import PredictorClient
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable
-from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.workload import Request, WorkloadSpec
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.predictor import servicer as predictor_servicer
 from foretoken.wire import codec, columns
 

@@ -9,10 +9,14 @@ from artifact_shelf import ArtifactShelf
 
 from foretoken.domain import schema
 from foretoken.domain.errors import UnknownDeviceError
-from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply, Provenance
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.estimate import (
+    LatencyColumns,
+    LatencyQuery,
+    LatencyReply,
+    Provenance,
+)
+from foretoken.domain.measurements.measurement import (
     ArrowStream,
     BatchReceipt,
     Coverage,
@@ -23,8 +27,7 @@ from foretoken.domain.measurement import (
     RunSummary,
     Snapshot,
 )
-from foretoken.domain.ports import ModelVersion, TrainRequest
-from foretoken.domain.profiling import (
+from foretoken.domain.measurements.profiling import (
     ClosureReport,
     ClosureRequest,
     GraphReport,
@@ -33,11 +36,13 @@ from foretoken.domain.profiling import (
     ProfileReport,
     ProfileRequest,
 )
-from foretoken.domain.report import PredictorTrainingReport, ServingReport
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_search import StrategyFinalist
+from foretoken.domain.ports import ModelVersion, TrainRequest
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.training_search import StrategyFinalist
+from foretoken.domain.results.report import PredictorTrainingReport, ServingReport
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.watch import WakingWatch, Watch
+from foretoken.jobs.runner import JobProgress, JobRunner
 from foretoken.wire import ipc
 
 Work = Callable[[JobProgress], object]

@@ -1,13 +1,14 @@
 """Small scenarios that every contract test may send."""
 
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.report import (
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.workload import Request, WorkloadSpec
+from foretoken.domain.results.report import (
     Percentiles,
     RequestColumns,
     ServingReport,
 )
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.training_report import (
+from foretoken.domain.results.training_report import (
     ComponentTime,
     MemoryColumns,
     SpanColumns,
@@ -15,7 +16,6 @@ from foretoken.domain.training_report import (
     TrafficColumns,
     TrainingReport,
 )
-from foretoken.domain.workload import Request, WorkloadSpec
 
 TINY_MODEL = ModelArchitecture(
     name="tiny",

@@ -27,12 +27,16 @@ from foretoken.domain.errors import (
     UnknownDeviceError,
     UnknownJobError,
 )
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable
 from foretoken.domain.job import Job, JobState
-from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, MeasurementFilter
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
+from foretoken.domain.measurements.measurement import (
+    BatchReceipt,
+    MeasurementBatch,
+    MeasurementFilter,
+)
+from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
 from foretoken.domain.ports import TrainRequest
-from foretoken.domain.profiling import ProfileReport, ProfileRequest
-from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor import servicer as predictor_servicer
 from foretoken.profiler import servicer as profiler_servicer
 from foretoken.simulator import servicer as simulator_servicer

@@ -27,7 +27,7 @@ from foretoken.client.aio.catalog import AsyncCatalogClient
 from foretoken.client.catalog import CatalogClient, encode_filter
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError, ServerBusyError
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     BatchReceipt,
     MeasurementBatch,
     MeasurementFilter,

@@ -18,7 +18,7 @@ from foretoken.domain.errors import (
     UnknownDeviceError,
     UnknownOperatorError,
 )
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     BatchReceipt,
     Coverage,
     MeasurementBatch,

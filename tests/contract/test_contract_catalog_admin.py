@@ -20,7 +20,7 @@ from foretoken.domain.errors import (
     UnknownJobError,
 )
 from foretoken.domain.job import JobState
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     CheckRequest,
     MeasurementBatch,
     MeasurementFilter,

@@ -15,12 +15,12 @@ from foretoken.catalog import servicer
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.client.catalog import CatalogClient
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import (
     ArtifactInUseError,
     InvalidRequestError,
     UnknownArtifactError,
 )
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.ports import CatalogPort
 
 MAX_ARTIFACT_BYTES = 6 * 2**20

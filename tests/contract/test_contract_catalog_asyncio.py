@@ -16,7 +16,7 @@ from foretoken.catalog.service import CatalogService
 from foretoken.client.aio.catalog import AsyncCatalogClient
 from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     CheckRequest,
     MeasurementFilter,
     PruneRequest,

@@ -14,10 +14,10 @@ from foretoken.app.serve import RunningServer, start_server
 from foretoken.client.facade import Foretoken
 from foretoken.client.simulator import SimulatorClient
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 
 _NAMES = ("catalog", "predictor", "simulator")
 _SERVER = ServerConfig(port=0, metrics_port=-1, grace_s=0.1)

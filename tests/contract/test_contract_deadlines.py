@@ -11,7 +11,7 @@ from loopback import serve
 from foretoken.catalog import servicer
 from foretoken.client.catalog import CatalogClient
 from foretoken.domain.errors import ForetokenError, ServiceUnavailableError
-from foretoken.domain.measurement import MeasurementFilter, PruneRequest, RunSummary
+from foretoken.domain.measurements.measurement import MeasurementFilter, PruneRequest, RunSummary
 
 
 class _SlowError(ForetokenError):

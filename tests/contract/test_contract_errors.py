@@ -20,7 +20,7 @@ from foretoken.domain.errors import (
     UnknownModelError,
 )
 from foretoken.domain.job import Job
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator import servicer
 from foretoken.wire.errors import STATUS_BY_ERROR
 

@@ -19,8 +19,8 @@ from foretoken.domain.errors import (
     UnknownJobError,
 )
 from foretoken.domain.job import Job, JobState
-from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.ports import SimulatorPort
+from foretoken.jobs.runner import JobProgress
 from foretoken.simulator import servicer
 
 

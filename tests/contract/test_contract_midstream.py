@@ -20,7 +20,7 @@ from foretoken.domain.errors import (
     StorageFullError,
     UnknownDeviceError,
 )
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     ArrowStream,
     BatchReceipt,
     MeasurementBatch,

@@ -16,8 +16,8 @@ from foretoken.app.compose import Composition
 from foretoken.app.config import SERVICES, AppConfig, EndpointsConfig, ServerConfig
 from foretoken.app.serve import start_server
 from foretoken.client.facade import Foretoken
-from foretoken.domain.estimate import DType
-from foretoken.domain.measurement import SqlQuery
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.wire.arrow import read_table
 
 _RECORD = "/foretoken.api.catalog.v1.CatalogService/Record"

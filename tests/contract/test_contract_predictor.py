@@ -18,9 +18,9 @@ from foretoken.domain.errors import (
     UnknownJobError,
     UnknownOperatorError,
 )
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable, Provenance
 from foretoken.domain.job import JobState
-from foretoken.domain.measurement import MeasurementBatch
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable, Provenance
+from foretoken.domain.measurements.measurement import MeasurementBatch
 from foretoken.domain.ports import PredictorPort, TrainRequest
 from foretoken.predictor import servicer
 from foretoken.predictor.config import PredictorConfig

@@ -11,19 +11,19 @@ from contract_rows import make_rows, make_run
 
 from foretoken.catalog.service import CatalogService
 from foretoken.client.predictor import PredictorClient
-from foretoken.domain.correction import CorrectionRequest, Observation, ObservedCall
 from foretoken.domain.errors import (
     InvalidRequestError,
     UnknownCorrectionError,
     UnknownModelVersionError,
     UnknownOperatorError,
 )
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorCall, OperatorTable
 from foretoken.domain.job import JobState
-from foretoken.domain.measurement import MeasurementBatch
-from foretoken.domain.planning import CandidateAxis, PlanRequest
+from foretoken.domain.measurements.correction import CorrectionRequest, Observation, ObservedCall
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorCall, OperatorTable
+from foretoken.domain.measurements.measurement import MeasurementBatch
+from foretoken.domain.measurements.planning import CandidateAxis, PlanRequest
+from foretoken.domain.measurements.surface import SurfaceAxis, SurfaceQuery
 from foretoken.domain.ports import PredictorPort, TrainRequest
-from foretoken.domain.surface import SurfaceAxis, SurfaceQuery
 from foretoken.predictor import servicer
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService

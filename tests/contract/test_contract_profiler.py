@@ -17,12 +17,12 @@ from foretoken.domain.errors import (
     UnknownJobError,
     UnknownOperatorError,
 )
-from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.job import Job, JobState
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.measurements.profiling import ClosureRequest, GraphRequest, ProfileRequest
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import ProfilerPort
-from foretoken.domain.profiling import ClosureRequest, GraphRequest, ProfileRequest
 from foretoken.profiler import servicer
 from foretoken.profiler.config import ProfilerConfig, TimerSpec
 from foretoken.profiler.service import ProfilerService

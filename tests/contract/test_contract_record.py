@@ -24,7 +24,7 @@ from foretoken.domain.errors import (
     RunConflictError,
     ServiceUnavailableError,
 )
-from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, RunKind
+from foretoken.domain.measurements.measurement import MeasurementBatch, MeasurementFilter, RunKind
 from foretoken.wire.arrow import read_table
 
 

@@ -17,9 +17,9 @@ from foretoken.client.aio.catalog import AsyncCatalogClient
 from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain import schema
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import UnknownJobError
-from foretoken.domain.result import RESULT_ARTIFACT, KeptResult
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.results.result import RESULT_ARTIFACT, KeptResult
 from foretoken.wire.result_file import pack_report
 
 _IDS = ("training-0a1b", "training-0a2c", "training-ffff")

@@ -11,7 +11,6 @@ from contract_scenarios import SERVING, TRAINING
 
 from foretoken.client.facade import Foretoken
 from foretoken.client.simulator import SimulatorClient
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import (
     InvalidRequestError,
     UnknownDeviceError,
@@ -19,12 +18,13 @@ from foretoken.domain.errors import (
     UnknownPluginError,
     UnknownTopologyError,
 )
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.job import Job, JobState
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.ports import SimulatorPort
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_report import SPAN_KINDS, TrainingReport
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.results.training_report import SPAN_KINDS, TrainingReport
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService
 from foretoken.simulator import servicer

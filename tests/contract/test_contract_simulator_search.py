@@ -10,15 +10,15 @@ from contract_scenarios import TINY_MODEL
 
 from foretoken.client.facade import Foretoken
 from foretoken.client.simulator import SimulatorClient
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import (
     InvalidRequestError,
     SearchTooLargeError,
     UnknownJobError,
 )
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.ports import SimulatorPort
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     CapacityRequest,
     LatencyLimit,
     ServingSearchReport,
@@ -26,7 +26,7 @@ from foretoken.domain.search import (
     ServingSpace,
     ServingTargets,
 )
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService
 from foretoken.simulator import servicer

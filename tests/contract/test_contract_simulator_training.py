@@ -12,9 +12,9 @@ from foretoken.client.facade import Foretoken
 from foretoken.client.simulator import SimulatorClient
 from foretoken.domain.errors import InvalidRequestError, SearchTooLargeError, UnknownJobError
 from foretoken.domain.ports import SimulatorPort
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_run import FailureRules, PriceRules, TrainingRunRequest
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_run import FailureRules, PriceRules, TrainingRunRequest
+from foretoken.domain.requests.training_search import (
     TRAINING_OBJECTIVES,
     TrainingSearchReport,
     TrainingSearchRequest,

@@ -16,7 +16,7 @@ from foretoken.catalog.service import CatalogService
 from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import ServiceUnavailableError
-from foretoken.domain.measurement import SqlQuery
+from foretoken.domain.measurements.measurement import SqlQuery
 
 # DuckDB does not look whether it is interrupted within one value.
 _UNINTERRUPTIBLE = "SELECT levenshtein(repeat('ab', 300000), repeat('ba', 300000))"

@@ -23,7 +23,7 @@ from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.simulator import SimulatorClient
 from foretoken.domain.errors import ServiceUnavailableError, StreamIdleError
 from foretoken.domain.job import Job, JobState
-from foretoken.domain.job_runner import JobProgress
+from foretoken.jobs.runner import JobProgress
 from foretoken.simulator import servicer
 from foretoken.wire.errors import rpc_to_error
 

@@ -13,7 +13,12 @@ import pytest
 
 from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, Run, RunKind
+from foretoken.domain.measurements.measurement import (
+    MeasurementBatch,
+    MeasurementFilter,
+    Run,
+    RunKind,
+)
 from foretoken.wire.arrow import rows_to_table
 
 pytestmark = pytest.mark.e2e

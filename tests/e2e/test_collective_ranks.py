@@ -13,8 +13,8 @@ import pytest
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.ranks.group_spec import GroupSpec
 from foretoken.profiler.ranks.rendezvous import RendezvousSpec

@@ -14,8 +14,8 @@ import pytest
 from foretoken.app.compose import Composition
 from foretoken.app.demo import _serving, _training
 from foretoken.app.processes import ServiceProcesses
-from foretoken.domain.estimate import DType, Provenance
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.estimate import DType, Provenance
+from foretoken.domain.measurements.profiling import ProfileRequest
 
 pytestmark = pytest.mark.e2e
 

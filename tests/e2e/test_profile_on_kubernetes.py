@@ -21,7 +21,7 @@ from kubernetes_server import KubernetesServer
 
 from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.profiler.planning.coverage import SHARD_KEY
 from foretoken.wire.arrow import read_table
 

@@ -19,9 +19,9 @@ from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.measurement import MeasurementFilter
-from foretoken.domain.operator import find_operator
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.measurements.profiling import ProfileRequest
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.profiler.planning.coverage import KnownRows, Point, point_of_call
 from foretoken.profiler.planning.plan import PlanLimits, make_plan
 from foretoken.profiler.planning.wanted_call import PlanSite

@@ -15,8 +15,8 @@ from foretoken.client.simulator import SimulatorClient
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.job import JobState
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     Finalist,
     LatencyLimit,
     ServingSearchReport,
@@ -24,7 +24,7 @@ from foretoken.domain.search import (
     ServingSpace,
     ServingTargets,
 )
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

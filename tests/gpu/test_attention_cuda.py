@@ -7,7 +7,7 @@ import torch
 from attention_reference import attend_one, outputs_of, relative_error, sequences_of
 from torch.profiler import ProfilerActivity, profile
 
-from foretoken.domain.estimate import DType, Phase
+from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.domain.operators.attention_prefill import prefill_dims, unequal_prefill_dims
 from foretoken.domain.operators.attention_prefill_window import window_prefill_dims
 from foretoken.profiler.attention.batch import (

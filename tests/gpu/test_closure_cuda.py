@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 import pytest
 import torch
 
-from foretoken.domain.artifact import Artifact
-from foretoken.domain.estimate import DType
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run
-from foretoken.domain.profiling import ClosureReport, ClosureRequest, ClosureStep
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.measurement import BatchReceipt, MeasurementBatch, Run
+from foretoken.domain.measurements.profiling import ClosureReport, ClosureRequest, ClosureStep
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.closure.measuring import measure_closure
 from foretoken.profiler.host.measuring import measure_host
 from foretoken.profiler.local_device import LocalDevice, list_local_devices

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.operator import all_operators
-from foretoken.domain.overlap import call_alone, call_beside
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.operators.spec.operator import all_operators
+from foretoken.domain.operators.spec.overlap import call_alone, call_beside
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.local_device import list_local_devices
 from foretoken.profiler.ranks.group import CollectiveGroup

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 import torch
 
-from foretoken.domain.artifact import Artifact
-from foretoken.domain.estimate import DType
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run
-from foretoken.domain.profiling import GraphReport, GraphRequest
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.measurement import BatchReceipt, MeasurementBatch, Run
+from foretoken.domain.measurements.profiling import GraphReport, GraphRequest
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.config import ProfilerConfig
 from foretoken.profiler.graph.profiling import RowKeeping, profile_graph
 from foretoken.profiler.local_device import CPU, LocalDevice, list_local_devices

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.profiler.environment import describe_environment, free_memory_bytes
 from foretoken.profiler.kernel import (
     TORCH_DTYPES,

@@ -6,7 +6,12 @@ import numpy as np
 from hypothesis import strategies as st
 from serving_strategies import make_tables, plans, profiles
 
-from foretoken.domain.cluster import AutoscalingSpec, FailureSpec, ReplicaOutage, RoutingSpec
+from foretoken.domain.requests.cluster import (
+    AutoscalingSpec,
+    FailureSpec,
+    ReplicaOutage,
+    RoutingSpec,
+)
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.serving.cluster import Cluster

@@ -50,12 +50,11 @@ from foretoken.domain import (
     training_truth,
     workload,
 )
-from foretoken.domain.artifact import Artifact
-from foretoken.domain.echo import Echo
+from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.topology import Link, TopologySpec
 from foretoken.domain.job import Job
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.models.architecture import (
     MlaSpec,
@@ -63,8 +62,9 @@ from foretoken.domain.models.architecture import (
     MoeSpec,
     find_model,
 )
-from foretoken.domain.slo import Slo, SloClass
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.slo import Slo, SloClass
+from foretoken.domain.results.echo import Echo
 from foretoken.wire import codec
 
 # Every dataclass that the codec translates. Queries and replies of the predictor travel as columns

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from foretoken.domain.engine import EngineProfile, KvTier
+from foretoken.domain.frameworks.engine import EngineProfile, KvTier
 from foretoken.domain.plugins import scan_modules
 from foretoken.simulator.cost_tables import CostTables, flat_tables
 from foretoken.simulator.serving.deployment import run_deployment

@@ -14,8 +14,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from foretoken.api.types.v1 import scenario_pb2
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.workload import Request, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.wire import codec
 from foretoken.wire.arrow import rows_to_table
 

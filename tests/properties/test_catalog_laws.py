@@ -19,7 +19,12 @@ from foretoken.catalog.dims import (
 )
 from foretoken.catalog.quality.line import deviations_from_lines
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import MeasurementBatch, MeasurementFilter, Run, RunKind
+from foretoken.domain.measurements.measurement import (
+    MeasurementBatch,
+    MeasurementFilter,
+    Run,
+    RunKind,
+)
 from foretoken.wire.arrow import read_table, rows_to_table
 
 _NUMBERS = itertools.count()

@@ -19,7 +19,7 @@ from foretoken.catalog.reading.snapshot import hash_content
 from foretoken.catalog.reading.snapshot_table import fetch_snapshots
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.store import next_moment
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     MeasurementBatch,
     MeasurementFilter,
     PruneRequest,

@@ -10,7 +10,7 @@ from cluster_strategies import ClusterCase, cluster_cases
 from hypothesis import HealthCheck, given, settings
 from serving_strategies import SCHEDULERS, Case, rich_cases
 
-from foretoken.domain.cluster import RoutingSpec
+from foretoken.domain.requests.cluster import RoutingSpec
 from foretoken.simulator.serving.cluster_setup import ClusterSetup, PoolSetup
 from foretoken.simulator.serving.deployment import run_cluster
 from foretoken.simulator.serving.engine_pool import PoolRole

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
-from foretoken.domain.estimate import (
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,
@@ -19,8 +19,8 @@ from foretoken.domain.estimate import (
     Phase,
     Provenance,
 )
-from foretoken.domain.report import REQUEST_OUTCOMES, RequestColumns, SeriesColumns
-from foretoken.domain.search import CandidateColumns
+from foretoken.domain.requests.search import CandidateColumns
+from foretoken.domain.results.report import REQUEST_OUTCOMES, RequestColumns, SeriesColumns
 from foretoken.wire import codec, columns, ipc
 
 

@@ -13,13 +13,13 @@ from google.protobuf.message import Message
 from foretoken.api.types.v1 import estimate_pb2, job_pb2, measurement_pb2, operator_pb2
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, Phase, Provenance
 from foretoken.domain.job import Job, JobState
-from foretoken.domain.measurement import RunKind
+from foretoken.domain.measurements.estimate import DType, Phase, Provenance
+from foretoken.domain.measurements.measurement import RunKind
+from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.ports import TrainRequest
-from foretoken.domain.profiling import ProfileRequest
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.wire import codec
 
 _ENUMS: Mapping[type[enum.Enum], Any] = {

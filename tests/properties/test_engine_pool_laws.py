@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving_strategies import SCHEDULERS, Case, make_tables, rich_cases
 
-from foretoken.domain.engine import DEFAULT_PROFILE, find_engine
+from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
 from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.serving.cluster_setup import PoolSetup

@@ -20,11 +20,11 @@ from foretoken.app.scenario_file import read_serving_scenario, read_training_sce
 from foretoken.client.results import open_result
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
+from foretoken.domain.hardware.price import read_price_list
+from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.domain.models.hf_config import load_hf_config
 from foretoken.domain.plugins import parse_yaml_value, read_yaml
-from foretoken.domain.price import read_price_list
-from foretoken.domain.profiling import ProfileRequest
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.text_file import read_json, read_text
 from foretoken.profiler.config_json import read_config_json
 from foretoken.simulator.serving.trace_file import load_trace
@@ -34,7 +34,8 @@ from foretoken.simulator.validation.training_truth_table import read_truth
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 _POINTS = b"operator,dtype,phase,m,n,k\ngemm,bf16,forward,64,4096,4096\nrms_norm,fp16,forward,,,\n"
-_PRICES = Path(__file__).resolve().parents[2] / "clients/python/src/foretoken/domain/prices"
+_DOMAIN = Path(__file__).resolve().parents[2] / "clients/python/src/foretoken/domain"
+_PRICES = _DOMAIN / "hardware" / "prices"
 
 # Numbers that Python can say and few others can hold, and values that are none of what they claim.
 _STRANGE = (

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.launch.framework import all_frameworks
 from foretoken.simulator.launch.read import read_training
 from foretoken.simulator.launch.trainer import TrainingLaunch, plan_job, strategy_of

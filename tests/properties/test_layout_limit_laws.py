@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.limit import list_broken
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.limit import list_broken
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.steps.legality import layout_limits, order_limits, shard_limits
 from foretoken.simulator.steps.sharding import ScenarioDegrees
 from foretoken.simulator.steps.strategies import Strategies, join_strategies

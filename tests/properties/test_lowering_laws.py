@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import (
+from foretoken.domain.lowering.graph import (
     BatchShape,
     DecodeShape,
     OperatorNode,
@@ -16,20 +15,21 @@ from foretoken.domain.graph import (
     RankContext,
     Section,
 )
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import (
+from foretoken.domain.lowering.lower import (
     check_layout,
     lower_backward,
     lower_forward,
     lower_rank,
 )
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.lowering.placement import group_dims
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, all_models
 from foretoken.domain.models.parameters import count_parameters
-from foretoken.domain.operator import find_operator
+from foretoken.domain.models.quantization import all_quantizations
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.placement import group_dims
-from foretoken.domain.quantization import all_quantizations
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
 
 _OPTIONS = LoweringOptions(dtype=DType.BF16, has_loss=True)
 _DENSE = sorted(

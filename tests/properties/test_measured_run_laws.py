@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from foretoken.app.collect.event_stream import EventStream
 from foretoken.app.collect.prompt import PromptMaker
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun, decode_run, encode_run
+from foretoken.domain.requests.serving_run import (
+    MeasuredRequest,
+    ServingRun,
+    decode_run,
+    encode_run,
+)
 from foretoken.simulator.serving.request_plan import plan_requests
 from foretoken.simulator.validation.run_file import load_run
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import all_devices
 from foretoken.domain.hardware.roofline import RooflineTerms, collective_terms, compute_terms
 from foretoken.domain.hardware.topology import all_topologies
-from foretoken.domain.operator import OperatorSpec, all_operators, find_operator
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.operators.spec.operator import OperatorSpec, all_operators, find_operator
 
 _OPERATORS = sorted(all_operators())
 _COLLECTIVES = [name for name in _OPERATORS if find_operator(name).is_collective]

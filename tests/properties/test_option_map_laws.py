@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.simulator.launch.served_options import ServedOptions
 from foretoken.simulator.launch.server import text_arguments
 from foretoken.simulator.launch.write import all_servers

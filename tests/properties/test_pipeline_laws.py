@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.training_report import SPAN_KINDS
+from foretoken.domain.results.training_report import SPAN_KINDS
 from foretoken.simulator.training.closed_form import (
     PipelineShape,
     bound_pipeline_us,

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Provenance
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    OperatorTable,
+    Provenance,
+)
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.estimator import Estimator
 from foretoken.predictor.model_archive import pack_folder

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import find_operator
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrafficColumns
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrafficColumns
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.training.accounting import pass_nodes
 from foretoken.simulator.training.rank_traffic import MAX_CELLS, measure_traffic

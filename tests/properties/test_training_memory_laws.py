@@ -8,13 +8,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_report import StageMemory
-from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
+from foretoken.domain.results.training_report import StageMemory
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.steps.legality import LEGAL, judge_legality

@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import (
+from foretoken.domain.frameworks.trainer import find_trainer
+from foretoken.domain.lowering.graph import (
     BatchShape,
     OperatorNode,
     Partition,
@@ -17,22 +17,22 @@ from foretoken.domain.graph import (
     RankContext,
     Section,
 )
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import (
+from foretoken.domain.lowering.lower import (
     check_layout,
     lower_backward,
     lower_rank,
 )
-from foretoken.domain.lowering_options import (
+from foretoken.domain.lowering.options import (
     LoweringOptions,
     Nodes,
     TrainingOptions,
 )
+from foretoken.domain.lowering.placement import expert_mesh
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.placement import expert_mesh
-from foretoken.domain.trainer import find_trainer
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
 
 _LENGTH = 512
 _GEMMS = ("gemm", "grouped_gemm", "grouped_gemm_wgrad")

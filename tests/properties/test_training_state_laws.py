@@ -7,15 +7,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.limit import list_broken
-from foretoken.domain.lowering import lower_rank
-from foretoken.domain.lowering_options import Nodes
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import find_operator
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.limit import list_broken
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.steps.legality import shard_limits

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.domain.slo import SloClass
-from foretoken.domain.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
+from foretoken.domain.requests.slo import SloClass
+from foretoken.domain.requests.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
 from foretoken.simulator.serving.request_plan import NONE, RequestPlan
 from foretoken.simulator.serving.workload import resolve_workload
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from accuracy.table import Integers, Mask
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.intervals.coverage import configuration_columns
 
 Columns = Mapping[str, Integers]

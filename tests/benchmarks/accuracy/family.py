@@ -24,7 +24,7 @@ from accuracy.cut import (
 from accuracy.line import Figure
 from accuracy.source import AICONFIGURATOR, GPUMODELING, VIDUR_A30, Measurements, Source
 from accuracy.table import MeasuredTable, split_into_tables
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 
 _HEADS = ("num_heads", "num_kv_heads", "head_dim")
 _MODEL = ("hidden", "top_k", "num_experts")

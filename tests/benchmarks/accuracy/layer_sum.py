@@ -13,8 +13,8 @@ from accuracy.line import Figure, Line, Scores
 from accuracy.source import VIDUR_A30, VIDUR_A100, VIDUR_H100, Measurements
 from accuracy.table import Floats, Integers, Mask, read_points
 from accuracy.trial import Score, can_ask, estimate, score
-from foretoken.domain.estimate import LatencyColumns
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import LatencyColumns
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.training_rows import SeriesKey, build_series
 
 NAME = "Vidur layer sum"

@@ -13,7 +13,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.job import JobState
-from foretoken.domain.measurement import CheckRequest, MeasurementFilter
+from foretoken.domain.measurements.measurement import CheckRequest, MeasurementFilter
 from foretoken.wire.arrow import read_table
 
 

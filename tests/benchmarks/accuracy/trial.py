@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accuracy.table import Floats, Integers, Mask, take
-from foretoken.domain.estimate import (
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,

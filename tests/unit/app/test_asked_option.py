@@ -15,11 +15,11 @@ from foretoken.app.cli.option_group import with_option_groups
 from foretoken.app.cli.training_axes import AXES
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.option import check_options, describe, flag, option, options_of
-from foretoken.domain.search import CapacityRequest, ServingSearchRequest
-from foretoken.domain.training_run import TrainingRunRequest
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.requests.option import check_options, describe, flag, option, options_of
+from foretoken.domain.requests.search import CapacityRequest, ServingSearchRequest
+from foretoken.domain.requests.training_run import TrainingRunRequest
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

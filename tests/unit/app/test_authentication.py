@@ -18,7 +18,7 @@ from foretoken.catalog.service import CatalogService
 from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError, UnauthenticatedError
-from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import rows_to_table
 
 

@@ -10,7 +10,7 @@ from foretoken.app.catalog_metrics import CatalogMetrics
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurement import MeasurementBatch, Run, RunKind, SqlQuery
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind, SqlQuery
 from foretoken.wire.arrow import read_table, rows_to_table
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from foretoken.app.cli.main import app
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.artifact import Artifact
+from foretoken.domain.measurements.artifact import Artifact
 
 _HASH = hashlib.sha256(b"content").hexdigest()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretoken.app.scenario_file import read_training_scenario
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.measurements.training_truth import TrainingCalibration
 
 _EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 _RUNS = tuple(

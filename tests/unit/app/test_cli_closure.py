@@ -11,8 +11,8 @@ from foretoken.app.cli.main import app
 from foretoken.app.cli.profile_closure import parse_dtype, parse_step, read_model_config
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
-from foretoken.domain.estimate import DType
-from foretoken.domain.profiling import ClosureStep, ProfileRequest
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import ClosureStep, ProfileRequest
 
 pytest.importorskip("transformers")
 

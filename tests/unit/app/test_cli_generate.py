@@ -14,10 +14,10 @@ from foretoken.app.cli.training_launch import GenerateOptions, launch_best
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_search import (
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import (
     StrategyFinalist,
     TrainingSearchReport,
     TrainingSearchRequest,

@@ -16,9 +16,14 @@ import pytest
 import typer
 
 from foretoken.app.cli.call_words import parse_values
-from foretoken.domain.correction import CorrectedObservation, Correction, CorrectionRequest
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import (
+from foretoken.domain.job import Job
+from foretoken.domain.measurements.correction import (
+    CorrectedObservation,
+    Correction,
+    CorrectionRequest,
+)
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyEstimate,
@@ -27,19 +32,23 @@ from foretoken.domain.estimate import (
     Phase,
     Provenance,
 )
-from foretoken.domain.explanation import (
+from foretoken.domain.measurements.explanation import (
     Contribution,
     Explanation,
     MeasuredNeighbour,
     MemberAnswer,
 )
-from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobRunner
-from foretoken.domain.job_service import RunsJobs
-from foretoken.domain.planning import CandidateAxis, PlannedPoint, PlanRequest, ProfilePlan
+from foretoken.domain.measurements.planning import (
+    CandidateAxis,
+    PlannedPoint,
+    PlanRequest,
+    ProfilePlan,
+)
+from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.ports import ModelVersion, TrainRequest
-from foretoken.domain.report import PredictorTrainingReport
-from foretoken.domain.surface import LatencySurface, SurfaceQuery
+from foretoken.domain.results.report import PredictorTrainingReport
+from foretoken.jobs.runner import JobRunner
+from foretoken.jobs.service import RunsJobs
 from foretoken.predictor.servicer import register
 
 _NEAREST = {"m": 512, "n": 4096, "k": 4096}

@@ -12,8 +12,8 @@ from foretoken.app.cli.main import app
 from foretoken.app.cli.profile_options import read_points
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownOperatorError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.profiling import ProfileRequest
 
 _HEADER = "operator,dtype,phase,num_tokens,hidden,gpu_s\n"
 

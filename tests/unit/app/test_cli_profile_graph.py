@@ -13,9 +13,9 @@ from foretoken.app.cli.profile_graph import fasop_table, graph_table, parse_size
 from foretoken.app.module_times_file import read_module_times
 from foretoken.catalog.importers.fasop.columns import COLUMNS
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.profiling import GraphReport
-from foretoken.domain.training_truth import ModuleTime, ModuleTimes
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import GraphReport
+from foretoken.domain.measurements.training_truth import ModuleTime, ModuleTimes
 
 _GATED = tuple(column.name for column in COLUMNS)
 _CONFIG = {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -21,9 +21,9 @@ from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job import Job
-from foretoken.domain.measurement import ArrowStream
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.measurements.measurement import ArrowStream
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     Finalist,
     LatencyLimit,
     ServingSearchReport,

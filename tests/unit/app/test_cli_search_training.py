@@ -19,8 +19,8 @@ from foretoken.app.cli.search_training_text import describe_finalist, report_tab
 from foretoken.app.scenario_file import read_training_scenario
 from foretoken.domain import schema
 from foretoken.domain.job import Job
-from foretoken.domain.measurement import ArrowStream
-from foretoken.domain.training_search import (
+from foretoken.domain.measurements.measurement import ArrowStream
+from foretoken.domain.requests.training_search import (
     NodeGroup,
     StrategyColumns,
     StrategyFinalist,

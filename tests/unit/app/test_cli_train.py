@@ -11,13 +11,13 @@ import pytest
 
 from foretoken.app.cli.train import training_table
 from foretoken.domain import schema
-from foretoken.domain.job_runner import JobRunner
-from foretoken.domain.report import (
+from foretoken.domain.results.report import (
     HeldOutCase,
     OperatorTrainingReport,
     PredictorTrainingReport,
     SplitScore,
 )
+from foretoken.jobs.runner import JobRunner
 
 _INSIDE = SplitScore(
     split="inside",

@@ -24,9 +24,14 @@ from foretoken.domain.errors import (
     UnknownModelError,
 )
 from foretoken.domain.models.load import load_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun, decode_run, encode_run
-from foretoken.domain.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.serving_run import (
+    MeasuredRequest,
+    ServingRun,
+    decode_run,
+    encode_run,
+)
+from foretoken.domain.requests.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
 from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.serving.workload import resolve_workload
 from foretoken.simulator.validation.replay import scenario_of_run

@@ -13,9 +13,9 @@ from foretoken.app.cli.collective_calls import (
     parse_sizes,
 )
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.operator import find_operator
-from foretoken.domain.overlap import find_companion, group_of_call, plain_call
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.overlap import find_companion, group_of_call, plain_call
 
 
 def choice_of(ranks: tuple[int, ...], nodes: tuple[int, ...], *operators: str) -> CollectiveChoice:

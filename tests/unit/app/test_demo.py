@@ -9,13 +9,13 @@ import numpy as np
 
 from foretoken.app.demo import OPERATORS, run_demo
 from foretoken.client.facade import Foretoken
-from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobRunner
-from foretoken.domain.job_service import RunsJobs
+from foretoken.domain.measurements.estimate import LatencyColumns, LatencyQuery, LatencyReply
+from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
 from foretoken.domain.ports import ModelVersion, TrainRequest
-from foretoken.domain.profiling import ProfileReport, ProfileRequest
-from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.results.report import PredictorTrainingReport
+from foretoken.jobs.runner import JobRunner
+from foretoken.jobs.service import RunsJobs
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.service import SimulatorService
 

@@ -14,7 +14,7 @@ import foretoken
 from foretoken.client.aio.facade import AsyncForetoken
 from foretoken.client.facade import Foretoken
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
-from foretoken.domain.estimate import LatencyColumns
+from foretoken.domain.measurements.estimate import LatencyColumns
 
 # Fixed: a name that goes breaks users' programs, and belongs into the changelog.
 _NAMES = """

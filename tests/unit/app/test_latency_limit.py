@@ -6,7 +6,7 @@ from foretoken.app.cli.latency_limit import (
     parse_limits,
 )
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.search import LatencyLimit
+from foretoken.domain.requests.search import LatencyLimit
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,12 @@ import pytest
 from foretoken.app.module_times_file import read_module_times
 from foretoken.app.scenario_file import read_training_scenario
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.training_truth import ModuleTime, ModuleTimes, TrainingCalibration
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.training_truth import (
+    ModuleTime,
+    ModuleTimes,
+    TrainingCalibration,
+)
 
 _COLUMNS = (
     *("embed", "attn_q", "attn_k", "attn_v", "attn_o"),

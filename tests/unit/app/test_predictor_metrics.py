@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from foretoken.app.predictor_metrics import ObservedPredictor, PredictorMetrics
 from foretoken.client.predictor import PredictorClient
-from foretoken.domain.estimate import DType, LatencyColumns, OperatorTable, Provenance
+from foretoken.domain.measurements.estimate import DType, LatencyColumns, OperatorTable, Provenance
 from foretoken.predictor.drift import DriftEntry, DriftReport
 from foretoken.predictor.statistics import PredictionStatistics
 

@@ -6,9 +6,9 @@ import pytest
 from foretoken.app.cli.state import scenario_changes
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.workload import Request
+from foretoken.domain.requests.workload import Request
 
 _SCENARIOS = Path(__file__).resolve().parents[3] / "docs" / "examples"
 

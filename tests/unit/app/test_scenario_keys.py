@@ -8,8 +8,8 @@ import yaml
 from foretoken.app.scenario_keys import BLOCKS, render_keys
 from foretoken.domain import schema
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.option import describe, option
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.option import describe, option
+from foretoken.domain.requests.scenario import TrainingScenario
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,8 @@ from foretoken.app.config import AppConfig
 from foretoken.app.simulator_metrics import SimulatorMetrics
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.models.load import load_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.service import SimulatorService
 from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import rows_to_table
 
 

@@ -20,7 +20,7 @@ from catalog_rows import gemms, run
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.recording.intake import Arrival, check_arrivals
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import MeasurementBatch, RunKind
+from foretoken.domain.measurements.measurement import MeasurementBatch, RunKind
 
 _READY = "ready"
 # A process is killed when it has acknowledged up to so many batches, and at most so long after.

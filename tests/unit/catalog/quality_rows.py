@@ -6,7 +6,7 @@ from catalog_rows import row
 
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.job import JobState
-from foretoken.domain.measurement import CheckRequest, MeasurementFilter, QualityReport
+from foretoken.domain.measurements.measurement import CheckRequest, MeasurementFilter, QualityReport
 
 EVERYTHING = MeasurementFilter(include_failed=True, include_flagged=True)
 _SIZES = range(1000, 21_000, 1000)

@@ -24,7 +24,7 @@ from pyarrow import parquet
 
 from foretoken.catalog.importers.aiconfigurator.formats import FAMILIES
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.wire.arrow import read_table
 
 _HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64}

@@ -28,7 +28,7 @@ from foretoken.catalog.exporting import ExportReport, ExportRequest
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import all_devices
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.wire.arrow import rows_to_table
 
 _TEXTS = (

@@ -14,13 +14,13 @@ from catalog_rows import batches, gemms, run
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.upkeep.backup import restore_backup
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import (
     CorruptCatalogError,
     InvalidRequestError,
     StorageFullError,
 )
-from foretoken.domain.measurement import PruneRequest, SqlQuery
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import PruneRequest, SqlQuery
 from foretoken.wire.arrow import read_table
 
 _KIND = "latency_models"
@@ -30,7 +30,7 @@ _PRELUDE = """
 import hashlib, json, random, sys
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.artifact import Artifact
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.errors import StorageFullError
 def store(content):
     digest = hashlib.sha256(content).hexdigest()

@@ -20,7 +20,7 @@ from foretoken.domain.errors import (
     CorruptCatalogError,
     InvalidRequestError,
 )
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     BatchReceipt,
     MeasurementBatch,
     MeasurementFilter,

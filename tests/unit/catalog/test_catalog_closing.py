@@ -11,7 +11,7 @@ from catalog_rows import batches, gemms, run
 
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import CatalogBusyError, CorruptCatalogError, ForetokenError
-from foretoken.domain.measurement import MeasurementFilter, RunKind, SqlQuery
+from foretoken.domain.measurements.measurement import MeasurementFilter, RunKind, SqlQuery
 from foretoken.wire.arrow import open_stream, read_table
 
 _SLOW = "SELECT sum(sin(a.m * b.n + c.k)) FROM op_gemm a, op_gemm b, op_gemm c"

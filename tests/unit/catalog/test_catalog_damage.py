@@ -13,7 +13,7 @@ from catalog_rows import batches, gemms, run
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import CorruptCatalogError, ForetokenError, InvalidRequestError
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.wire.arrow import read_table
 
 _HEADER_BYTES = 3 * 4096

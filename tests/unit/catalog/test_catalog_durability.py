@@ -12,7 +12,7 @@ from catalog_rows import batches, gemms, run
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import RunKind
+from foretoken.domain.measurements.measurement import RunKind
 
 _NUM_KILLS = 100
 _SEED = 20260101
@@ -30,7 +30,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.recording.ingest import Ingest
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import StorageFullError
-from foretoken.domain.measurement import MeasurementBatch
+from foretoken.domain.measurements.measurement import MeasurementBatch
 
 path, num_rows, max_log_bytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rows = gemms(range(1, num_rows + 1))

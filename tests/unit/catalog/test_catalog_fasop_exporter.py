@@ -13,10 +13,10 @@ from foretoken.catalog.exporting import ExportReport, ExportRequest, find_export
 from foretoken.catalog.importers.fasop.columns import COLUMNS
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.wire.arrow import STORED_SCHEMA, rows_to_table
 
 _MODEL, _SEQ_LEN = "llama-3.1-8b", 16

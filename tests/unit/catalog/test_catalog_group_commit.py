@@ -36,7 +36,7 @@ from foretoken.domain.errors import (
     StorageFullError,
     UnknownDeviceError,
 )
-from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 
 _NOW = datetime(2026, 1, 2, tzinfo=UTC)
 _IMPORT = run("import", RunKind.IMPORT)

@@ -22,9 +22,9 @@ from foretoken.catalog.config import CatalogConfig, LakeConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.catalog.upkeep.backup import restore_backup
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import CatalogBusyError, CorruptCatalogError, InvalidRequestError
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.wire.arrow import read_table
 
 if missing := find_missing():
@@ -41,7 +41,7 @@ import itertools, sys
 from catalog_rows import gemms, run
 from foretoken.catalog.config import CatalogConfig, LakeConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import MeasurementBatch
+from foretoken.domain.measurements.measurement import MeasurementBatch
 
 folder, postgres, schema_name, run_id, num_rows, num_batches = sys.argv[1:]
 lake = LakeConfig(data_path=folder, postgres=postgres, schema_name=schema_name)

@@ -17,7 +17,7 @@ from foretoken.catalog.storage.database_file import companions_of, log_bytes, lo
 from foretoken.catalog.upkeep.backup import restore_backup
 from foretoken.catalog.upkeep.recovery import Recovery, recover_catalog
 from foretoken.domain.errors import CorruptCatalogError, IncompleteCatalogError
-from foretoken.domain.measurement import PruneRequest, SqlQuery
+from foretoken.domain.measurements.measurement import PruneRequest, SqlQuery
 from foretoken.wire.arrow import read_table
 
 _NOW = datetime(2026, 5, 6, 7, 8, 9, tzinfo=UTC)

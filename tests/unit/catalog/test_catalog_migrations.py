@@ -11,8 +11,8 @@ from catalog_rows import batches, gemms, run
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import MeasurementFilter
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.wire.arrow import read_table
 
 _ALL = MeasurementFilter(include_failed=True, include_flagged=True)

@@ -10,7 +10,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.dataset import DATASET_TOOL
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurement import CheckRequest, Run, RunKind
+from foretoken.domain.measurements.measurement import CheckRequest, Run, RunKind
 from foretoken.wire.arrow import read_table
 
 

@@ -20,8 +20,8 @@ from foretoken.catalog.exporting import ExportReport, ExportRequest, find_export
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
-from foretoken.domain.measurement import MeasurementFilter, Run, RunKind
-from foretoken.domain.operator import all_operators
+from foretoken.domain.measurements.measurement import MeasurementFilter, Run, RunKind
+from foretoken.domain.operators.spec.operator import all_operators
 from foretoken.wire.arrow import LATER_COLUMNS, STORED_SCHEMA, read_table
 
 _ALL = MeasurementFilter(include_failed=True, include_flagged=True)

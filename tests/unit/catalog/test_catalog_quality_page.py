@@ -8,7 +8,7 @@ from quality_rows import EVERYTHING, check, residual_adds
 
 from foretoken.catalog.quality.page import write_quality_page
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import QualityReport, RunKind
+from foretoken.domain.measurements.measurement import QualityReport, RunKind
 
 
 def _write(catalog: CatalogService, path: Path) -> str:

@@ -9,7 +9,7 @@ from catalog_rows import batches, gemms, row, run, table
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.store import next_moment
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     Coverage,
     MeasuredSubject,
     MeasurementFilter,

@@ -15,7 +15,7 @@ from foretoken.domain.errors import (
     UnknownDeviceError,
     UnknownOperatorError,
 )
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     CheckRequest,
     MeasurementFilter,
     QualityReport,

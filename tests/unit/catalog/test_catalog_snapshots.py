@@ -16,7 +16,7 @@ from foretoken.catalog.reading.snapshot import create_snapshot, runs_needed_by_s
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.store import Store, next_moment
 from foretoken.domain.errors import InvalidRequestError, SnapshotInUseError, UnknownDatasetError
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     MeasurementFilter,
     PruneRequest,
     RunKind,

@@ -13,7 +13,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.public_views import describe_views
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurement import MeasurementFilter, RunKind, SqlQuery
+from foretoken.domain.measurements.measurement import MeasurementFilter, RunKind, SqlQuery
 from foretoken.wire.arrow import read_table
 from foretoken.wire.ipc import read_chunks, write_chunks
 

@@ -20,7 +20,7 @@ from foretoken.catalog.sql.policy import (
 from foretoken.catalog.sql.reader import Reader
 from foretoken.catalog.sql.setup import Setup
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurement import SqlQuery
+from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.wire.arrow import read_table
 
 # A variable of this module is a table to DuckDB, unless it is told not to look.

@@ -20,7 +20,7 @@ from foretoken.domain.errors import (
     QueryLimitError,
     QueueFullError,
 )
-from foretoken.domain.measurement import SqlQuery
+from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.wire.arrow import read_table
 from foretoken.wire.ipc import write_chunks
 

@@ -23,7 +23,7 @@ from foretoken.domain.errors import (
     InvalidRequestError,
     QueryLimitError,
 )
-from foretoken.domain.measurement import SqlQuery
+from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.domain.ports import CatalogAdminPort
 from foretoken.wire.arrow import read_table
 
@@ -116,7 +116,7 @@ def test_no_process_outlives_the_catalog(tmp_path: Path) -> None:
         "import os, signal, sys\n"
         "from foretoken.catalog.config import CatalogConfig\n"
         "from foretoken.catalog.service import CatalogService\n"
-        "from foretoken.domain.measurement import SqlQuery\n"
+        "from foretoken.domain.measurements.measurement import SqlQuery\n"
         "service = CatalogService(CatalogConfig(path=sys.argv[1], sql_max_rows=10**12))\n"
         "service.open()\n"
         "reader = service.query_sql(SqlQuery(text='FROM range(1000000000000)'))\n"

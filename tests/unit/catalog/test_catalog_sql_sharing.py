@@ -16,7 +16,7 @@ from foretoken.catalog.recording.ingest import Ingest
 from foretoken.catalog.sql.query_service import SqlQueryService
 from foretoken.catalog.storage.attachment import FileAttachment
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.measurement import SqlQuery
+from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.wire.arrow import read_table
 
 _BATCH_ROWS = 500

@@ -19,8 +19,8 @@ from foretoken.domain.errors import (
     ForetokenError,
     InvalidRequestError,
 )
-from foretoken.domain.measurement import MeasurementFilter, SqlQuery
-from foretoken.domain.operator import Dim, all_operators, find_operator
+from foretoken.domain.measurements.measurement import MeasurementFilter, SqlQuery
+from foretoken.domain.operators.spec.operator import Dim, all_operators, find_operator
 from foretoken.wire.arrow import read_table
 
 _HOLD = """

@@ -16,7 +16,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.upkeep.retention import compact
 from foretoken.domain.errors import CatalogBusyError, InvalidRequestError
-from foretoken.domain.measurement import MeasurementFilter, PruneRequest, RunKind
+from foretoken.domain.measurements.measurement import MeasurementFilter, PruneRequest, RunKind
 from foretoken.wire.arrow import read_table
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -28,7 +28,7 @@ sys.path.insert(0, sys.argv[2])
 from catalog_rows import batches, gemms, run
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurement import PruneRequest
+from foretoken.domain.measurements.measurement import PruneRequest
 catalog = CatalogService(
     CatalogConfig(path=sys.argv[1], num_threads=1),
     lambda: datetime.now(UTC) + timedelta(days=100),

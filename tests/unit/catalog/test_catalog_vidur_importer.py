@@ -16,7 +16,7 @@ from foretoken.domain.errors import (
     UnknownDeviceError,
     UnknownModelError,
 )
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.wire.arrow import read_table
 
 _STATISTICS = ("min", "max", "mean", "median", "std")

@@ -14,7 +14,7 @@ from foretoken.client.channel import Connection, channel_arguments
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.profiler import ProfilerClient
 from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.wire.rpc import RpcTable
 from foretoken.wire.rpcs import TABLES
 from foretoken.wire.serving import register_service

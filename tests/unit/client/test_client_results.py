@@ -23,11 +23,11 @@ from foretoken.client.results import (
     read_result,
 )
 from foretoken.domain import schema
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.ports import CatalogPort
-from foretoken.domain.result import RESULT_ARTIFACT, KeptResult
-from foretoken.domain.training_report import SpanColumns, TrafficColumns, TrainingReport
+from foretoken.domain.results.result import RESULT_ARTIFACT, KeptResult
+from foretoken.domain.results.training_report import SpanColumns, TrafficColumns, TrainingReport
 from foretoken.wire.result_file import pack_report, unpack_report
 
 _REPORT = TrainingReport(

@@ -7,7 +7,7 @@ import numpy as np
 
 from foretoken.client.single_query import CallOptions, build_single_query
 from foretoken.domain import schema
-from foretoken.domain.estimate import (
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyReply,

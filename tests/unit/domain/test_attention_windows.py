@@ -4,20 +4,20 @@ import dataclasses
 
 import pytest
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import (
+from foretoken.domain.lowering.graph import (
     BatchShape,
     DecodeShape,
     OperatorNode,
     PrefillShape,
     RankContext,
 )
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_forward, lower_rank
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.lower import lower_forward, lower_rank
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.attention_prefill_window import window_prefill_dims
+from foretoken.domain.requests.layout import ParallelLayout
 
 _OPTIONS = LoweringOptions(dtype=DType.BF16, has_kv_cache=True, has_sampler=True)
 _GPT_OSS = find_model("gpt-oss-20b")

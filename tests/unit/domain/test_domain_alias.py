@@ -13,11 +13,11 @@ from foretoken.domain import ports, schema
 from foretoken.domain.alias import canonical_device, canonical_model
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
 from foretoken.domain.hardware.device import all_devices, find_device
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.domain.models.architecture import all_models
 from foretoken.domain.models.load import load_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.search import ServingSpace
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.search import ServingSpace
 
 _PORTS = (ports.CatalogAdminPort, ports.ProfilerPort, ports.PredictorPort, ports.SimulatorPort)
 # The fields in which requests name devices.

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from foretoken.domain.cluster import ClusterSpec, ReplicaPool
-from foretoken.domain.echo import Echo, describe_time_shares
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.load import load_model
-from foretoken.domain.question import (
+from foretoken.domain.requests.cluster import ClusterSpec, ReplicaPool
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.question import (
     OBJECTIVE_WORDS,
     describe_capacity,
     describe_run,
@@ -16,8 +15,8 @@ from foretoken.domain.question import (
     describe_serving_search,
     describe_training_search,
 )
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.search import (
     OBJECTIVES,
     CapacityRequest,
     LatencyLimit,
@@ -25,14 +24,15 @@ from foretoken.domain.search import (
     ServingSpace,
     ServingTargets,
 )
-from foretoken.domain.slo import Slo
-from foretoken.domain.training_run import TrainingRunRequest
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.requests.training_run import TrainingRunRequest
+from foretoken.domain.requests.training_search import (
     TRAINING_OBJECTIVES,
     NodeGroup,
     TrainingSearchRequest,
     TrainingSpace,
 )
+from foretoken.domain.results.echo import Echo, describe_time_shares
 
 _SERVING = ServingScenario(
     model=load_model("llama-3.1-8b"),

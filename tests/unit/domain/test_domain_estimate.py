@@ -5,9 +5,15 @@ from typing import Any
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall, OperatorTable, Phase, table_of_calls
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.measurements.estimate import (
+    DType,
+    OperatorCall,
+    OperatorTable,
+    Phase,
+    table_of_calls,
+)
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.workload import WorkloadSpec
 
 
 def test_calls_of_one_operator_make_one_table() -> None:

@@ -21,7 +21,7 @@ from foretoken.domain.errors import (
     UnknownJobError,
 )
 from foretoken.domain.job import Job, JobState, error_of_job
-from foretoken.domain.job_runner import JobProgress, JobRunner
+from foretoken.jobs.runner import JobProgress, JobRunner
 
 _TIMEOUT_S = 10.0
 

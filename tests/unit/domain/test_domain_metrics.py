@@ -14,17 +14,17 @@ from foretoken.domain.metrics.registry import METRICS, describe_limit, list_figu
 from foretoken.domain.metrics.request import LATENCIES, LIMITED, Instants
 from foretoken.domain.metrics.serving import RunTotals, rates_of
 from foretoken.domain.metrics.training import StepTotals, mfu_ratio, tokens_per_s_per_gpu
-from foretoken.domain.report import (
+from foretoken.domain.requests.search import CapacityReport
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.requests.training_run import TrainingRunReport
+from foretoken.domain.results.report import (
     ClassReport,
     Percentiles,
     PoolReport,
     ServingReport,
     SteadyWindow,
 )
-from foretoken.domain.search import CapacityReport
-from foretoken.domain.slo import Slo
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import TrainingRunReport
+from foretoken.domain.results.training_report import TrainingReport
 
 _REPORTS = (
     *(ServingReport, PoolReport, ClassReport, CapacityReport, TrainingReport, TrainingRunReport),

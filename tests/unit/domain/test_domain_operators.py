@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownOperatorError
-from foretoken.domain.estimate import Phase
-from foretoken.domain.operator import all_operators, find_operator
+from foretoken.domain.measurements.estimate import Phase
+from foretoken.domain.operators.spec.operator import all_operators, find_operator
 
 _NUM_SMS = 108
 _HALF = 2.0

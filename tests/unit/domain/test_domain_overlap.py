@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.collective import bandwidth_of, variant_of_group
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.overlap import (
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.operators.spec.collective import bandwidth_of, variant_of_group
+from foretoken.domain.operators.spec.overlap import (
     call_alone,
     call_beside,
     find_companion,

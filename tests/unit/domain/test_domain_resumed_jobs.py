@@ -19,7 +19,7 @@ from foretoken.domain.errors import (
     ServiceUnavailableError,
 )
 from foretoken.domain.job import Job, JobState
-from foretoken.domain.job_runner import JobProgress, JobRunner, Resume, Work
+from foretoken.jobs.runner import JobProgress, JobRunner, Resume, Work
 
 _TIMEOUT_S = 10.0
 
@@ -281,7 +281,7 @@ def test_kinds_with_threads_of_their_own_do_not_wait(tmp_path: Path) -> None:
 _DYING = """
     import os, signal, sys
     from pathlib import Path
-    from foretoken.domain.job_runner import JobRunner
+    from foretoken.jobs.runner import JobRunner
     from dataclasses import dataclass
 
     @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import pytest
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import Slo
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.requests.workload import WorkloadSpec
 
 
 @pytest.mark.parametrize(

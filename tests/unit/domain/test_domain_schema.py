@@ -8,7 +8,7 @@ import pytest
 
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

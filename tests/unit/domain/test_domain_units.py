@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.sweep import cross, pick, powers_of_two
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.sweep import cross, pick, powers_of_two
 from foretoken.domain.units import ceil_divide
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.variant import (
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.variant import (
     format_variant,
     least_element_bytes,
     parse_variant,

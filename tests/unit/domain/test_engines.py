@@ -2,8 +2,8 @@
 
 import pytest
 
-from foretoken.domain.engine import EngineSpec, KvTier, all_engines, find_engine
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.frameworks.engine import EngineSpec, KvTier, all_engines, find_engine
 
 _VLLM_VERSIONS = [f"0.{minor}" for minor in range(14, 25)]
 

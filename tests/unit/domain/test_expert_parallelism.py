@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, OperatorNode, RankContext
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import check_layout, lower_rank
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.graph import BatchShape, OperatorNode, RankContext
+from foretoken.domain.lowering.lower import check_layout, lower_rank
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
 
 _QWEN = find_model("qwen3-30b-a3b")
 _OPTIONS = LoweringOptions(dtype=DType.BF16, has_kv_cache=True, has_sampler=True)

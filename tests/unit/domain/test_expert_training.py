@@ -9,14 +9,20 @@ from typing import Any
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, OperatorNode, Overlap, PrefillShape, RankContext
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_backward, lower_rank
-from foretoken.domain.lowering_options import LoweringOptions, TrainingOptions
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.graph import (
+    BatchShape,
+    OperatorNode,
+    Overlap,
+    PrefillShape,
+    RankContext,
+)
+from foretoken.domain.lowering.lower import lower_backward, lower_rank
+from foretoken.domain.lowering.options import LoweringOptions, TrainingOptions
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.requests.layout import ParallelLayout
 
 # 8 experts, 2 a token, of width 14336; hidden 4096.
 _MIXTRAL = find_model("mixtral-8x7b")

@@ -10,7 +10,6 @@ from foretoken.domain.errors import (
     UnknownDeviceError,
     UnknownTopologyError,
 )
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import DeviceSpec, all_devices, find_device
 from foretoken.domain.hardware.sourced import strip_sources
 from foretoken.domain.hardware.topology import (
@@ -18,6 +17,7 @@ from foretoken.domain.hardware.topology import (
     find_topology,
     topology_of_device,
 )
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.plugins import scan_yaml
 
 _DEVICES = sorted(all_devices())

@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.hardware.roofline import collective_terms, compute_terms
 from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 
 # Clocks above those of the data sheet, and a weight or two that stayed in the L2 cache.
 _TOLERANCE_RATIO = 0.95

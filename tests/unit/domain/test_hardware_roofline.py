@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.roofline import collective_terms, compute_terms
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.operators.spec.operator import find_operator
 
 _A30 = find_device("a30")
 _DGX = find_topology("a100_dgx")

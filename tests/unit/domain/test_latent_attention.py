@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import (
+from foretoken.domain.lowering.graph import (
     BatchShape,
     DecodeShape,
     OperatorNode,
@@ -11,13 +10,14 @@ from foretoken.domain.graph import (
     RankContext,
     Section,
 )
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_rank
-from foretoken.domain.lowering_options import LoweringOptions, Nodes
+from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.lowering.options import LoweringOptions, Nodes
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.models.parameters import count_parameters
-from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
 
 _MODEL = find_model("deepseek-v3")
 _MODULE = LoweringOptions(dtype=DType.BF16, has_kv_cache=True, has_sampler=True)

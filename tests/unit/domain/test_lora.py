@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.cluster import LoraSpec
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, OperatorNode, RankContext
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lora import adapter_bytes, expected_active, is_adapter_node
-from foretoken.domain.lowering import lower_rank
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.graph import BatchShape, OperatorNode, RankContext
+from foretoken.domain.lowering.lora import adapter_bytes, expected_active, is_adapter_node
+from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.cluster import LoraSpec
+from foretoken.domain.requests.layout import ParallelLayout
 
 _LORA = LoraSpec(num_adapters=4, rank=8, max_loaded=2)
 _OPTIONS = LoweringOptions(dtype=DType.BF16, has_kv_cache=True, has_sampler=True)

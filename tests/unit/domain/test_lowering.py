@@ -5,25 +5,25 @@ import dataclasses
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, Phase
-from foretoken.domain.graph import (
+from foretoken.domain.lowering.graph import (
     BatchShape,
     DecodeShape,
     OperatorNode,
     PrefillShape,
     RankContext,
 )
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import (
+from foretoken.domain.lowering.lower import (
     check_layout,
     lower_backward,
     lower_forward,
     lower_rank,
 )
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
 
 _TRAINING = LoweringOptions(dtype=DType.BF16, has_loss=True)
 _SERVING = LoweringOptions(dtype=DType.BF16, has_kv_cache=True, has_sampler=True)

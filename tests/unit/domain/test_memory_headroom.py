@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretoken.domain.engine import find_engine
+from foretoken.domain.frameworks.engine import find_engine
+from foretoken.domain.frameworks.trainer import find_trainer
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.memory import ServingMemory
-from foretoken.domain.memory_headroom import (
+from foretoken.domain.lowering.memory import ServingMemory
+from foretoken.domain.lowering.memory_headroom import (
     TRAINING_AXES,
     context_bytes,
     training_headroom_bytes,
     visible_bytes,
 )
-from foretoken.domain.trainer import find_trainer
-from foretoken.domain.training_report import StageMemory
+from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
 
 _ALONE = [1] * len(TRAINING_AXES)

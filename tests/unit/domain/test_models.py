@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, PrefillShape
-from foretoken.domain.lowering import lower_forward
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.graph import BatchShape, PrefillShape
+from foretoken.domain.lowering.lower import lower_forward
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, all_models, find_model
 from foretoken.domain.models.load import load_model
 from foretoken.domain.models.parameters import count_parameters

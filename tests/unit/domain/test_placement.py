@@ -2,8 +2,7 @@
 
 import pytest
 
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.placement import (
+from foretoken.domain.lowering.placement import (
     ExpertMesh,
     RankGroup,
     expert_mesh,
@@ -11,6 +10,7 @@ from foretoken.domain.placement import (
     neighbour_dims,
     stage_pair_dims,
 )
+from foretoken.domain.requests.layout import ParallelLayout
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.domain.dataset import all_datasets, find_dataset
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.hardware.device import all_devices
-from foretoken.domain.price import (
+from foretoken.domain.hardware.price import (
     DevicePrice,
     PriceList,
     all_price_lists,
     find_price_list,
     load_price_list,
 )
+from foretoken.domain.requests.dataset import all_datasets, find_dataset
 
 _PRICES = [(name, price) for name, listed in all_price_lists().items() for price in listed.prices]
 

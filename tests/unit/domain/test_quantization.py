@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from foretoken.domain.errors import UnknownPluginError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, DecodeShape, OperatorNode, RankContext
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_rank
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.graph import BatchShape, DecodeShape, OperatorNode, RankContext
+from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.quantization import all_quantizations, find_quantization
-from foretoken.domain.variant import parse_variant, stored_dtype
+from foretoken.domain.models.quantization import all_quantizations, find_quantization
+from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype
+from foretoken.domain.requests.layout import ParallelLayout
 
 _BATCH = BatchShape(
     num_tokens=64,

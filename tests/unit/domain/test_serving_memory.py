@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from foretoken.domain.cluster import LoraSpec
-from foretoken.domain.engine import EngineProfile, find_engine
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext
+from foretoken.domain.frameworks.engine import EngineProfile, find_engine
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_rank
-from foretoken.domain.lowering_options import LoweringOptions
-from foretoken.domain.memory import UNLIMITED_BLOCKS, ServingMemory, plan_serving_memory
+from foretoken.domain.lowering.graph import BatchShape, DecodeShape, PrefillShape, RankContext
+from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.lowering.memory import UNLIMITED_BLOCKS, ServingMemory, plan_serving_memory
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.requests.cluster import LoraSpec
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.units import GIB
 
 _ENGINE = dataclasses.replace(

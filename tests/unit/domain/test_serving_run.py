@@ -4,7 +4,12 @@ from typing import Any
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun, decode_run, encode_run
+from foretoken.domain.requests.serving_run import (
+    MeasuredRequest,
+    ServingRun,
+    decode_run,
+    encode_run,
+)
 
 
 def _request(**changes: Any) -> MeasuredRequest:

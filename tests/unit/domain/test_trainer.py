@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.domain.capability import describe_values
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.trainer import TrainerSpec, all_trainers, find_trainer
+from foretoken.domain.frameworks.capability import describe_values
+from foretoken.domain.frameworks.trainer import TrainerSpec, all_trainers, find_trainer
 
 _ROOT = Path(__file__).resolve().parents[3]
 

@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.operator import find_operator
-from foretoken.domain.trainer import TrainerProfile, find_trainer
-from foretoken.domain.training_kernels import (
+from foretoken.domain.frameworks.trainer import TrainerProfile, find_trainer
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.lowering.training_kernels import (
     check_kernels,
     reduction_kernels,
     sum_kernels,
     update_kernels,
 )
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.operator import find_operator
 
 _NEOX = find_trainer("gpt-neox")
 _MEGATRON = TrainerProfile(name="test", scales_loss=True)

@@ -5,19 +5,25 @@ from collections.abc import Mapping
 
 import pytest
 
-from foretoken.domain.estimate import DType, Phase
-from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext, Section
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_backward, lower_rank
-from foretoken.domain.lowering_options import (
+from foretoken.domain.frameworks.trainer import TrainerSpec, all_trainers
+from foretoken.domain.lowering.graph import (
+    BatchShape,
+    OperatorNode,
+    PrefillShape,
+    RankContext,
+    Section,
+)
+from foretoken.domain.lowering.lower import lower_backward, lower_rank
+from foretoken.domain.lowering.options import (
     LoweringOptions,
     Nodes,
     TrainingOptions,
 )
+from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.trainer import TrainerSpec, all_trainers
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
 
 _NEOX = find_model("gpt-neox-20b")
 _LLAMA = find_model("llama-3-8b")

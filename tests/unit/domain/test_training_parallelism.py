@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import (
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.graph import (
     BatchShape,
     OperatorNode,
     Overlap,
@@ -14,12 +14,12 @@ from foretoken.domain.graph import (
     RankContext,
     Section,
 )
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_backward, lower_rank
-from foretoken.domain.lowering_options import LoweringOptions, TrainingOptions
+from foretoken.domain.lowering.lower import lower_backward, lower_rank
+from foretoken.domain.lowering.options import LoweringOptions, TrainingOptions
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.requests.layout import ParallelLayout
 
 _LLAMA = find_model("llama-3-8b")
 _LENGTH = 4096

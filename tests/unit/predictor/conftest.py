@@ -9,7 +9,7 @@ from predictor_fakes import FakeCatalog, Rows
 
 from foretoken.domain.job import JobState
 from foretoken.domain.ports import TrainRequest
-from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.service import PredictorService
 

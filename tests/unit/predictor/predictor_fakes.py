@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from artifact_shelf import ArtifactShelf
 
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.measurements.measurement import (
     ArrowStream,
     BatchReceipt,
     Coverage,
@@ -21,7 +21,7 @@ from foretoken.domain.measurement import (
     RunSummary,
     Snapshot,
 )
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.roofline import Target, compute_limits
 from foretoken.wire.arrow import rows_to_table
 

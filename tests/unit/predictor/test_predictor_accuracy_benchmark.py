@@ -22,7 +22,7 @@ from accuracy.line import Figure, Scores
 from accuracy.table import split_into_tables
 from accuracy.trial import Score
 
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
 _M, _N = (column.ravel() for column in np.meshgrid(2 ** np.arange(10), [64, 96, 128, 192, 256]))

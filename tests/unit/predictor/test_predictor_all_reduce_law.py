@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import Link, TopologySpec, find_topology
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.features import build_design
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.transfer.links import estimate_from_links

@@ -7,15 +7,20 @@ import numpy as np
 import pytest
 from predictor_fakes import FakeCatalog
 
-from foretoken.domain.artifact import Artifact
-from foretoken.domain.correction import Correction, CorrectionRequest, Observation, ObservedCall
 from foretoken.domain.errors import (
     CorruptCatalogError,
     InvalidRequestError,
     UnknownCorrectionError,
     UnknownDeviceError,
 )
-from foretoken.domain.estimate import (
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.correction import (
+    Correction,
+    CorrectionRequest,
+    Observation,
+    ObservedCall,
+)
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,
@@ -24,7 +29,7 @@ from foretoken.domain.estimate import (
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.operator import all_operators, find_operator
+from foretoken.domain.operators.spec.operator import all_operators, find_operator
 from foretoken.predictor.correction import CorrectionBook, apply_correction, factor_for
 from foretoken.predictor.correction_fit import learn_correction
 from foretoken.predictor.roofline import FloatColumn

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import Tier, is_extrapolated, map_coverage
 from foretoken.predictor.neighbours import PointIndex

@@ -15,8 +15,13 @@ from predictor_fakes import FakeCatalog, Rows, row_of
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import ServiceUnavailableError
-from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply, Provenance
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.estimate import (
+    LatencyColumns,
+    LatencyQuery,
+    LatencyReply,
+    Provenance,
+)
+from foretoken.domain.measurements.measurement import (
     ArrowStream,
     MeasurementBatch,
     MeasurementFilter,
@@ -24,7 +29,7 @@ from foretoken.domain.measurement import (
     RunKind,
     RunSummary,
 )
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.drift import DriftEntry, DriftLimits, DriftWatch
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.upkeep import RepeatedWork

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 from predictor_fakes import Rows, gemm_rows
 
-from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.operator import find_operator
-from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    OperatorTable,
+)
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.transfer.efficiency_prior import transfer_names
 

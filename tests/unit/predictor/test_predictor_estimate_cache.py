@@ -5,7 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    OperatorTable,
+    Phase,
+)
 from foretoken.predictor.estimate_cache import EstimateCache, cache_key
 
 _TABLE = OperatorTable(operator="gemm", dtype=DType.FP16, columns={"m": [1, 2], "n": [3, 4]})

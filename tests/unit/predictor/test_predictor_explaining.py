@@ -8,7 +8,13 @@ import pytest
 from predictor_fakes import Rows, all_reduce_rows, base_us, columns_of, gemm_rows
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable, Provenance, pick_estimate
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyQuery,
+    OperatorTable,
+    Provenance,
+    pick_estimate,
+)
 from foretoken.predictor.service import PredictorService
 
 MakePredictor = Callable[[Rows], PredictorService]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from golden_table import Row, check_golden
 
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.calibration import (
     HeldOutErrors,

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from predictor_fakes import Rows, base_us, row_of
 
-from foretoken.domain.estimate import (
+from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,
@@ -15,7 +16,6 @@ from foretoken.domain.estimate import (
     Provenance,
     pick_estimate,
 )
-from foretoken.domain.hardware.topology import find_topology
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.transfer.siblings import find_linked_alike
 

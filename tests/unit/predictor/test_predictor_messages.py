@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from predictor_fakes import Rows, base_us, columns_of, row_of
 
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable
-from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
+from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 
 MakePredictor = Callable[[Rows], PredictorService]

@@ -18,9 +18,9 @@ from foretoken.domain.errors import (
     ServiceUnavailableError,
     UnknownModelVersionError,
 )
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable
 from foretoken.domain.job import JobState
-from foretoken.domain.measurement import MeasurementFilter, Snapshot
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
+from foretoken.domain.measurements.measurement import MeasurementFilter, Snapshot
 from foretoken.domain.ports import TrainRequest
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_archive import hash_content, pack_folder, unpack_folder

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet, Wanted
 from foretoken.predictor.roofline import Target

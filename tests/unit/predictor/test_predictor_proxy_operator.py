@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from predictor_fakes import Rows, base_us, columns_of, gemm_rows, row_of
 
-from foretoken.domain.estimate import (
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,
@@ -14,7 +14,7 @@ from foretoken.domain.estimate import (
     Phase,
     Provenance,
 )
-from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 
 MakePredictor = Callable[[Rows], PredictorService]

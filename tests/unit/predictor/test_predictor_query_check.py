@@ -8,7 +8,7 @@ import pytest
 from predictor_fakes import Rows, gemm_rows
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.estimate import DType, LatencyQuery, LatencyReply, OperatorTable
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, LatencyReply, OperatorTable
 from foretoken.predictor.service import PredictorService
 
 

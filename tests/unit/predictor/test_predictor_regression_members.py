@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.operator import all_operators, find_operator
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.operator import all_operators, find_operator
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import Tier

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from foretoken.domain.report import (
+from foretoken.domain.results.report import (
     HeldOutCase,
     OperatorTrainingReport,
     PredictorTrainingReport,

@@ -24,7 +24,8 @@ from foretoken.domain.errors import (
     UnknownDeviceError,
     UnknownOperatorError,
 )
-from foretoken.domain.estimate import (
+from foretoken.domain.job import JobState
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,
@@ -32,9 +33,8 @@ from foretoken.domain.estimate import (
     Phase,
     Provenance,
 )
-from foretoken.domain.job import JobState
 from foretoken.domain.ports import TrainRequest
-from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 
 MakePredictor = Callable[[Rows], PredictorService]

@@ -8,8 +8,14 @@ import pytest
 from predictor_fakes import Rows, base_us, columns_of, gemm_rows, row_of
 
 from foretoken.domain.errors import UnknownMeasurementError
-from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Provenance
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    OperatorTable,
+    Provenance,
+)
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.software import Relation, parse_software, software_doubt_log
 

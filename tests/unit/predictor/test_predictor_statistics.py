@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 
-from foretoken.domain.estimate import DType, LatencyColumns, OperatorTable, Provenance
+from foretoken.domain.measurements.estimate import DType, LatencyColumns, OperatorTable, Provenance
 from foretoken.predictor.statistics import (
     INTERVAL_RATIO_BOUNDS,
     MAX_INTERVAL_RATIO,

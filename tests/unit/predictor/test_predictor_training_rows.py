@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from predictor_fakes import FakeCatalog, gemm_rows, row_of
 
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.predictor.software import matches
 from foretoken.predictor.training_rows import SeriesKey, build_series, read_series
 

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.estimate import (
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,
@@ -13,9 +15,7 @@ from foretoken.domain.estimate import (
     Phase,
     Provenance,
 )
-from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.estimator import Estimator
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.model_set import ModelSet

@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 from predictor_fakes import Rows, base_us, gemm_rows, row_of
 
-from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Provenance
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.operator import find_operator
-from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    OperatorTable,
+    Provenance,
+)
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.transfer.efficiency_prior import default_transfer, transfer_names
 from foretoken.predictor.transfer.support import Support

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from profiler_fakes import CPU, FakeCatalog
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.profiling import GraphReport, GraphRequest
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import GraphReport, GraphRequest
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.environment import free_memory_bytes
 from foretoken.profiler.graph.model import ModelShape, outline_model, place_model

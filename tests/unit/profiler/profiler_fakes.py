@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from foretoken.domain.artifact import Artifact
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.measurement import (
     ArrowStream,
     BatchReceipt,
     Coverage,

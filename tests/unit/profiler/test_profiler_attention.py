@@ -8,11 +8,11 @@ from attention_reference import attend_one, outputs_of, relative_error, sequence
 from torch.profiler import ProfilerActivity, profile
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.attention_prefill_window import window_prefill_dims
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.profiler.attention.batch import (
     AttentionCase,
     packed_inputs,

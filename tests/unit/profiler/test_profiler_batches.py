@@ -13,8 +13,8 @@ from foretoken.domain.errors import (
     RunConflictError,
     ServiceUnavailableError,
 )
-from foretoken.domain.estimate import DType, OperatorCall, Phase
-from foretoken.domain.measurement import Run, RunKind
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.measurement import Run, RunKind
 from foretoken.profiler.recording.batch_sender import HandOver, send_left_run, wait_for_catalog
 from foretoken.profiler.recording.batches import BatchWriter, open_writer
 from foretoken.profiler.recording.rows import RowBuilder

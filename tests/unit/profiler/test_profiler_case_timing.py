@@ -8,7 +8,7 @@ import torch
 from profiler_fakes import CPU
 
 from foretoken.domain.errors import DeviceMemoryError, InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.kernel import TensorFactory, is_warm, kernel_of_call, prepare_case
 from foretoken.profiler.local_device import find_local_device

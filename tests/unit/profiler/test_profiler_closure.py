@@ -18,10 +18,10 @@ from foretoken.domain.errors import (
     InvalidRequestError,
     ServiceUnavailableError,
 )
-from foretoken.domain.estimate import DType
-from foretoken.domain.job_runner import JobProgress
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import ClosureReport, ClosureRequest, ClosureStep
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.profiling import ClosureReport, ClosureRequest, ClosureStep
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.closure.default_steps import choose_steps, step_bytes
 from foretoken.profiler.closure.filled_cache import make_filled_cache
 from foretoken.profiler.closure.measuring import measure_closure

@@ -6,9 +6,9 @@ import pytest
 import torch
 from closure_models import CONFIGS, config_json
 
-from foretoken.domain.eager_lowering import ModelForm, lower_step
-from foretoken.domain.estimate import DType
-from foretoken.domain.profiling import ClosureStep
+from foretoken.domain.lowering.eager import ModelForm, lower_step
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.profiler.closure.hf_model import HuggingFaceModel, build_model, read_config
 from foretoken.profiler.closure.kernel_count import OperatorRecorder
 from foretoken.profiler.closure.step_program import make_program

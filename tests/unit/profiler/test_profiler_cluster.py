@@ -20,8 +20,8 @@ from foretoken.domain.errors import (
     ServiceUnavailableError,
 )
 from foretoken.domain.job import Job, JobState
-from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
-from foretoken.domain.profiling import ProfileOutline, ProfileReport, ProfileRequest
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.profiling import ProfileOutline, ProfileReport, ProfileRequest
 from foretoken.profiler.cluster.naming import name_of_job, name_request
 from foretoken.profiler.cluster.service import ClusterProfiler
 from foretoken.profiler.cluster.spec import KubernetesSpec, PodSetup

@@ -10,9 +10,9 @@ from kubernetes_server import ObjectStore
 from foretoken.app.config import load_config
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.hardware.device import all_devices
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.profiler.cluster.following import JobView, describe_progress, parse_indexes
 from foretoken.profiler.cluster.naming import is_collective, name_of_job
 from foretoken.profiler.cluster.nodes import product_labels

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.operator import all_operators
-from foretoken.domain.overlap import call_alone, call_beside, is_group_call
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.operators.spec.operator import all_operators
+from foretoken.domain.operators.spec.overlap import call_alone, call_beside, is_group_call
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.ranks.group import (
     CollectiveGroup,

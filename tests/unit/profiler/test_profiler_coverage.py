@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from profiler_fakes import FakeCatalog
 
-from foretoken.domain.estimate import DType, OperatorCall, Phase
-from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.profiler.planning.coverage import (
     CoverageQuery,
     KnownRows,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from foretoken.domain.eager_lowering import ModelForm, lower_step
-from foretoken.domain.estimate import DType
+from foretoken.domain.lowering.eager import ModelForm, lower_step
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.profiling import ClosureStep
 from foretoken.profiler.planning.model_sweep import (
     QUICK_GRID,
     ModelCalls,

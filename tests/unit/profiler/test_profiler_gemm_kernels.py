@@ -5,8 +5,8 @@ import torch
 from kernel_references import reference_of
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.profiler.kernel import (
     TORCH_DTYPES,
     Kernel,

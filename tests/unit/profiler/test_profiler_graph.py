@@ -10,12 +10,12 @@ from profiler_fakes import CPU, FakeCatalog
 
 from foretoken.domain import schema
 from foretoken.domain.errors import CancelledJobError, DeviceMemoryError, InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.operator import find_operator
-from foretoken.domain.profiling import GRAPH_KIND, GraphReport
-from foretoken.domain.training_truth import ModuleTimes
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import GRAPH_KIND, GraphReport
+from foretoken.domain.measurements.training_truth import ModuleTimes
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.units import GIB
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.graph.memory_limit import MemoryLimit, memory_reason
 from foretoken.profiler.graph.profiling import RowKeeping, check_graph_request, profile_graph
 from foretoken.profiler.local_device import LocalDevice

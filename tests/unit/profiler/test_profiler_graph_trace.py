@@ -7,7 +7,7 @@ import torch
 from graph_models import CONFIGS, config_json, graph_request, trace_of
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.profiler.graph.call_operator import operator_calls
 from foretoken.profiler.graph.graph_run import find_integers
 from foretoken.profiler.graph.model_config import read_model_config, shorten

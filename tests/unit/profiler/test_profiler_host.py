@@ -5,8 +5,8 @@ import threading
 import pytest
 from profiler_fakes import FakeCatalog
 
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.host.measuring import HostReport, measure_host
 from foretoken.profiler.host.probe import HostProbe, sample_probe
 from foretoken.profiler.local_device import LocalDevice

@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_references import DRAWN, backward_error, forward_error, reference_of
 
-from foretoken.domain.estimate import DType, Phase
+from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.profiler.kernel import TORCH_DTYPES, Kernel, all_kernels, find_kernels
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, Phase
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.profiler.kernel import Kernel, TensorFactory, find_kernels
 
 

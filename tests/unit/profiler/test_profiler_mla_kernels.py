@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from foretoken.domain.estimate import DType, OperatorCall, Phase
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.profiler.attention.batch import read_decode_batch, read_prefill_batch
 from foretoken.profiler.attention.latent import LatentBlock
 from foretoken.profiler.attention.ragged import Batch

@@ -3,13 +3,13 @@
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
-from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_rank
+from foretoken.domain.lowering.graph import BatchShape, DecodeShape, PrefillShape, RankContext
+from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.domain.models.architecture import all_models, find_model
-from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.profiler.planning.model_sweep import (
     FULL_GRID,
     QUICK_GRID,

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from profiler_fakes import CPU
 
 from foretoken.domain.errors import InvalidRequestError, UnknownOperatorError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import all_operators, find_operator
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.operators.spec.operator import all_operators, find_operator
 from foretoken.profiler.kernel import all_kernels, kernel_of_call
 from foretoken.profiler.planning.coverage import KnownRows, Point, point_of_call
 from foretoken.profiler.planning.plan import PlanLimits, ProfilePlan, make_plan

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiler_fakes import CPU, FAST
 
-from foretoken.domain.estimate import DType, OperatorCall
+from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.profiler.planning.coverage import point_of_call
 from foretoken.profiler.planning.durations import CaseDurations, RemainingTime
 from foretoken.profiler.planning.outline import outline_plan

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretoken.domain.estimate import DType, OperatorCall
+from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.profiler.kernel import TensorFactory, kernel_of_call
 from foretoken.profiler.kernels.sampler import TOP_K, TOP_P
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from profiler_fakes import CPU
 
 from foretoken.domain.errors import ImplausibleTimingError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.local_device import find_local_device
 from foretoken.profiler.timing.case import Rig

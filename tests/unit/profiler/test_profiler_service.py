@@ -17,12 +17,12 @@ from foretoken.domain.errors import (
     UnknownJobError,
     UnknownOperatorError,
 )
-from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.job import Job, JobState
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.name import is_name
-from foretoken.domain.operator import find_operator
-from foretoken.domain.profiling import ProfileReport, ProfileRequest
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.profiler.config import ProfilerConfig
 from foretoken.profiler.service import ProfilerService
 

@@ -9,10 +9,10 @@ import pytest
 from profiler_fakes import CPU, FAST, HASTY, FakeCatalog, spooled_rows
 
 from foretoken.domain.errors import CancelledJobError, ServiceUnavailableError
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.measurement import Run, RunKind
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.measurement import Run, RunKind
 from foretoken.domain.units import describe_seconds
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.local_device import LocalDevice
 from foretoken.profiler.planning.durations import CaseDurations
 from foretoken.profiler.planning.plan import ProfilePlan

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
-from foretoken.domain.measurement import Run, RunKind
+from foretoken.domain.measurements.measurement import Run, RunKind
 from foretoken.profiler.recording.spool import RunSpool, find_left_runs
 
 RUN = Run(run_id="r1", kind=RunKind.PROFILE, tool="test", environment={"device": "cpu"})

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill_window import window_prefill_dims
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.profiler.attention.ragged import Batch
 from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory, all_kernels
 

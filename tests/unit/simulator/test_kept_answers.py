@@ -11,12 +11,12 @@ import pytest
 from artifact_shelf import ArtifactShelf
 
 from foretoken.client.results import list_results, read_result
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import ServiceUnavailableError
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.ports import CatalogPort
-from foretoken.domain.report import Feasibility
-from foretoken.domain.result import TRAINING_RUN_KIND
-from foretoken.domain.training_run import TrainingRunReport
+from foretoken.domain.requests.training_run import TrainingRunReport
+from foretoken.domain.results.report import Feasibility
+from foretoken.domain.results.result import TRAINING_RUN_KIND
 from foretoken.simulator.results import ResultKeeper
 
 _REQUEST = {

@@ -11,9 +11,9 @@ from foretoken.catalog.service import CatalogService
 from foretoken.client.facade import Foretoken
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.result import RESULT_ARTIFACT
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.result import RESULT_ARTIFACT
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService
 from foretoken.simulator.config import SimulatorConfig

@@ -5,10 +5,10 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.rank import chunk_ranks, count_parts, even_layers, stage_ranks
 
 _LLAMA = find_model("llama-2-7b")

@@ -2,8 +2,8 @@
 
 from foretoken.api.types.v1 import scenario_pb2, search_pb2
 from foretoken.domain.models.load import load_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import ServingSearchRequest
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import ServingSearchRequest
 from foretoken.wire import codec
 
 

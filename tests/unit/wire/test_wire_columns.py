@@ -8,7 +8,7 @@ import pytest
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
 from foretoken.api.types.v1 import estimate_pb2, operator_pb2
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import (
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import RequestColumns
+from foretoken.domain.results.report import RequestColumns
 from foretoken.wire import ipc
 from foretoken.wire.arrow import rows_to_table
 

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import ServingReport
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.training_report import MemoryColumns, SpanColumns, TrainingReport
 from foretoken.domain.schema import field_types
-from foretoken.domain.training_report import MemoryColumns, SpanColumns, TrainingReport
 from foretoken.wire import codec, ipc
 from foretoken.wire.report_tables import table_fields, take_tables, with_tables
 

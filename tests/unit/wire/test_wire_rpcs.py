@@ -6,8 +6,8 @@ import pytest
 
 from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.domain.ports import JobsPort, ProfilerPort
-from foretoken.domain.profiling import ProfileRequest
 from foretoken.wire.rpc import Pages, RpcTable, Unary
 from foretoken.wire.rpc_messages import messages_of
 from foretoken.wire.rpcs import TABLES, JobRpcs, ProfilerRpcs, SimulatorRpcs

@@ -6,19 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretoken.domain.engine import EngineSpec
-from foretoken.domain.estimate import (
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.estimate import (
     LatencyColumns,
     LatencyQuery,
     LatencyReply,
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.hardware.device import find_device
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import ModelVersion
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost_tables import CostTables, StepShape, stage_us
 from foretoken.simulator.latency_surfaces import replica_ranks, surface_spec

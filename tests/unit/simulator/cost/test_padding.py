@@ -1,6 +1,6 @@
 import pytest
 
-from foretoken.domain.engine import find_engine
+from foretoken.domain.frameworks.engine import find_engine
 from foretoken.simulator.cost.padding import graph_rule, padded_tokens
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from foretoken.domain.estimate import DType, LatencyColumns, Provenance
-from foretoken.domain.graph import OperatorNode, Section
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.measurements.estimate import DType, LatencyColumns, Provenance
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.simulator.cost.prefill_crowd import each_more
 

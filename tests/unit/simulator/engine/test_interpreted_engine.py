@@ -17,7 +17,7 @@ _ROOT = Path(__file__).resolve().parents[4]
 # Two requests that arrive together, by a scheduler of the copy.
 _RUN = """
 import numpy as np
-from foretoken.domain.engine import EngineProfile
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.request_plan import plan_requests

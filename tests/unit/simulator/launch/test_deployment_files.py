@@ -12,20 +12,20 @@ import pytest
 import yaml
 
 from foretoken.app.scenario_file import read_serving_scenario
-from foretoken.domain.cluster import (
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.requests.cluster import (
     ClusterSpec,
     LoraSpec,
     ReplicaPool,
     RoutingSpec,
     SpeculativeSpec,
 )
-from foretoken.domain.engine import EngineSpec
-from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.launch.generated_file import render_scenario
 from foretoken.simulator.launch.write import LaunchOptions, write_deployment
 

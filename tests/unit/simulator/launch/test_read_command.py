@@ -6,8 +6,8 @@ import pytest
 
 from foretoken.app.scenario_file import build_serving_scenario, build_training_scenario
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.launch.read import read_launch
 
 

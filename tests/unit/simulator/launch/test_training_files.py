@@ -14,11 +14,11 @@ import yaml
 
 from foretoken.app.scenario_file import read_training_scenario
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.documented_option import all_options, find_options, flatten
 from foretoken.simulator.launch.framework import all_frameworks
 from foretoken.simulator.launch.write_training import check_framework_has, write_training_launch

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.shell_script import read_array
 from foretoken.simulator.launch.write_training import write_training_launch
 

@@ -7,9 +7,9 @@ from typing import Any
 from report_examples import build_serving
 from training_examples import build_training
 
-from foretoken.domain.report import SeriesColumns, ServingReport
-from foretoken.domain.result import REPORT_CLASSES, AnyReport, KeptResult
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.results.report import SeriesColumns, ServingReport
+from foretoken.domain.results.result import REPORT_CLASSES, AnyReport, KeptResult
+from foretoken.domain.results.training_report import TrainingReport
 
 
 def keep(report: AnyReport, job_id: str, title: str = "") -> tuple[KeptResult, AnyReport]:

@@ -1,6 +1,11 @@
 """Serving reports as the simulator gives them, small enough to read."""
 
-from foretoken.domain.report import ITL_QUANTILES, Percentiles, RequestColumns, ServingReport
+from foretoken.domain.results.report import (
+    ITL_QUANTILES,
+    Percentiles,
+    RequestColumns,
+    ServingReport,
+)
 
 
 def percentiles(p50: float) -> Percentiles:

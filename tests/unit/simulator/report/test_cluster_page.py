@@ -5,8 +5,13 @@ from dataclasses import replace
 import pytest
 from cluster_records import SCENARIO, build_record
 
-from foretoken.domain.memory import ServingMemory
-from foretoken.domain.report import Percentiles, RequestColumns, SeriesColumns, ServingReport
+from foretoken.domain.lowering.memory import ServingMemory
+from foretoken.domain.results.report import (
+    Percentiles,
+    RequestColumns,
+    SeriesColumns,
+    ServingReport,
+)
 from foretoken.page.section import Section
 from foretoken.simulator.report.page import render_page, serving_sections
 from foretoken.simulator.report.serving_trace import chrome_trace

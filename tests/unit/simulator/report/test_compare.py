@@ -14,8 +14,8 @@ from training_search_reports import build_training_search
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.report import Feasibility, ServingReport
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.results.report import Feasibility, ServingReport
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.report.compare_runs import (
     Change,
     compare_figures,

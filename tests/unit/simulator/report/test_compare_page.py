@@ -12,10 +12,10 @@ from search_reports import build_capacity, build_no_capacity, build_search
 from training_run_examples import RUN_REPORT
 from training_search_reports import build_training_search
 
-from foretoken.domain.report import ServingReport
-from foretoken.domain.result import AnyReport
-from foretoken.domain.search import CandidateColumns
-from foretoken.domain.training_search import StrategyColumns
+from foretoken.domain.requests.search import CandidateColumns
+from foretoken.domain.requests.training_search import StrategyColumns
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.result import AnyReport
 from foretoken.page.figure import GREEN, GREY, VERMILION
 from foretoken.simulator.report.compare_runs import name_runs
 from foretoken.simulator.report.compare_serving import resample

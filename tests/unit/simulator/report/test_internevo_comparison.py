@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.training_search import WEIGHT_PARALLELS, TrainingSearchReport
+from foretoken.domain.requests.training_search import WEIGHT_PARALLELS, TrainingSearchReport
 from foretoken.simulator.report.internevo_comparison import (
     HEADERS,
     comparison_remarks,

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from foretoken.domain.report import Feasibility
-from foretoken.domain.training_report import StageMemory
-from foretoken.domain.training_run import TrainingMemoryReport
+from foretoken.domain.requests.training_run import TrainingMemoryReport
+from foretoken.domain.results.report import Feasibility
+from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
 from foretoken.simulator.report.memory_sections import (
     draw_stages,

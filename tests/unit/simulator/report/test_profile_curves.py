@@ -6,7 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply, Provenance
+from foretoken.domain.measurements.estimate import (
+    LatencyColumns,
+    LatencyQuery,
+    LatencyReply,
+    Provenance,
+)
 from foretoken.domain.ports import ModelVersion
 from foretoken.simulator.report.profile_curves import (
     profile_sections,

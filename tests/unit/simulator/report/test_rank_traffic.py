@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from training_examples import build_training
 
-from foretoken.domain.training_report import TrafficColumns, TrainingReport
+from foretoken.domain.results.training_report import TrafficColumns, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.page.section import Section
 from foretoken.simulator.report.page import training_sections

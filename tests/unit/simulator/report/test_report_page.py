@@ -8,7 +8,7 @@ import pytest
 from report_examples import build_serving
 from training_examples import build_training, infeasible_training
 
-from foretoken.domain.estimate import Provenance
+from foretoken.domain.measurements.estimate import Provenance
 from foretoken.page.section import Fact, Section
 from foretoken.simulator.report.page import render_page, serving_sections, training_sections
 from foretoken.simulator.report.palette import OF_PROVENANCE

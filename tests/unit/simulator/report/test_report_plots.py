@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.simulator.report.palette import colors_of_loads, text_color_on
 from foretoken.simulator.report.plots import Panel, Series, draw_panels, draw_ranked
 

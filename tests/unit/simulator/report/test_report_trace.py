@@ -4,7 +4,7 @@ import json
 
 from training_examples import build_training, infeasible_training, span_columns
 
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.report.trace import chrome_trace
 
 

@@ -8,7 +8,7 @@ import pytest
 from page_structure import parse_page
 from search_reports import build_capacity, build_no_capacity, build_search
 
-from foretoken.domain.search import (
+from foretoken.domain.requests.search import (
     CandidateColumns,
     CapacityProbe,
     LimitOutcome,

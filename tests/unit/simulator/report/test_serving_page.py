@@ -9,11 +9,11 @@ import pytest
 from serving_records import MS, TinyRequest, TinyRules, run_tiny_engines
 
 from foretoken.domain import schema
-from foretoken.domain.memory import ServingMemory
+from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import Slo, SloClass
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import Slo, SloClass
+from foretoken.domain.results.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.simulator.report.page import render_page, serving_sections
 from foretoken.simulator.report.serving_detail import timeline
 from foretoken.simulator.serving.outcome import build_report

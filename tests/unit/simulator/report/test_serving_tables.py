@@ -12,9 +12,9 @@ from pyarrow import csv, parquet
 from serving_records import MS, TinyRequest, TinyRules, run_tiny_engines, tiny_runs
 
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import RequestColumns, SeriesColumns
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import SloClass
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import SloClass
+from foretoken.domain.results.report import RequestColumns, SeriesColumns
 from foretoken.simulator.serving.record import ServingRecord, StepRecord
 from foretoken.simulator.serving.tables import build_tables, steps_table
 from foretoken.wire import ipc

@@ -11,7 +11,7 @@ import pytest
 from serving_records import MS, TinyRequest, TinyRules, run_tiny_engines
 
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.report.serving_trace import chrome_trace
 from foretoken.simulator.serving.tables import build_tables
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_examples import build_training, span_columns
 
-from foretoken.domain.report import Feasibility
-from foretoken.domain.training_report import SPAN_KINDS, TrainingReport
+from foretoken.domain.results.report import Feasibility
+from foretoken.domain.results.training_report import SPAN_KINDS, TrainingReport
 from foretoken.page.section import Section
 from foretoken.simulator.report.page import render_page, training_sections
 from foretoken.simulator.report.palette import OF_MEMORY

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from training_run_examples import RUN_REPORT
 
-from foretoken.domain.report import Feasibility
-from foretoken.domain.training_run import TrainingRunReport
+from foretoken.domain.requests.training_run import TrainingRunReport
+from foretoken.domain.results.report import Feasibility
 from foretoken.simulator.report.page import render_page
 from foretoken.simulator.report.training_run_sections import training_run_sections
 

@@ -9,14 +9,14 @@ import pytest
 from page_structure import parse_page
 from training_search_reports import build_placed_search, build_training_search
 
-from foretoken.domain.number_text import describe_step
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_search import (
+from foretoken.domain.metrics.number_text import describe_step
+from foretoken.domain.requests.training_search import (
     StrategyColumns,
     StrategyFinalist,
     StrategySensitivity,
     TrainingSearchReport,
 )
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.report.heat_map import HeatMap, draw_heat_map, shade
 from foretoken.simulator.report.page import render_page, training_search_sections
 from foretoken.simulator.report.scatter_plot import Mark, Scatter, draw_scatter

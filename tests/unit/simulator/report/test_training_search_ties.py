@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from training_search_reports import build_training_search
 
-from foretoken.domain.training_search import StrategySensitivity
+from foretoken.domain.requests.training_search import StrategySensitivity
 from foretoken.simulator.report.training_search_rows import (
     describe_best_then,
     describe_change,

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from foretoken.domain.report import Feasibility, Percentiles
-from foretoken.domain.training_report import (
+from foretoken.domain.results.report import Feasibility, Percentiles
+from foretoken.domain.results.training_report import (
     SPAN_KINDS,
     ComponentTime,
     MemoryColumns,

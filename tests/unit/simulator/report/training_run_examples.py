@@ -3,16 +3,16 @@
 import json
 
 from foretoken.domain import schema
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import Percentiles
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_run import (
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_run import (
     FailureRules,
     RunSize,
     TrainingRunReport,
     TrainingRunRequest,
 )
+from foretoken.domain.results.report import Percentiles
 
 RUN_REQUEST = TrainingRunRequest(
     scenario=TrainingScenario(

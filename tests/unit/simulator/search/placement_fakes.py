@@ -2,21 +2,25 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.estimate import (
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.roofline import collective_terms, compute_terms
+from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.measurements.estimate import (
     LatencyColumns,
     LatencyQuery,
     LatencyReply,
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.roofline import collective_terms, compute_terms
-from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import ModelVersion
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import NodeGroup, TrainingSearchRequest, TrainingSpace
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import (
+    NodeGroup,
+    TrainingSearchRequest,
+    TrainingSpace,
+)
 
 GROUPS = (
     NodeGroup(device="a100_sxm_80", topology="a100_dgx", num_nodes=1, usd_per_hour=4.0),

@@ -6,7 +6,7 @@ from capacity_fakes import drawn_scenario, limits, load_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.search import LimitOutcome
+from foretoken.domain.requests.search import LimitOutcome
 from foretoken.simulator.search.capacity.bracket import RateGrid, find_bracket
 from foretoken.simulator.search.capacity.load_search import LoadSearch
 from foretoken.simulator.search.capacity.probe import Probe, run_probe

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from capacity_fakes import drawn_scenario, limits, load_of
 
-from foretoken.domain.search import LimitOutcome
-from foretoken.domain.workload import Request, WorkloadSpec
+from foretoken.domain.requests.search import LimitOutcome
+from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.search.capacity.confidence import (
     find_crossing,

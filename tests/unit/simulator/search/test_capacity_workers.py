@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from capacity_fakes import drawn_scenario, limits, load_of
 
-from foretoken.domain.job_runner import JobProgress
+from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.search.capacity.confidence import fit_curve
 from foretoken.simulator.search.capacity.load_search import LoadSearch
 from foretoken.simulator.search.capacity.other_load import (

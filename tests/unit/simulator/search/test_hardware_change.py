@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.estimate import DType, OperatorTable
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.measurements.estimate import DType, OperatorTable
 from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES, HardwareChange
 
 _DEVICE, _TOPOLOGY = "a100_sxm_80", "a100_dgx"

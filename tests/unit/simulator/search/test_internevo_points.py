@@ -7,8 +7,8 @@ import pytest
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import WEIGHT_PARALLELS
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.search.internevo.points import list_degrees, list_points
 from foretoken.simulator.search.internevo.request import InternEvoTerms, build_request
 from foretoken.simulator.steps.strategies import Strategies, StrategySource

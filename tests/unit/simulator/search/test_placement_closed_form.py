@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from placement_fakes import GROUPS, SheetPredictor, build_request
 
-from foretoken.domain.estimate import LatencyQuery, LatencyReply
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import ModelVersion
-from foretoken.domain.report import Feasibility
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_search import TrainingSearchRequest
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.training_search import TrainingSearchRequest
+from foretoken.domain.results.report import Feasibility
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.placement.closed_form import answer_placements
 from foretoken.simulator.search.placement.stage_book import StageBook

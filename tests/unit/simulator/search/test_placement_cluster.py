@@ -6,7 +6,7 @@ from itertools import groupby
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.training_search import NodeGroup, TrainingSpace
+from foretoken.domain.requests.training_search import NodeGroup, TrainingSpace
 from foretoken.simulator.search.placement.cluster import (
     MAX_ORDERS,
     NodeKind,

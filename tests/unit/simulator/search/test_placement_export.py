@@ -8,7 +8,7 @@ import pytest
 from placement_fakes import SheetPredictor, build_request
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.placement.export import COLUMNS, write_fasop
 from foretoken.simulator.search.training.search import search_training

@@ -9,8 +9,8 @@ from placement_fakes import GROUPS, SheetPredictor, build_request
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import (
     NodeGroup,
     StrategyColumns,
     TrainingSearchReport,

@@ -14,7 +14,7 @@ from search_service import NUM_ITEMS, Answer, Question, SearchService
 
 from foretoken.domain import schema
 from foretoken.domain.job import JobState
-from foretoken.domain.search import Finalist
+from foretoken.domain.requests.search import Finalist
 from foretoken.simulator.search.context import FINALISTS
 from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.search.executors.local import LocalExecutor

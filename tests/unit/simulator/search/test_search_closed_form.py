@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from foretoken.domain.engine import EngineProfile, find_engine
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineProfile, find_engine
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.units import NS_PER_S, US_PER_S
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.search.serving.closed_form import ReplicaForm, SteadyState

@@ -8,28 +8,28 @@ import numpy as np
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import (
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.roofline import collective_terms, compute_terms
+from foretoken.domain.hardware.topology import topology_of_device
+from foretoken.domain.measurements.estimate import (
     LatencyColumns,
     LatencyQuery,
     LatencyReply,
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.roofline import collective_terms, compute_terms
-from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import ModelVersion, PredictorPort
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     LatencyLimit,
     ServingSearchReport,
     ServingSearchRequest,
     ServingSpace,
     ServingTargets,
 )
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES
 from foretoken.simulator.search.serving.search import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.domain.engine import find_engine
+from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.units import MS_PER_S
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.search.serving.steady import (

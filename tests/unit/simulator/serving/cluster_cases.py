@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.engine import EngineProfile
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.serving.cluster_setup import ClusterSetup, KvTransferSetup, PoolSetup
 from foretoken.simulator.serving.deployment import run_cluster

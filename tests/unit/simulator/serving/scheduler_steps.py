@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.engine import KvTier, find_engine
+from foretoken.domain.frameworks.engine import KvTier, find_engine
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.engine import clock, hand_over, layout
 from foretoken.simulator.engine.state import build_pool_state

@@ -7,30 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import UnknownJobError
-from foretoken.domain.estimate import (
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.roofline import collective_terms, compute_terms
+from foretoken.domain.hardware.topology import topology_of_device
+from foretoken.domain.job import Job
+from foretoken.domain.measurements.estimate import (
     LatencyColumns,
     LatencyQuery,
     LatencyReply,
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.roofline import collective_terms, compute_terms
-from foretoken.domain.hardware.topology import topology_of_device
-from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import ModelVersion, TrainRequest
-from foretoken.domain.report import (
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.results.report import (
     PredictorTrainingReport,
     RequestColumns,
     SeriesColumns,
     ServingReport,
 )
-from foretoken.domain.scenario import ServingScenario
+from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.latency_surfaces import fetch_surfaces
 from foretoken.simulator.serving.simulation import simulate_serving
 from foretoken.wire import ipc

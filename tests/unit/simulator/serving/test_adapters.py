@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.cluster import LoraSpec
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import RankContext
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.graph import RankContext
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
+from foretoken.domain.requests.cluster import LoraSpec
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.serving.adapter_cache import AdapterCache
 from foretoken.simulator.serving.lora import adapter_load_ns, assign_adapters

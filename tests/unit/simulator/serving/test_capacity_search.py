@@ -6,18 +6,18 @@ import pytest
 from serving_fakes import RooflinePredictor, SilentProgress, build_scenario
 
 from foretoken.domain import schema
-from foretoken.domain.cluster import ClusterSpec, KvTransferSpec, ReplicaPool
 from foretoken.domain.errors import CancelledJobError, InvalidRequestError
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.cluster import ClusterSpec, KvTransferSpec, ReplicaPool
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     CapacityReport,
     CapacityRequest,
     LatencyLimit,
     ServingTargets,
 )
-from foretoken.domain.slo import Slo
-from foretoken.domain.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.requests.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
 from foretoken.simulator.latency_surfaces import fetch_surfaces, surface_spec
 from foretoken.simulator.search.capacity.find import find_capacity
 from foretoken.simulator.search.capacity.predictor_bound import Bound, take_bound

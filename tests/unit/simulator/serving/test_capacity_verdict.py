@@ -8,11 +8,11 @@ from serving_fakes import RooflinePredictor, SilentProgress, build_scenario
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.request import LIMITED
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import LimitOutcome, ServingTargets
-from foretoken.domain.slo import Slo, SloClass
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import LimitOutcome, ServingTargets
+from foretoken.domain.requests.slo import Slo, SloClass
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.results.report import ServingReport
 from foretoken.simulator.latency_surfaces import fetch_surfaces
 from foretoken.simulator.search.capacity.request_rate import draw_plan, take_requests
 from foretoken.simulator.search.capacity.verdict import Judge, count_unseen, make_judge

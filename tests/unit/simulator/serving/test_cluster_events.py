@@ -5,7 +5,12 @@ from dataclasses import replace
 import numpy as np
 from cluster_cases import PROFILE, US, plan_of, pool_of, run, times_us
 
-from foretoken.domain.cluster import AutoscalingSpec, FailureSpec, ReplicaOutage, RoutingSpec
+from foretoken.domain.requests.cluster import (
+    AutoscalingSpec,
+    FailureSpec,
+    ReplicaOutage,
+    RoutingSpec,
+)
 from foretoken.simulator.serving.cluster_setup import AdapterSetup, ClusterSetup
 from foretoken.simulator.serving.record import PoolRecord, RequestOutcome
 

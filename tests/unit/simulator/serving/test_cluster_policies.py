@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretoken.domain.cluster import AutoscalingSpec, RoutingSpec
-from foretoken.domain.engine import find_engine
+from foretoken.domain.frameworks.engine import find_engine
+from foretoken.domain.requests.cluster import AutoscalingSpec, RoutingSpec
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.serving.cluster_setup import AdapterSetup, ClusterSetup, PoolSetup

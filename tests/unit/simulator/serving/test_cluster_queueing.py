@@ -8,7 +8,7 @@ import numpy as np
 from cluster_cases import PROFILE, plan_of, pool_of, run
 from numpy.typing import NDArray
 
-from foretoken.domain.cluster import RoutingSpec
+from foretoken.domain.requests.cluster import RoutingSpec
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.serving.cluster_setup import ClusterSetup
 from foretoken.simulator.serving.deployment import run_cluster

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from cluster_records import SCENARIO, build_record
 
-from foretoken.domain.memory import ServingMemory
-from foretoken.domain.report import ReplicaPhase, ServingReport
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.lowering.memory import ServingMemory
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.results.report import ReplicaPhase, ServingReport
 from foretoken.simulator.serving.fleet import make_fleet, pool_scenarios
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.record import ServingRecord

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_fakes import RooflinePredictor, SilentProgress, build_scenario
 
-from foretoken.domain.cluster import (
+from foretoken.domain.requests.cluster import (
     AutoscalingSpec,
     ClusterSpec,
     FailureSpec,
@@ -18,10 +18,10 @@ from foretoken.domain.cluster import (
     ReplicaPool,
     RoutingSpec,
 )
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import Slo
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.results.report import ServingReport
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.serving.simulation import ServingResult, simulate_serving
 

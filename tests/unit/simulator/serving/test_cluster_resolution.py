@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from serving_fakes import build_scenario
 
-from foretoken.domain.cluster import (
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.requests.cluster import (
     AutoscalingSpec,
     ClusterSpec,
     KvTransferSpec,
     LoraSpec,
     ReplicaPool,
 )
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.serving.cluster_resolution import (
     ResolvedPool,
     as_cluster,

@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 from serving_fakes import RooflinePredictor, SilentProgress, build_scenario, plain_engine
 
-from foretoken.domain.cluster import (
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.frameworks.engine import EngineSpec, KvTier
+from foretoken.domain.requests.cluster import (
     AutoscalingSpec,
     ClusterSpec,
     FailureSpec,
@@ -18,13 +20,11 @@ from foretoken.domain.cluster import (
     ReplicaPool,
     RoutingSpec,
 )
-from foretoken.domain.engine import EngineSpec, KvTier
-from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import Slo
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.results.report import ServingReport
 from foretoken.simulator.latency_surfaces import fetch_surfaces
 from foretoken.simulator.serving.simulation import simulate_serving
 

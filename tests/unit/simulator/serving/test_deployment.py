@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from foretoken.domain.engine import EngineProfile
 from foretoken.domain.errors import UnknownPluginError
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.simulator.cost_tables import CostTables, flat_tables
 from foretoken.simulator.serving.deployment import must_compile, run_deployment, warm_up
 from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests

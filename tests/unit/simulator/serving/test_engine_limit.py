@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_fakes import RooflinePredictor
 
-from foretoken.domain.cluster import ClusterSpec, LoraSpec, ReplicaPool, SpeculativeSpec
-from foretoken.domain.engine import EngineSpec, all_engines
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineSpec, all_engines
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import ServingSearchRequest, ServingSpace
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.cluster import ClusterSpec, LoraSpec, ReplicaPool, SpeculativeSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import ServingSearchRequest, ServingSpace
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.launch.write import LaunchOptions, write_deployment
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.serving.search import search_serving

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from cluster_cases import SLOW_PORT, pair_of, plan_of, pool_of, run, times_us
 
-from foretoken.domain.cluster import AutoscalingSpec, FailureSpec, ReplicaOutage, RoutingSpec
+from foretoken.domain.requests.cluster import (
+    AutoscalingSpec,
+    FailureSpec,
+    ReplicaOutage,
+    RoutingSpec,
+)
 from foretoken.simulator.serving.cluster_setup import ClusterSetup
 from foretoken.simulator.serving.engine_pool import PoolRole
 from foretoken.simulator.serving.record import RequestOutcome

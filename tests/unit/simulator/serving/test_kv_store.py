@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.engine import EngineProfile, KvTier
+from foretoken.domain.frameworks.engine import EngineProfile, KvTier
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.engine import layout, tier
 from foretoken.simulator.engine.layout import Records

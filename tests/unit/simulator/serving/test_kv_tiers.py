@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretoken.domain.engine import KvTier, find_engine
+from foretoken.domain.frameworks.engine import KvTier, find_engine
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord

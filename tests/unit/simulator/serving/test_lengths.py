@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.workload import LengthSpec
+from foretoken.domain.requests.workload import LengthSpec
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.request_plan import Ints
 from foretoken.simulator.serving.synthetic import draw_lengths

@@ -7,7 +7,7 @@ from typing import Any
 from golden_table import check_golden
 from scheduler_steps import SchedulerRun, SchedulerStep
 
-from foretoken.domain.engine import find_engine
+from foretoken.domain.frameworks.engine import find_engine
 
 # Of each engine the tokens its cache has room for under pressure, and rules that some runs have.
 _ENGINES: dict[str, tuple[int, dict[str, Any]]] = {

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.workload import LengthSpec, Request, WorkloadSpec
+from foretoken.domain.requests.workload import LengthSpec, Request, WorkloadSpec
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.workload import resolve_workload

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_records import MS, TinyRequest, TinyRules, run_tiny_engines, tiny_runs
 
-from foretoken.domain.report import ITL_QUANTILES, Percentiles
-from foretoken.domain.slo import Slo
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.results.report import ITL_QUANTILES, Percentiles
 from foretoken.simulator.serving.attainment import find_attaining
 from foretoken.simulator.serving.metrics import (
     OF_PARTS,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from serving_records import MS, NUM_BLOCKS, TinyRequest, TinyRules, run_tiny_engines, tiny_runs
 
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.serving.fleet import make_fleet
 from foretoken.simulator.serving.metrics import busy_ns

@@ -16,12 +16,12 @@ from serving_records import (
     tiny_runs,
 )
 
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.memory import ServingMemory
+from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import REQUEST_OUTCOMES, ServingReport, SteadyWindow
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import Slo, SloClass
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import Slo, SloClass
+from foretoken.domain.results.report import REQUEST_OUTCOMES, ServingReport, SteadyWindow
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 from foretoken.simulator.serving.step_cost import StepAccount

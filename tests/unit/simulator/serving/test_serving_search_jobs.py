@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from serving_fakes import RooflinePredictor, build_scenario, plain_engine
 
-from foretoken.domain.cluster import AutoscalingSpec, ClusterSpec, ReplicaPool, RoutingSpec
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import (
     InvalidRequestError,
     JobNotFinishedError,
@@ -17,9 +15,11 @@ from foretoken.domain.errors import (
     UnknownJobError,
     UnknownPluginError,
 )
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.job import JobState
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.cluster import AutoscalingSpec, ClusterSpec, ReplicaPool, RoutingSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     CapacityRequest,
     LatencyLimit,
     ServingSearchReport,
@@ -27,7 +27,7 @@ from foretoken.domain.search import (
     ServingSpace,
     ServingTargets,
 )
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.service import SimulatorService
 

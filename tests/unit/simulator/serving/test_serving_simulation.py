@@ -12,18 +12,18 @@ from serving_fakes import (
 )
 
 from foretoken.domain import schema
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import (
     CancelledJobError,
     InvalidRequestError,
     UnknownDeviceError,
     UnknownPluginError,
 )
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import Slo
-from foretoken.domain.workload import LengthSpec, Request, WorkloadSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.requests.workload import LengthSpec, Request, WorkloadSpec
 from foretoken.simulator.latency_surfaces import fetch_surfaces
 from foretoken.simulator.serving.simulation import simulate_serving
 

@@ -3,11 +3,11 @@
 import pytest
 from serving_fakes import build_scenario
 
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.latency_surfaces import quantization_of, serving_options
 from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.serving.scenario_check import check_scenario

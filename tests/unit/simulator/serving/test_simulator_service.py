@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from serving_fakes import RooflinePredictor, build_scenario, plain_engine
 
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import (
     InvalidRequestError,
     UnknownDeviceError,
@@ -13,11 +12,12 @@ from foretoken.domain.errors import (
     UnknownPluginError,
     UnknownTopologyError,
 )
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.job import JobState
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import ModelVersion
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.latency_surfaces import surface_spec
 from foretoken.simulator.service import SimulatorService, SurfaceCache

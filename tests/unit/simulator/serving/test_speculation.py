@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from serving_fakes import RooflinePredictor, build_scenario, plain_engine, simulate
 
-from foretoken.domain.cluster import ClusterSpec, ReplicaPool, SpeculativeSpec
-from foretoken.domain.engine import EngineProfile, EngineSpec
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineProfile, EngineSpec
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.slo import Slo
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.cluster import ClusterSpec, ReplicaPool, SpeculativeSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.latency_surfaces import fetch_surfaces
 from foretoken.simulator.serving.attainment import find_attaining

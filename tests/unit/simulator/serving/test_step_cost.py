@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from serving_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.engine import EngineSpec
-from foretoken.domain.graph import BatchShape, DecodeShape, OperatorNode, PrefillShape
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.roofline import collective_terms, compute_terms
 from foretoken.domain.hardware.topology import topology_of_device
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_rank
+from foretoken.domain.lowering.graph import BatchShape, DecodeShape, OperatorNode, PrefillShape
+from foretoken.domain.lowering.lower import lower_rank
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cost_tables import StepShape, shared_us, stage_us
 from foretoken.simulator.latency_surfaces import (
     fetch_surfaces,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.workload import Request
+from foretoken.domain.requests.workload import Request
 from foretoken.simulator.serving.trace_file import load_trace
 
 _HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"

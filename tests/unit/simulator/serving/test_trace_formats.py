@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.workload import Request
+from foretoken.domain.requests.workload import Request
 from foretoken.simulator.serving.trace_file import load_trace
 from foretoken.simulator.serving.trace_row import TraceContent
 

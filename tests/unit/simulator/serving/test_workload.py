@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.slo import SloClass
-from foretoken.domain.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
+from foretoken.domain.requests.slo import SloClass
+from foretoken.domain.requests.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
 from foretoken.simulator.serving.request_plan import NONE, RequestPlan
 from foretoken.simulator.serving.trace_file import load_trace
 from foretoken.simulator.serving.workload import resolve_workload

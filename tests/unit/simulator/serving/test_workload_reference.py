@@ -9,8 +9,8 @@ import pytest
 
 from foretoken.domain import schema
 from foretoken.domain.plugins import parse_yaml, scan_modules
-from foretoken.domain.slo import SloClass
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.slo import SloClass
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.serving.trace_file import load_trace
 from foretoken.simulator.serving.workload import resolve_workload
 

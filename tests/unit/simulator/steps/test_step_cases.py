@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.steps.axes import CASE, RANK, PerCase, measure_axes
 from foretoken.simulator.steps.strategies import Strategies

@@ -2,8 +2,8 @@
 
 from training_fakes import RooflinePredictor
 
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer
 from foretoken.simulator.training.step import simulate_training

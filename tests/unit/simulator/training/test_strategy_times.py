@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.training_truth import TrainingCalibration
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes

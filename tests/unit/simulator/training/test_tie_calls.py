@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from training_fakes import DEVICE, TOPOLOGY, RooflinePredictor, build_scenario
 
-from foretoken.domain.estimate import LatencyQuery, LatencyReply
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import ModelVersion
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer
 from foretoken.simulator.search.training.tie_calls import find_tie_calls

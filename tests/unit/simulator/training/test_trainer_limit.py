@@ -11,12 +11,12 @@ from training_fakes import RooflinePredictor, build_scenario
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec, all_trainers
+from foretoken.domain.frameworks.trainer_capability import TrainerCapabilities
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec, all_trainers
-from foretoken.domain.trainer_capability import TrainerCapabilities
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.steps.trainer_limit import check_trainer
 from foretoken.simulator.training.memory_plan import plan_memory
 from foretoken.simulator.training.step import simulate_training

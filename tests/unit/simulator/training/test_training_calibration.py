@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from training_fakes import build_scenario
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import ComponentTime, TrainingReport
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.measurements.training_truth import TrainingCalibration
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import ComponentTime, TrainingReport
 from foretoken.simulator.training.calibration import (
     ComponentPair,
     calibrate_from_components,

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from training_fakes import DEVICE, TOPOLOGY, RooflinePredictor
 
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import Feasibility
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import StageMemory, TrainingReport
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.results.report import Feasibility
+from foretoken.domain.results.training_report import StageMemory, TrainingReport
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import (
     ClosedForm,

@@ -5,10 +5,14 @@ import dataclasses
 import pytest
 from training_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_truth import ModuleTime, ModuleTimes, TrainingCalibration
+from foretoken.domain.measurements.training_truth import (
+    ModuleTime,
+    ModuleTimes,
+    TrainingCalibration,
+)
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.training.calibration import calibrate_training
 from foretoken.simulator.training.measured_file import MeasuredTime
 from foretoken.simulator.training.step import simulate_training

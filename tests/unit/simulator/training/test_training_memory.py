@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_memory_graphs import chunk_graphs, follow, memory_scenario
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_report import SPAN_KINDS, SpanColumns, StageMemory
+from foretoken.domain.results.training_report import SPAN_KINDS, SpanColumns, StageMemory
 from foretoken.domain.units import GIB
 from foretoken.simulator.training.memory.state_bytes import count_states
 from foretoken.simulator.training.schedule import all_schedules

@@ -6,10 +6,10 @@ from dataclasses import replace
 from training_memory_graphs import follow, memory_scenario
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import Feasibility
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_report import StageMemory
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.report import Feasibility
+from foretoken.domain.results.training_report import StageMemory
 from foretoken.simulator.training.memory.advice import judge_memory
 
 

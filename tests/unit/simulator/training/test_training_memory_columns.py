@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from training_memory_graphs import memory_scenario
 
+from foretoken.domain.frameworks.trainer import TrainerSpec, find_trainer
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.memory_headroom import training_headroom_bytes
-from foretoken.domain.trainer import TrainerSpec, find_trainer
+from foretoken.domain.lowering.memory_headroom import training_headroom_bytes
 from foretoken.simulator.search.training.memory_columns import measure_strategies
 from foretoken.simulator.search.training.memory_ranks import cut_pipeline
 from foretoken.simulator.steps.strategies import AXES, Strategies, StrategySource

@@ -7,9 +7,9 @@ import pytest
 from golden_table import Row, check_golden
 from training_memory_graphs import chunk_graphs, follow, memory_scenario
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.memory.in_flight import find_moments
 from foretoken.simulator.training.memory.pass_peak import measure_chunk
 from foretoken.simulator.training.memory_plan import measure_stages

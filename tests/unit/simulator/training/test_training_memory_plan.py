@@ -8,7 +8,7 @@ import pytest
 from training_memory_graphs import chunk_graphs, follow, memory_scenario
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import Section
+from foretoken.domain.lowering.graph import Section
 from foretoken.simulator.steps.sharding import cut_shards
 from foretoken.simulator.training.memory.in_flight import find_moments, settle_micro_batches
 from foretoken.simulator.training.memory.layer_kind import layer_kinds

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, Section
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.measurements.estimate import DType
 from foretoken.simulator.training.memory.tensor_size import read_bytes, written_bytes
 
 _REST: dict[str, Any] = {"group": "x", "section": Section.LAYER, "dtype": DType.BF16}

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from training_fakes import build_scenario
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import (
+from foretoken.domain.frameworks.trainer import find_trainer
+from foretoken.domain.lowering.graph import (
     BatchShape,
     OperatorNode,
     Overlap,
@@ -17,18 +17,18 @@ from foretoken.domain.graph import (
     RankContext,
     Section,
 )
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_backward, lower_rank
-from foretoken.domain.lowering_options import (
+from foretoken.domain.lowering.lower import lower_backward, lower_rank
+from foretoken.domain.lowering.options import (
     LoweringOptions,
     Nodes,
     TrainingOptions,
 )
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.training_truth import ModuleTime, ModuleTimes
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import find_trainer
-from foretoken.domain.training_truth import ModuleTime, ModuleTimes
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.module_profile import (
     MeasuredPrices,
     check_module_layout,

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from training_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.operator import find_operator
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.simulator.training.operator_prices import fetch_prices
 
 _DIMS = {"m": 4096, "n": 8192, "k": 8192}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, Overlap, Section
+from foretoken.domain.lowering.graph import OperatorNode, Overlap, Section
+from foretoken.domain.measurements.estimate import DType
 from foretoken.simulator.steps.passes import PassParts, PassTime, time_pass, time_passes
 from foretoken.simulator.steps.program import PassNodes, StreamRules, cut_program
 

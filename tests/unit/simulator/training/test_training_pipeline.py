@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.training_report import SPAN_KINDS
+from foretoken.domain.results.training_report import SPAN_KINDS
 from foretoken.simulator.training.pipeline import (
     ChunkTimes,
     LinkRules,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from training_memory_graphs import chunk_graphs, memory_scenario
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import Section
-from foretoken.domain.operator import find_operator
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.lowering.graph import Section
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.simulator.training.memory.saved_tensor import list_saved
 from foretoken.simulator.training.recompute import (
     LAYER_INPUT,

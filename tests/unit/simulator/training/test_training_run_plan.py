@@ -8,12 +8,12 @@ import pytest
 from training_fakes import RooflinePredictor, build_scenario
 
 from foretoken.domain import schema
-from foretoken.domain.dataset import find_dataset
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.price import DevicePrice, PriceList
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_run import (
+from foretoken.domain.hardware.price import DevicePrice, PriceList
+from foretoken.domain.requests.dataset import find_dataset
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_run import (
     FailureRules,
     PriceRules,
     RunSize,

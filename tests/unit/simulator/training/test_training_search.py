@@ -8,11 +8,11 @@ import pytest
 from training_fakes import DEVICE, TOPOLOGY, RooflinePredictor
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import (
     TRAINING_OBJECTIVES,
     TrainingSearchReport,
     TrainingSearchRequest,

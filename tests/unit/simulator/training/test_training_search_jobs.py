@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from training_fakes import DEVICE, TOPOLOGY, RooflinePredictor
 
-from foretoken.domain.echo import Echo
 from foretoken.domain.errors import (
     InvalidRequestError,
     JobNotFinishedError,
@@ -18,15 +17,16 @@ from foretoken.domain.errors import (
     UnknownTopologyError,
 )
 from foretoken.domain.job import JobState
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import (
     NodeGroup,
     TrainingSearchReport,
     TrainingSearchRequest,
     TrainingSpace,
 )
+from foretoken.domain.results.echo import Echo
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.echo import echo_training_search
 from foretoken.simulator.search.context import InlineContext

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from training_fakes import DEVICE, RooflinePredictor, build_scenario
 
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.training_search import (
     StrategySensitivity,
     TrainingSearchRequest,
     TrainingSpace,

@@ -7,9 +7,9 @@ from training_fakes import RooflinePredictor, build_scenario
 
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError, UnknownTopologyError
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.training.efficiency import count_step_flops
 from foretoken.simulator.training.stage_hardware import StageHardware

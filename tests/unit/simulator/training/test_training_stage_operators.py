@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from training_fakes import build_scenario
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import Section
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.lowering.graph import Section
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.stage_operators import StepOperators, lower_step

@@ -6,8 +6,8 @@ from typing import Any
 from golden_table import Row, check_golden
 from training_memory_graphs import chunk_graphs, memory_scenario
 
-from foretoken.domain.graph import OperatorNode
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.lowering.graph import OperatorNode
 from foretoken.simulator.training.state_sharding import ParameterGroup, exchange_states
 
 _PARTS = ("forward", "backward_gather", "backward_reduction", "reduction", "gather")

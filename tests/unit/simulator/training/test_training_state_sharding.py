@@ -5,16 +5,16 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, Overlap, Section
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.limit import Limit, list_broken
-from foretoken.domain.lowering import lower_rank
-from foretoken.domain.lowering_options import Nodes
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.lowering.graph import OperatorNode, Overlap, Section
+from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.models.parameters import count_parameters
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.limit import Limit, list_broken
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.steps.legality import shard_limits
 from foretoken.simulator.steps.strategies import Strategies

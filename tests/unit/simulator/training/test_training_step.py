@@ -12,14 +12,20 @@ from training_fakes import RooflinePredictor, build_scenario
 
 from foretoken.domain import schema
 from foretoken.domain.errors import CancelledJobError, InvalidRequestError, UnknownPluginError
-from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Provenance
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    OperatorTable,
+    Provenance,
+)
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_report import SPAN_KINDS, TrainingReport
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import SPAN_KINDS, TrainingReport
 from foretoken.domain.units import GIB
+from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.training.step import share_step_time, simulate_training
 
 

@@ -7,9 +7,9 @@ import pytest
 from strategy_step import time_both_ways
 from training_fakes import build_scenario
 
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.training.memory_plan import plan_memory
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_fakes import RooflinePredictor
 
+from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.canonical import find_redundant
 from foretoken.simulator.search.training.space import StrategySpace, resolve_space
 from foretoken.simulator.search.training.verdict_reason import explain

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from training_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.estimate import (
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyQuery,
     LatencyReply,
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import ModelVersion
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import Setting, answer_in_closed_form
 from foretoken.simulator.search.training.error_families import (

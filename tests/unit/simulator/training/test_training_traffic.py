@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from training_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.models.parameters import count_parameters
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrafficColumns
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrafficColumns
 from foretoken.simulator.training.rank_traffic import cell_size
 from foretoken.simulator.training.step import simulate_training
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_fakes import RooflinePredictor, build_scenario
 
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_report import SPAN_KINDS, TrainingReport
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.training_truth import TrainingCalibration
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.results.training_report import SPAN_KINDS, TrainingReport
 from foretoken.simulator.training.step import simulate_training
 
 _DP = ParallelLayout(dp=8)

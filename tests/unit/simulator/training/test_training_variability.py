@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_fakes import build_scenario
 
-from foretoken.domain.estimate import Provenance
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.estimate import Provenance
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.trainer import TrainerSpec
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.training.operator_prices import Price
 from foretoken.simulator.training.variability import (
     ESTIMATE,

@@ -3,23 +3,23 @@
 from collections.abc import Iterator
 
 from foretoken.domain.errors import UnknownJobError
-from foretoken.domain.estimate import (
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.roofline import collective_terms, compute_terms
+from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.job import Job
+from foretoken.domain.measurements.estimate import (
     LatencyColumns,
     LatencyQuery,
     LatencyReply,
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.roofline import collective_terms, compute_terms
-from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.job import Job
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import ModelVersion, TrainRequest
-from foretoken.domain.report import PredictorTrainingReport
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.report import PredictorTrainingReport
 
 DEVICE, TOPOLOGY = "a100_sxm_80", "a100_dgx"
 

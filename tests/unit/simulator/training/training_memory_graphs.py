@@ -1,11 +1,11 @@
 """Chunks of small training runs, as memory sees them."""
 
-from foretoken.domain.graph import Section
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_rank
+from foretoken.domain.lowering.graph import Section
+from foretoken.domain.lowering.lower import lower_rank
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import MemoryColumns, SpanColumns, StageMemory
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import MemoryColumns, SpanColumns, StageMemory
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.measure import measure_memory

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretoken.domain.report import Percentiles, RequestColumns, ServingReport
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.results.report import Percentiles, RequestColumns, ServingReport
 
 # (requests decoding, their context in tokens, prompt tokens) -> ms
 StepCost = Callable[[int, int, int], float]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun, encode_run
+from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun, encode_run
 from foretoken.simulator.validation.run_file import load_run
 
 _SHARED = Path(__file__).resolve().parents[4] / ".." / "shared" / "data"

@@ -5,9 +5,9 @@ from dataclasses import replace
 from served_runs import serve
 
 from foretoken.domain.models.load import load_model
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.serving_run import ServingRun
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.serving_run import ServingRun
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.serving.request_plan import NONE
 from foretoken.simulator.serving.workload import resolve_workload
 from foretoken.simulator.validation.replay import scenario_of_run

@@ -8,8 +8,8 @@ import pytest
 from served_runs import StepCost, serve, usual_cost
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import Feasibility, RequestColumns
-from foretoken.domain.serving_run import MeasuredRequest
+from foretoken.domain.requests.serving_run import MeasuredRequest
+from foretoken.domain.results.report import Feasibility, RequestColumns
 from foretoken.simulator.report.page import render_page
 from foretoken.simulator.validation.comparison import token_gaps_ms
 from foretoken.simulator.validation.decode_step import DecodeComparison

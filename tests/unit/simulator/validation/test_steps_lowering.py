@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.eager_lowering import ModelForm, lower_step
-from foretoken.domain.estimate import DType, Phase
-from foretoken.domain.graph import OperatorNode
+from foretoken.domain.lowering.eager import ModelForm, lower_step
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.measurements.profiling import STEP_KINDS, ClosureStep
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.profiling import STEP_KINDS, ClosureStep
 from foretoken.simulator.validation.steps_kernels import count_kernels
 
 _LLAMA, _GPT2 = find_model("tiny-llama"), find_model("gpt2-xl")

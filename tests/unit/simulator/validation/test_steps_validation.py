@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from foretoken.domain.eager_lowering import ModelForm, lower_step
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import (
+from foretoken.domain.lowering.eager import ModelForm, lower_step
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,
@@ -15,8 +15,8 @@ from foretoken.domain.estimate import (
     OperatorTable,
     Provenance,
 )
+from foretoken.domain.measurements.profiling import ClosureReport, ClosureStep, MeasuredStep
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.profiling import ClosureReport, ClosureStep, MeasuredStep
 from foretoken.simulator.validation.steps import describe_shares, validate_steps
 from foretoken.simulator.validation.steps_section import steps_sections
 

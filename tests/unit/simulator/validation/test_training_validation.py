@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from trained_runs import NUM_STAGES, SCENARIO, TIMES, measure, simulate, step_ms
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.report import Feasibility
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.results.report import Feasibility
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.report.page import render_page
 from foretoken.simulator.validation.training import TrainingValidation, validate_training
 from foretoken.simulator.validation.training_attribution import REST

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.report import Percentiles
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import ComponentTime, TrainingReport
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.report import Percentiles
+from foretoken.domain.results.training_report import ComponentTime, TrainingReport
 from foretoken.simulator.validation.training_run import (
     ALL_STAGES,
     MeasuredComponent,

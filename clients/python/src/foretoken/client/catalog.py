@@ -7,8 +7,13 @@ from foretoken.client.blocking import complete, iterate
 from foretoken.client.recording import send_run
 from foretoken.client.remote import Client
 from foretoken.client.uploading import upload
-from foretoken.domain.artifact import Artifact
-from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, MeasurementFilter, Run
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import (
+    BatchReceipt,
+    MeasurementBatch,
+    MeasurementFilter,
+    Run,
+)
 from foretoken.wire import codec
 from foretoken.wire.rpcs import CatalogRpcs
 

@@ -8,16 +8,16 @@ from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.job_wait import OnProgress, wait_for_job
 from foretoken.client.results import list_results, read_result
 from foretoken.client.single_query import CallOptions, build_single_query
-from foretoken.domain.correction import Correction, CorrectionRequest
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import (
+from foretoken.domain.measurements.correction import Correction, CorrectionRequest
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyEstimate,
     Phase,
     pick_estimate,
 )
-from foretoken.domain.explanation import Explanation
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.explanation import Explanation
+from foretoken.domain.measurements.measurement import (
     ArrowStream,
     BatchReceipt,
     CheckRequest,
@@ -27,15 +27,8 @@ from foretoken.domain.measurement import (
     Run,
     SqlQuery,
 )
-from foretoken.domain.planning import PlanRequest, ProfilePlan
-from foretoken.domain.ports import (
-    CatalogAdminPort,
-    PredictorPort,
-    ProfilerPort,
-    SimulatorPort,
-    TrainRequest,
-)
-from foretoken.domain.profiling import (
+from foretoken.domain.measurements.planning import PlanRequest, ProfilePlan
+from foretoken.domain.measurements.profiling import (
     ClosureReport,
     ClosureRequest,
     GraphReport,
@@ -43,26 +36,33 @@ from foretoken.domain.profiling import (
     ProfileReport,
     ProfileRequest,
 )
-from foretoken.domain.report import PredictorTrainingReport, ServingReport
-from foretoken.domain.result import AnyReport, KeptResult
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.search import (
+from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
+from foretoken.domain.ports import (
+    CatalogAdminPort,
+    PredictorPort,
+    ProfilerPort,
+    SimulatorPort,
+    TrainRequest,
+)
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.search import (
     CapacityReport,
     CapacityRequest,
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.surface import LatencySurface, SurfaceQuery
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import (
+from foretoken.domain.requests.training_run import (
     TrainingMemoryReport,
     TrainingRunReport,
     TrainingRunRequest,
 )
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.training_search import (
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.results.report import PredictorTrainingReport, ServingReport
+from foretoken.domain.results.result import AnyReport, KeptResult
+from foretoken.domain.results.training_report import TrainingReport
 
 P = TypeVar("P")
 Target = str | ChannelOptions

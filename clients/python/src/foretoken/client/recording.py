@@ -19,7 +19,7 @@ from foretoken.client.blocking import each
 from foretoken.client.calls import Calls
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import CatalogBusyError, ServerBusyError, ServiceUnavailableError
-from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.measurement import BatchReceipt, MeasurementBatch, Run, RunKind
 from foretoken.wire import codec, ipc
 
 # A group of an import's batches waits for its receipts together. Two groups are under way at once,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable, Phase
 
 E = TypeVar("E", bound=enum.Enum)
 

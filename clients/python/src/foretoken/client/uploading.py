@@ -6,7 +6,7 @@ from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.types.v1 import artifact_pb2
 from foretoken.client.blocking import each
 from foretoken.client.calls import Calls
-from foretoken.domain.artifact import Artifact
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.wire import codec
 
 Content = Iterable[bytes] | AsyncIterable[bytes]

@@ -22,6 +22,8 @@ from foretoken.domain.text_file import read_text
 def scan_modules(package: str, attribute: str) -> Mapping[str, Any]:
     """Return `attribute` of every module in `package`, by module name; looked for once a process.
 
+    Packages in it hold what these modules are made of, and are left out.
+
     Modules of other distributions join through the entry-point group named like the package.
 
     Raises:
@@ -33,6 +35,8 @@ def scan_modules(package: str, attribute: str) -> Mapping[str, Any]:
 
     found: dict[str, Any] = {}
     for module_info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if module_info.ispkg:
+            continue
         module = importlib.import_module(f"{package}.{module_info.name}")
         if not hasattr(module, attribute):
             raise InvalidRequestError(f"plug-in {module.__name__} has no {attribute}")

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from foretoken.domain.alias import settle_devices
-from foretoken.domain.artifact import Artifact
-from foretoken.domain.correction import Correction, CorrectionRequest
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import LatencyQuery, LatencyReply
-from foretoken.domain.explanation import Explanation
 from foretoken.domain.job import Job
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.correction import Correction, CorrectionRequest
+from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
+from foretoken.domain.measurements.explanation import Explanation
+from foretoken.domain.measurements.measurement import (
     ArrowStream,
     BatchReceipt,
     CheckRequest,
@@ -33,8 +33,8 @@ from foretoken.domain.measurement import (
     SnapshotDiff,
     SqlQuery,
 )
-from foretoken.domain.planning import PlanRequest, ProfilePlan
-from foretoken.domain.profiling import (
+from foretoken.domain.measurements.planning import PlanRequest, ProfilePlan
+from foretoken.domain.measurements.profiling import (
     ClosureReport,
     ClosureRequest,
     GraphReport,
@@ -43,27 +43,27 @@ from foretoken.domain.profiling import (
     ProfileReport,
     ProfileRequest,
 )
-from foretoken.domain.report import PredictorTrainingReport, ServingReport
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.search import (
+from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.search import (
     CapacityReport,
     CapacityRequest,
     Finalist,
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.surface import LatencySurface, SurfaceQuery
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import (
+from foretoken.domain.requests.training_run import (
     TrainingMemoryReport,
     TrainingRunReport,
     TrainingRunRequest,
 )
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.training_search import (
     StrategyFinalist,
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.results.report import PredictorTrainingReport, ServingReport
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.watch import Watch
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurement import ArrowStream
+from foretoken.domain.measurements.measurement import ArrowStream
 
 # What a row may say of the times of its calls.
 LATENCY_STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90")

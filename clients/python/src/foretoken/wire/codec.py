@@ -19,10 +19,10 @@ from google.protobuf.message import Message
 
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.report import ServingReport
-from foretoken.domain.search import ServingSearchReport
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.domain.requests.search import ServingSearchReport
+from foretoken.domain.requests.training_search import TrainingSearchReport
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.training_report import TrainingReport
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurement import ArrowStream
-from foretoken.domain.report import Columns as Record
+from foretoken.domain.measurements.measurement import ArrowStream
+from foretoken.domain.results.report import Columns as Record
+from foretoken.domain.results.training_report import SPAN_KINDS
 from foretoken.domain.schema import field_types
-from foretoken.domain.training_report import SPAN_KINDS
 from foretoken.wire.arrow import open_stream
 
 # Messages of 1 to 4 MiB move fastest; gRPC's limit is raised to 16 MiB on both sides.

@@ -18,12 +18,12 @@ from foretoken.api.types.v1 import (
 from foretoken.domain import schema
 from foretoken.domain.archive import Archive, UnpackBudget
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import ServingReport
-from foretoken.domain.result import AnyReport, KeptResult
-from foretoken.domain.search import CapacityReport, ServingSearchReport
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import TrainingRunReport
-from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.domain.requests.search import CapacityReport, ServingSearchReport
+from foretoken.domain.requests.training_run import TrainingRunReport
+from foretoken.domain.requests.training_search import TrainingSearchReport
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.result import AnyReport, KeptResult
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.wire import codec
 from foretoken.wire.report_tables import table_fields, take_tables, with_tables
 

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar
 import pyarrow as pa
 from google.protobuf.descriptor import ServiceDescriptor
 
-from foretoken.domain.measurement import ArrowStream
+from foretoken.domain.measurements.measurement import ArrowStream
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from foretoken.api.types.v1 import measurement_pb2
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.job import Job
-from foretoken.domain.measurement import ArrowStream
+from foretoken.domain.measurements.measurement import ArrowStream
 from foretoken.wire import ipc
 from foretoken.wire.errors import error_to_status
 from foretoken.wire.rpc import (

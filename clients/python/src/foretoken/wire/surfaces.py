@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
-from foretoken.domain.axis import Axis
-from foretoken.domain.surface import LatencySurface, SurfaceQuery
+from foretoken.domain.measurements.axis import Axis
+from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
 from foretoken.wire import columns
 
 

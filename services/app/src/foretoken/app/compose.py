@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from foretoken.catalog.upkeep.recovery import Recovery
     from foretoken.client.channel import Connection
     from foretoken.client.facade import Foretoken
+    from foretoken.domain.measurements.profiling import ProfileOutline, ProfileRequest
     from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
-    from foretoken.domain.profiling import ProfileOutline, ProfileRequest
-    from foretoken.domain.scenario import TrainingScenario
-    from foretoken.domain.training_run import TrainingMemoryReport
+    from foretoken.domain.requests.scenario import TrainingScenario
+    from foretoken.domain.requests.training_run import TrainingMemoryReport
 
 _LOCAL, _KUBERNETES = "local", "kubernetes"
 # Where operators are timed: on this machine, or on the nodes of a cluster.

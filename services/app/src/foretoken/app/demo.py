@@ -5,17 +5,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from foretoken.client.facade import Foretoken
-from foretoken.domain.engine import EngineSpec
-from foretoken.domain.estimate import DType, LatencyEstimate
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.job import Job
+from foretoken.domain.measurements.estimate import DType, LatencyEstimate
+from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import TrainRequest
-from foretoken.domain.profiling import ProfileReport, ProfileRequest
-from foretoken.domain.report import PredictorTrainingReport, ServingReport
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.slo import Slo
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.slo import Slo
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.results.report import PredictorTrainingReport, ServingReport
+from foretoken.domain.results.training_report import TrainingReport
 
 # Shown while a step runs: a context manager that takes job states.
 ProgressDisplay = Callable[[str], AbstractContextManager[Callable[[Job], None]]]

@@ -31,8 +31,8 @@ from foretoken.domain.errors import (
     UnknownModelError,
 )
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.training_truth import ModuleTime, ModuleTimes
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.training_truth import ModuleTime, ModuleTimes
 from foretoken.domain.units import US_PER_MS
 
 _NAME = re.compile(r"(?P<model>[^_]+)_(?P<gpu>[^_]+)_(?P<tp>[1-9]\d{0,3})(?:_(?P<other>[^_]+))?")

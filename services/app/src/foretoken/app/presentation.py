@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import LatencyColumns, LatencyEstimate
-from foretoken.domain.report import PredictorTrainingReport
-from foretoken.domain.result import REPORT_CLASSES
-from foretoken.domain.result_methods import ResultMethods
-from foretoken.domain.surface import LatencySurface
-from foretoken.domain.training_run import TrainingMemoryReport
+from foretoken.domain.measurements.estimate import LatencyColumns, LatencyEstimate
+from foretoken.domain.measurements.surface import LatencySurface
+from foretoken.domain.requests.training_run import TrainingMemoryReport
+from foretoken.domain.results.methods import ResultMethods
+from foretoken.domain.results.report import PredictorTrainingReport
+from foretoken.domain.results.result import REPORT_CLASSES
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,12 +14,12 @@ from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.load import load_model
 from foretoken.domain.plugins import read_yaml
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.text_file import find_beside, is_there
 
 if TYPE_CHECKING:
-    from foretoken.domain.search import ServingSearchRequest
-    from foretoken.domain.training_search import TrainingSearchRequest
+    from foretoken.domain.requests.search import ServingSearchRequest
+    from foretoken.domain.requests.training_search import TrainingSearchRequest
 
 T = TypeVar("T", ServingScenario, TrainingScenario)
 S = TypeVar("S", "ServingSearchRequest", "TrainingSearchRequest")

@@ -12,8 +12,8 @@ from typing import Any, cast
 import yaml
 
 from foretoken.domain import schema
-from foretoken.domain.option import Option, options_of
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.option import Option, options_of
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 
 # The blocks of the page by what its fence says.
 BLOCKS = {"serving-scenario": ServingScenario, "training-scenario": TrainingScenario}

@@ -15,8 +15,8 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurement import MeasurementFilter, Run
-from foretoken.domain.operator import all_operators
+from foretoken.domain.measurements.measurement import MeasurementFilter, Run
+from foretoken.domain.operators.spec.operator import all_operators
 from foretoken.wire.arrow import LATER_COLUMNS, STORED_SCHEMA
 
 # The tool of runs that are imports of datasets.

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from foretoken.catalog.array import Integers
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.operator import OperatorSpec, find_operator
+from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 
 # Places of rows in a table.
 Indices = Integers

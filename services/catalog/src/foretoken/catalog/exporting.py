@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
-from foretoken.domain.measurement import ArrowStream, MeasurementFilter, Run
+from foretoken.domain.measurements.measurement import ArrowStream, MeasurementFilter, Run
 from foretoken.domain.plugins import scan_modules
 from foretoken.wire.arrow import open_stream
 

@@ -21,7 +21,7 @@ from foretoken.domain.errors import (
     UnknownModelError,
     UnknownPluginError,
 )
-from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.plugins import scan_modules
 

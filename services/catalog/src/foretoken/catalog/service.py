@@ -18,9 +18,7 @@ from foretoken.catalog.upkeep import retention
 from foretoken.catalog.upkeep.backup import stream_backup
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner
-from foretoken.domain.job_service import RunsJobs
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     ArrowStream,
     BatchReceipt,
     CheckRequest,
@@ -39,7 +37,9 @@ from foretoken.domain.measurement import (
     SqlQuery,
 )
 from foretoken.domain.name import check_name
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.jobs.runner import JobProgress, JobRunner
+from foretoken.jobs.service import RunsJobs
 
 _CHECK = "check"
 

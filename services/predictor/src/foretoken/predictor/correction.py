@@ -9,19 +9,19 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain import schema
-from foretoken.domain.artifact import Artifact
-from foretoken.domain.correction import Correction, CorrectionRequest
 from foretoken.domain.errors import CorruptCatalogError, InvalidRequestError, UnknownCorrectionError
-from foretoken.domain.estimate import (
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.correction import Correction, CorrectionRequest
+from foretoken.domain.measurements.estimate import (
     LatencyColumns,
     LatencyQuery,
     LatencyReply,
     OperatorCall,
     table_of_calls,
 )
-from foretoken.domain.hardware.device import find_device
 from foretoken.domain.name import check_name
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.text_file import parse_json
 from foretoken.predictor.correction_fit import COMMON_FACTOR, learn_correction

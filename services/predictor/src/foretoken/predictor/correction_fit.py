@@ -6,13 +6,13 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.domain.correction import (
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.measurements.correction import (
     CorrectedObservation,
     Correction,
     CorrectionRequest,
     Observation,
 )
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.predictor.roofline import FloatColumn
 
 Matrix = npt.NDArray[np.float64]

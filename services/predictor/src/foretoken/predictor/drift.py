@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.estimate import LatencyQuery, LatencyReply
-from foretoken.domain.measurement import MeasurementFilter, RunSummary
+from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
+from foretoken.domain.measurements.measurement import MeasurementFilter, RunSummary
 from foretoken.domain.ports import CatalogPort
 from foretoken.predictor.recent_rows import MeasuredTable, may_be_recent, parse_time, read_recent
 from foretoken.predictor.roofline import FloatColumn

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.domain.estimate import LatencyColumns, LatencyQuery, OperatorTable
+from foretoken.domain.measurements.estimate import LatencyColumns, LatencyQuery, OperatorTable
 
 # What keeping a table costs in addition to its rows, in rows: 2 KiB against 73 bytes.
 _TABLE_ROWS = 27

@@ -10,7 +10,8 @@ from foretoken.domain.errors import (
     NotTrainedError,
     OutOfCoverageError,
 )
-from foretoken.domain.estimate import (
+from foretoken.domain.hardware.device import DeviceSpec, find_device
+from foretoken.domain.measurements.estimate import (
     LatencyColumns,
     LatencyQuery,
     LatencyReply,
@@ -18,8 +19,7 @@ from foretoken.domain.estimate import (
     Phase,
     Provenance,
 )
-from foretoken.domain.hardware.device import DeviceSpec, find_device
-from foretoken.domain.operator import OperatorSpec, find_operator
+from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 from foretoken.predictor.estimate_cache import EstimateCache, cache_key
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import is_extrapolated

@@ -6,14 +6,19 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import LatencyQuery, LatencyReply, OperatorTable, pick_estimate
-from foretoken.domain.explanation import (
+from foretoken.domain.measurements.estimate import (
+    LatencyQuery,
+    LatencyReply,
+    OperatorTable,
+    pick_estimate,
+)
+from foretoken.domain.measurements.explanation import (
     Contribution,
     Explanation,
     MeasuredNeighbour,
     MemberAnswer,
 )
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.attribution import attribute
 from foretoken.predictor.features import Design, Matrix, build_design, feature_names
 from foretoken.predictor.intervals.coverage import Tier

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.domain.operator import FeatureFormula, OperatorSpec, dim_axes
+from foretoken.domain.operators.spec.operator import FeatureFormula, OperatorSpec, dim_axes
 from foretoken.domain.units import US_PER_S
 from foretoken.predictor.roofline import (
     Columns,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretoken.domain.report import OperatorTrainingReport
+from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.predictor.features import Matrix
 from foretoken.predictor.intervals.calibration import HeldOutErrors, held_out_bounds, join_errors
 from foretoken.predictor.intervals.holdout import SplitKind

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from foretoken.domain.errors import UnknownMeasurementError
-from foretoken.domain.estimate import LatencyQuery, OperatorTable
-from foretoken.domain.expert_load import is_routing
-from foretoken.domain.operator import find_operator
-from foretoken.domain.variant import parse_variant, stored_dtype
+from foretoken.domain.lowering.expert_load import is_routing
+from foretoken.domain.measurements.estimate import LatencyQuery, OperatorTable
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype
 from foretoken.predictor.software import matches
 from foretoken.predictor.training_rows import Series
 

@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import (
     CorruptCatalogError,
     ForetokenError,
@@ -19,6 +18,7 @@ from foretoken.domain.errors import (
     StorageFullError,
     UnknownModelVersionError,
 )
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.name import check_name, path_inside
 from foretoken.domain.ports import CatalogPort, ModelVersion
 from foretoken.predictor.model_archive import (

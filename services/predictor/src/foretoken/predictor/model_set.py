@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.operator import OperatorSpec
-from foretoken.domain.variant import parse_variant
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
+from foretoken.domain.operators.spec.operator import OperatorSpec
+from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.predictor.known_names import KnownNames
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.software import Relation, matches, parse_software

@@ -20,7 +20,7 @@ from foretoken.domain import schema
 from foretoken.domain.archive import Archive
 from foretoken.domain.errors import NotTrainedError
 from foretoken.domain.name import path_inside
-from foretoken.domain.report import OperatorTrainingReport
+from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.predictor.features import FEATURE_REVISION
 from foretoken.predictor.intervals.calibration import Calibration
 from foretoken.predictor.intervals.coverage import map_coverage

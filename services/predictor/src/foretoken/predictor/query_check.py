@@ -3,11 +3,11 @@
 from collections.abc import Collection
 
 from foretoken.domain.errors import UnknownPluginError
-from foretoken.domain.estimate import LatencyQuery, OperatorTable
 from foretoken.domain.hardware.device import check_format, find_device
-from foretoken.domain.operator import find_operator
-from foretoken.domain.quantization import all_quantizations
-from foretoken.domain.variant import parse_variant, stored_dtype, stored_schemes
+from foretoken.domain.measurements.estimate import LatencyQuery, OperatorTable
+from foretoken.domain.models.quantization import all_quantizations
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype, stored_schemes
 from foretoken.predictor.training_rows import SeriesKey
 
 # Groups of operators that multiply matrices; others move values of any format.

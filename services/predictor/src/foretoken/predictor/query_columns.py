@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.roofline import Columns, IntColumn
 
 # Larger integers are not exact as floats, in which work is computed.

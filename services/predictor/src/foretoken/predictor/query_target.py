@@ -1,9 +1,9 @@
 """What the calls of a query run on."""
 
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.roofline import Target
 
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable, Phase
-from foretoken.domain.measurement import ArrowStream, RunKind, RunSummary
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.measurements.measurement import ArrowStream, RunKind, RunSummary
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.roofline import FloatColumn
 from foretoken.predictor.training_rows import keep_usable
 from foretoken.wire.arrow import dims_to_columns, open_stream

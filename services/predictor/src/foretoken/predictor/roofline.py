@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.roofline import collective_terms, compute_terms
 from foretoken.domain.hardware.topology import TopologySpec
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.operators.spec.operator import OperatorSpec
 
 FloatColumn = npt.NDArray[np.float64]
 IntColumn = npt.NDArray[np.int64]

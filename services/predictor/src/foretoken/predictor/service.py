@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
-from foretoken.domain.correction import Correction, CorrectionRequest
 from foretoken.domain.errors import ForetokenError, InvalidRequestError, OutOfCoverageError
-from foretoken.domain.estimate import LatencyQuery, LatencyReply, OperatorTable
-from foretoken.domain.explanation import Explanation
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner
-from foretoken.domain.job_service import RunsJobs
-from foretoken.domain.measurement import MeasurementFilter
-from foretoken.domain.operator import find_operator
-from foretoken.domain.planning import PlanRequest, ProfilePlan
+from foretoken.domain.measurements.correction import Correction, CorrectionRequest
+from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply, OperatorTable
+from foretoken.domain.measurements.explanation import Explanation
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.measurements.planning import PlanRequest, ProfilePlan
+from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import CatalogPort, ModelVersion, TrainRequest
-from foretoken.domain.report import PredictorTrainingReport
-from foretoken.domain.surface import LatencySurface, SurfaceQuery
+from foretoken.domain.results.report import PredictorTrainingReport
+from foretoken.jobs.runner import JobProgress, JobRunner
+from foretoken.jobs.service import RunsJobs
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.correction import CorrectionBook, apply_correction
 from foretoken.predictor.drift import DriftWatch

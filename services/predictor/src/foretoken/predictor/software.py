@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 
 _Version = tuple[int, ...]
 _LEADING_DIGITS = re.compile(r"\d+")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.transfer.siblings import find_linked_alike, find_siblings

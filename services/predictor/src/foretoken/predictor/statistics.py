@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.domain.estimate import LatencyColumns, OperatorTable, Provenance
+from foretoken.domain.measurements.estimate import LatencyColumns, OperatorTable, Provenance
 
 # Upper bounds of buckets. Intervals go from the noise of repeated measurements (a few percent) to
 # the uncertainty about an operator that was never measured (a factor of several).

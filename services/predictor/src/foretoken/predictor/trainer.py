@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.report import OperatorTrainingReport
+from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import (
     FEATURE_REVISION,

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.ports import TrainRequest
-from foretoken.domain.report import OperatorTrainingReport
+from foretoken.domain.results.report import OperatorTrainingReport
+from foretoken.jobs.runner import JobProgress
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet, own_models
 from foretoken.predictor.report.scoring import merge_reports

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from foretoken.domain.errors import UnknownDeviceError, UnknownTopologyError
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
-from foretoken.domain.measurement import ArrowStream
-from foretoken.domain.operator import OperatorSpec, all_operators, find_operator
-from foretoken.domain.overlap import is_of_overlap
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.measurements.measurement import ArrowStream
+from foretoken.domain.operators.spec.operator import OperatorSpec, all_operators, find_operator
+from foretoken.domain.operators.spec.overlap import is_of_overlap
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.roofline import Columns, FloatColumn, Target
 from foretoken.wire.arrow import dims_to_columns, read_table

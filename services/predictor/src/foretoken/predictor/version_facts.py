@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Self
 
 from foretoken.domain import schema
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import CorruptCatalogError, InvalidRequestError
+from foretoken.domain.measurements.artifact import Artifact
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
+from foretoken.domain.operators.spec.variant import format_variant, parse_variant
 from foretoken.domain.plugins import scan_modules
-from foretoken.domain.variant import format_variant, parse_variant
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.timing.stopwatch import IndexedCall
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 
 from foretoken.domain.errors import ForetokenError, UnknownTopologyError
-from foretoken.domain.estimate import OperatorCall
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import topology_of_device
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.measurement import Run, RunKind
+from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.measurements.measurement import Run, RunKind
+from foretoken.domain.measurements.profiling import ProfileOutline, ProfileReport, ProfileRequest
 from foretoken.domain.name import path_inside, text_to_name
 from foretoken.domain.ports import CatalogPort
-from foretoken.domain.profiling import ProfileOutline, ProfileReport, ProfileRequest
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.config import ProfilerConfig, TimerSpec
 from foretoken.profiler.environment import (
     FRAMEWORK,

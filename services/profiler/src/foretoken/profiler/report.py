@@ -7,8 +7,8 @@ from statistics import median
 
 import numpy as np
 
-from foretoken.domain.estimate import OperatorCall
-from foretoken.domain.profiling import OperatorProfile, ProfileReport
+from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.measurements.profiling import OperatorProfile, ProfileReport
 from foretoken.profiler.planning.coverage import Point, point_of_call
 from foretoken.profiler.recording.spool import Row
 

@@ -11,10 +11,7 @@ import torch
 from foretoken.domain.errors import DeviceNotPresentError, InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner
-from foretoken.domain.job_service import RunsJobs
-from foretoken.domain.ports import CatalogPort
-from foretoken.domain.profiling import (
+from foretoken.domain.measurements.profiling import (
     ClosureReport,
     ClosureRequest,
     GraphReport,
@@ -23,6 +20,9 @@ from foretoken.domain.profiling import (
     ProfileReport,
     ProfileRequest,
 )
+from foretoken.domain.ports import CatalogPort
+from foretoken.jobs.runner import JobProgress, JobRunner
+from foretoken.jobs.service import RunsJobs
 from foretoken.profiler.config import ProfilerConfig
 from foretoken.profiler.environment import describe_environment
 from foretoken.profiler.local_device import LocalDevice, find_local_device, list_local_devices

@@ -14,10 +14,10 @@ from foretoken.domain.errors import (
     ForetokenError,
     ServiceUnavailableError,
 )
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.overlap import is_group_call
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.operators.spec.overlap import is_group_call
 from foretoken.domain.units import describe_seconds
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.kernel import TORCH_DTYPES, TensorFactory
 from foretoken.profiler.planning.durations import CaseDurations, RemainingTime
 from foretoken.profiler.planning.plan import ProfilePlan

@@ -1,12 +1,11 @@
-"""The echo of every answer of the simulator: see `foretoken.domain.echo`."""
+"""The echo of every answer of the simulator: see `foretoken.domain.results.echo`."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from foretoken.domain.echo import Echo
-from foretoken.domain.layout import ParallelLayout
 from foretoken.domain.models.architecture import ModelArchitecture, all_models
-from foretoken.domain.question import (
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.question import (
     describe_capacity,
     describe_run,
     describe_serving,
@@ -14,22 +13,23 @@ from foretoken.domain.question import (
     describe_training,
     describe_training_search,
 )
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.search import (
     CandidateColumns,
     CapacityReport,
     CapacityRequest,
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import TrainingRunRequest
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.training_run import TrainingRunRequest
+from foretoken.domain.requests.training_search import (
     StrategyColumns,
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.results.echo import Echo
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.latency_surfaces import quantization_of
 from foretoken.simulator.serving.fleet import pool_scenarios
 

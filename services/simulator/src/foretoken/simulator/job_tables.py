@@ -6,7 +6,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.job_runner import JobProgress, JobRunner
+from foretoken.jobs.runner import JobProgress, JobRunner
 from foretoken.wire.report_tables import table_fields, with_tables
 
 R = TypeVar("R")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from foretoken.domain.estimate import LatencyQuery, LatencyReply
+from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
 from foretoken.domain.ports import ModelVersion
 
 

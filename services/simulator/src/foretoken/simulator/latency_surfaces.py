@@ -6,15 +6,15 @@ sequences that get a token, attention on the contexts. Each such family is tabul
 
 from dataclasses import replace
 
-from foretoken.domain.engine import EngineProfile
-from foretoken.domain.estimate import LatencyQuery
-from foretoken.domain.graph import RankContext
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.graph import RankContext
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import LatencyQuery
+from foretoken.domain.models.quantization import ExecutedQuantization, executed_quantization
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.quantization import ExecutedQuantization, executed_quantization
-from foretoken.domain.scenario import ServingScenario, replica_layout
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost.padding import graph_rule
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec

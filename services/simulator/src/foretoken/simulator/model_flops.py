@@ -1,7 +1,7 @@
 """The work a model needs by itself, which its utilisation counts."""
 
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.operator import find_operator
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.operators.spec.operator import find_operator
 
 # Groups of operators whose FLOPs are the model's own work; the rest is bandwidth.
 _GROUPS = ("gemm", "moe", "attention")

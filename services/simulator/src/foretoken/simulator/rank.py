@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
 
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from foretoken.domain.number_text import describe_step
-from foretoken.domain.report import ServingReport
-from foretoken.domain.result import AnyReport
-from foretoken.domain.search import CandidateColumns, CapacityReport, ServingSearchReport
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import TrainingRunReport
-from foretoken.domain.training_search import StrategyColumns, TrainingSearchReport
+from foretoken.domain.metrics.number_text import describe_step
+from foretoken.domain.requests.search import CandidateColumns, CapacityReport, ServingSearchReport
+from foretoken.domain.requests.training_run import TrainingRunReport
+from foretoken.domain.requests.training_search import StrategyColumns, TrainingSearchReport
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.result import AnyReport
+from foretoken.domain.results.training_report import TrainingReport
 
 # More sizes of clusters are told from the smallest to the largest.
 _MAX_COUNTS = 3

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from foretoken.domain import schema
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.job import Job, JobState
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.ports import CatalogPort
-from foretoken.domain.result import RESULT_ARTIFACT, AnyReport, KeptResult
+from foretoken.domain.results.result import RESULT_ARTIFACT, AnyReport, KeptResult
 from foretoken.simulator.result_title import name_result, sum_up
 from foretoken.wire.result_file import pack_report
 

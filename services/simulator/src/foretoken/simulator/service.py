@@ -13,31 +13,31 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner
-from foretoken.domain.job_service import RunsJobs
 from foretoken.domain.ports import CatalogPort, PredictorPort
-from foretoken.domain.report import ServingReport
-from foretoken.domain.result import TRAINING_RUN_KIND, AnyReport
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.search import (
     CapacityReport,
     CapacityRequest,
     Finalist,
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.training_report import TRAINING_TABLES, TrainingReport
-from foretoken.domain.training_run import (
+from foretoken.domain.requests.training_run import (
     TrainingMemoryReport,
     TrainingRunReport,
     TrainingRunRequest,
 )
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.training_search import (
     StrategyFinalist,
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.result import TRAINING_RUN_KIND, AnyReport
+from foretoken.domain.results.training_report import TRAINING_TABLES, TrainingReport
 from foretoken.domain.watch import Watch
+from foretoken.jobs.runner import JobProgress, JobRunner
+from foretoken.jobs.service import RunsJobs
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.echo import echo_serving, echo_training
 from foretoken.simulator.job_tables import attach_tables, fill_tables, open_table

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from foretoken.domain.estimate import LatencyColumns
+from foretoken.domain.measurements.estimate import LatencyColumns
 
 
 def list_software_notes(

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 from foretoken.client.recording import Batches, send_run
 from foretoken.client.remote import AsyncClient
 from foretoken.client.uploading import Content, upload
-from foretoken.domain.artifact import Artifact
-from foretoken.domain.measurement import BatchReceipt, Run
+from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import BatchReceipt, Run
 from foretoken.wire.rpcs import CatalogRpcs
 
 

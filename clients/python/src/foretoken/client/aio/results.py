@@ -2,7 +2,7 @@
 
 from foretoken.client.aio.catalog import AsyncCatalogClient
 from foretoken.client.results import describe_results, pick_result, unpack_result
-from foretoken.domain.result import RESULT_ARTIFACT, AnyReport, KeptResult
+from foretoken.domain.results.result import RESULT_ARTIFACT, AnyReport, KeptResult
 from foretoken.wire.result_file import label_file
 
 

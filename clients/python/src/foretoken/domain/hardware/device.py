@@ -6,8 +6,8 @@ from functools import cache
 
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.sourced import load_sourced
+from foretoken.domain.measurements.estimate import DType
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

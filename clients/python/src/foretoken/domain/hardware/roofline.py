@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.topology import TopologySpec
-from foretoken.domain.operator import Dims, OperatorSpec
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.operators.spec.operator import Dims, OperatorSpec
 from foretoken.domain.units import US_PER_S, Quantity
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
-from foretoken.domain.number_text import format_number
-from foretoken.domain.report import Percentiles
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.results.report import Percentiles
 from foretoken.domain.units import MS_PER_S, Quantity
 
 Better = Literal["lower", "higher", ""]

@@ -1,7 +1,7 @@
 """Metrics of the pools of a cluster: replicas, what moves between pools, what they hold."""
 
 from foretoken.domain.metrics.metric import SHARE, Metric
-from foretoken.domain.report import ServingReport
+from foretoken.domain.results.report import ServingReport
 from foretoken.domain.units import S_PER_HOUR
 
 # A table: every metric in as few lines as it needs.

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.domain.metrics.metric import EVERYWHERE, SHARE, Metric
-from foretoken.domain.number_text import format_number
-from foretoken.domain.report import ServingReport
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.results.report import ServingReport
 from foretoken.domain.units import S_PER_HOUR
 
 _MILLION = 1e6

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from foretoken.domain.metrics.metric import EVERYWHERE, SHARE, Metric
-from foretoken.domain.report import ServingReport, describe_shares
-from foretoken.domain.training_report import StageMemory, TrainingReport
-from foretoken.domain.training_run import TrainingRunReport
+from foretoken.domain.requests.training_run import TrainingRunReport
+from foretoken.domain.results.report import ServingReport, describe_shares
+from foretoken.domain.results.training_report import StageMemory, TrainingReport
 from foretoken.domain.units import GIB, S_PER_HOUR, US_PER_S, Quantity
 
 _BILLION = 1e9

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.flat_operator import addition_of
-from foretoken.domain.operator import Dim, OperatorSpec
-from foretoken.domain.sweep import cross, pick, powers_of_two
+from foretoken.domain.operators.spec.flat import addition_of
+from foretoken.domain.operators.spec.operator import Dim, OperatorSpec
+from foretoken.domain.operators.spec.sweep import cross, pick, powers_of_two
 
 # Master weight, two moments: read and written in fp32; gradient read, parameter written.
 _STATE_BYTES = 2 * 3 * 4

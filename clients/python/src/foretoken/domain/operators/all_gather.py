@@ -1,6 +1,6 @@
 """Collect the shards of all ranks on every rank."""
 
-from foretoken.domain.collective import (
+from foretoken.domain.operators.spec.collective import (
     CollectiveWork,
     all_but_own,
     collective_operator,

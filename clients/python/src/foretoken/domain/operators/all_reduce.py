@@ -1,6 +1,6 @@
 """Sum a tensor over all ranks of a group; every rank gets the sum."""
 
-from foretoken.domain.collective import (
+from foretoken.domain.operators.spec.collective import (
     CollectiveWork,
     all_but_own,
     collective_operator,

@@ -1,6 +1,6 @@
 """Every rank sends a different shard to every other rank."""
 
-from foretoken.domain.collective import (
+from foretoken.domain.operators.spec.collective import (
     CollectiveWork,
     all_but_own,
     collective_operator,

@@ -2,7 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import (
+from foretoken.domain.operators.attention_prefill import (
+    OTHER_HEADS,
+    SWEPT_HEADS,
+    head_dims,
+)
+from foretoken.domain.operators.spec.operator import (
     HEAD_RELATION,
     Dim,
     Dims,
@@ -11,12 +16,7 @@ from foretoken.domain.operator import (
     Relation,
     dim_axes,
 )
-from foretoken.domain.operators.attention_prefill import (
-    OTHER_HEADS,
-    SWEPT_HEADS,
-    head_dims,
-)
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 # What makes up a batch of decoding sequences, whatever the kind of attention.

@@ -2,10 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import HEAD_RELATION, Dim, Dims, OperatorSpec, Relation, dim_axes
 from foretoken.domain.operators.attention_decode import BATCH_AXES, decode_costs, kv_block_fill
 from foretoken.domain.operators.attention_prefill import head_dims, unequal_lengths
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.operator import (
+    HEAD_RELATION,
+    Dim,
+    Dims,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, smaller
 
 

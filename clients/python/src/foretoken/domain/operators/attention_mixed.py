@@ -2,13 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import HEAD_RELATION, Dim, Dims, OperatorSpec, Relation
 from foretoken.domain.operators.attention_prefill import (
     head_dims,
     prefill_dims,
     unequal_prefill_dims,
 )
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.operator import (
+    HEAD_RELATION,
+    Dim,
+    Dims,
+    OperatorSpec,
+    Relation,
+)
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity
 
 

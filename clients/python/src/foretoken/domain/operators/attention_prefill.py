@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import (
+from foretoken.domain.operators.spec.operator import (
     HEAD_RELATION,
     Dim,
     Dims,
@@ -11,7 +11,7 @@ from foretoken.domain.operator import (
     Relation,
     dim_axes,
 )
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 # What makes up a batch of prefills, whatever the kind of attention.

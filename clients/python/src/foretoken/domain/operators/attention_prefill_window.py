@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import HEAD_RELATION, Dim, OperatorSpec, Relation, dim_axes
 from foretoken.domain.operators.attention_prefill import (
     ATTENTION_COSTS,
     BATCH_AXES,
@@ -13,7 +12,14 @@ from foretoken.domain.operators.attention_prefill import (
     q_block_waves,
     unequal_lengths,
 )
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.operator import (
+    HEAD_RELATION,
+    Dim,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, smaller
 
 

@@ -1,6 +1,10 @@
 """Copy a tensor from one rank of a group to all others."""
 
-from foretoken.domain.collective import CollectiveWork, collective_operator, sweep_groups
+from foretoken.domain.operators.spec.collective import (
+    CollectiveWork,
+    collective_operator,
+    sweep_groups,
+)
 
 SPEC = collective_operator(
     "broadcast",

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec
-from foretoken.domain.sweep import cross, powers_of_two
-from foretoken.domain.tile import tile_costs
+from foretoken.domain.operators.spec.operator import Dim, Dims, FeatureFormula, OperatorSpec
+from foretoken.domain.operators.spec.sweep import cross, powers_of_two
+from foretoken.domain.operators.spec.tile import tile_costs
 from foretoken.domain.units import Quantity, ceil_divide
 
 # Output tile shapes that cuBLAS and CUTLASS choose among (rows of m, columns of n).

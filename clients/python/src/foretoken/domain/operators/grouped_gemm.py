@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.operator import Dim, Dims, FeatureFormula, OperatorSpec
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 # (out, in) of an expert's two products. Source: the models' config.json.

@@ -1,12 +1,12 @@
 """The weight gradient of a grouped GEMM: the rows of every group are the reduced dimension."""
 
-from foretoken.domain.operator import Dims, OperatorSpec
 from foretoken.domain.operators.grouped_gemm import (
     GROUPED_DIMS,
     GROUPED_FEATURES,
     grouped_flops,
     sweep_groups,
 )
+from foretoken.domain.operators.spec.operator import Dims, OperatorSpec
 from foretoken.domain.units import Quantity, ceil_divide
 
 # A gradient is read, added to and written in fp32.

@@ -4,7 +4,7 @@ It takes the time of a processor, not of the device: its roofline is a bound tha
 The work is a serving engine's own, so it comes from imports alone.
 """
 
-from foretoken.domain.operator import Dim, OperatorSpec
+from foretoken.domain.operators.spec.operator import Dim, OperatorSpec
 
 # A token's id, as it goes to the device and back.
 _ID_BYTES = 8

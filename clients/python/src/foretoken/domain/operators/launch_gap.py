@@ -7,7 +7,7 @@ queued, on a CPU, which queues nothing, until all is done, on tensors of a few e
 the time of a CUDA graph of tiny kernels on the device, `launch_graph` the host's part of it.
 """
 
-from foretoken.domain.operator import Dim, OperatorSpec
+from foretoken.domain.operators.spec.operator import Dim, OperatorSpec
 
 # What a launch hands over at the least: a function's address.
 _LAUNCH_BYTES = 8

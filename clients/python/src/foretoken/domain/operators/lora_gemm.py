@@ -4,7 +4,7 @@ Engines run two for a linear layer: into the rank (shrink) and out of it (expand
 Source: Punica (Chen et al., 2023); vLLM, `lora/ops/triton_ops`.
 """
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec, Relation
+from foretoken.domain.operators.spec.operator import Dim, Dims, OperatorSpec, Relation
 from foretoken.domain.units import Quantity
 
 

@@ -6,7 +6,6 @@ operators of their own, or part of `mla_decode_module`. Source: DeepSeek-V2, sec
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec, dim_axes
 from foretoken.domain.operators.attention_decode import (
     BATCH_AXES,
     BATCH_DIMS,
@@ -15,7 +14,8 @@ from foretoken.domain.operators.attention_decode import (
     kv_block_fill,
     ragged_decodes,
 )
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.operator import Dim, Dims, OperatorSpec, dim_axes
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 

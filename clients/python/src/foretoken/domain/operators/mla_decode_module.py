@@ -2,7 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.mla_module import (
+from foretoken.domain.operators.attention_decode import (
+    BATCH_DIMS,
+    BATCH_FEATURES,
+    decode_dims,
+    ragged_decodes,
+)
+from foretoken.domain.operators.spec.mla_module import (
     FULL_WIDTHS,
     MODULE_DIMS,
     QUICK_WIDTHS,
@@ -10,14 +16,8 @@ from foretoken.domain.mla_module import (
     token_weights,
     unpacking_weights,
 )
-from foretoken.domain.operator import Dims, OperatorSpec
-from foretoken.domain.operators.attention_decode import (
-    BATCH_DIMS,
-    BATCH_FEATURES,
-    decode_dims,
-    ragged_decodes,
-)
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.operator import Dims, OperatorSpec
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 

@@ -6,7 +6,6 @@ The attention alone: the projections around it are operators of their own, or pa
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec
 from foretoken.domain.operators.attention_prefill import (
     BATCH_DIMS,
     BATCH_FEATURES,
@@ -14,7 +13,8 @@ from foretoken.domain.operators.attention_prefill import (
     q_block_waves,
     unequal_prefill_dims,
 )
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.operator import Dim, Dims, OperatorSpec
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity
 
 

@@ -2,8 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, FeatureFormula, OperatorSpec, Relation, dim_axes
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.operator import (
+    Dim,
+    Dims,
+    FeatureFormula,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 # Rows of the tiles that grouped GEMM kernels pad an expert's tokens to.

@@ -5,9 +5,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, Dims, OperatorSpec, Relation, dim_axes
 from foretoken.domain.operators.moe_experts import expert_layers, hit_ratio, moe_costs
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.operator import Dim, Dims, OperatorSpec, Relation, dim_axes
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 

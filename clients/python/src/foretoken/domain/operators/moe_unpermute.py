@@ -1,12 +1,12 @@
 """Add up what the experts made of every token, in the tokens' own order."""
 
-from foretoken.domain.operator import OperatorSpec
 from foretoken.domain.operators.moe_permute import (
     ROUTED_DIMS,
     permuted_bytes,
     same_traffic,
     sweep_routed,
 )
+from foretoken.domain.operators.spec.operator import OperatorSpec
 
 SPEC = OperatorSpec(
     name="moe_unpermute",

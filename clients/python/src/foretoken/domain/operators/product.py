@@ -1,7 +1,7 @@
 """Product of an activation and its gate, where both are kernels of their own."""
 
-from foretoken.domain.operator import Dim
-from foretoken.domain.row_operator import QuickSweep, RowWork, row_operator
+from foretoken.domain.operators.spec.operator import Dim
+from foretoken.domain.operators.spec.row import QuickSweep, RowWork, row_operator
 
 SPEC = row_operator(
     "product",

@@ -1,7 +1,7 @@
 """Conversion of activations to 8 bit for a matrix product, and of their transpose."""
 
-from foretoken.domain.operator import Dim
-from foretoken.domain.row_operator import QuickSweep, RowWork, row_operator
+from foretoken.domain.operators.spec.operator import Dim
+from foretoken.domain.operators.spec.row import QuickSweep, RowWork, row_operator
 
 SPEC = row_operator(
     "quantize",

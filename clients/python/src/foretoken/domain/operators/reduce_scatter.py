@@ -1,6 +1,6 @@
 """Sum over ranks; every rank keeps one shard of the sum."""
 
-from foretoken.domain.collective import (
+from foretoken.domain.operators.spec.collective import (
     CollectiveWork,
     all_but_own,
     collective_operator,

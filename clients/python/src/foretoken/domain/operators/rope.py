@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.flat_operator import addition_of
-from foretoken.domain.operator import HEAD_RELATION, Dim, Dims, OperatorSpec
-from foretoken.domain.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.flat import addition_of
+from foretoken.domain.operators.spec.operator import HEAD_RELATION, Dim, Dims, OperatorSpec
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity
 
 

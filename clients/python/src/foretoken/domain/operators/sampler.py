@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operator import Dim, OperatorSpec
-from foretoken.domain.sweep import cross, pick, powers_of_two
+from foretoken.domain.operators.spec.operator import Dim, OperatorSpec
+from foretoken.domain.operators.spec.sweep import cross, pick, powers_of_two
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:

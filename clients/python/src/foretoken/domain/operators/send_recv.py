@@ -1,6 +1,10 @@
 """Send a tensor from one rank to another, as pipeline stages do."""
 
-from foretoken.domain.collective import CollectiveWork, collective_operator, sweep_pairs
+from foretoken.domain.operators.spec.collective import (
+    CollectiveWork,
+    collective_operator,
+    sweep_pairs,
+)
 
 SPEC = collective_operator(
     "send_recv",

@@ -1,7 +1,7 @@
 """Activation of gated MLPs alone, where the product with the other half runs apart."""
 
-from foretoken.domain.operator import Dim
-from foretoken.domain.row_operator import QuickSweep, RowWork, row_operator
+from foretoken.domain.operators.spec.operator import Dim
+from foretoken.domain.operators.spec.row import QuickSweep, RowWork, row_operator
 
 SPEC = row_operator(
     "silu",

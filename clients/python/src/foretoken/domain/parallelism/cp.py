@@ -10,23 +10,23 @@ TransformerEngine, `context_parallel.py`.
 import dataclasses
 from collections.abc import Iterator
 
-from foretoken.domain.communication import PlacedGroup, beside
-from foretoken.domain.graph import OperatorNode, RankContext
-from foretoken.domain.head_exchange import (
+from foretoken.domain.lowering.communication import PlacedGroup, beside
+from foretoken.domain.lowering.graph import OperatorNode, RankContext
+from foretoken.domain.lowering.head_exchange import (
     ATTENTION_KERNELS,
     exchange_heads,
     head_dims,
     head_limits,
     num_key_heads,
 )
-from foretoken.domain.limit import Limit
-from foretoken.domain.lowering_options import (
+from foretoken.domain.lowering.options import (
     LayoutCases,
     Lowering,
     Nodes,
     ParallelPass,
 )
-from foretoken.domain.placement import axis_group
+from foretoken.domain.lowering.placement import axis_group
+from foretoken.domain.requests.limit import Limit
 
 _EXCHANGES = ("ring", "all_to_all")
 

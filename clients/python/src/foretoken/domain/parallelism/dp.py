@@ -4,7 +4,7 @@ Nothing changes inside a forward pass. What training steps sum, scatter and gath
 follows from the parameters of a chunk of layers, which the simulator counts.
 """
 
-from foretoken.domain.lowering_options import (
+from foretoken.domain.lowering.options import (
     Lowering,
     Nodes,
     ParallelPass,

@@ -5,27 +5,27 @@ tensor parallelism ends a layer with adds the ranks up. Engines with a data-para
 (`dp` above 1) step together: their tokens go to the ranks of the experts and back. vLLM gathers the
 tokens of all ranks and scatters the sums, its default; DeepEP and TensorRT-LLM exchange them pair
 by pair. Ranks that expert parallelism leaves over split each expert's width. In training
-`domain/expert_exchange.py` spreads them, over the ranks of cp too.
+`domain/lowering/expert_exchange.py` spreads them, over the ranks of cp too.
 Source: vLLM 0.19, `fused_moe/layer.py` and `all2all_backend`; DeepSeek-V3, section 3.4.
 """
 
 import dataclasses
 from collections.abc import Iterator
 
-from foretoken.domain.expert_exchange import distribute_experts, expert_limits
-from foretoken.domain.expert_load import ExpertRouting, expert_load, larger, rounded
-from foretoken.domain.graph import OperatorNode, RankContext
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.limit import Limit
-from foretoken.domain.lowering_options import (
+from foretoken.domain.lowering.expert_exchange import distribute_experts, expert_limits
+from foretoken.domain.lowering.expert_load import ExpertRouting, expert_load, larger, rounded
+from foretoken.domain.lowering.graph import OperatorNode, RankContext
+from foretoken.domain.lowering.options import (
     LayoutCases,
     Lowering,
     Nodes,
     ParallelPass,
 )
+from foretoken.domain.lowering.placement import group_dims
 from foretoken.domain.models.architecture import MoeSpec
-from foretoken.domain.operator import find_operator
-from foretoken.domain.placement import group_dims
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.limit import Limit
 from foretoken.domain.units import Quantity
 
 

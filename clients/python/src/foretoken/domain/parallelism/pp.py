@@ -7,18 +7,18 @@ the first again.
 import dataclasses
 from collections.abc import Iterator
 
-from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.limit import Limit
-from foretoken.domain.lowering_options import (
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.graph import OperatorNode, RankContext, Section
+from foretoken.domain.lowering.options import (
     LayoutCases,
     Lowering,
     Nodes,
     ParallelPass,
     TrainingOptions,
 )
-from foretoken.domain.placement import axis_group, neighbour_dims
-from foretoken.domain.sequence_parallel import splits_tokens
+from foretoken.domain.lowering.placement import axis_group, neighbour_dims
+from foretoken.domain.lowering.sequence_parallel import splits_tokens
+from foretoken.domain.requests.limit import Limit
 
 
 def _limits(cases: LayoutCases) -> Iterator[Limit]:

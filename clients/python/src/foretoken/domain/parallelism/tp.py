@@ -2,7 +2,7 @@
 
 Column-split GEMMs need no communication forward, row-split ones end in an all-reduce of their
 output. With a loss the head's logits stay split, without one they are gathered for the sampler.
-In training `domain/sequence_parallel.py` adds the collectives; under InternEvo's `isp` the ranks
+In training `lowering/sequence_parallel.py` adds the collectives; under InternEvo's `isp` the ranks
 split tokens instead of weights, and heads in the attention alone.
 Source: Shoeybi et al., Megatron-LM, 2019.
 """
@@ -10,19 +10,19 @@ Source: Shoeybi et al., Megatron-LM, 2019.
 import dataclasses
 from collections.abc import Iterator
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.expert_layer import is_expert_node
-from foretoken.domain.graph import OperatorNode, Partition, RankContext, Section
-from foretoken.domain.head_exchange import exchange_heads, head_limits, key_head_limit
-from foretoken.domain.limit import Limit
-from foretoken.domain.lowering_options import (
+from foretoken.domain.lowering.expert_layer import is_expert_node
+from foretoken.domain.lowering.graph import OperatorNode, Partition, RankContext, Section
+from foretoken.domain.lowering.head_exchange import exchange_heads, head_limits, key_head_limit
+from foretoken.domain.lowering.options import (
     LayoutCases,
     Lowering,
     Nodes,
     ParallelPass,
 )
-from foretoken.domain.placement import axis_group, group_dims
-from foretoken.domain.sequence_parallel import add_collectives, token_limit
+from foretoken.domain.lowering.placement import axis_group, group_dims
+from foretoken.domain.lowering.sequence_parallel import add_collectives, token_limit
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.requests.limit import Limit
 from foretoken.domain.units import Quantity, ceil_divide
 
 # What counts the query heads of an operator, alone or times sequences.

@@ -10,17 +10,17 @@ Long-Sequence Large Language Model Training via Hybrid Parallelism and Redundant
 import dataclasses
 from collections.abc import Iterator
 
-from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.expert_load import larger
-from foretoken.domain.graph import OperatorNode, Overlap
-from foretoken.domain.limit import Limit
-from foretoken.domain.lowering_options import (
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.expert_load import larger
+from foretoken.domain.lowering.graph import OperatorNode, Overlap
+from foretoken.domain.lowering.options import (
     LayoutCases,
     Lowering,
     Nodes,
     ParallelPass,
 )
-from foretoken.domain.placement import RankGroup
+from foretoken.domain.lowering.placement import RankGroup
+from foretoken.domain.requests.limit import Limit
 
 _FORMS = ("", "msp", "fsp", "isp")
 # What holds its weights in shares; norms are whole everywhere.

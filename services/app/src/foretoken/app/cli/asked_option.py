@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from foretoken.domain import schema
-from foretoken.domain.option import Option, options_of
+from foretoken.domain.requests.option import Option, options_of
 
 
 @dataclass(frozen=True, slots=True)

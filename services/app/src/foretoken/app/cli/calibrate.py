@@ -17,8 +17,13 @@ from foretoken.app.cli.calibrate_training import training
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table, format_ratio, open_composition, state_of
 from foretoken.domain import schema
-from foretoken.domain.correction import Correction, CorrectionRequest, Observation, ObservedCall
-from foretoken.domain.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.correction import (
+    Correction,
+    CorrectionRequest,
+    Observation,
+    ObservedCall,
+)
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.domain.text_file import read_json
 
 _DEFAULT = "operators"

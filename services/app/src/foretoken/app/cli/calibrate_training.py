@@ -21,8 +21,8 @@ from foretoken.app.cli.state import (
 from foretoken.app.scenario_file import read_training_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.training.calibration import CalibrationResult, calibrate_training
 from foretoken.simulator.training.calibration_fit import PARAMETERS

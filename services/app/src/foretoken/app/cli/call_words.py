@@ -6,7 +6,7 @@ import typer
 
 from foretoken.app.cli.state import parse_assignments
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.operator import all_operators
+from foretoken.domain.operators.spec.operator import all_operators
 
 # More values of one dimension than this are a slip, not a sweep.
 _MAX_VALUES = 10_000

@@ -25,7 +25,7 @@ from foretoken.app.cli.state import (
 from foretoken.catalog.exporting import ExportRequest, all_exporters, find_exporter
 from foretoken.catalog.importing import ImportPlan, ImportRequest, all_importers, find_importer
 from foretoken.domain.errors import UnknownPluginError
-from foretoken.domain.measurement import MeasuredSubject
+from foretoken.domain.measurements.measurement import MeasuredSubject
 from foretoken.domain.ports import CatalogPort
 
 app = typer.Typer(

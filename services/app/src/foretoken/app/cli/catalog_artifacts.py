@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from foretoken.app.cli.state import open_composition, state_of
-from foretoken.domain.measurement import SqlQuery
+from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.domain.ports import CatalogAdminPort
 from foretoken.wire.arrow import read_table
 

@@ -13,7 +13,7 @@ from foretoken.app.cli.state import note, open_composition, state_of
 from foretoken.app.compose import Composition
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.simulator.report.profile_groups import FittedCurve, fit_curves, read_curves
 from foretoken.wire.arrow import read_table
 

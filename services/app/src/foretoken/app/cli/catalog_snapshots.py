@@ -13,7 +13,7 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.domain import schema
-from foretoken.domain.measurement import MeasurementFilter, Snapshot
+from foretoken.domain.measurements.measurement import MeasurementFilter, Snapshot
 from foretoken.domain.plugins import parse_yaml_value
 
 app = typer.Typer(

@@ -19,7 +19,7 @@ from foretoken.app.cli.state import (
 from foretoken.app.cli.table_file import check_table_option, write_table
 from foretoken.app.compose import recover_catalog, restore_catalog
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     CheckRequest,
     MeasurementFilter,
     PruneRequest,

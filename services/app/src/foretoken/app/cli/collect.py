@@ -26,10 +26,10 @@ from foretoken.app.config import process_environment
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.serving_run import ServingRun, encode_run
-from foretoken.domain.slo import SloClass
+from foretoken.domain.requests.serving_run import ServingRun, encode_run
+from foretoken.domain.requests.slo import SloClass
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.units import MS_PER_S
-from foretoken.domain.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.trace_file import load_trace
 from foretoken.simulator.serving.workload import resolve_workload

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from foretoken.domain.collective import variant_of_group
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.overlap import call_alone, call_beside
-from foretoken.domain.sweep import powers_of_two
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.operators.spec.collective import variant_of_group
+from foretoken.domain.operators.spec.overlap import call_alone, call_beside
+from foretoken.domain.operators.spec.sweep import powers_of_two
 from foretoken.domain.units import GIB
 
 _KIB, _MIB = 2**10, 2**20

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from foretoken.app.cli.state import note, show_progress
 from foretoken.app.config import EMBEDDED, AppConfig, process_environment
 from foretoken.domain import schema
-from foretoken.domain.job_runner import JobProgress
+from foretoken.jobs.runner import JobProgress
 
 if TYPE_CHECKING:
     from foretoken.profiler.ranks.rendezvous import RendezvousSpec

@@ -8,13 +8,18 @@ from typing import Any
 from foretoken.app.cli.collective_calls import format_size
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import CliState, build_table, note
-from foretoken.domain.collective import Bandwidth, bandwidth_of
-from foretoken.domain.estimate import OperatorCall
-from foretoken.domain.measurement import MeasurementFilter
-from foretoken.domain.operator import find_operator
-from foretoken.domain.overlap import call_alone, find_companion, group_of_call, plain_call
+from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.measurements.profiling import ProfileReport
+from foretoken.domain.operators.spec.collective import Bandwidth, bandwidth_of
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.overlap import (
+    call_alone,
+    find_companion,
+    group_of_call,
+    plain_call,
+)
 from foretoken.domain.ports import CatalogPort
-from foretoken.domain.profiling import ProfileReport
 from foretoken.wire.arrow import read_table
 
 _BYTES_PER_GB = 1e9

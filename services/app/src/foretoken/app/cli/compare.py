@@ -19,7 +19,7 @@ from foretoken.app.compose import Composition
 from foretoken.client.results import open_result, read_result
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.metric import Figure
-from foretoken.domain.result import AnyReport, KeptResult
+from foretoken.domain.results.result import AnyReport, KeptResult
 from foretoken.simulator.report.compare_runs import (
     Change,
     ComparedRun,

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from foretoken.app.cli.stack import stack
-from foretoken.domain.echo import Echo
+from foretoken.domain.results.echo import Echo
 
 
 def with_echo(table: Table, *echoes: Echo) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from foretoken.app.cli.duration import parse_ms
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.request import LIMITED
-from foretoken.domain.search import LatencyLimit
+from foretoken.domain.requests.search import LatencyLimit
 
 _OPTION = "--limit"
 _METRICS = {

@@ -11,16 +11,16 @@ import typer
 
 from foretoken.app.cli.lazy_group import LazyGroup, ListedCommand
 from foretoken.app.cli.state import state_of
-from foretoken.domain.capability import describe_values
-from foretoken.domain.dataset import all_datasets
-from foretoken.domain.engine import all_engines
+from foretoken.domain.frameworks.capability import describe_values
+from foretoken.domain.frameworks.engine import all_engines
+from foretoken.domain.frameworks.trainer import TrainerProfile, all_trainers
 from foretoken.domain.hardware.device import all_devices
+from foretoken.domain.hardware.price import all_price_lists
 from foretoken.domain.hardware.topology import all_topologies
 from foretoken.domain.models.architecture import all_models
 from foretoken.domain.models.parameters import count_parameters
-from foretoken.domain.operator import all_operators
-from foretoken.domain.price import all_price_lists
-from foretoken.domain.trainer import TrainerProfile, all_trainers
+from foretoken.domain.operators.spec.operator import all_operators
+from foretoken.domain.requests.dataset import all_datasets
 from foretoken.domain.units import GIB
 
 

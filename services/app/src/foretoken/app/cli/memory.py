@@ -26,9 +26,9 @@ from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.plugins import read_yaml
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import StageMemory
-from foretoken.domain.training_run import TrainingMemoryReport
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_run import TrainingMemoryReport
+from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
 
 # Without a file and a batch every rank of the pipeline has twice its length in micro batches, which

@@ -8,10 +8,10 @@ from foretoken.app.cli.state import parse_assignments
 from foretoken.client.single_query import find_member
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.load import load_model
-from foretoken.domain.search import SERVING_MODES
+from foretoken.domain.requests.search import SERVING_MODES
 
 # Stands for the format a model comes in.
 _UNQUANTIZED = "none"

@@ -12,8 +12,8 @@ from foretoken.app.cli.duration import parse_s
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table, check_output_path, note, open_composition, state_of
 from foretoken.client.single_query import find_member
-from foretoken.domain.estimate import DType, Phase
-from foretoken.domain.planning import CandidateAxis, PlanRequest, ProfilePlan
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.measurements.planning import CandidateAxis, PlanRequest, ProfilePlan
 
 _WORDS = ("dtype", "phase", "framework", "variant", "seed")
 

@@ -11,10 +11,15 @@ from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table, format_cell, open_composition, state_of
 from foretoken.client.single_query import CallOptions, build_single_query
 from foretoken.domain.alias import canonical_device
-from foretoken.domain.echo import Echo
-from foretoken.domain.estimate import LatencyEstimate, LatencyQuery, Provenance, pick_estimate
-from foretoken.domain.explanation import Explanation
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import (
+    LatencyEstimate,
+    LatencyQuery,
+    Provenance,
+    pick_estimate,
+)
+from foretoken.domain.measurements.explanation import Explanation
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.results.echo import Echo
 
 # Beside number format and phase, the words that are no dimensions.
 _OPTIONS = ("variant", "kernel", "framework", "model_version", "correction")

@@ -19,9 +19,9 @@ from foretoken.app.cli.profile_text import outline_table, report_table
 from foretoken.app.cli.state import CliState, fail, note, open_composition, show_progress, state_of
 from foretoken.app.compose import Composition, on_kubernetes
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.planning import PlanRequest
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.planning import PlanRequest
+from foretoken.domain.measurements.profiling import ProfileRequest
 
 app = typer.Typer(invoke_without_command=True)
 app.command("plan")(plan)

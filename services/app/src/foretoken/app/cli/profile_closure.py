@@ -21,9 +21,8 @@ from foretoken.app.cli.state import (
 )
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
-from foretoken.domain.estimate import DType
-from foretoken.domain.models.architecture import find_model
-from foretoken.domain.profiling import (
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import (
     DISTURBED_KEY,
     STEP_KINDS,
     STEP_MODES,
@@ -32,6 +31,7 @@ from foretoken.domain.profiling import (
     ClosureStep,
     MeasuredStep,
 )
+from foretoken.domain.models.architecture import find_model
 from foretoken.domain.text_file import is_there, read_text
 from foretoken.domain.units import GIB, US_PER_MS
 from foretoken.profiler.closure.hf_config import config_of_architecture

@@ -34,9 +34,9 @@ from foretoken.app.cli.state import (
 from foretoken.client.single_query import find_member
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.operator import all_operators, find_operator
-from foretoken.domain.profiling import ProfileReport, ProfileRequest
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
+from foretoken.domain.operators.spec.operator import all_operators, find_operator
 
 _CPU = "cpu"
 

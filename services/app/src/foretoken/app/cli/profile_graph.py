@@ -25,9 +25,9 @@ from foretoken.catalog.exporters.fasop.table import TableKey
 from foretoken.catalog.importers.fasop.columns import COLUMNS
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.measurements.profiling import GraphReport, GraphRequest
+from foretoken.domain.measurements.training_truth import ModuleTime, ModuleTimes
 from foretoken.domain.name import path_inside
-from foretoken.domain.profiling import GraphReport, GraphRequest
-from foretoken.domain.training_truth import ModuleTime, ModuleTimes
 from foretoken.domain.units import US_PER_MS
 
 _CPU = "cpu"

@@ -11,8 +11,8 @@ from foretoken.app.cli.state import build_table, open_composition, show_progress
 from foretoken.app.config import EMBEDDED
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.job_runner import JobProgress
 from foretoken.domain.ports import CatalogPort
+from foretoken.jobs.runner import JobProgress
 
 if TYPE_CHECKING:
     from foretoken.profiler.host.measuring import HostReport

@@ -13,9 +13,9 @@ from foretoken.app.cli.call_words import parse_whole
 from foretoken.client.single_query import find_member
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
-from foretoken.domain.operator import find_operator
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.profiling import ProfileRequest
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.text_file import read_json, read_text
 
 AskedProfile = Annotated[Answers, Ask(ProfileRequest, defaults={"device": "cpu"})]

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table
-from foretoken.domain.profiling import ProfileOutline, ProfileReport
+from foretoken.domain.measurements.profiling import ProfileOutline, ProfileReport
 from foretoken.domain.units import describe_seconds
 
 

@@ -12,16 +12,16 @@ from foretoken.app.cli.simulate_run import run_table
 from foretoken.app.cli.simulate_serving import serving_table
 from foretoken.app.cli.simulate_training import training_table
 from foretoken.domain import schema
-from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
-from foretoken.domain.result import AnyReport
-from foretoken.domain.search import CapacityReport, ServingSearchReport
-from foretoken.domain.training_report import (
+from foretoken.domain.requests.search import CapacityReport, ServingSearchReport
+from foretoken.domain.requests.training_run import TrainingRunReport, TrainingRunRequest
+from foretoken.domain.results.report import RequestColumns, SeriesColumns, ServingReport
+from foretoken.domain.results.result import AnyReport
+from foretoken.domain.results.training_report import (
     MemoryColumns,
     SpanColumns,
     TrafficColumns,
     TrainingReport,
 )
-from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.simulator.report.training_search_rows import describe_search
 
 # As many layouts as searches print unless told.

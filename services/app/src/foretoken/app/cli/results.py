@@ -26,7 +26,7 @@ from foretoken.client.results import (
 )
 from foretoken.domain import schema
 from foretoken.domain.errors import UnknownPluginError
-from foretoken.domain.result import REPORT_CLASSES, KeptResult
+from foretoken.domain.results.result import REPORT_CLASSES, KeptResult
 
 app = typer.Typer(
     help="What the catalog keeps of simulations and searches: list, show, export, delete.",

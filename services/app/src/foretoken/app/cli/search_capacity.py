@@ -24,14 +24,14 @@ from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
-from foretoken.domain.report import RequestColumns, SeriesColumns, ServingReport
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     CapacityProbe,
     CapacityReport,
     CapacityRequest,
     LimitOutcome,
 )
+from foretoken.domain.results.report import RequestColumns, SeriesColumns, ServingReport
 
 
 @with_option_groups

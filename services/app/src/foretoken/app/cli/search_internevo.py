@@ -27,9 +27,9 @@ from foretoken.client.facade import Foretoken
 from foretoken.domain import schema
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.models.load import load_model
-from foretoken.domain.number_text import format_number
-from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
+from foretoken.domain.requests.training_search import TrainingSearchReport, TrainingSearchRequest
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.simulator.report.internevo_comparison import (
     HEADERS,

@@ -6,8 +6,8 @@ from pathlib import Path
 from foretoken.app.cli.state import note
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import Finalist, ServingSearchReport
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import Finalist, ServingSearchReport
 from foretoken.simulator.launch.write import LaunchOptions, write_deployment
 
 

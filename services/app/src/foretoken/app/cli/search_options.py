@@ -18,8 +18,8 @@ from foretoken.app.scenario_file import (
 )
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import LatencyLimit, ServingSearchRequest
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import LatencyLimit, ServingSearchRequest
 
 # Headings of options.
 _ASKED = "What is served"

@@ -30,11 +30,11 @@ from foretoken.app.cli.state import (
 )
 from foretoken.app.cli.table_file import check_table_option, write_columns
 from foretoken.client.job_wait import wait_for_job
-from foretoken.domain.engine import find_engine
+from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.job import Job
 from foretoken.domain.ports import SimulatorPort
-from foretoken.domain.report import RequestColumns, SeriesColumns
-from foretoken.domain.search import ServingSearchReport, ServingSearchRequest
+from foretoken.domain.requests.search import ServingSearchReport, ServingSearchRequest
+from foretoken.domain.results.report import RequestColumns, SeriesColumns
 from foretoken.simulator.launch.write import LaunchOptions, find_server, find_server_of
 
 _RESULTS = "Where results go"

@@ -7,7 +7,12 @@ from rich.table import Table
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.search import CandidateColumns, Finalist, Sensitivity, ServingSearchReport
+from foretoken.domain.requests.search import (
+    CandidateColumns,
+    Finalist,
+    Sensitivity,
+    ServingSearchReport,
+)
 from foretoken.simulator.report.search_candidates import (
     Row,
     best_of_layouts,

@@ -35,7 +35,7 @@ from foretoken.client.job_wait import wait_for_job
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.job import Job
 from foretoken.domain.ports import SimulatorPort
-from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
+from foretoken.domain.requests.training_search import TrainingSearchReport, TrainingSearchRequest
 from foretoken.simulator.report.training_search_rows import describe_search
 from foretoken.simulator.search.placement.export import check_fasop_path, write_fasop
 

@@ -18,12 +18,12 @@ from foretoken.app.scenario_file import (
     read_searched_scenario,
 )
 from foretoken.domain import schema
-from foretoken.domain.dataset import find_dataset
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.hardware.price import load_price_list
 from foretoken.domain.plugins import read_yaml
-from foretoken.domain.price import load_price_list
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.requests.dataset import find_dataset
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 
 # The parts of the command's help.
 _ASKED, _CLUSTER = "What is trained", "What it runs on"

@@ -6,9 +6,9 @@ from rich.table import Table
 
 from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import build_table
+from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import describe_step, format_number
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.training_search import (
     StrategyFinalist,
     StrategySensitivity,
     TrainingSearchReport,

@@ -25,7 +25,7 @@ from foretoken.app.cli.state import (
 )
 from foretoken.domain.metrics.metric import title_of
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
+from foretoken.domain.requests.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S
 
 _GIGA = 1e9

@@ -8,9 +8,9 @@ from foretoken.app.cli.asked_option import Answers
 from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.hardware.price import load_price_list
 from foretoken.domain.plugins import read_yaml
-from foretoken.domain.price import load_price_list
-from foretoken.domain.training_run import TrainingRunRequest
+from foretoken.domain.requests.training_run import TrainingRunRequest
 
 # Keys of `--set` that are of the run and not of the scenario.
 _SECTIONS = ("failures", "sites", "prices")

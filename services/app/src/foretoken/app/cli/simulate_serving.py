@@ -30,8 +30,8 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.metrics.registry import list_figures
 from foretoken.domain.metrics.serving import describe_load
-from foretoken.domain.report import PoolReport, ServingReport
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.results.report import PoolReport, ServingReport
 
 if TYPE_CHECKING:
     from foretoken.client.facade import Foretoken

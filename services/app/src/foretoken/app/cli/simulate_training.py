@@ -26,10 +26,10 @@ from foretoken.app.cli.state import (
 )
 from foretoken.app.cli.table_file import table_paths, write_stream
 from foretoken.app.scenario_file import read_training_scenario
+from foretoken.domain.metrics.number_text import step_unit
 from foretoken.domain.metrics.registry import METRICS, list_figures
-from foretoken.domain.number_text import step_unit
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TRAINING_TABLES, StageMemory, TrainingReport
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TRAINING_TABLES, StageMemory, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.simulator.report.training_remarks import list_remarks
 

@@ -24,7 +24,7 @@ from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.config import process_environment
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.plugins import parse_yaml_value
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from foretoken.app.compose import Composition
     from foretoken.app.config import AppConfig
-    from foretoken.domain.echo import Echo
     from foretoken.domain.job import Job
-    from foretoken.domain.report import Feasibility
+    from foretoken.domain.results.echo import Echo
+    from foretoken.domain.results.report import Feasibility
 
 # Results go to stdout; everything else to stderr, so that output can be piped.
 # What a pipe or a file receives is not folded at eighty columns, unless COLUMNS asks for a width.

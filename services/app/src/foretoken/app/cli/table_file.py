@@ -17,8 +17,8 @@ from foretoken.app.cli.state import check_output_path, parse_assignments
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from foretoken.domain.measurement import ArrowStream
-    from foretoken.domain.report import Columns
+    from foretoken.domain.measurements.measurement import ArrowStream
+    from foretoken.domain.results.report import Columns
 
 
 def _write_parquet(table: pa.Table, path: str) -> None:

@@ -20,7 +20,7 @@ from foretoken.app.compose import Composition
 from foretoken.client.job_wait import wait_for_job
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.ports import TrainRequest
-from foretoken.domain.report import PredictorTrainingReport
+from foretoken.domain.results.report import PredictorTrainingReport
 
 _SCORES = ("held out", "MAPE", "P90", "covered")
 

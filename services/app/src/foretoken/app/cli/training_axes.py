@@ -9,8 +9,8 @@ from foretoken.app.cli.option_text import read_names
 from foretoken.app.cli.state import parse_assignments
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, find_near
-from foretoken.domain.option import options_of
-from foretoken.domain.training_search import TrainingSpace
+from foretoken.domain.requests.option import options_of
+from foretoken.domain.requests.training_search import TrainingSpace
 
 # As a scenario calls what varies, and as people do, by the space's name for it.
 AXES: Mapping[str, str] = {

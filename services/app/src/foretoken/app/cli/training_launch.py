@@ -10,8 +10,8 @@ import typer
 from foretoken.app.cli.state import note
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import (
     StrategyFinalist,
     TrainingSearchReport,
     TrainingSearchRequest,

@@ -23,8 +23,8 @@ from foretoken.app.cli.state import (
 )
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.measurements.profiling import CLOSURE_KIND, ClosureReport, ProfileRequest
 from foretoken.domain.ports import CatalogPort
-from foretoken.domain.profiling import CLOSURE_KIND, ClosureReport, ProfileRequest
 from foretoken.domain.text_file import is_there, parse_json, read_json
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.validation.steps import (

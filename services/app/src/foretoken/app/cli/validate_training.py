@@ -25,7 +25,7 @@ from foretoken.app.cli.state import (
 )
 from foretoken.app.scenario_file import read_training_scenario
 from foretoken.client.facade import Foretoken
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.validation.training import TrainingValidation, validate_training
 from foretoken.simulator.validation.training_comparison import ComponentComparison, score_runs
 from foretoken.simulator.validation.training_run import ALL_STAGES, MeasuredTraining

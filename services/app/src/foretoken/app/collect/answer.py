@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from foretoken.domain.serving_run import UNKNOWN, UNKNOWN_S, MeasuredRequest
+from foretoken.domain.requests.serving_run import UNKNOWN, UNKNOWN_S, MeasuredRequest
 from foretoken.simulator.validation.answer_chunk import AnswerChunk
 
 

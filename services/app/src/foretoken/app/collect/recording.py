@@ -14,7 +14,7 @@ from foretoken.app.collect.sender import open_client
 from foretoken.app.collect.server_state import ServerState, check_server, read_state
 from foretoken.app.collect.target import Target
 from foretoken.domain.errors import ServiceUnavailableError
-from foretoken.domain.serving_run import UNKNOWN, UNKNOWN_S, MeasuredRequest, ServingRun
+from foretoken.domain.requests.serving_run import UNKNOWN, UNKNOWN_S, MeasuredRequest, ServingRun
 from foretoken.simulator.serving.request_plan import NONE, RequestPlan, plan_requests
 
 # Warm-up prompts must not be in the cache of the workload's own.

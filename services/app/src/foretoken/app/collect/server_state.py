@@ -13,7 +13,7 @@ from foretoken.domain.errors import (
     UnauthenticatedError,
     UnknownModelError,
 )
-from foretoken.domain.serving_run import UNKNOWN
+from foretoken.domain.requests.serving_run import UNKNOWN
 
 _SHORT_TIMEOUT_S = 10.0
 # Source: vLLM's metrics: counters of all engines, and the configuration as labels of a gauge.

@@ -3,8 +3,8 @@
 import re
 from datetime import UTC, datetime
 
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.name import check_name
 from foretoken.domain.text_file import parse_json
 

@@ -7,12 +7,12 @@ from foretoken.catalog.artifacts import table
 from foretoken.catalog.artifacts.check import check_artifact
 from foretoken.catalog.artifacts.spool import collect, open_spool
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import (
     ArtifactInUseError,
     CorruptCatalogError,
     InvalidRequestError,
 )
+from foretoken.domain.measurements.artifact import Artifact
 
 # A message of a stream.
 _PIECE_BYTES = 2 * 2**20

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from foretoken.catalog.artifacts.check import parse_time
 from foretoken.catalog.artifacts.spool import Spool
-from foretoken.domain.artifact import Artifact
 from foretoken.domain.errors import UnknownArtifactError
+from foretoken.domain.measurements.artifact import Artifact
 
 # DuckDB takes up the values of 2048 rows of a column at once, whatever filter there is: here 32
 # MiB. With pieces of 2 MiB it is 4 GiB, and reading fails where memory is short.

@@ -28,9 +28,9 @@ from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest
 from foretoken.catalog.reading.content import ContentHash
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
-from foretoken.domain.measurement import Run, RunKind
+from foretoken.domain.measurements.measurement import Run, RunKind
 from foretoken.domain.name import path_inside
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 
 _ROW_GROUP_ROWS = 100_000
 # Rows that wait for their row group to fill, over all partitions.

@@ -7,13 +7,13 @@ import numpy as np
 
 from foretoken.catalog.array import Floats
 from foretoken.catalog.dims import Columns
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.roofline import collective_terms
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.operators.spec.operator import OperatorSpec
+from foretoken.domain.operators.spec.variant import least_element_bytes
 from foretoken.domain.units import US_PER_S
-from foretoken.domain.variant import least_element_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from foretoken.catalog.quality.coded import Coded, code_columns, split_by_code
 from foretoken.catalog.quality.flag import RowFlags
 from foretoken.catalog.quality.statistics import INCONSISTENT, flag_inconsistent
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, Phase
+from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.wire.arrow import LATENCY_STATISTICS
 
 # What a row may take of its limits. Work and messages are counted exactly, clocks may pass the data

@@ -14,8 +14,8 @@ from foretoken.catalog.quality.coded import code_columns
 from foretoken.catalog.quality.doubt import all_tests
 from foretoken.catalog.quality.ingest import INGEST_TESTS
 from foretoken.catalog.quality.stored_row import SUBJECT, bound_rows
-from foretoken.domain.measurement import ArrowStream, QualityFinding, QualityReport
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.measurement import ArrowStream, QualityFinding, QualityReport
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.page.section import DataTable, Fact, Picture, Section
 from foretoken.wire.arrow import dims_to_columns, open_stream
 

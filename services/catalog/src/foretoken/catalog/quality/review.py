@@ -30,8 +30,8 @@ from foretoken.catalog.quality.review_verdict import (
 )
 from foretoken.catalog.quality.stored_row import StoredRows
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.measurement import CheckRequest, QualityReport
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.measurement import CheckRequest, QualityReport
+from foretoken.domain.operators.spec.operator import find_operator
 
 # Called with how far the work is, from 0 to 1, and what is being judged.
 Listener = Callable[[float, str], None]

@@ -12,8 +12,8 @@ from foretoken.catalog.dims import DIM_COLUMNS, Indices
 from foretoken.catalog.quality.coded import code_columns
 from foretoken.catalog.quality.ingest import IMPOSSIBLE
 from foretoken.catalog.quality.stored_row import TABLE, StoredRows, bound_rows
-from foretoken.domain.measurement import CheckRequest
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.measurement import CheckRequest
+from foretoken.domain.operators.spec.operator import find_operator
 
 # Rows that readers may see, with the flags they came with.
 READABLE = """

@@ -9,7 +9,7 @@ import pyarrow as pa
 from foretoken.catalog.quality.review_row import READABLE, ReviewGroup
 from foretoken.catalog.quality.stored_row import SUBJECT
 from foretoken.catalog.storage.store import next_moment
-from foretoken.domain.measurement import CheckRequest, QualityFinding, QualityReport
+from foretoken.domain.measurements.measurement import CheckRequest, QualityFinding, QualityReport
 
 FOUND_SCHEMA = pa.schema(
     [

@@ -9,7 +9,7 @@ from foretoken.catalog.array import Floats, Mask
 from foretoken.catalog.dims import Columns, Indices
 from foretoken.catalog.quality.bound import Subject, bounds_of
 from foretoken.catalog.quality.coded import Coded, split_by_code
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 
 # Rows are comparable in every detail when these agree; operator and device do already.
 ALIKE = ("topology", "dtype", "phase", "framework", "framework_version", "kernel", "variant")

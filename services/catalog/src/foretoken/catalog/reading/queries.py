@@ -12,7 +12,7 @@ from foretoken.catalog.reading.selection import VisibleBatches, find_visible_bat
 from foretoken.catalog.reading.snapshot import pin_filter
 from foretoken.catalog.reading.snapshot_table import format_time
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.measurement import (
+from foretoken.domain.measurements.measurement import (
     Coverage,
     MeasuredSubject,
     MeasurementFilter,

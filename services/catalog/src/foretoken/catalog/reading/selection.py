@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from foretoken.catalog.array import Integers
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementFilter
 
 _NAMES = ("operator", "device", "topology", "run_id", "model")
 # More conditions than this on the number of a batch cost more than the rows they leave out.

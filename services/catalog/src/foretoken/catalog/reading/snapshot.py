@@ -30,7 +30,7 @@ from foretoken.catalog.reading.snapshot_table import (
 )
 from foretoken.catalog.storage.store import Store, next_moment
 from foretoken.domain.errors import SnapshotInUseError
-from foretoken.domain.measurement import MeasurementFilter, Snapshot
+from foretoken.domain.measurements.measurement import MeasurementFilter, Snapshot
 
 
 def pin_filter(cursor: duckdb.DuckDBPyConnection, selection: MeasurementFilter) -> PinnedFilter:

@@ -12,7 +12,7 @@ from foretoken.catalog.reading.scan import scan_content
 from foretoken.catalog.reading.selection import PinnedFilter, VisibleBatches, find_visible_batches
 from foretoken.catalog.reading.snapshot_table import find_snapshot
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.measurement import SnapshotChange, SnapshotDiff
+from foretoken.domain.measurements.measurement import SnapshotChange, SnapshotDiff
 
 _PLACE = ("operator", "device", "topology")
 # Rows of one snapshot that are compared at a time; what both have is then forgotten.

@@ -7,7 +7,7 @@ import duckdb
 
 from foretoken.catalog.reading.selection import PinnedFilter
 from foretoken.domain.errors import InvalidRequestError, UnknownDatasetError
-from foretoken.domain.measurement import MeasurementFilter, Snapshot
+from foretoken.domain.measurements.measurement import MeasurementFilter, Snapshot
 
 # Fewer characters of a content hash are more likely a slip than a name.
 _NAME_CHARS_MIN = 6

@@ -14,7 +14,7 @@ from foretoken.catalog.recording.run_state import RunState, insert_run, read_run
 from foretoken.catalog.storage.commit import Recorded
 from foretoken.catalog.storage.store import Store, next_moment
 from foretoken.domain.errors import RunConflictError
-from foretoken.domain.measurement import BatchReceipt, Run
+from foretoken.domain.measurements.measurement import BatchReceipt, Run
 
 _BATCH_SCHEMA = pa.schema(
     [

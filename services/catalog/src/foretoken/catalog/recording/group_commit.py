@@ -15,7 +15,7 @@ from foretoken.catalog.recording.batch_writer import BatchWriter, Memory, Outcom
 from foretoken.catalog.recording.intake import GROUP_ROWS, CheckedGroup
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import CatalogBusyError
-from foretoken.domain.measurement import Run
+from foretoken.domain.measurements.measurement import Run
 
 
 @dataclass(eq=False, slots=True)

@@ -13,7 +13,7 @@ from foretoken.catalog.recording.counters import Counters, IngestStatistics
 from foretoken.catalog.recording.group_commit import GroupCommit
 from foretoken.catalog.recording.intake import Arrival, GroupReader, check_arrivals
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.measurement import BatchReceipt, MeasurementBatch, Run
+from foretoken.domain.measurements.measurement import BatchReceipt, MeasurementBatch, Run
 
 # The rows of a dataset were judged where they are from, with all that is known there.
 _JUDGED_TOOLS = (DATASET_TOOL,)

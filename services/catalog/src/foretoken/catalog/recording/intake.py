@@ -11,7 +11,7 @@ from foretoken.catalog.dims import dims_to_places, split_by_operator
 from foretoken.catalog.quality import judge
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
-from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import check_measurement_table, read_table
 
 # A group is full with this many batches or rows.

@@ -7,7 +7,7 @@ import duckdb
 
 from foretoken.catalog.recording.intake import CheckedBatch
 from foretoken.domain.errors import RunConflictError
-from foretoken.domain.measurement import Run
+from foretoken.domain.measurements.measurement import Run
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from foretoken.catalog.array import Floats, Integers
 from foretoken.catalog.dims import columns_to_dims
 from foretoken.catalog.sources.table import SourceTable
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
 # The texts that tell what was measured, on and with what; columns of the schema.

@@ -21,7 +21,7 @@ from foretoken.domain.errors import (
     QueueFullError,
     ServiceUnavailableError,
 )
-from foretoken.domain.measurement import SqlQuery
+from foretoken.domain.measurements.measurement import SqlQuery
 
 _MAX_TEXT_CHARS = 65_536
 # Of the database's memory, for one question, where the configuration does not say.

@@ -7,7 +7,7 @@ import duckdb
 
 from foretoken.catalog.dims import DIM_COLUMNS
 from foretoken.catalog.storage.literal import quote
-from foretoken.domain.operator import OperatorSpec, all_operators
+from foretoken.domain.operators.spec.operator import OperatorSpec, all_operators
 
 # What the views name otherwise, or what is no matter of theirs.
 _INNER = ", ".join(("operator", "batch_number", *DIM_COLUMNS))

@@ -9,7 +9,7 @@ import duckdb
 from foretoken.catalog.dims import MAX_DIMS
 from foretoken.catalog.storage.attachment import Attachment
 from foretoken.domain.errors import CorruptCatalogError, InvalidRequestError
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 
 _TABLE_KEY = re.compile(r",\s*PRIMARY KEY \([^)]*\)")
 _COLUMN_KEY = re.compile(r"\bPRIMARY KEY\b")

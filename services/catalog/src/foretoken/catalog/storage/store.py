@@ -22,7 +22,7 @@ from foretoken.catalog.storage.regular_work import RegularWork
 from foretoken.catalog.storage.schema import check_operators, migrate
 from foretoken.catalog.storage.usage import Usage
 from foretoken.domain.errors import CatalogBusyError, ForetokenError
-from foretoken.domain.operator import all_operators
+from foretoken.domain.operators.spec.operator import all_operators
 
 # What files of copies in the scratch folder are called; only a crash leaves one there.
 COPY_PREFIX = "copy_"

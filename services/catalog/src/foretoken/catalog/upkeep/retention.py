@@ -12,7 +12,7 @@ from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.catalog.storage.store import Store, next_moment
 from foretoken.catalog.upkeep.copying import copy_catalog
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurement import CompactReport, PruneReport, PruneRequest
+from foretoken.domain.measurements.measurement import CompactReport, PruneReport, PruneRequest
 
 _MAX_DAYS = 36_500
 # A run without its last batch may still be being sent: it is left alone for a day at least.

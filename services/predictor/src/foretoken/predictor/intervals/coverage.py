@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.features import CONFIGURATION_DIMS, Design, Matrix
 from foretoken.predictor.neighbours import Neighbours
 from foretoken.predictor.roofline import FloatColumn, IntColumn

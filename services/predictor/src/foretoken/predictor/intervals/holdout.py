@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.features import Design
 from foretoken.predictor.intervals.coverage import (
     configuration_codes,

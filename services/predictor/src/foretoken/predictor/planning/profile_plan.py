@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import LatencyQuery, LatencyReply, OperatorTable
-from foretoken.domain.operator import OperatorSpec, find_operator
-from foretoken.domain.planning import PlannedPoint, PlanRequest, ProfilePlan
+from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply, OperatorTable
+from foretoken.domain.measurements.planning import PlannedPoint, PlanRequest, ProfilePlan
+from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 from foretoken.domain.units import US_PER_S
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import hash_rows

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.intervals.coverage import map_coverage
 from foretoken.predictor.intervals.holdout import Split, SplitKind, split_points

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.features import CONFIGURATION_DIMS, Design, Matrix
 from foretoken.predictor.regression.gaussian_process import CurveProcess, fit_curve_process
 from foretoken.predictor.regression.prediction import Prediction, RegressorState

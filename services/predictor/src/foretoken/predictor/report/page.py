@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from foretoken.domain.number_text import format_number
-from foretoken.domain.report import (
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.results.report import (
     HeldOutCase,
     OperatorTrainingReport,
     PredictorTrainingReport,

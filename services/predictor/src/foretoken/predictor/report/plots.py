@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from foretoken.domain.report import OperatorTrainingReport, SplitScore
+from foretoken.domain.results.report import OperatorTrainingReport, SplitScore
 from foretoken.page.figure import (
     BLUE,
     GREEN,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.domain.report import HeldOutCase, OperatorTrainingReport, SplitScore
+from foretoken.domain.results.report import HeldOutCase, OperatorTrainingReport, SplitScore
 
 Floats = npt.NDArray[np.float64]
 

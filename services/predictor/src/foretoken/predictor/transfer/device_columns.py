@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.roofline import FloatColumn, Target
 from foretoken.predictor.transfer.device_law import DeviceLaw

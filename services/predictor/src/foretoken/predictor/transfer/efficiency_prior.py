@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.operator import OperatorSpec
-from foretoken.domain.variant import format_variant, parse_variant
+from foretoken.domain.operators.spec.operator import OperatorSpec
+from foretoken.domain.operators.spec.variant import format_variant, parse_variant
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.intervals.calibration import quantiles

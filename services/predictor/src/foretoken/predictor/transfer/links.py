@@ -3,9 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.domain.estimate import LatencyColumns, Provenance
 from foretoken.domain.hardware.topology import TopologySpec
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
+from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.features import Design
 from foretoken.predictor.roofline import Columns, FloatColumn
 from foretoken.predictor.transfer.all_reduce_law import estimate_all_reduce

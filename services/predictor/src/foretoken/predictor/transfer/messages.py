@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.estimate import LatencyColumns, Provenance
+from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn
 
 # A ring all-reduce is a reduce-scatter and an all-gather one after the other.

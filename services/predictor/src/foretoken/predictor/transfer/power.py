@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.estimate import LatencyColumns
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.measurements.estimate import LatencyColumns
+from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.features import Design
 
 _MATRIX_PRODUCTS = "gemm"

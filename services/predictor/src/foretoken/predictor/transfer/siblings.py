@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.estimate import DType, LatencyColumns, Provenance
 from foretoken.domain.hardware.device import DeviceSpec, all_devices, find_device
 from foretoken.domain.hardware.topology import TopologySpec, all_topologies
+from foretoken.domain.measurements.estimate import DType, LatencyColumns, Provenance
 from foretoken.predictor.roofline import FloatColumn
 
 # Products of one chip differ in what is switched off: the B200 has 148, the GB200 152 SMs.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.operator import OperatorSpec
+from foretoken.domain.operators.spec.operator import OperatorSpec
 
 # In addition to collectives, operators whose kernels are written anew for every architecture: what
 # one reaches of its data sheet says little of the next.

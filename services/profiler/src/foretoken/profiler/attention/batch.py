@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.profiler.attention.ragged import Batch, decode_batch, prefill_batch
 from foretoken.profiler.kernel import PLAIN_DTYPES, Inputs, Kernel, TensorFactory
 

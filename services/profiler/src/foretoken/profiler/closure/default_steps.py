@@ -1,12 +1,12 @@
 """The steps to time where nobody says which: those that fit the device."""
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, PrefillShape
-from foretoken.domain.lowering import lower_forward
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.graph import BatchShape, PrefillShape
+from foretoken.domain.lowering.lower import lower_forward
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.profiling import ClosureStep
 
 # Kind, sequences, tokens, mode. The first of each kind is the one a quick run takes.
 _Row = tuple[str, int, int, str]

@@ -10,11 +10,8 @@ from datetime import UTC, datetime
 import torch
 
 from foretoken.domain.errors import CancelledJobError, ForetokenError, InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.name import text_to_name
-from foretoken.domain.ports import CatalogPort
-from foretoken.domain.profiling import (
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import (
     CLOSURE_KIND,
     DISTURBED_KEY,
     ClosureReport,
@@ -22,7 +19,10 @@ from foretoken.domain.profiling import (
     ClosureStep,
     MeasuredStep,
 )
+from foretoken.domain.name import text_to_name
+from foretoken.domain.ports import CatalogPort
 from foretoken.domain.units import NS_PER_US
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.closure.default_steps import choose_steps
 from foretoken.profiler.closure.hf_model import HuggingFaceModel, build_model, read_config
 from foretoken.profiler.closure.kernel_count import profile_step

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.profiling import ClosureStep
+from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.profiler.closure.hf_model import HuggingFaceModel
 from foretoken.profiler.timing.graph_capture import CaptureError, capture_calls
 

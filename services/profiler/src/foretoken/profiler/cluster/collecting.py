@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from foretoken.domain.measurement import MeasurementFilter, RunKind, RunSummary
+from foretoken.domain.measurements.measurement import MeasurementFilter, RunKind, RunSummary
+from foretoken.domain.measurements.profiling import OperatorProfile, ProfileReport
 from foretoken.domain.ports import CatalogPort
-from foretoken.domain.profiling import OperatorProfile, ProfileReport
 from foretoken.profiler.planning.coverage import PROFILE_KEY, SHARD_KEY
 from foretoken.profiler.report import failure_notes, repeat_differences
 from foretoken.wire.arrow import read_table

@@ -8,9 +8,9 @@ import re
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.operator import find_operator
-from foretoken.domain.overlap import is_group_call
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.profiling import ProfileRequest
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.overlap import is_group_call
 from foretoken.profiler.planning.profile_name import name_profile
 
 # A pod's host name is the Job's name and its index, and may have 63 characters.

@@ -8,7 +8,7 @@ from typing import Any
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.profiler.cluster.api import Resource
 from foretoken.profiler.cluster.spec import SECRET_FILES, KubernetesSpec, PodSetup
 

@@ -11,10 +11,7 @@ from foretoken.domain.errors import (
     ServiceUnavailableError,
 )
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner
-from foretoken.domain.job_service import RunsJobs
-from foretoken.domain.ports import CatalogPort
-from foretoken.domain.profiling import (
+from foretoken.domain.measurements.profiling import (
     ClosureReport,
     ClosureRequest,
     GraphReport,
@@ -23,6 +20,9 @@ from foretoken.domain.profiling import (
     ProfileReport,
     ProfileRequest,
 )
+from foretoken.domain.ports import CatalogPort
+from foretoken.jobs.runner import JobProgress, JobRunner
+from foretoken.jobs.service import RunsJobs
 from foretoken.profiler.cluster import objects
 from foretoken.profiler.cluster.api import ClusterApi, Resource
 from foretoken.profiler.cluster.collecting import build_report, count_rows, find_runs

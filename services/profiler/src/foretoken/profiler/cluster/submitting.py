@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from foretoken.domain.errors import DeviceNotPresentError, InvalidRequestError, NotAllowedError
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.profiler.cluster import objects
 from foretoken.profiler.cluster.api import ClusterApi, Resource, ResourceExistsError
 from foretoken.profiler.cluster.naming import hash_content, name_of_job

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from foretoken.domain.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.profiler.graph.trace import TensorShape, TracedCall
 from foretoken.profiler.kernel import TORCH_DTYPES

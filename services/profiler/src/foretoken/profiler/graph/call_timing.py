@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretoken.domain.estimate import Phase
+from foretoken.domain.measurements.estimate import Phase
 from foretoken.profiler.graph.trace import TensorShape, TracedCall
 from foretoken.profiler.kernel import PreparedCase, TensorFactory
 from foretoken.profiler.timing.case import Rig, time_prepared

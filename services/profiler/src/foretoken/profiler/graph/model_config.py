@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.profiling import GraphRequest
+from foretoken.domain.measurements.profiling import GraphRequest
 from foretoken.profiler.config_json import read_config_json, switch_off_dropout
 from foretoken.profiler.kernel import PLAIN_DTYPES
 

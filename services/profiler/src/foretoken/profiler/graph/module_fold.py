@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from foretoken.domain.training_truth import ModuleTime
+from foretoken.domain.measurements.training_truth import ModuleTime
 from foretoken.profiler.graph.trace import TracedCall
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)(?:\.(.*))?$")

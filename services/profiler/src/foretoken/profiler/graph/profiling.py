@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from foretoken.domain.errors import CancelledJobError, ServiceUnavailableError
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.measurement import Run, RunKind
+from foretoken.domain.measurements.measurement import Run, RunKind
+from foretoken.domain.measurements.profiling import GRAPH_KIND, GraphReport, GraphRequest
+from foretoken.domain.measurements.training_truth import ModuleTimes
 from foretoken.domain.name import text_to_name
 from foretoken.domain.ports import CatalogPort
-from foretoken.domain.profiling import GRAPH_KIND, GraphReport, GraphRequest
-from foretoken.domain.training_truth import ModuleTimes
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.environment import FRAMEWORK, framework_version, free_memory_bytes
 from foretoken.profiler.graph.memory_limit import MemoryLimit
 from foretoken.profiler.graph.model_config import (

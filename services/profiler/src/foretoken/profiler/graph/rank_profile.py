@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from foretoken.domain.errors import DeviceMemoryError
-from foretoken.domain.estimate import OperatorCall, Phase
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.profiling import GraphRequest
-from foretoken.domain.training_truth import ModuleTime, ModuleTimes
+from foretoken.domain.measurements.estimate import OperatorCall, Phase
+from foretoken.domain.measurements.profiling import GraphRequest
+from foretoken.domain.measurements.training_truth import ModuleTime, ModuleTimes
 from foretoken.domain.units import US_PER_MS
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.graph.call_operator import kernel_name, operator_calls
 from foretoken.profiler.graph.call_timing import CallTimer, CallTimes, PassTime
 from foretoken.profiler.graph.graph_run import find_integers

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.domain.ports import CatalogPort
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.environment import FRAMEWORK, describe_environment, framework_version
 from foretoken.profiler.host.launch import launch_probes
 from foretoken.profiler.host.probe import HostProbe, sample_probe

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from foretoken.domain.profiling import ClosureStep
+from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.profiler.closure.hf_model import HuggingFaceModel, build_model
 from foretoken.profiler.closure.kernel_count import OperatorRecorder, profile_step
 from foretoken.profiler.closure.step_program import make_program

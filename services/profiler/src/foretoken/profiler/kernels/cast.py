@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
 from foretoken.profiler.presence import has_capability, is_cuda, runs
 from foretoken.profiler.scaling import FP8, make_scales

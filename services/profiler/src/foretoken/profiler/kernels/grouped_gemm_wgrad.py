@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.profiler.expert_rows import (
     SKEWED_ROUTINGS,
     are_aligned,

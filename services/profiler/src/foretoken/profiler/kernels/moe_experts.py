@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.nn import functional
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.profiler.expert_rows import (
     NAMED_ROUTINGS,
     are_aligned,

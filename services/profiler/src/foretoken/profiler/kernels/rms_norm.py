@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.nn import functional
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
 from foretoken.profiler.presence import has_library, library
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foretoken.domain.estimate import OperatorCall
-from foretoken.domain.measurement import MeasurementFilter
-from foretoken.domain.operator import all_operators
-from foretoken.domain.overlap import is_group_call, is_of_group
+from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.operators.spec.operator import all_operators
+from foretoken.domain.operators.spec.overlap import is_group_call, is_of_group
 from foretoken.domain.ports import CatalogPort
 from foretoken.wire.arrow import dims_to_columns, read_table
 

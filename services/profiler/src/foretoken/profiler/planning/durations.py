@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from foretoken.domain.estimate import OperatorCall
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.roofline import compute_terms
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.units import US_PER_S
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.local_device import CPU

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.domain.eager_lowering import ModelForm, lower_step
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode
+from foretoken.domain.lowering.eager import ModelForm, lower_step
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.profiling import ClosureStep
 from foretoken.profiler.closure.hf_config import config_of_architecture
 
 _ACTIVATION_KEYS = ("hidden_act", "activation_function")

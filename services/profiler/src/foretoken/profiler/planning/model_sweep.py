@@ -9,25 +9,25 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.graph import (
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.lowering.graph import (
     BatchShape,
     DecodeShape,
     OperatorNode,
     PrefillShape,
     RankContext,
 )
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering import lower_backward, lower_rank
-from foretoken.domain.lowering_options import LoweringOptions, TrainingOptions
+from foretoken.domain.lowering.lower import lower_backward, lower_rank
+from foretoken.domain.lowering.options import LoweringOptions, TrainingOptions
+from foretoken.domain.lowering.training_kernels import check_kernels, update_kernels
+from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.operator import all_operators
 from foretoken.domain.operators.attention_prefill import prefill_dims, unequal_prefill_dims
-from foretoken.domain.sweep import powers_of_two
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_kernels import check_kernels, update_kernels
+from foretoken.domain.operators.spec.operator import all_operators
+from foretoken.domain.operators.spec.sweep import powers_of_two
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.units import ceil_divide
 from foretoken.profiler.planning.eager_sweep import EagerGrid, eager_nodes
 

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 
-from foretoken.domain.profiling import OperatorOutline, ProfileOutline
+from foretoken.domain.measurements.profiling import OperatorOutline, ProfileOutline
 from foretoken.profiler.planning.durations import CaseDurations
 from foretoken.profiler.planning.plan import ProfilePlan
 from foretoken.profiler.timing.memory import needed_bytes

@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from foretoken.domain.estimate import OperatorCall
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.roofline import compute_terms
-from foretoken.domain.operator import find_operator
-from foretoken.domain.overlap import is_group_call
-from foretoken.domain.profiling import ProfileRequest
+from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.measurements.profiling import ProfileRequest
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.overlap import is_group_call
+from foretoken.domain.operators.spec.variant import least_element_bytes
 from foretoken.domain.units import US_PER_S
-from foretoken.domain.variant import least_element_bytes
 from foretoken.profiler.local_device import CPU
 from foretoken.profiler.planning.coverage import KnownRows, Point, point_of_call
 from foretoken.profiler.planning.shard import take_shard

@@ -6,8 +6,8 @@ import uuid
 from dataclasses import replace
 
 from foretoken.domain import schema
+from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.domain.name import check_name
-from foretoken.domain.profiling import ProfileRequest
 
 _NUM_DIGITS = 12
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, OperatorCall, Phase
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.operator import OperatorSpec, all_operators, find_operator
-from foretoken.domain.overlap import is_group_call
-from foretoken.domain.profiling import ProfileRequest
-from foretoken.domain.variant import format_variant, parse_variant
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.profiling import ProfileRequest
+from foretoken.domain.operators.spec.operator import OperatorSpec, all_operators, find_operator
+from foretoken.domain.operators.spec.overlap import is_group_call
+from foretoken.domain.operators.spec.variant import format_variant, parse_variant
 from foretoken.profiler.kernel import Kernel, all_kernels, find_kernels
 from foretoken.profiler.local_device import CPU
 from foretoken.profiler.planning.model_sweep import FULL_GRID, QUICK_GRID, ModelSweep, collect_calls

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from foretoken.domain import schema
-from foretoken.domain.estimate import OperatorCall
+from foretoken.domain.measurements.estimate import OperatorCall
 from foretoken.profiler.ranks.group_spec import CollectiveTimingError, GroupLostError, GroupSpec
 from foretoken.profiler.ranks.local_ranks import Answer, LocalRanks, merge_answers
 from foretoken.profiler.ranks.rendezvous_store import (

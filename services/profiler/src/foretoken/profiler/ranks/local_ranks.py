@@ -11,7 +11,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from foretoken.domain.estimate import OperatorCall
+from foretoken.domain.measurements.estimate import OperatorCall
 from foretoken.profiler.ranks.group_spec import (
     CollectiveTimingError,
     GroupLostError,

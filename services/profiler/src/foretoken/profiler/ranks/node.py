@@ -6,7 +6,7 @@ import socket
 
 from foretoken.domain import schema
 from foretoken.domain.errors import ServiceUnavailableError
-from foretoken.domain.job_runner import JobProgress
+from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.ranks.group_spec import CollectiveTimingError, GroupLostError, GroupSpec
 from foretoken.profiler.ranks.local_ranks import Answer, LocalRanks
 from foretoken.profiler.ranks.rendezvous import RendezvousSpec

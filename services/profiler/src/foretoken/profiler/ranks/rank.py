@@ -14,8 +14,13 @@ import torch
 from torch import distributed
 
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.estimate import DType, OperatorCall
-from foretoken.domain.overlap import find_companion, group_of_call, is_beside, plain_call
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.operators.spec.overlap import (
+    find_companion,
+    group_of_call,
+    is_beside,
+    plain_call,
+)
 from foretoken.profiler.kernel import TORCH_DTYPES, TensorFactory
 from foretoken.profiler.ranks.group_spec import (
     CollectiveTimingError,

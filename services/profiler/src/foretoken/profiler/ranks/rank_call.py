@@ -7,9 +7,9 @@ import torch
 from torch import distributed
 
 from foretoken.domain.errors import DeviceMemoryError
-from foretoken.domain.estimate import OperatorCall
-from foretoken.domain.operator import find_operator
-from foretoken.domain.variant import parse_variant
+from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.profiler.environment import free_memory_bytes
 from foretoken.profiler.kernel import TensorFactory, kernel_of_call
 from foretoken.profiler.local_device import LocalDevice

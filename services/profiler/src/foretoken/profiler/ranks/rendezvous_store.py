@@ -15,7 +15,7 @@ from typing import Any, Self
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from foretoken.domain import schema
-from foretoken.domain.estimate import OperatorCall
+from foretoken.domain.measurements.estimate import OperatorCall
 from foretoken.profiler.ranks.group_spec import (
     CollectiveTimingError,
     GroupLostError,

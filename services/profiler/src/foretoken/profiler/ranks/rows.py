@@ -7,9 +7,9 @@ from collections.abc import Generator, Iterable, Sequence
 import torch
 
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.estimate import OperatorCall
-from foretoken.domain.operator import find_operator
-from foretoken.domain.overlap import group_of_call, plain_call
+from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.overlap import group_of_call, plain_call
 from foretoken.profiler.kernel import kernel_of_call
 from foretoken.profiler.ranks.group import CollectiveGroup
 from foretoken.profiler.ranks.group_spec import (

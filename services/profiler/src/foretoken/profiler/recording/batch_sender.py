@@ -14,7 +14,7 @@ from foretoken.domain.errors import (
     RunConflictError,
     ServiceUnavailableError,
 )
-from foretoken.domain.measurement import MeasurementBatch, Run
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run
 from foretoken.domain.ports import CatalogPort
 from foretoken.profiler.recording.spool import LeftRun, RunSpool
 

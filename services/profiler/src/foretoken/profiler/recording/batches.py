@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.domain.errors import ServiceUnavailableError
-from foretoken.domain.measurement import MeasurementBatch, Run
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run
 from foretoken.domain.ports import CatalogPort
 from foretoken.profiler.recording.batch_sender import BatchSender, HandOver
 from foretoken.profiler.recording.spool import Row, RunSpool

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from foretoken.domain import schema
-from foretoken.domain.artifact import Artifact
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.ports import CatalogPort
 from foretoken.profiler.recording.batch_sender import HandOver, wait_for_catalog
 

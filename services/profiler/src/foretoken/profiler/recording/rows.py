@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from foretoken.domain.estimate import OperatorCall
+from foretoken.domain.measurements.estimate import OperatorCall
 from foretoken.profiler.environment import DeviceReading
 from foretoken.profiler.recording.spool import Row
 from foretoken.profiler.timing.timer import TimingSummary

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
-from foretoken.domain.measurement import MeasurementBatch, Run
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run
 from foretoken.domain.name import check_name, path_inside
 from foretoken.wire.arrow import rows_to_table
 

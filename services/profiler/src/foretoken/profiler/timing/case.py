@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from foretoken.domain.errors import DeviceMemoryError
-from foretoken.domain.estimate import OperatorCall
 from foretoken.domain.hardware.device import DeviceSpec, find_device
+from foretoken.domain.measurements.estimate import OperatorCall
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.environment import DeviceReading, free_memory_bytes, last_cache_bytes
 from foretoken.profiler.kernel import (

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from foretoken.domain.estimate import OperatorCall
+from foretoken.domain.measurements.estimate import OperatorCall
 
 _log = logging.getLogger(__name__)
 

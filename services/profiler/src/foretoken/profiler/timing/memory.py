@@ -1,8 +1,8 @@
 """The memory a case takes, estimated before it is tried: a full device slows all after it."""
 
-from foretoken.domain.estimate import OperatorCall, Phase
-from foretoken.domain.operator import find_operator
-from foretoken.domain.variant import least_element_bytes
+from foretoken.domain.measurements.estimate import OperatorCall, Phase
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import least_element_bytes
 
 # A backward call holds its inputs, their gradients and what the forward pass saved.
 _BACKWARD_MEMORY_RATIO = 3.0

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from foretoken.domain.estimate import DType, OperatorCall
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import least_element_bytes
 from foretoken.domain.units import US_PER_S
-from foretoken.domain.variant import least_element_bytes
 from foretoken.profiler.local_device import CPU
 
 # What the fastest cores do in one cycle, and how fast they tick: two AVX-512 multiply-add units,

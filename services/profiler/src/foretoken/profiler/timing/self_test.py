@@ -10,7 +10,7 @@ from foretoken.domain.errors import (
     ImplausibleTimingError,
     InvalidRequestError,
 )
-from foretoken.domain.estimate import DType, OperatorCall, Phase
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.domain.units import US_PER_S
 from foretoken.profiler.kernel import TORCH_DTYPES, PreparedCase, TensorFactory
 from foretoken.profiler.timing.case import Rig, time_call, time_prepared

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.estimate import LatencyColumns, OperatorTable, Provenance
-from foretoken.domain.graph import OperatorNode
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.measurements.estimate import LatencyColumns, OperatorTable, Provenance
 from foretoken.simulator.grid import Flags, Floats
 
 Key = tuple[Any, ...]

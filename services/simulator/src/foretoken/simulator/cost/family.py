@@ -6,9 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.graph import BatchShape, DecodeShape, OperatorNode, PrefillShape, RankContext
-from foretoken.domain.lowering import lower_rank
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.graph import (
+    BatchShape,
+    DecodeShape,
+    OperatorNode,
+    PrefillShape,
+    RankContext,
+)
+from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.simulator.grid import Floats, cross_points, spaced_integers
 

@@ -6,8 +6,8 @@ the experts. Their rows look like any other's, so what else was measured tells t
 
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.estimate import LatencyColumns
-from foretoken.domain.graph import OperatorNode
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.measurements.estimate import LatencyColumns
 from foretoken.simulator.cost.answer import is_measured_here
 
 # Role of an operator: the operators that can hold it.

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from foretoken.domain.estimate import LatencyColumns
-from foretoken.domain.graph import BatchShape, OperatorNode, RankContext
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.lowering.graph import BatchShape, OperatorNode, RankContext
+from foretoken.domain.measurements.estimate import LatencyColumns
 from foretoken.simulator.cost import family
 from foretoken.simulator.cost.answer import (
     Answers,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from foretoken.domain.estimate import LatencyColumns, OperatorTable
-from foretoken.domain.graph import OperatorNode
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.measurements.estimate import LatencyColumns, OperatorTable
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.units import Quantity
 from foretoken.simulator.cost.answer import Answers, Questions, is_measured_here, table_of_node

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.engine import EngineProfile
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.simulator.grid import Ints
 
 # GEMM kernels compute whole tiles of rows, so a count costs as much as the next multiple: (token

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from foretoken.domain.estimate import LatencyColumns
-from foretoken.domain.graph import OperatorNode
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.operator import find_operator
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.measurements.estimate import LatencyColumns
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.cost.answer import covered_rows, table_of_node
 from foretoken.simulator.cost.family import CROWD

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.estimate import LatencyColumns, OperatorTable
-from foretoken.domain.graph import OperatorNode
 from foretoken.domain.hardware.device import DeviceSpec, find_device
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.measurements.estimate import LatencyColumns, OperatorTable
+from foretoken.domain.operators.spec.variant import format_variant, parse_variant
 from foretoken.domain.units import US_PER_S, ceil_divide
-from foretoken.domain.variant import format_variant, parse_variant
 from foretoken.simulator.cost.answer import (
     Answers,
     Questions,

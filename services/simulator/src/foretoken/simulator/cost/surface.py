@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.cost.family import Axes, StepLimits
 from foretoken.simulator.cost.padding import GraphRule
 from foretoken.simulator.grid import Floats, Ints

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from foretoken.domain.engine import DEFAULT_PROFILE, find_engine
+from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
 from foretoken.simulator import jit
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.engine import clock, hand_over, layout

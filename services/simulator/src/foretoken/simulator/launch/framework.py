@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.plugins import scan_modules
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.trainer import TrainingFramework
 
 

@@ -12,7 +12,7 @@ from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.name import path_inside
-from foretoken.domain.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.simulator.launch.manifests import Manifest
 
 

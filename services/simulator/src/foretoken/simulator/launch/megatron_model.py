@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
+from foretoken.domain.lowering.placement import expert_mesh
 from foretoken.domain.models.architecture import ModelArchitecture, all_models
-from foretoken.domain.placement import expert_mesh
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.trainer import Refusals, topology_of
 
 Options = Mapping[str, object]

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from foretoken.domain.cluster import SpeculativeSpec
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.requests.cluster import SpeculativeSpec
 from foretoken.simulator.launch.server import LaunchPool
 
 # Rules of an engine's profile that options say.

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from foretoken.domain.cluster import ReplicaPool
-from foretoken.domain.engine_capability import EngineCapabilities
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.frameworks.engine_capability import EngineCapabilities
+from foretoken.domain.requests.cluster import ReplicaPool
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.launch.option_map import Fields, OptionMap
 
 # Where servers and routers listen.

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.estimate import DType
+from foretoken.domain.frameworks.trainer_capability import TrainerCapabilities
 from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
-from foretoken.domain.placement import expert_mesh
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer_capability import TrainerCapabilities
+from foretoken.domain.lowering.placement import expert_mesh
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.rank import even_layers
 from foretoken.simulator.steps.sharding import ScenarioDegrees
 from foretoken.simulator.training.recompute import selected_modules

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import yaml
 
-from foretoken.domain.cluster import ReplicaPool
-from foretoken.domain.engine import EngineProfile
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.plugins import scan_modules
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.cluster import ReplicaPool
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.launch.generated_file import (
     dump_manifests,
     render_scenario,

@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.framework import choose_framework
 from foretoken.simulator.launch.generated_file import (
     dump_manifests,

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
-from foretoken.domain.number_text import format_number
-from foretoken.domain.search import CapacityProbe, CapacityReport
+from foretoken.domain.requests.search import CapacityProbe, CapacityReport
 from foretoken.page.figure import BLUE
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.echo_section import with_echo

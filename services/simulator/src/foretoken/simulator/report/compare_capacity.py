@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from foretoken.domain.metrics.registry import ATTAINMENT, describe_limit
-from foretoken.domain.search import CapacityReport
+from foretoken.domain.requests.search import CapacityReport
 from foretoken.page.figure import SERIES
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.interval_plot import Interval, draw_intervals

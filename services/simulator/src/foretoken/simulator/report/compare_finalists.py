@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from foretoken.domain.metrics.metric import largest_first
-from foretoken.domain.search import ServingSearchReport
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.domain.requests.search import ServingSearchReport
+from foretoken.domain.requests.training_search import TrainingSearchReport
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.figure import plain_text
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.palette import color_of_group, label_of_group

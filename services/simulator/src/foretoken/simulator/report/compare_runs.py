@@ -10,12 +10,12 @@ from typing import Any
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.metrics.registry import list_figures, shown_at
-from foretoken.domain.report import ServingReport
-from foretoken.domain.result import AnyReport, KeptResult
-from foretoken.domain.search import CapacityReport, ServingSearchReport
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import TrainingRunReport
-from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.domain.requests.search import CapacityReport, ServingSearchReport
+from foretoken.domain.requests.training_run import TrainingRunReport
+from foretoken.domain.requests.training_search import TrainingSearchReport
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.result import AnyReport, KeptResult
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.report.search_candidates import Row, list_rows
 
 # As many as there are colours that can be told apart.

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import format_number
-from foretoken.domain.search import ServingSearchReport
-from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.domain.requests.search import ServingSearchReport
+from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.page.figure import SERIES
 from foretoken.page.section import DataTable, Picture, Section
 from foretoken.simulator.report.compare_finalists import simulated_pictures

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.report import ServingReport
-from foretoken.domain.search import CapacityReport, ServingSearchReport
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import TrainingRunReport
-from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.domain.requests.search import CapacityReport, ServingSearchReport
+from foretoken.domain.requests.training_run import TrainingRunReport
+from foretoken.domain.requests.training_search import TrainingSearchReport
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.compare_capacity import capacity_pictures
 from foretoken.simulator.report.compare_runs import (

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foretoken.domain.metrics.metric import largest_first
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import format_number
-from foretoken.domain.report import ITL_QUANTILES, ServingReport
+from foretoken.domain.results.report import ITL_QUANTILES, ServingReport
 from foretoken.page.figure import SERIES, plain_text
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.palette import color_of_group, label_of_group

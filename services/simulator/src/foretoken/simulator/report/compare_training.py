@@ -6,8 +6,8 @@ from html import escape
 import numpy as np
 
 from foretoken.domain.metrics.metric import largest_first
-from foretoken.domain.number_text import format_number
-from foretoken.domain.training_report import StageMemory, TrainingReport
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.results.training_report import StageMemory, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.page.figure import SERIES, plain_text
 from foretoken.page.section import Picture, Section

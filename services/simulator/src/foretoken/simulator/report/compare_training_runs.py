@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from foretoken.domain.training_run import RunSize, TrainingRunReport
+from foretoken.domain.requests.training_run import RunSize, TrainingRunReport
 from foretoken.page.figure import SERIES, plain_text
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.interval_plot import Interval, draw_intervals

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.echo import Echo
+from foretoken.domain.results.echo import Echo
 from foretoken.page.section import DataTable, Section
 
 

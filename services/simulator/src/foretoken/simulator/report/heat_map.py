@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from math import isfinite
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.figure import GREY
 from foretoken.simulator.report.box_grid import LEFT, ROW, BoxGrid
 from foretoken.simulator.report.palette import text_color_on

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.number_text import format_number
-from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.units import GIB
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.search_candidates import Row

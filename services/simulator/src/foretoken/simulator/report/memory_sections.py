@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.number_text import format_number
-from foretoken.domain.training_report import StageMemory
-from foretoken.domain.training_run import TrainingMemoryReport
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.requests.training_run import TrainingMemoryReport
+from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
 from foretoken.page.figure import GREY
 from foretoken.page.html import render_sections

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.report import ServingReport
-from foretoken.domain.result import AnyReport
-from foretoken.domain.search import CapacityReport, ServingSearchReport
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import TrainingRunReport
+from foretoken.domain.requests.search import CapacityReport, ServingSearchReport
+from foretoken.domain.requests.training_run import TrainingRunReport
+from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.result import AnyReport
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.html import render_sections
 from foretoken.page.section import Section
 from foretoken.simulator.report.capacity_sections import capacity_sections

@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.figure import BLUE, INK, ORANGE, STYLE, WIDTH_INCHES, figure_to_svg
 from foretoken.page.html import render_sections
 from foretoken.page.section import DataTable, Picture, Section

@@ -13,8 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretoken.domain.estimate import DType, LatencyQuery, OperatorTable, Phase, Provenance
-from foretoken.domain.operator import OperatorSpec, find_operator
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyQuery,
+    OperatorTable,
+    Phase,
+    Provenance,
+)
+from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.latency_source import LatencySource
 

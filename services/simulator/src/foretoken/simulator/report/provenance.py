@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.palette import OF_PROVENANCE
 from foretoken.simulator.report.plots import draw_stacked_rows

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from foretoken.domain.number_text import format_number
-from foretoken.domain.training_report import TrafficColumns, TrainingReport
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.results.training_report import TrafficColumns, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.page.figure import STYLE, WIDTH_INCHES, figure_to_svg
 from foretoken.page.section import DataTable, Picture, Section

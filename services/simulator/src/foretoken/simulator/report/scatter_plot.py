@@ -10,7 +10,7 @@ from html import escape
 from math import ceil, floor, isfinite, log10
 from typing import Literal
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.number_text import format_number
 
 # In units of the picture, which a page scales to its width.
 _WIDTH = 1000.0

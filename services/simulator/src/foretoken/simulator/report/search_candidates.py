@@ -6,11 +6,11 @@ from math import isfinite
 from typing import Any, cast
 
 from foretoken.domain.metrics.metric import title_of
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.metrics.request import LIMITED
-from foretoken.domain.number_text import format_number
-from foretoken.domain.report import Columns
-from foretoken.domain.search import CandidateColumns, CapacityProbe, Finalist, LimitOutcome
+from foretoken.domain.requests.search import CandidateColumns, CapacityProbe, Finalist, LimitOutcome
+from foretoken.domain.results.report import Columns
 
 Row = Mapping[str, Any]
 

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import format_number
-from foretoken.domain.search import ServingSearchReport
+from foretoken.domain.requests.search import ServingSearchReport
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.figure import GREY, SERIES
 from foretoken.page.section import Picture, Section

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable, Sequence
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
-from foretoken.domain.number_text import format_number
-from foretoken.domain.search import (
+from foretoken.domain.requests.search import (
     CandidateColumns,
     Finalist,
     Sensitivity,

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS, list_figures
-from foretoken.domain.number_text import format_number
-from foretoken.domain.report import (
+from foretoken.domain.results.report import (
     ITL_QUANTILES,
     REPLICA_STATES,
     EngineReport,

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.metrics.metric import Metric, title_of
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.metrics.serving import describe_load
-from foretoken.domain.number_text import format_number
-from foretoken.domain.report import (
+from foretoken.domain.results.report import (
     ITL_QUANTILES,
     ClassReport,
     Percentiles,

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from foretoken.domain.metrics.metric import STATISTICS
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS, list_figures, shown_at
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.metrics.serving import describe_load
-from foretoken.domain.number_text import format_number
-from foretoken.domain.report import ServingReport, describe_shares
+from foretoken.domain.results.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, VERMILION
 from foretoken.page.section import DataTable, Fact, Picture, Section

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.number_text import format_number
-from foretoken.domain.training_report import SPAN_KINDS
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.results.training_report import SPAN_KINDS
 from foretoken.simulator.report.palette import OF_SPAN, lighten, text_color_on
 from foretoken.simulator.report.training_streams import (
     SpanArrays,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.training_report import SPAN_KINDS, MemoryColumns, TrainingReport
+from foretoken.domain.results.training_report import SPAN_KINDS, MemoryColumns, TrainingReport
 from foretoken.domain.units import GIB, US_PER_MS
 from foretoken.simulator.report.training_streams import SpanArrays, assign_lanes, span_arrays
 

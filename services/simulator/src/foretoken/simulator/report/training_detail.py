@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.number_text import format_number
-from foretoken.domain.training_report import StageMemory, TrainingReport
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.results.training_report import StageMemory, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.page.section import Cell, DataTable, Picture, Section
 from foretoken.simulator.report.palette import (

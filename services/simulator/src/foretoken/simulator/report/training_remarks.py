@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.results.training_report import TrainingReport
 
 
 def list_remarks(report: TrainingReport) -> Sequence[str]:

@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.figure import INK, SERIES, STYLE, WIDTH_INCHES, figure_to_svg
 
 _DASHES = (0, (4, 3))

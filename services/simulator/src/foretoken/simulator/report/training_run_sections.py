@@ -8,9 +8,9 @@ import numpy as np
 
 from foretoken.domain import schema
 from foretoken.domain.metrics.metric import title_of
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import format_number
-from foretoken.domain.training_run import TrainingRunReport, TrainingRunRequest
+from foretoken.domain.requests.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR
 from foretoken.page.figure import BLUE, GREY, ORANGE, PURPLE, VERMILION
 from foretoken.page.section import DataTable, Fact, Picture, Section

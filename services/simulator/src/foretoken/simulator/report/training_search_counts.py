@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.training_search import RuledOut, TrainingSearchReport
+from foretoken.domain.requests.training_search import RuledOut, TrainingSearchReport
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 from foretoken.page.section import DataTable, Picture, Section
 from foretoken.simulator.report.search_plots import draw_counts

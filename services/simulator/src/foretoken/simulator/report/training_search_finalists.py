@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import describe_step, format_number
-from foretoken.domain.training_report import StageMemory
-from foretoken.domain.training_search import StrategyFinalist
+from foretoken.domain.requests.training_search import StrategyFinalist
+from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
 from foretoken.page.figure import BLUE, GREEN, GREY, VERMILION
 from foretoken.page.section import Cell, DataTable, Picture, Section

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import describe_step, format_number
 from foretoken.page.figure import SERIES
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.scatter_plot import Mark, Scatter, draw_scatter

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.number_text import format_number
-from foretoken.domain.training_search import SpaceCell, TrainingSearchReport
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.requests.training_search import SpaceCell, TrainingSearchReport
 from foretoken.page.section import Picture, Section
 from foretoken.simulator.report.heat_map import HeatMap, draw_heat_map
 

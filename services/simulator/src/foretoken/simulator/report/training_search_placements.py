@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.number_text import describe_step, format_number
+from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.page.figure import SERIES
 from foretoken.page.section import DataTable, Picture, Section
 from foretoken.simulator.report.search_candidates import Row, first_of_each

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import format_number
-from foretoken.domain.question import OBJECTIVE_WORDS
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.question import OBJECTIVE_WORDS
+from foretoken.domain.requests.training_search import (
     TRAINING_OBJECTIVES,
     StrategyColumns,
     StrategyFinalist,
@@ -18,6 +17,7 @@ from foretoken.domain.training_search import (
     TieCall,
     TrainingSearchReport,
 )
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import MS_PER_S, S_PER_DAY
 from foretoken.simulator.report.search_candidates import Row, first_of_each, list_rows
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import describe_step, format_number
-from foretoken.domain.training_search import StrategySensitivity, TrainingSearchReport
+from foretoken.domain.requests.training_search import StrategySensitivity, TrainingSearchReport
 from foretoken.page.figure import BLUE, GREEN
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.echo_section import with_echo

@@ -5,11 +5,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from foretoken.domain.metrics.number_text import format_number, step_unit
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import format_number, step_unit
-from foretoken.domain.report import describe_shares
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.report import describe_shares
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report import training_detail as detail
 from foretoken.simulator.report.echo_section import with_echo

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.training_report import NUM_COMPUTE_KINDS, SPAN_KINDS, SpanColumns
+from foretoken.domain.results.training_report import NUM_COMPUTE_KINDS, SPAN_KINDS, SpanColumns
 
 # Spans that overlap by less than this share of the later one touch.
 _TOUCHING_RATIO = 1e-6

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from foretoken.domain.engine import DEFAULT_PROFILE, find_engine
+from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.engine.simulation import is_ready
 from foretoken.simulator.search.executor import Executor

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from foretoken.domain import schema
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.search import Finalist
-from foretoken.domain.training_search import StrategyFinalist
+from foretoken.domain.requests.search import Finalist
+from foretoken.domain.requests.training_search import StrategyFinalist
+from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.search.executor import Executor, R, S, T
 from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.search.executors.observed import ObservedExecutor

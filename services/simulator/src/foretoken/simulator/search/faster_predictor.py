@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from foretoken.domain.estimate import LatencyColumns, LatencyQuery, LatencyReply
+from foretoken.domain.measurements.estimate import LatencyColumns, LatencyQuery, LatencyReply
 from foretoken.domain.ports import ModelVersion
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource

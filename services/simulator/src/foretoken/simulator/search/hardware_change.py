@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.estimate import OperatorTable
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.hardware.roofline import collective_terms, compute_terms
 from foretoken.domain.hardware.topology import (
@@ -14,7 +13,8 @@ from foretoken.domain.hardware.topology import (
     find_topology,
     topology_of_device,
 )
-from foretoken.domain.operator import OperatorSpec, find_operator
+from foretoken.domain.measurements.estimate import OperatorTable
+from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 from foretoken.simulator.grid import Floats
 
 # Shorter times than any operator takes, in µs: what is divided by is never 0.

@@ -8,26 +8,26 @@ from typing import TypeVar
 import pyarrow as pa
 
 from foretoken.domain import schema
-from foretoken.domain.engine import find_engine
 from foretoken.domain.errors import InvalidRequestError, SearchTooLargeError
+from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job
-from foretoken.domain.job_runner import JobProgress, JobRunner, Resume, Work
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.search import (
+from foretoken.domain.requests.search import (
     CapacityReport,
     CapacityRequest,
     Finalist,
     ServingSearchReport,
     ServingSearchRequest,
 )
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.training_search import (
     StrategyFinalist,
     TrainingSearchReport,
     TrainingSearchRequest,
 )
 from foretoken.domain.watch import WakingWatch, Watch
+from foretoken.jobs.runner import JobProgress, JobRunner, Resume, Work
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.echo import echo_capacity, echo_serving_search, echo_training_search
 from foretoken.simulator.job_tables import attach_tables, fill_tables, open_table

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.slo import Slo
+from foretoken.domain.requests.slo import Slo
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.jit import compiled
 from foretoken.simulator.serving.metrics import (

@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from foretoken.domain.cluster import FailureSpec
+from foretoken.domain.requests.cluster import FailureSpec
 from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.engine.pool import EnginePool

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.domain.cluster import ClusterSpec, KvTransferSpec, ReplicaPool
-from foretoken.domain.engine import EngineProfile
 from foretoken.domain.errors import (
     FieldViolation,
     InvalidRequestError,
     UnknownTopologyError,
     find_violations,
 )
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.topology import Link, find_topology, topology_of_device
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.memory import ServingMemory
-from foretoken.domain.scenario import ServingScenario, replica_layout
+from foretoken.domain.lowering.memory import ServingMemory
+from foretoken.domain.requests.cluster import ClusterSpec, KvTransferSpec, ReplicaPool
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.domain.units import NS_PER_US
 from foretoken.simulator.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.rank import stage_ranks

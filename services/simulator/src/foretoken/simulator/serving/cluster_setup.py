@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foretoken.domain.cluster import AutoscalingSpec, FailureSpec, RoutingSpec
+from foretoken.domain.requests.cluster import AutoscalingSpec, FailureSpec, RoutingSpec
 from foretoken.simulator.serving.engine_pool import PoolRole
 from foretoken.simulator.serving.setup import DeploymentSetup
 

@@ -6,12 +6,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from foretoken.domain.cluster import SpeculativeSpec
-from foretoken.domain.engine import EngineProfile
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.cluster import SpeculativeSpec
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cost.surface import SurfaceSpec
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.grid import Floats

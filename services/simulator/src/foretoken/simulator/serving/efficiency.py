@@ -6,10 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.memory import ServingMemory
+from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.metrics.serving import RunTotals, rates_of
-from foretoken.domain.report import EngineReport, ServingReport, ServingStageMemory, StageReport
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.results.report import (
+    EngineReport,
+    ServingReport,
+    ServingStageMemory,
+    StageReport,
+)
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.serving.fleet import FleetPool
 from foretoken.simulator.serving.fleet_run import (

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.domain.capability import MORE, describe_lack
-from foretoken.domain.engine_capability import ENGINE_ASPECTS, EngineCapabilities
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.frameworks.capability import MORE, describe_lack
+from foretoken.domain.frameworks.engine_capability import ENGINE_ASPECTS, EngineCapabilities
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.serving.fleet import pool_scenarios
 
 

@@ -2,14 +2,20 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.engine import EngineProfile
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext, Section
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.device import DeviceSpec, find_device
-from foretoken.domain.lowering import check_layout, lower_rank
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.memory import ServingMemory, add_draft, plan_serving_memory
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.lowering.graph import (
+    BatchShape,
+    DecodeShape,
+    PrefillShape,
+    RankContext,
+    Section,
+)
+from foretoken.domain.lowering.lower import check_layout, lower_rank
+from foretoken.domain.lowering.memory import ServingMemory, add_draft, plan_serving_memory
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.serving.draft import draft_scenario

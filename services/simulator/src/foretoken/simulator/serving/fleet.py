@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from foretoken.domain.scenario import ServingScenario, replica_layout
+from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.serving.record import PoolRecord, ReplicaSpan, ServingRecord
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.report import EngineReport, PoolReport, ReplicaPhase
+from foretoken.domain.results.report import EngineReport, PoolReport, ReplicaPhase
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.serving.fleet import FleetPool, seconds_of
 from foretoken.simulator.serving.metrics import join_steps

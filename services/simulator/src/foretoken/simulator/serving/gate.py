@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from foretoken.domain.cluster import RoutingSpec
+from foretoken.domain.requests.cluster import RoutingSpec
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.serving.live_pool import LiveLoads, LivePool
 from foretoken.simulator.serving.request_plan import NONE, RequestPlan

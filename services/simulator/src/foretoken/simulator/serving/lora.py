@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.cluster import LoraSpec
-from foretoken.domain.graph import BatchShape, RankContext
-from foretoken.domain.lora import adapter_bytes, adapter_shares
-from foretoken.domain.lowering import lower_rank
-from foretoken.domain.lowering_options import LoweringOptions
+from foretoken.domain.lowering.graph import BatchShape, RankContext
+from foretoken.domain.lowering.lora import adapter_bytes, adapter_shares
+from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.requests.cluster import LoraSpec
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.request_plan import NONE, Ints, RequestPlan

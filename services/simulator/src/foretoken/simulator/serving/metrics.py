@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.metrics.request import LATENCIES, Instants
-from foretoken.domain.report import ITL_QUANTILES, Percentiles, RequestColumns
+from foretoken.domain.results.report import ITL_QUANTILES, Percentiles, RequestColumns
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.serving.percentile import describe, summarize
 from foretoken.simulator.serving.record import (

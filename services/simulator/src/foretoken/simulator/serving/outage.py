@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from foretoken.domain.cluster import FailureSpec
+from foretoken.domain.requests.cluster import FailureSpec
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.event_queue import EventKind, EventQueue

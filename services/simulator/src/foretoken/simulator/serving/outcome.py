@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.memory import ServingMemory
+from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.metrics.serving import RunTotals, rates_of
-from foretoken.domain.report import ServingReport
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.results.report import ServingReport
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
 from foretoken.simulator.serving.attainment import find_attaining
 from foretoken.simulator.serving.efficiency import (

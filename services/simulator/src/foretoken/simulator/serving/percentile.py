@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foretoken.domain.report import Histogram, Percentiles
+from foretoken.domain.results.report import Histogram, Percentiles
 
 Floats = NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """How the number of a pool's replicas changes: what an autoscaler wants, and cold starts."""
 
-from foretoken.domain.cluster import AutoscalingSpec
+from foretoken.domain.requests.cluster import AutoscalingSpec
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.serving.autoscaling import PoolObservation, find_autoscaler
 from foretoken.simulator.serving.event_queue import EventKind, EventQueue

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.serving.request_plan import NONE, Ints
 
 Floats = NDArray[np.float64]

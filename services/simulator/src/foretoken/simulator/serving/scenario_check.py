@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.cluster import ClusterSpec
 from foretoken.domain.hardware.device import check_format, find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.cluster import ClusterSpec
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.engine.choice import find_scheduler
 from foretoken.simulator.latency_surfaces import quantization_of
 from foretoken.simulator.serving.autoscaling import find_autoscaler

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.metrics.serving import RunTotals, rates_of
-from foretoken.domain.report import ClassReport, SteadyWindow
-from foretoken.domain.slo import Slo, SloClass
+from foretoken.domain.requests.slo import Slo, SloClass
+from foretoken.domain.results.report import ClassReport, SteadyWindow
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.serving.metrics import (
     OF_PARTS,

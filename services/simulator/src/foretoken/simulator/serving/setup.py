@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from foretoken.domain.engine import EngineProfile, KvTier
+from foretoken.domain.frameworks.engine import EngineProfile, KvTier
 from foretoken.simulator.serving.speculation import Speculation
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from foretoken.domain import schema
-from foretoken.domain.engine import DEFAULT_PROFILE, EngineProfile, find_engine
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.job_runner import JobProgress
-from foretoken.domain.memory import ServingMemory
-from foretoken.domain.report import Feasibility, ServingReport
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, EngineProfile, find_engine
+from foretoken.domain.lowering.memory import ServingMemory
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.results.report import Feasibility, ServingReport
+from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.engine.choice import list_schedulers
 from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.cluster import SpeculativeSpec
+from foretoken.domain.requests.cluster import SpeculativeSpec
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.record import Ints, StepRecord

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.estimate import Provenance
+from foretoken.domain.measurements.estimate import Provenance
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.cost.answer import NUM_BOUNDS
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface

@@ -7,7 +7,7 @@ import numpy as np
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.plugins import scan_modules
-from foretoken.domain.workload import LengthSpec, SessionSpec, WorkloadSpec
+from foretoken.domain.requests.workload import LengthSpec, SessionSpec, WorkloadSpec
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.request_draft import (
     MAX_LENGTH,

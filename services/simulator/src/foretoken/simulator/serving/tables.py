@@ -11,8 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretoken.domain.metrics.request import LATENCIES
-from foretoken.domain.report import REQUEST_OUTCOMES, SeriesColumns
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.results.report import REQUEST_OUTCOMES, SeriesColumns
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
 from foretoken.simulator.serving.fleet import FleetPool, count_stages, make_fleet
 from foretoken.simulator.serving.metrics import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.workload import Request
+from foretoken.domain.requests.workload import Request
 from foretoken.simulator.serving.request_draft import MAX_LENGTH
 
 _TIMESTAMP = re.compile(

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, DecodeShape, PrefillShape, RankContext
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering import lower_forward, lower_rank
-from foretoken.domain.lowering_options import LoweringOptions, Nodes
-from foretoken.domain.memory import ServingMemory
-from foretoken.domain.quantization import find_quantization
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.lowering.graph import BatchShape, DecodeShape, PrefillShape, RankContext
+from foretoken.domain.lowering.lower import lower_forward, lower_rank
+from foretoken.domain.lowering.memory import ServingMemory
+from foretoken.domain.lowering.options import LoweringOptions, Nodes
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.quantization import find_quantization
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.latency_surfaces import engine_layout, quantization_of
 from foretoken.simulator.model_flops import count_model_flops
 from foretoken.simulator.rank import stage_ranks

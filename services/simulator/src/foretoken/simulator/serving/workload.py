@@ -6,8 +6,8 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.plugins import scan_modules
-from foretoken.domain.slo import SloClass
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.slo import SloClass
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.request_draft import (
     ArrivalProcess,

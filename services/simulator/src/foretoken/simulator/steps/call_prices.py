@@ -9,12 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.estimate import DType, LatencyColumns, LatencyQuery, OperatorTable, Phase
-from foretoken.domain.graph import OperatorNode
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.hardware.roofline import compute_terms
-from foretoken.domain.operator import find_operator
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    OperatorTable,
+    Phase,
+)
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.steps.row_numbers import number_rows

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.limit import Limit, list_broken
-from foretoken.domain.lowering import list_limits
-from foretoken.domain.lowering_options import LayoutCases
-from foretoken.domain.training_search import WEIGHT_PARALLELS
+from foretoken.domain.lowering.lower import list_limits
+from foretoken.domain.lowering.options import LayoutCases
+from foretoken.domain.requests.limit import Limit, list_broken
+from foretoken.domain.requests.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags
 from foretoken.simulator.rank import count_parts
 from foretoken.simulator.steps.sharding import ZERO_STAGES

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.graph import Overlap
+from foretoken.domain.lowering.graph import Overlap
 from foretoken.simulator.steps.passes import PassParts
 from foretoken.simulator.steps.program import (
     Column,

@@ -10,7 +10,7 @@ from functools import reduce
 
 import numpy as np
 
-from foretoken.domain.graph import Overlap
+from foretoken.domain.lowering.graph import Overlap
 from foretoken.simulator.steps.program import (
     Column,
     CommunicationKey,

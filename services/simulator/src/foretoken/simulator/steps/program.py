@@ -11,9 +11,9 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.graph import OperatorNode, Overlap, Section
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.operator import find_operator
+from foretoken.domain.lowering.graph import OperatorNode, Overlap, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.operators.spec.operator import find_operator
 
 # One entry per way the step is timed; see `variability`.
 Column = NDArray[np.float64]

@@ -10,9 +10,9 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 from dataclasses import dataclass
 from typing import Self
 
-from foretoken.domain.expert_load import larger
-from foretoken.domain.placement import RankGroup, expert_width
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.expert_load import larger
+from foretoken.domain.lowering.placement import RankGroup, expert_width
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import Quantity
 
 ZERO_STAGES = (0, 1, 2, 3)

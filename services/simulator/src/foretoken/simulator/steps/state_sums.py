@@ -11,8 +11,8 @@ Megatron-Core, `distributed/finalize_model_grads.py`.
 
 from dataclasses import dataclass
 
-from foretoken.domain.expert_load import larger
-from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.expert_load import larger
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 from foretoken.simulator.steps.sharding import StateRanks
 

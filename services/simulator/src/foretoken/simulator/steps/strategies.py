@@ -10,11 +10,11 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerProfile, TrainerSpec
-from foretoken.domain.trainer_capability import TrainerCapabilities
-from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
+from foretoken.domain.frameworks.trainer import TrainerProfile, TrainerSpec
+from foretoken.domain.frameworks.trainer_capability import TrainerCapabilities
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.grid import Flags, Ints
 from foretoken.simulator.steps.axes import PerCase

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.graph import Overlap
+from foretoken.domain.lowering.graph import Overlap
 from foretoken.simulator.grid import Flags, Floats
 from foretoken.simulator.steps.program import (
     Column,

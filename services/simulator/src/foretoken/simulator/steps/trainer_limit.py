@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.capability import MORE, describe_lack
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer_capability import ASPECTS, OVERLAP_RULES, TrainerCapabilities
-from foretoken.domain.training_search import WEIGHT_PARALLELS
+from foretoken.domain.frameworks.capability import MORE, describe_lack
+from foretoken.domain.frameworks.trainer_capability import (
+    ASPECTS,
+    OVERLAP_RULES,
+    TrainerCapabilities,
+)
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags, Ints
 from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies, TrainerBound
 from foretoken.simulator.training.recompute import selected_modules

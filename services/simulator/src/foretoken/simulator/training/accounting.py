@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretoken.domain.graph import OperatorNode, Overlap
-from foretoken.domain.operator import find_operator
+from foretoken.domain.lowering.graph import OperatorNode, Overlap
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.simulator.steps.program import Column, CommunicationKey, PassNodes
 from foretoken.simulator.training.composition import ComposedStep, StepComposition
 from foretoken.simulator.training.operator_prices import OperatorPrices

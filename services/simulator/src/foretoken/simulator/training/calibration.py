@@ -15,9 +15,9 @@ from typing import NoReturn
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.measurements.training_truth import TrainingCalibration
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.training.calibration_fit import (
     PARAMETERS,

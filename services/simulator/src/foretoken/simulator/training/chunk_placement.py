@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.graph import OperatorNode, RankContext, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.schedule import Pass, RankOrder
 from foretoken.simulator.training.stage_hardware import StageHardware
 from foretoken.simulator.training.state_sharding import StateExchange

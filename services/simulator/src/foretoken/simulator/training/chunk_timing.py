@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.graph import OperatorNode, Overlap
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.operator import find_operator
-from foretoken.domain.trainer import TrainerProfile
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.graph import OperatorNode, Overlap
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.training_truth import TrainingCalibration
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.simulator.steps.chunks import Buckets, ChunkPasses
 from foretoken.simulator.steps.passes import time_pass
 from foretoken.simulator.steps.program import Column, Duration, StreamRules

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.training_report import ComponentTime
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.results.training_report import ComponentTime
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.steps.program import Duration
 from foretoken.simulator.training.accounting import value

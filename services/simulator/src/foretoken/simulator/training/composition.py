@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerProfile
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.measurements.training_truth import TrainingCalibration
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.steps.chunks import time_pair
 from foretoken.simulator.steps.program import Column
 from foretoken.simulator.training.chunk_timing import TimedChunk, TimingRules, time_chunk

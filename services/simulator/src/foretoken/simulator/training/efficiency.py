@@ -1,10 +1,10 @@
 """How much of the devices' arithmetic a step uses."""
 
+from foretoken.domain.frameworks.trainer import find_trainer
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering import lower_forward
-from foretoken.domain.lowering_options import LoweringOptions
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import find_trainer
+from foretoken.domain.lowering.lower import lower_forward
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.model_flops import count_model_flops
 from foretoken.simulator.training.stage_hardware import stage_devices
 from foretoken.simulator.training.stage_operators import (

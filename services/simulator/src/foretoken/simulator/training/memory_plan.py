@@ -5,17 +5,17 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from foretoken.domain import schema
-from foretoken.domain.echo import Echo
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import RankContext, Section
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering import lower_forward, lower_rank
-from foretoken.domain.lowering_options import LoweringOptions
-from foretoken.domain.question import describe_training
-from foretoken.domain.report import Feasibility
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import StageMemory
-from foretoken.domain.training_run import TrainingMemoryReport
+from foretoken.domain.lowering.graph import RankContext, Section
+from foretoken.domain.lowering.lower import lower_forward, lower_rank
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.requests.question import describe_training
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_run import TrainingMemoryReport
+from foretoken.domain.results.echo import Echo
+from foretoken.domain.results.report import Feasibility
+from foretoken.domain.results.training_report import StageMemory
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.steps.trainer_limit import check_trainer
 from foretoken.simulator.training.chunk_placement import ChunkPlaces, share_embedding

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from foretoken.domain.graph import Section
+from foretoken.domain.lowering.graph import Section
 
 # Where a name says which layer it is of: `model.layers.3.mlp`, `model_layers_3_mlp`, `h.3.attn`.
 _LAYER = re.compile(r"(?:^|_)(?:layers?|h|blocks?)_(\d+)(?:_|$)")

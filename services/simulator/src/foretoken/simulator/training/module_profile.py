@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownModelError
-from foretoken.domain.estimate import Phase
-from foretoken.domain.graph import OperatorNode, Overlap, Section
-from foretoken.domain.lowering_options import Nodes
+from foretoken.domain.lowering.graph import OperatorNode, Overlap, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.estimate import Phase
+from foretoken.domain.measurements.training_truth import ModuleTimes
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_truth import ModuleTimes
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.module_slot import (
     Role,
     Roles,

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.operator import find_operator
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_truth import ModuleTime, ModuleTimes
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.training_truth import ModuleTime, ModuleTimes
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.module_name import (
     Module,
     find_module,

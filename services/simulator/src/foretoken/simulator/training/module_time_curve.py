@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from foretoken.domain.training_truth import ModuleTime
+from foretoken.domain.measurements.training_truth import ModuleTime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.estimate import DType, LatencyColumns, Phase, Provenance
-from foretoken.domain.graph import OperatorNode
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.measurements.estimate import DType, LatencyColumns, Phase, Provenance
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.software_note import list_software_notes

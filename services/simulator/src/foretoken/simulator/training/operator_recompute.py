@@ -11,11 +11,11 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.operator import find_operator
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.memory.saved_tensor import SavedTensor, layer_range, layers_of
 from foretoken.simulator.training.memory.tensor_size import written_bytes
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.training_report import SPAN_KINDS
+from foretoken.domain.results.training_report import SPAN_KINDS
 from foretoken.simulator.training.pipeline_program import (
     WAITS_FOR_EVER,
     PipelineProgram,

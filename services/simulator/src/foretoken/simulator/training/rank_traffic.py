@@ -2,8 +2,8 @@
 
 Collectives go round a ring in the order of the ranks, an all-to-all from each rank to every other,
 a transfer from a rank to its peer. What a rank sends is what its operator says it moves. Devices
-are numbered as in `domain/placement.py`. Many devices are put together to cells, whole nodes where
-they can be.
+are numbered as in `lowering/placement.py`. Many devices are put together to cells, whole nodes
+where they can be.
 """
 
 from collections import Counter, defaultdict
@@ -14,12 +14,12 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.graph import OperatorNode
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.operator import find_operator
-from foretoken.domain.placement import RankGroup, axis_group, expert_mesh
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrafficColumns
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.lowering.placement import RankGroup, axis_group, expert_mesh
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrafficColumns
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.training.accounting import pass_nodes

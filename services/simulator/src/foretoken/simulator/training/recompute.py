@@ -13,13 +13,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.placement import axis_group
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.sequence_parallel import splits_tokens
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.graph import OperatorNode, RankContext, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.lowering.placement import axis_group
+from foretoken.domain.lowering.sequence_parallel import splits_tokens
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.memory.saved_tensor import SavedTensor, list_saved
 from foretoken.simulator.training.operator_recompute import (
     EVERY_OTHER_MATMUL,

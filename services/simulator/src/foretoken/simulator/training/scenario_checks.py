@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.limit import check_limits, list_broken
-from foretoken.domain.lowering import check_layout
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.graph import RankContext
+from foretoken.domain.lowering.lower import check_layout
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.requests.limit import check_limits, list_broken
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.steps.legality import (
     batch_limits,
     chunk_limit,

@@ -11,9 +11,9 @@ from functools import cache
 from typing import Literal
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.limit import Limit
 from foretoken.domain.plugins import scan_modules
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.limit import Limit
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import Quantity
 
 # `backward` is both gradients; `backward_input` is what the chunk before waits for,

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.placement import axis_group
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.graph import RankContext
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.lowering.placement import axis_group
+from foretoken.domain.requests.scenario import TrainingScenario
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,29 @@ from math import prod
 from typing import Self
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext, Section
-from foretoken.domain.lowering import lower_backward, lower_rank
-from foretoken.domain.lowering_options import (
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.graph import (
+    BatchShape,
+    OperatorNode,
+    PrefillShape,
+    RankContext,
+    Section,
+)
+from foretoken.domain.lowering.lower import lower_backward, lower_rank
+from foretoken.domain.lowering.options import (
     LoweringOptions,
     Nodes,
     TrainingOptions,
 )
-from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.placement import axis_group
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerProfile
-from foretoken.domain.training_kernels import (
+from foretoken.domain.lowering.placement import axis_group
+from foretoken.domain.lowering.training_kernels import (
     check_kernels,
     scales_loss,
     update_kernels,
 )
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.steps.program import PassNodes
 from foretoken.simulator.training.chunk_placement import (
     ChunkPlaces,

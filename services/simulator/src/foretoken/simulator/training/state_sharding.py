@@ -8,16 +8,16 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, Overlap, Partition, RankContext, Section
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.operator import find_operator
-from foretoken.domain.placement import RankGroup, axis_group
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.sequence_parallel import splits_tokens
-from foretoken.domain.trainer import TrainerProfile
-from foretoken.domain.training_kernels import reduction_kernels, sum_kernels
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.graph import OperatorNode, Overlap, Partition, RankContext, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.lowering.placement import RankGroup, axis_group
+from foretoken.domain.lowering.sequence_parallel import splits_tokens
+from foretoken.domain.lowering.training_kernels import reduction_kernels, sum_kernels
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.steps.sharding import ScenarioDegrees, Sharding
 from foretoken.simulator.steps.state_sums import HeldParameters, StateCall, StateRule

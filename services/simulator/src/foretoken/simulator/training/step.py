@@ -8,9 +8,8 @@ import numpy as np
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import RankContext
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.job_runner import JobProgress
+from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.metrics.training import (
     StepTotals,
     hfu_ratio,
@@ -18,10 +17,11 @@ from foretoken.domain.metrics.training import (
     tokens_per_s,
     tokens_per_s_per_gpu,
 )
-from foretoken.domain.report import Feasibility, Percentiles
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.report import Feasibility, Percentiles
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import US_PER_MS
+from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.steps.trainer_limit import check_trainer

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.training_report import SPAN_KINDS, SpanColumns
+from foretoken.domain.results.training_report import SPAN_KINDS, SpanColumns
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.training.accounting import value
 from foretoken.simulator.training.composition import ComposedStep

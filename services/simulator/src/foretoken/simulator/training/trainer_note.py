@@ -1,7 +1,7 @@
 """What to know of an answer that is of no framework in particular."""
 
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import DEFAULT_TRAINER
+from foretoken.domain.frameworks.trainer import DEFAULT_TRAINER
+from foretoken.domain.requests.scenario import TrainingScenario
 
 
 def list_trainer_notes(scenario: TrainingScenario) -> tuple[str, ...]:

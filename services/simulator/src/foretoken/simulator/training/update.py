@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.graph import OperatorNode, Overlap
+from foretoken.domain.lowering.graph import OperatorNode, Overlap
 from foretoken.simulator.steps.chunks import NEVER, LastPass, gather_beside, reduce_early
 from foretoken.simulator.steps.program import Column, Duration
 from foretoken.simulator.training.chunk_timing import TimedChunk, TimingRules, list_buckets

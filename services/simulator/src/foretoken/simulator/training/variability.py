@@ -17,8 +17,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.report import Percentiles
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.report import Percentiles
 from foretoken.domain.units import US_PER_MS, ceil_divide
 from foretoken.simulator.steps.program import Column
 from foretoken.simulator.steps.sharding import ScenarioDegrees, Sharding

@@ -6,7 +6,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.figure import BLUE, GREY, STYLE, WIDTH_INCHES, figure_to_svg
 from foretoken.simulator.validation.timing import Floats
 

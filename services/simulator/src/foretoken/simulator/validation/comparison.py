@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import Percentiles, ServingReport
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.results.report import Percentiles, ServingReport
 from foretoken.domain.units import MS_PER_S
 from foretoken.simulator.validation.timing import (
     Floats,

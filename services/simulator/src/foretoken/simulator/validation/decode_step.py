@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from foretoken.domain.serving_run import MeasuredRequest
+from foretoken.domain.requests.serving_run import MeasuredRequest
 from foretoken.simulator.validation.comparison import Pair
 from foretoken.simulator.validation.load import DecodeSamples, Load, sample_requests
 from foretoken.simulator.validation.step_model import StepModel, fit_steps

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import format_number
-from foretoken.domain.report import ServingReport, describe_shares
-from foretoken.domain.serving_run import ServingRun
+from foretoken.domain.requests.serving_run import ServingRun
+from foretoken.domain.results.report import ServingReport, describe_shares
 from foretoken.simulator.validation.comparison import MetricComparison, RateComparison
 from foretoken.simulator.validation.decode_step import DecodeComparison, StepRange
 from foretoken.simulator.validation.residual import (

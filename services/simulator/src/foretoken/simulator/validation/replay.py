@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun
-from foretoken.domain.workload import Request, WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.requests.workload import Request, WorkloadSpec
 
 
 def scenario_of_run(scenario: ServingScenario, run: ServingRun) -> ServingScenario:

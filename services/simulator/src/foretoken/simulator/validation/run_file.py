@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.plugins import scan_modules
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
 
 # Beyond any count and any clock, in ns since 1970 too; and exact enough as a float.
 _MAX_NUMBER = 1e19

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from foretoken.domain.metrics.metric import title_of
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.number_text import format_number
 from foretoken.page.figure import BLUE, ORANGE
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.plots import draw_stacked_rows

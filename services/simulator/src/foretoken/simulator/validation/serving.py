@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from foretoken.domain.report import ServingReport
-from foretoken.domain.serving_run import ServingRun
+from foretoken.domain.requests.serving_run import ServingRun
+from foretoken.domain.results.report import ServingReport
 from foretoken.simulator.validation.comparison import (
     MetricComparison,
     RateComparison,

@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.eager_lowering import ModelForm, lower_step
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import OperatorCall, Provenance
-from foretoken.domain.graph import OperatorNode
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.ports import PredictorPort
-from foretoken.domain.profiling import (
+from foretoken.domain.lowering.eager import ModelForm, lower_step
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.estimate import OperatorCall, Provenance
+from foretoken.domain.measurements.profiling import (
     DISTURBED_KEY,
     ClosureReport,
     ClosureStep,
     MeasuredStep,
 )
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.ports import PredictorPort
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.operator_prices import OperatorPrices, Price, fetch_prices
 from foretoken.simulator.validation.steps_host import HostTime, HostTimes, fetch_host_times
 from foretoken.simulator.validation.steps_kernels import count_kernels

@@ -7,16 +7,16 @@ at the same time, and the slower decides; a graph is launched once and replayed.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from foretoken.domain.estimate import (
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.profiling import ClosureStep
 
 _OPERATOR = "launch_gap"
 _OWN = (Provenance.MEASURED, Provenance.INTERPOLATED, Provenance.EXTRAPOLATED)

@@ -7,12 +7,12 @@ transformers 5.23. On a GPU some operators are two kernels, which the count leav
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foretoken.domain.estimate import DType, Phase
-from foretoken.domain.graph import OperatorNode
-from foretoken.domain.lowering_options import Nodes
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.node_builder import EAGER_VARIANT
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.node_builder import EAGER_VARIANT
-from foretoken.domain.profiling import ClosureStep
 from foretoken.domain.units import ceil_divide
 
 

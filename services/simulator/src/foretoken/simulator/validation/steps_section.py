@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretoken.domain.number_text import format_number
-from foretoken.domain.profiling import ClosureStep
+from foretoken.domain.measurements.profiling import ClosureStep
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.units import US_PER_MS
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.validation.chart import draw_pairs

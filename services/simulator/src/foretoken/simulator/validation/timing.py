@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.request import Instants
-from foretoken.domain.report import RequestColumns
-from foretoken.domain.serving_run import MeasuredRequest
+from foretoken.domain.requests.serving_run import MeasuredRequest
+from foretoken.domain.results.report import RequestColumns
 from foretoken.domain.units import MS_PER_S
 from foretoken.simulator.serving.metrics import defined_latencies
 

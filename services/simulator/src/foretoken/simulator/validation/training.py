@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import Percentiles
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.report import Percentiles
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.validation.finding import Finding
 from foretoken.simulator.validation.training_attribution import Contribution, attribute_error
 from foretoken.simulator.validation.training_comparison import (

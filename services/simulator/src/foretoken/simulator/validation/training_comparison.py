@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from foretoken.domain.training_report import ComponentTime, TrainingReport
+from foretoken.domain.results.training_report import ComponentTime, TrainingReport
 from foretoken.simulator.validation.training_run import (
     ALL_STAGES,
     MeasuredComponent,

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from foretoken.domain.number_text import format_number
-from foretoken.domain.report import describe_shares
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.results.report import describe_shares
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.validation.finding import Finding
 from foretoken.simulator.validation.training_attribution import REST, Contribution
 from foretoken.simulator.validation.training_comparison import (

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.validation.training_run import ALL_STAGES, MeasuredTraining
 
 FORWARD = "layers, forward"

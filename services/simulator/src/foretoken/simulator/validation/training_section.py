@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from foretoken.domain.number_text import format_number
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.plots import draw_stacked_rows

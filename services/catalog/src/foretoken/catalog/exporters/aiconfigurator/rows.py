@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from foretoken.catalog.array import Floats, Integers, Mask
 from foretoken.catalog.dims import group_rows, split_by_operator
-from foretoken.domain.variant import parse_variant
+from foretoken.domain.operators.spec.variant import parse_variant
 
 _TEXTS = (
     "phase",

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.hardware.topology import all_topologies
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.units import US_PER_S
 
 # What its authors call the products that we name more exactly.

@@ -19,8 +19,8 @@ from foretoken.catalog.importers.aiconfigurator.routing import (
     is_known_distribution,
     local_load,
 )
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.measurements.estimate import DType
 
 _UNGATED = "_nongated"
 

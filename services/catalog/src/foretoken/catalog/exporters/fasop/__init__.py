@@ -18,8 +18,8 @@ from foretoken.catalog.exporters.fasop.table import ProfileTable, TableKey, writ
 from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest, LeftOut
 from foretoken.catalog.importers.fasop.columns import KERNEL_PREFIX
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.estimate import DType
-from foretoken.domain.measurement import MeasurementFilter
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.domain.models.architecture import find_model
 
 _OPTIONS = {

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from foretoken.catalog.exporters.fasop.layer_plan import LayerPlan, Part, Point
 from foretoken.catalog.exporters.fasop.table import ProfileTable, TableKey
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.units import US_PER_MS
 from foretoken.wire.arrow import dims_to_columns
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from foretoken.catalog.importers.fasop.columns import COLUMNS, RankShape
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.operator import find_operator
 from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.spec.operator import find_operator
 
 _DEGREES = (1, 2, 4, 8)
 # Source: MBS_OPTIONS in `fasop/config.py`.

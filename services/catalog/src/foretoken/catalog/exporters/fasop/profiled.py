@@ -9,8 +9,8 @@ from foretoken.catalog.exporters.fasop.table import ProfileTable, TableKey
 from foretoken.catalog.importers.fasop.columns import COLUMNS
 from foretoken.catalog.importing import ImportNotes
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.domain.units import US_PER_MS
-from foretoken.domain.variant import parse_variant
 
 Row = Mapping[str, Any]
 

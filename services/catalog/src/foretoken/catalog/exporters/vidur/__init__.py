@@ -24,8 +24,8 @@ from foretoken.catalog.exporters.vidur.layer_tables import (
 from foretoken.catalog.exporters.vidur.measured import STATISTICS, measure_operator
 from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest, LeftOut
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.name import path_inside
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from foretoken.catalog.array import Floats, Integers
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.units import US_PER_MS
 from foretoken.wire.arrow import dims_to_columns
 

@@ -18,7 +18,7 @@ from foretoken.catalog.importers.aiconfigurator.formats import (
 from foretoken.catalog.importers.aiconfigurator.perf_table import Circumstances, PerfTable
 from foretoken.catalog.importers.aiconfigurator.points import Points, make_points
 from foretoken.domain.errors import UnknownModelError
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.attention_prefill_window import window_prefill_dims

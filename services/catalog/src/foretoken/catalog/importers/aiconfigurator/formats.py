@@ -5,7 +5,7 @@ Source: https://github.com/ai-dynamo/aiconfigurator, the collectors and `sdk/com
 
 from types import MappingProxyType
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 
 # The engines whose versions name folders; `nccl` measures collectives without an engine.
 ENGINES = ("trtllm", "vllm", "sglang")

@@ -12,11 +12,11 @@ from foretoken.catalog.importing import ImportNotes, ImportRequest, name_model
 from foretoken.catalog.sources.file import read_source_file
 from foretoken.catalog.sources.table import SourceTable, parse_csv, parse_parquet
 from foretoken.domain.errors import UnknownDeviceError
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.variant import format_variant
 from foretoken.domain.units import US_PER_MS
-from foretoken.domain.variant import format_variant
 
 # A column of texts: a code for every row, and the texts that the codes stand for.
 Coded = tuple[Integers, list[str]]

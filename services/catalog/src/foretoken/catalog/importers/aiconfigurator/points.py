@@ -15,7 +15,7 @@ from foretoken.catalog.importers.aiconfigurator.perf_table import (
     PerfTable,
 )
 from foretoken.catalog.sources.row import NO_TIME, check_dims, fill_schema
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 
 _BATCH_ROWS = 200_000
 _TEXTS = tuple(field for field in Circumstances.__dataclass_fields__)

@@ -19,11 +19,11 @@ from foretoken.domain.errors import (
     UnknownDeviceError,
     UnknownModelError,
 )
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.operators.spec.variant import format_variant
 from foretoken.domain.units import US_PER_MS
-from foretoken.domain.variant import format_variant
 
 # FASOP's names of the models and products it knows. Source: `fasop/config.py`.
 PRESETS: Mapping[str, str] = {

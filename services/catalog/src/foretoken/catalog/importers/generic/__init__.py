@@ -23,11 +23,11 @@ from foretoken.catalog.sources.file import read_source_file
 from foretoken.catalog.sources.row import RowFacts, build_rows
 from foretoken.catalog.sources.table import SourceTable, parse_csv, parse_parquet
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType, Phase
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.operator import find_operator
-from foretoken.domain.variant import format_variant, parse_variant
+from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import format_variant, parse_variant
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
 _PARSERS = {".csv": parse_csv, ".parquet": parse_parquet}

@@ -19,7 +19,7 @@ from foretoken.catalog.importers.generic.mapping import (
 from foretoken.catalog.sources.row import FACT_NAMES
 from foretoken.catalog.sources.table import WHOLE_MAX, SourceTable
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 
 Texts = npt.NDArray[np.str_]
 

@@ -20,9 +20,9 @@ from foretoken.catalog.sources.file import read_source_file
 from foretoken.catalog.sources.row import RowFacts, build_rows
 from foretoken.catalog.sources.table import SourceTable, parse_csv
 from foretoken.domain.errors import UnknownDeviceError
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import all_devices, find_device
 from foretoken.domain.hardware.topology import TopologySpec
+from foretoken.domain.measurements.estimate import DType
 
 # The GPU's name has no spaces left, and no underscore.
 _FILE_NAME = re.compile(

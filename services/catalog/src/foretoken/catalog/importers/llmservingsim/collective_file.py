@@ -13,9 +13,9 @@ from foretoken.catalog.sources.file import read_source_file
 from foretoken.catalog.sources.row import RowFacts, build_rows
 from foretoken.catalog.sources.table import SourceTable, parse_csv
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.units import US_PER_MS
 
 _COLUMNS = (

@@ -10,8 +10,8 @@ from foretoken.catalog.importing import ImportRequest
 from foretoken.catalog.sources.content import parse_source_yaml
 from foretoken.catalog.sources.file import SourceFile, read_source_file, refuse
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError, UnknownModelError
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 
 _FRAMEWORK = "vllm"

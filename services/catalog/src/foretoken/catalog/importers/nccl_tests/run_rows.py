@@ -18,10 +18,10 @@ from foretoken.domain.errors import (
     InvalidRequestError,
     UnknownDeviceError,
 )
-from foretoken.domain.estimate import DType
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import TopologySpec, all_topologies, find_topology
-from foretoken.domain.variant import format_variant
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.variant import format_variant
 
 # Sizes mean what the operators' mean: the tensor of a rank (all_reduce, reduce_scatter, broadcast),
 # the gathered tensor (all_gather), all that a rank sends (alltoall, sendrecv).

@@ -36,7 +36,7 @@ from foretoken.catalog.reading.content import ContentHash
 from foretoken.catalog.sources.content import parse_source_json
 from foretoken.catalog.sources.file import SourceFile, limit_reading, read_source_file, refuse
 from foretoken.domain import schema
-from foretoken.domain.measurement import Run
+from foretoken.domain.measurements.measurement import Run
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
 _BATCH_ROWS = 100_000

@@ -17,7 +17,7 @@ from foretoken.catalog.dataset import (
 from foretoken.catalog.dims import DIM_COLUMNS
 from foretoken.catalog.sources.file import current_budget, read_source_file, refuse
 from foretoken.catalog.sources.table import check_texts
-from foretoken.domain.operator import find_operator
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.wire.arrow import LATER_COLUMNS
 
 _GROUP_ROWS_MAX = 1_000_000

@@ -6,9 +6,9 @@ Sources: SGLang, `docs/advanced_features/{server_arguments,pd_disaggregation,rou
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from foretoken.domain.engine import find_engine
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
+from foretoken.domain.frameworks.engine import find_engine
+from foretoken.domain.measurements.estimate import DType
 from foretoken.simulator.launch.option_map import (
     Fields,
     Link,

@@ -8,9 +8,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.engine import find_engine
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.estimate import DType
+from foretoken.domain.frameworks.engine import find_engine
+from foretoken.domain.measurements.estimate import DType
 from foretoken.simulator.launch.option_map import (
     Fields,
     Link,

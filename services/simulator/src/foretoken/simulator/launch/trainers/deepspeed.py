@@ -9,10 +9,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.frameworks.trainer import TrainerProfile, find_trainer
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerProfile, find_trainer
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.documented_option import find_options, flatten, nest
 from foretoken.simulator.launch.megatron_model import find_presets, refuse_model
 from foretoken.simulator.launch.option_map import (

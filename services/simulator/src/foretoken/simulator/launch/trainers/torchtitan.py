@@ -9,11 +9,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.frameworks.trainer import find_trainer
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.plugins import scan_yaml
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import find_trainer
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.documented_option import find_options, flatten, nest
 from foretoken.simulator.launch.option_map import Fields, Link, OptionMap, Options, value
 from foretoken.simulator.launch.shell_script import (

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain.metrics.registry import ATTAINMENT, describe_limit
-from foretoken.domain.report import Feasibility, ServingReport
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     CapacityReport,
     CapacityRequest,
 )
+from foretoken.domain.results.report import Feasibility, ServingReport
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.search.capacity.bracket import Bracket
 from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch

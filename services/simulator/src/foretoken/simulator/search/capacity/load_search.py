@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp, hypot, log
 from typing import NamedTuple
 
-from foretoken.domain.search import CapacityProbe
+from foretoken.domain.requests.search import CapacityProbe
 from foretoken.simulator.search.capacity.bracket import Bracket, RateGrid, find_bracket
 from foretoken.simulator.search.capacity.confidence import (
     MarginCurve,

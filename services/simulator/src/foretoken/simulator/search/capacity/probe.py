@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from foretoken.domain.search import CapacityProbe
+from foretoken.domain.requests.search import CapacityProbe
 from foretoken.simulator.search.capacity.request_rate import stretch_plan, take_requests
 from foretoken.simulator.search.capacity.verdict import Judge, Verdict, count_unseen
 from foretoken.simulator.serving.metrics import is_completed

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.search.capacity.probe import Load
 from foretoken.simulator.search.capacity.request_rate import draw_plan, rate_of_plan, take_requests

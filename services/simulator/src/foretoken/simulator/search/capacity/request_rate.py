@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.serving.lora import assign_adapters
 from foretoken.simulator.serving.outcome import rate_of
 from foretoken.simulator.serving.request_plan import NONE, Ints, RequestPlan

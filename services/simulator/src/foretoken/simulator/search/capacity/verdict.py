@@ -8,9 +8,9 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.registry import ATTAINMENT
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import LatencyLimit, LimitOutcome, ServingTargets
-from foretoken.domain.slo import Slo
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import LatencyLimit, LimitOutcome, ServingTargets
+from foretoken.domain.requests.slo import Slo
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.serving.attainment import find_attaining
 from foretoken.simulator.serving.metrics import (

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS, TrainingSpace
+from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS, TrainingSpace
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.steps.strategies import (
     AXES,

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerSpec
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 
 TRAINER = "internevo"
 # Of its configurations of 7B and 70B models. Source: InternEvo, `configs/7B_internlm2.py`.

@@ -14,7 +14,7 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.training_search import WEIGHT_PARALLELS, TrainingSearchRequest
+from foretoken.domain.requests.training_search import WEIGHT_PARALLELS, TrainingSearchRequest
 from foretoken.domain.units import GIB
 from foretoken.simulator.grid import Flags, Floats
 from foretoken.simulator.search.internevo.points import list_points

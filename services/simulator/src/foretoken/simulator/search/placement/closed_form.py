@@ -8,8 +8,8 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.limit import Limit
-from foretoken.domain.training_search import TrainingSearchRequest
+from foretoken.domain.requests.limit import Limit
+from foretoken.domain.requests.training_search import TrainingSearchRequest
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.placement.cluster import MAX_ORDERS

@@ -15,7 +15,7 @@ from math import comb
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import TopologySpec, all_topologies, find_topology
-from foretoken.domain.training_search import NodeGroup, TrainingSpace
+from foretoken.domain.requests.training_search import NodeGroup, TrainingSpace
 
 # Orders of kinds along a pipeline that are all tried.
 MAX_ORDERS = 24

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import WEIGHT_PARALLELS
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.placement.strategy import (
     PlacedStrategy,

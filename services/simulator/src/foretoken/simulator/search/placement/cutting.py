@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.memory_headroom import TRAINING_AXES, training_headroom_bytes
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.memory_headroom import TRAINING_AXES, training_headroom_bytes
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.placement.chain import Chain
 from foretoken.simulator.search.placement.cluster import NodeKind, Pipeline

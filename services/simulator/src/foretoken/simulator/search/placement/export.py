@@ -17,8 +17,8 @@ from typing import Any
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import TrainingSearchReport
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.units import GIB, MS_PER_S, S_PER_HOUR
 
 COLUMNS = (

@@ -1,7 +1,7 @@
 """What a search over a mixed cluster is asked: how many points it has, and whether it can be."""
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.training_search import TrainingSearchRequest
+from foretoken.domain.requests.training_search import TrainingSearchRequest
 from foretoken.simulator.search.placement.strategy import PlacementSpace, fixed_axes
 
 

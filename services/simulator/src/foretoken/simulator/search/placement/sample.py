@@ -8,12 +8,12 @@ layers are of another kind has two pipelines more, all of such layers.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.domain.communication import PlacedGroup
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import OperatorNode
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.search.placement.cluster import NodeKind
 from foretoken.simulator.search.placement.layer_kind import with_alike_layers

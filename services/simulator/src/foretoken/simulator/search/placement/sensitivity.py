@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.training_search import StrategySensitivity
+from foretoken.domain.requests.training_search import StrategySensitivity
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.faster_predictor import FasterPredictor

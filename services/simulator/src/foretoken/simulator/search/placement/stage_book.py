@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.search.placement.sample import Samples
 from foretoken.simulator.search.placement.stage_memory import StageMemories
 

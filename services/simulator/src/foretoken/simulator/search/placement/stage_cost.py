@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.graph import OperatorNode, Overlap
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.graph import OperatorNode, Overlap
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.placement.cluster import NodeKind

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.placement.cluster import NodeKind

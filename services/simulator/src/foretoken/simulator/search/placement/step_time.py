@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.measurements.training_truth import TrainingCalibration
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.placement.stage_cost import (
     BETWEEN,

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.placement.cluster import (
     NodeKind,
     Pipeline,

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from foretoken.domain.estimate import OperatorTable
+from foretoken.domain.measurements.estimate import OperatorTable
 from foretoken.simulator.grid import Flags, Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.placement.columns import PlacedStrategies

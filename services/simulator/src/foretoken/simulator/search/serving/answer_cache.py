@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.domain import schema
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.latency_surfaces import surface_spec

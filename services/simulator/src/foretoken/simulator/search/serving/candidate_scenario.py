@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
-from foretoken.domain.cluster import ClusterSpec, ReplicaPool, RoutingSpec
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import ServingSearchRequest
+from foretoken.domain.requests.cluster import ClusterSpec, ReplicaPool, RoutingSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import ServingSearchRequest
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.domain.units import US_PER_S
-from foretoken.domain.workload import WorkloadSpec
 from foretoken.simulator.search.serving.answer_cache import EngineAnswers
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.points import Points

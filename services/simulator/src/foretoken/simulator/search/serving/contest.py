@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from foretoken.domain.metrics.registry import ATTAINMENT, describe_limit
-from foretoken.domain.search import LimitOutcome
+from foretoken.domain.requests.search import LimitOutcome
 from foretoken.simulator.search.serving.figures import Figures
 from foretoken.simulator.search.serving.finalists import LoadOutcome
 from foretoken.simulator.search.serving.outcome import ClosedForm

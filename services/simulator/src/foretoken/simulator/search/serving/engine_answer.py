@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.hardware_change import HardwareChange
 from foretoken.simulator.search.serving.closed_form import ReplicaForm, SteadyState

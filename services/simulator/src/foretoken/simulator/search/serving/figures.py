@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.search import ServingSearchRequest
+from foretoken.domain.requests.search import ServingSearchRequest
 from foretoken.domain.units import S_PER_HOUR
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer

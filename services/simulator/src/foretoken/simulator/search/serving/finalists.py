@@ -9,9 +9,9 @@ import numpy as np
 
 from foretoken.domain import schema
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.report import Feasibility, ServingReport, SteadyWindow
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import CapacityProbe, Finalist, LatencyLimit, ServingTargets
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import CapacityProbe, Finalist, LatencyLimit, ServingTargets
+from foretoken.domain.results.report import Feasibility, ServingReport, SteadyWindow
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.latency_surfaces import fetch_surfaces
 from foretoken.simulator.search.capacity.verdict import make_judge

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.serving.outcome import rate_of
 from foretoken.simulator.serving.request_plan import RequestPlan

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.cluster import KvTransferSpec
 from foretoken.domain.errors import UnknownTopologyError
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import ServingTargets
+from foretoken.domain.requests.cluster import KvTransferSpec
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import ServingTargets
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer, ReplicaAnswers

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.search import ServingSearchRequest
+from foretoken.domain.requests.search import ServingSearchRequest
 from foretoken.simulator.search.serving.aggregate import make_aggregated
 from foretoken.simulator.search.serving.answer_cache import EngineAnswers
 from foretoken.simulator.search.serving.figures import Figures, find_figures

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.hardware_change import HardwareChange
 from foretoken.simulator.search.serving.load import LoadProfile

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from foretoken.domain.engine import EngineProfile
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.requests.layout import ParallelLayout
 
 # Schedulers that compute prompts in steps of their own, while nobody decodes.
 _PROMPTS_FIRST = frozenset({"lightllm", "sglang", "vllm_v0"})

@@ -8,16 +8,16 @@ from dataclasses import fields, replace
 import numpy as np
 
 from foretoken.domain import schema
-from foretoken.domain.echo import Echo
-from foretoken.domain.engine import EngineSpec
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import (
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
     CandidateColumns,
     ServingSearchReport,
     ServingSearchRequest,
 )
+from foretoken.domain.results.echo import Echo
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.search.serving.answer_cache import AnswerCache
 from foretoken.simulator.search.serving.candidate_scenario import CandidateMaker

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from foretoken.domain.search import Sensitivity, ServingSearchReport
+from foretoken.domain.requests.search import Sensitivity, ServingSearchReport
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.faster_predictor import FasterPredictor
 from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES, HardwareChange

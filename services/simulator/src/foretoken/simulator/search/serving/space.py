@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from foretoken.domain.engine import EngineProfile
 from foretoken.domain.errors import InvalidRequestError, UnknownTopologyError
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.quantization import executed_quantization
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import SERVING_MODES, ServingSearchRequest
+from foretoken.domain.models.quantization import executed_quantization
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import SERVING_MODES, ServingSearchRequest
 from foretoken.simulator.launch.write import find_server
 from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_lacks
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.report import SteadyWindow
+from foretoken.domain.results.report import SteadyWindow
 from foretoken.domain.units import MS_PER_S
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.serving.metrics import is_completed

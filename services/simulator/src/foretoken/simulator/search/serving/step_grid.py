@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from foretoken.domain.estimate import LatencyQuery
+from foretoken.domain.measurements.estimate import LatencyQuery
 from foretoken.simulator.cost.answer import Questions
 from foretoken.simulator.cost.family import Axes
 from foretoken.simulator.cost.form import SurfaceForm

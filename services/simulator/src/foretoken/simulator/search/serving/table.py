@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.search import CandidateColumns
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.search import CandidateColumns
 from foretoken.simulator.search.pareto import pareto_front
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer
 from foretoken.simulator.search.serving.figures import Figures

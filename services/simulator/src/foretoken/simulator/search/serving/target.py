@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from foretoken.domain.metrics.request import LIMITED
-from foretoken.domain.scenario import ServingScenario
-from foretoken.domain.search import ServingTargets
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import ServingTargets
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.points import Points

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from foretoken.domain.estimate import Provenance
+from foretoken.domain.measurements.estimate import Provenance
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource

@@ -11,7 +11,7 @@ the stages and their chunks divide).
 
 import numpy as np
 
-from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
+from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags
 from foretoken.simulator.search.training.space import StrategySpace
 from foretoken.simulator.steps.strategies import Strategies

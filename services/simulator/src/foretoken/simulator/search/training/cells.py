@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foretoken.domain.training_search import SpaceCell
+from foretoken.domain.requests.training_search import SpaceCell
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.steps.strategies import RECOMPUTE_MODES
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.training_search import TrainingSearchRequest
+from foretoken.domain.requests.training_search import TrainingSearchRequest
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES, HardwareChange
 from foretoken.simulator.search.training.answers import Answers

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import OperatorNode
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.placement import axis_group
-from foretoken.domain.sequence_parallel import splits_tokens
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.lowering.placement import axis_group
+from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.search.training.shapes import Shape
 from foretoken.simulator.search.training.transfer_columns import INSIDE

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.graph import OperatorNode
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.chunk_calls import (
     exchange_signature,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from foretoken.domain.graph import OperatorNode, Section
+from foretoken.domain.lowering.graph import OperatorNode, Section
 from foretoken.simulator.rank import even_layers
 
 # Whether a chunk has the embedding and the head, and receives its input and its output's gradient.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.training_search import TrainingSearchRequest
+from foretoken.domain.requests.training_search import TrainingSearchRequest
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.internevo.points import list_points

@@ -1,7 +1,7 @@
 """Which strategies are simulated, and their places by what the simulations say."""
 
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_search import StrategyFinalist, TrainingSearchRequest
+from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchRequest
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.training.answers import Answers

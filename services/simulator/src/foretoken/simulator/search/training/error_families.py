@@ -6,8 +6,8 @@ themselves, and what is told from others.
 
 import numpy as np
 
-from foretoken.domain.estimate import OperatorTable, Provenance
-from foretoken.domain.operator import find_operator
+from foretoken.domain.measurements.estimate import OperatorTable, Provenance
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.steps.call_prices import PricedTable
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.domain import schema
-from foretoken.domain.estimate import LatencyQuery, LatencyReply
+from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
 from foretoken.domain.ports import ModelVersion
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import (
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import (
     MemoryColumns,
     SpanColumns,
     TrafficColumns,

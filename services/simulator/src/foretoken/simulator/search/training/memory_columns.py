@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.memory_headroom import TRAINING_AXES, training_headroom_bytes
+from foretoken.domain.lowering.memory_headroom import TRAINING_AXES, training_headroom_bytes
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.memory_places import (
     MicroBatchGroups,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.graph import OperatorNode, RankContext
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.graph import OperatorNode, RankContext
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Flags, Ints
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.shapes import Shape

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.graph import RankContext, Section
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.graph import RankContext, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.memory_places import (
     MemoryShapes,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain import schema
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.training_search import (
     TRAINING_OBJECTIVES,
     RuledOut,
     StrategyColumns,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.sequence_parallel import splits_tokens
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind
 from foretoken.simulator.search.training.shapes import Shape

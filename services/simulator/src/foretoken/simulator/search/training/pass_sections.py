@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 
-from foretoken.domain.graph import OperatorNode, Overlap, Section
-from foretoken.domain.lowering_options import Nodes
+from foretoken.domain.lowering.graph import OperatorNode, Overlap, Section
+from foretoken.domain.lowering.options import Nodes
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind, Ends
 from foretoken.simulator.steps.program import (

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.trainer import TrainerProfile
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.measurements.training_truth import TrainingCalibration
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.chunk_columns import PassColumns
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.training_search import (
     StrategySensitivity,
     TieCall,
     TrainingSearchRequest,

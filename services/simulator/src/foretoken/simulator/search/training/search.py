@@ -3,8 +3,8 @@
 import time
 from dataclasses import replace
 
-from foretoken.domain.echo import Echo
-from foretoken.domain.training_search import TrainingSearchReport, TrainingSearchRequest
+from foretoken.domain.requests.training_search import TrainingSearchReport, TrainingSearchRequest
+from foretoken.domain.results.echo import Echo
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.search.internevo.points import list_points

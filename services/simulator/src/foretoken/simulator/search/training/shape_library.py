@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.training_search import OVERLAPS
+from foretoken.domain.requests.training_search import OVERLAPS
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.search.training.shapes import Shape, lower_shape
 from foretoken.simulator.steps.row_numbers import number_rows

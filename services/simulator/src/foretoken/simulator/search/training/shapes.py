@@ -12,14 +12,14 @@ from functools import cached_property
 
 import numpy as np
 
-from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import BatchShape, OperatorNode, PrefillShape, RankContext
-from foretoken.domain.lowering import lower_backward, lower_rank
-from foretoken.domain.lowering_options import LoweringOptions, Nodes
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.graph import BatchShape, OperatorNode, PrefillShape, RankContext
+from foretoken.domain.lowering.lower import lower_backward, lower_rank
+from foretoken.domain.lowering.options import LoweringOptions, Nodes
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.parallelism.pp import stage_transfers
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.training.stage_operators import training_options

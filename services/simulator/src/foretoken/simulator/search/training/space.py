@@ -20,9 +20,9 @@ import numpy as np
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
-from foretoken.domain.layout import ParallelLayout
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import (
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import (
     OVERLAPS,
     WEIGHT_PARALLELS,
     TrainingSearchRequest,

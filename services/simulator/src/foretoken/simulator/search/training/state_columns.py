@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, RankContext, Section
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.placement import RankGroup
-from foretoken.domain.trainer import TrainerProfile
-from foretoken.domain.training_kernels import (
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.graph import OperatorNode, RankContext, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.lowering.placement import RankGroup
+from foretoken.domain.lowering.training_kernels import (
     check_kernels,
     reduction_kernels,
     sum_kernels,
     update_kernels,
 )
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut, ChunkKind

@@ -6,7 +6,7 @@ from functools import reduce
 
 import numpy as np
 
-from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.state_columns import Calls, ChunkStates

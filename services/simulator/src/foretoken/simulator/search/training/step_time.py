@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_search import OVERLAPS, WEIGHT_PARALLELS
-from foretoken.domain.training_truth import TrainingCalibration
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.training_truth import TrainingCalibration
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.chunk_columns import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.training_search import TRAINING_OBJECTIVES, SpaceCell
+from foretoken.domain.requests.training_search import TRAINING_OBJECTIVES, SpaceCell
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.pareto import pareto_front
 from foretoken.simulator.search.training.answers import Answers, join_answers

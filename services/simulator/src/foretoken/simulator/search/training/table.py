@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretoken.domain.training_search import WEIGHT_PARALLELS, StrategyColumns
+from foretoken.domain.requests.training_search import WEIGHT_PARALLELS, StrategyColumns
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.answers import Answers

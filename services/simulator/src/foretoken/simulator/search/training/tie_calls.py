@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.estimate import OperatorTable, Phase
 from foretoken.domain.hardware.topology import topology_of_device
-from foretoken.domain.operator import find_operator
-from foretoken.domain.training_search import TieCall
+from foretoken.domain.measurements.estimate import OperatorTable, Phase
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.training_search import TieCall
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.shape_library import ShapeLibrary

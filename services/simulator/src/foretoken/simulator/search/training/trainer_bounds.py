@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer_capability import OVERLAP_RULES
-from foretoken.domain.training_search import OVERLAPS, TrainingSearchRequest
+from foretoken.domain.frameworks.trainer_capability import OVERLAP_RULES
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import OVERLAPS, TrainingSearchRequest
 from foretoken.simulator.grid import Flags
 from foretoken.simulator.launch.framework import find_framework
 from foretoken.simulator.steps.strategies import (

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.communication import PlacedGroup
-from foretoken.domain.graph import RankContext
-from foretoken.domain.layout import ParallelLayout
+from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.graph import RankContext
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
 from foretoken.simulator.search.training.shapes import Shape

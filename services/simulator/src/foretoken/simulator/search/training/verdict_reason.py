@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.steps.legality import device_limit
 from foretoken.simulator.steps.strategies import Strategies

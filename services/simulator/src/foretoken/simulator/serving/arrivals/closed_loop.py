@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.serving.request_draft import RequestDraft, check_options, read_loop
 from foretoken.simulator.serving.synthetic import draw_requests
 

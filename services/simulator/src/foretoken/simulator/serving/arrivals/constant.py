@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.serving.request_draft import RequestDraft, check_options
 from foretoken.simulator.serving.synthetic import draw_requests
 

@@ -6,7 +6,7 @@ mean.
 
 import numpy as np
 
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.serving.request_draft import (
     RequestDraft,
     check_options,

@@ -7,7 +7,7 @@ at `rate_rps`; or `rates_rps`, the rates as they are. A state's rate may be 0, n
 
 import numpy as np
 
-from foretoken.domain.workload import WorkloadSpec
+from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.request_draft import (
     Floats,

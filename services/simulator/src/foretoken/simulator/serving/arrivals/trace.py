@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.workload import Request, WorkloadSpec
+from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.simulator.serving.request_draft import (
     MAX_LENGTH,
     Floats,

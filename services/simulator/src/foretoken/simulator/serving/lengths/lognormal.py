@@ -7,7 +7,7 @@ moves the mean.
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.workload import LengthSpec
+from foretoken.domain.requests.workload import LengthSpec
 from foretoken.simulator.serving.request_draft import MAX_LENGTH
 from foretoken.simulator.serving.request_plan import Ints
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.workload import LengthSpec
+from foretoken.domain.requests.workload import LengthSpec
 from foretoken.simulator.serving.request_plan import Ints
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.validation.run_file import MeasuredRunFormat, RunFile
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.serving_run import RUN_FORMAT, ServingRun, decode_run
+from foretoken.domain.requests.serving_run import RUN_FORMAT, ServingRun, decode_run
 from foretoken.simulator.validation.run_file import MeasuredRunFormat, RunFile
 
 

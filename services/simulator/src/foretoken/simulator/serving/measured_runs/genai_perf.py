@@ -9,7 +9,7 @@ text, and input tokens the mean in `profile_export_genai_perf.json` beside it wh
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.validation.answer_chunk import AnswerChunk, parse_chunk
 from foretoken.simulator.validation.run_file import MeasuredRunFormat, RunFile

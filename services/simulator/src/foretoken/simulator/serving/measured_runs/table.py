@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
 from foretoken.simulator.validation.run_file import MeasuredRunFormat, RunFile
 
 _SYNONYMS: Mapping[str, Sequence[str]] = {

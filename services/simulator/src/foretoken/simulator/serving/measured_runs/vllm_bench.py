@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from foretoken.domain.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
 from foretoken.simulator.validation.run_file import MeasuredRunFormat, RunFile
 
 _LISTS = ("input_lens", "output_lens", "ttfts", "itls")

@@ -5,7 +5,7 @@ times count from the earliest one. Calls that generated nothing are left out.
 Source: github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and ...2024.md.
 """
 
-from foretoken.domain.workload import Request
+from foretoken.domain.requests.workload import Request
 from foretoken.simulator.serving.trace_row import TraceContent, TraceFormat, TraceRows
 
 _COLUMNS = ("timestamp", "contexttokens", "generatedtokens")

@@ -5,7 +5,7 @@ they did: `parent_chat_id` is not needed for either.
 Source: github.com/alibaba-edu/qwen-bailian-usagetraces-anon; AIPerf, docs/tutorials.
 """
 
-from foretoken.domain.workload import Request
+from foretoken.domain.requests.workload import Request
 from foretoken.simulator.serving.trace_row import (
     NameTable,
     TraceContent,

@@ -5,7 +5,7 @@ a `Session ID` say which conversation a request belongs to: a turn then waits fo
 Source: github.com/HPMLL/BurstGPT, README.
 """
 
-from foretoken.domain.workload import Request
+from foretoken.domain.requests.workload import Request
 from foretoken.simulator.serving.trace_row import (
     NameTable,
     TraceContent,

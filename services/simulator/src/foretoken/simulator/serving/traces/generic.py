@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from foretoken.domain.workload import Request
+from foretoken.domain.requests.workload import Request
 from foretoken.simulator.serving.trace_row import (
     NameTable,
     TraceContent,

@@ -5,7 +5,7 @@
 Source: github.com/casys-kaist/LLMServingSim, dataset/.
 """
 
-from foretoken.domain.workload import Request
+from foretoken.domain.requests.workload import Request
 from foretoken.simulator.serving.trace_row import (
     NameTable,
     TraceContent,

@@ -8,7 +8,7 @@ Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces; AIPerf, docs/benc
 
 from dataclasses import dataclass, field, replace
 
-from foretoken.domain.workload import Request
+from foretoken.domain.requests.workload import Request
 from foretoken.simulator.serving.trace_row import (
     NameTable,
     TraceContent,

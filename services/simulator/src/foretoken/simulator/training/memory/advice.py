@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.report import Feasibility
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import StageMemory
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.report import Feasibility
+from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
 from foretoken.simulator.steps.sharding import ZERO_STAGES
 from foretoken.simulator.steps.trainer_limit import check_trainer

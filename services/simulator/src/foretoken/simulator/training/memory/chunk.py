@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from foretoken.domain.graph import RankContext
-from foretoken.domain.lowering_options import Nodes
+from foretoken.domain.lowering.graph import RankContext
+from foretoken.domain.lowering.options import Nodes
 from foretoken.simulator.training.recompute import RecomputePlan
 
 

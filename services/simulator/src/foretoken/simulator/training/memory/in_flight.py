@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.schedule import PipelineSchedule, RankOrder
 
 Counts = NDArray[np.int64]

@@ -1,6 +1,6 @@
 """Which layers of a model are alike: those that the same operators run in."""
 
-from foretoken.domain.lowering_options import Nodes
+from foretoken.domain.lowering.options import Nodes
 from foretoken.simulator.training.memory.saved_tensor import layer_range
 
 

@@ -11,9 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.memory_headroom import TRAINING_AXES, training_headroom_bytes
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import SPAN_KINDS, MemoryColumns, SpanColumns, StageMemory
+from foretoken.domain.lowering.memory_headroom import TRAINING_AXES, training_headroom_bytes
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import (
+    SPAN_KINDS,
+    MemoryColumns,
+    SpanColumns,
+    StageMemory,
+)
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.pass_peak import ChunkNeed, measure_chunk

@@ -13,11 +13,11 @@ from typing import Annotated
 
 import numpy as np
 
-from foretoken.domain.backward_collectives import keeps_gathered_input
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.scenario import TrainingScenario
+from foretoken.domain.lowering.backward_collectives import keeps_gathered_input
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import Quantity
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.steps.axes import CASE, PLACE, FloatPerCase

@@ -9,13 +9,13 @@ Large Transformer Models", 2022, section 4; Transformer Engine 2, `pytorch/modul
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from foretoken.domain.backward_collectives import keeps_gathered_input
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.lowering_options import Nodes
-from foretoken.domain.operator import find_operator
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.backward_collectives import keeps_gathered_input
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.scenario import TrainingScenario
 
 # Roles that read what an earlier operator of the layer has saved already, the nearest first.
 _SHARED_INPUTS: Mapping[str, tuple[str, ...]] = {

@@ -11,10 +11,10 @@ from typing import Self
 
 import numpy as np
 
-from foretoken.domain.estimate import DType
-from foretoken.domain.graph import OperatorNode, Section
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.trainer import TrainerProfile
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import Quantity
 from foretoken.simulator.steps.sharding import ScenarioDegrees, Sharding
 from foretoken.simulator.training.memory.chunk import ChunkGraph

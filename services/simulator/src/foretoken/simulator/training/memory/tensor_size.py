@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from foretoken.domain.graph import OperatorNode
-from foretoken.domain.operator import Dims
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.operators.spec.operator import Dims
 from foretoken.domain.units import Quantity
 
 _Elements = Callable[[Dims], Quantity]

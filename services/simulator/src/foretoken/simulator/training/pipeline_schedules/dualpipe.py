@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import count
 
-from foretoken.domain.limit import Limit, check_limits
+from foretoken.domain.requests.limit import Limit, check_limits
 from foretoken.domain.units import Quantity
 from foretoken.simulator.training.schedule import Pass, PassKind, PipelineSchedule, RankOrder
 

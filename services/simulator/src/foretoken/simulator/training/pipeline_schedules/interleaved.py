@@ -9,7 +9,7 @@ Megatron-LM", 2021.
 
 from collections.abc import Iterator
 
-from foretoken.domain.limit import Limit, check_limits
+from foretoken.domain.requests.limit import Limit, check_limits
 from foretoken.domain.units import Quantity
 from foretoken.simulator.training.schedule import Pass, PassKind, PipelineSchedule, RankOrder
 

@@ -1,9 +1,9 @@
 """How large a checkpoint is, and how long a run takes to write one."""
 
-from foretoken.domain.estimate import DType
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.parameters import count_parameters
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_run import FailureRules
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_run import FailureRules
 
 # Adam's first and second moment, in fp32.
 _NUM_MOMENTS = 2

@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.price import PriceList, find_price_list
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_run import PriceRules
+from foretoken.domain.hardware.price import PriceList, find_price_list
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_run import PriceRules
 
 _W_PER_KW = 1e3
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from foretoken.domain.dataset import find_dataset
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import RunSize, TrainingRunRequest
+from foretoken.domain.requests.dataset import find_dataset
+from foretoken.domain.requests.training_run import RunSize, TrainingRunRequest
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.training.run.failures import FailureModel
 
 

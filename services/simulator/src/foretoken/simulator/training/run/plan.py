@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain import schema
-from foretoken.domain.dataset import find_dataset
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.report import Feasibility, Percentiles
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_report import TrainingReport
-from foretoken.domain.training_run import RunSize, TrainingRunReport, TrainingRunRequest
+from foretoken.domain.requests.dataset import find_dataset
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_run import RunSize, TrainingRunReport, TrainingRunRequest
+from foretoken.domain.results.report import Feasibility, Percentiles
+from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR, ceil_divide
 from foretoken.simulator.echo import echo_run
 from foretoken.simulator.training.run.checkpoint import count_checkpoint_bytes, write_s

@@ -7,8 +7,8 @@ JPDC 69(2), 2009; Douillard et al., "DiLoCo", 2023, for sums that are not made i
 """
 
 from foretoken.domain.models.parameters import count_parameters
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_run import SiteRules
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_run import SiteRules
 from foretoken.domain.units import MS_PER_S
 
 

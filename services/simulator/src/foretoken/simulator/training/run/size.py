@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.scenario import TrainingScenario
-from foretoken.domain.training_run import RunSize
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_run import RunSize
 
 # What a size is measured by: a run with so many data-parallel replicas.
 MeasureSize = Callable[[TrainingScenario], RunSize]

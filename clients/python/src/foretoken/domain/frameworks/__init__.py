@@ -1,0 +1,1 @@
+"""Serving engines and training frameworks, version by version: what they can, how they run."""

@@ -1,0 +1,311 @@
+"""Serving engines: the rules of each, at a version, and what a scenario changes of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any
+
+from foretoken.domain import schema
+from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
+from foretoken.domain.frameworks.engine_capability import EngineCapabilities
+from foretoken.domain.plugins import parse_yaml_value, scan_yaml
+from foretoken.domain.requests.option import option
+
+# The profile of a scenario that names none.
+DEFAULT_PROFILE = "vllm-0.19"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineProfile:
+    """The rules of a serving engine at its versions; one file each in `engines/`.
+
+    Limits: `max_num_seqs` requests run at once, a step computes at most `max_num_batched_tokens`,
+    and of one prompt at most `max_chunk_tokens` (0: as the budget allows), of at most
+    `max_num_prefills` prompts (0: any).
+
+    With `counts_padding` a batch of prompts counts against the budget as if all were as long as the
+    longest. For `max_decode_run` steps of decoding (0: none) waiting requests are not looked at.
+    With `has_priority_scheduling` waiting requests go by priority, then by arrival. With
+    `mixes_prefill` requests decode beside the prompts of an engine that else computes prompts
+    in batches of their own.
+
+    KV cache, in blocks of `block_size` tokens: to be admitted a request needs room for what
+    `admission` says (`chunk`: its first piece; `prompt`: the whole prompt; `answer`: prompt and
+    answer; `context`: as many tokens as the model takes; `share`: the prompt and a share of the
+    answer; `peak`: the most that all running requests will ever hold at once), beside
+    `watermark_ratio` of all blocks that stay free. When blocks run out, a
+    running request is preempted by `preemption` (`recompute` or `swap`). With
+    `has_prefix_caching` full blocks are found again by content until they are overwritten.
+
+    Steps: with `has_async_scheduling` a step is scheduled while the one before it runs. Batches of
+    `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where
+    every request decodes, `piecewise` around the attention; `graph_mode` names those in use,
+    joined by a plus sign, or `none`), up to `graph_tokens_per_seq` tokens for each of
+    `max_num_seqs` (0: all of them). The residual addition runs inside the norm kernel with
+    `fuses_add_norm`.
+
+    Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step, and
+    `output_us` and `output_us_per_seq` to hand its tokens out; the device waits for what the
+    asynchronous engine does not hide. A step outside a graph cannot be faster than its launches:
+    `launch_us` an operator. A server in front of the engine takes `frontend_ms` for a request and
+    `frontend_us_per_token` for each token of its prompt (0: the engine is called in process).
+
+    Memory: the engine takes `memory_utilization_ratio` of the device (`memory_rule`
+    `utilization`: for everything; `static`: for weights and KV cache, the rest is for activations
+    and graphs; `free`: of what weights and activations leave, for the KV cache), and of that
+    `reserved_bytes` for itself and the driver, `collective_bytes` more where ranks communicate,
+    `graph_bytes_ratio` of the weights for graphs, and `sampler_bytes_per_logit` for each row and
+    entry of the vocabulary while it samples.
+
+    `can` bounds the deployments the engine has; nothing else depends on it.
+    """
+
+    name: str
+    engine: str
+    versions: str = ""
+    source: str = ""
+    scheduler: str = "chunked_prefill"
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_chunk_tokens: int = 0
+    max_num_prefills: int = 0
+    counts_padding: bool = False
+    max_decode_run: int = 0
+    mixes_prefill: bool = False
+    has_priority_scheduling: bool = False
+    block_size: int = 16
+    admission: str = "chunk"
+    watermark_ratio: float = 0.0
+    preemption: str = "recompute"
+    has_prefix_caching: bool = False
+    has_async_scheduling: bool = False
+    graph_mode: str = "none"
+    graph_capture_sizes: tuple[int, ...] = ()
+    graph_tokens_per_seq: int = 0
+    fuses_add_norm: bool = True
+    host_us: float = 0.0
+    host_us_per_seq: float = 0.0
+    output_us: float = 0.0
+    output_us_per_seq: float = 0.0
+    launch_us: float = 0.0
+    frontend_ms: float = 0.0
+    frontend_us_per_token: float = 0.0
+    memory_rule: str = "utilization"
+    memory_utilization_ratio: float = 0.9
+    reserved_bytes: int = 0
+    collective_bytes: int = 0
+    graph_bytes_ratio: float = 0.0
+    sampler_bytes_per_logit: float = 14.0
+    can: EngineCapabilities = field(default_factory=EngineCapabilities, hash=False)
+
+    @property
+    def software(self) -> str:
+        """Whose measurements time this engine: its name and versions ("vllm 0.14-0.16").
+
+        A profile asked for at another version of its range ("vllm-0.15") is of that version. Empty
+        where a profile gives rules and no release of a software.
+        """
+        if not self.versions:
+            return ""
+        asked = self.name.removeprefix(f"{self.engine}-")
+        is_of_file = self.name in all_engines() or not _version_numbers(asked)
+        return f"{self.engine} {self.versions if is_of_file else asked}"
+
+    def __post_init__(self) -> None:
+        """Refuse limits and rules no engine can follow."""
+        violations = [
+            FieldViolation(name, "must be at least 1")
+            for name in ("max_num_seqs", "max_num_batched_tokens", "block_size")
+            if getattr(self, name) < 1
+        ]
+        violations += [
+            FieldViolation(name, "must not be negative")
+            for name in _NOT_NEGATIVE
+            if not getattr(self, name) >= 0
+        ]
+        violations += [
+            FieldViolation(name, f"must be one of {', '.join(allowed)}")
+            for name, allowed in _ALLOWED.items()
+            if getattr(self, name) not in allowed
+        ]
+        if not 0 < self.memory_utilization_ratio <= 1:
+            violations.append(
+                FieldViolation("memory_utilization_ratio", "must be above 0 and at most 1")
+            )
+        if any(size < 1 for size in self.graph_capture_sizes):
+            violations.append(FieldViolation("graph_capture_sizes", "must all be at least 1"))
+        if violations:
+            raise InvalidRequestError.of_violations(violations, f"engine {self.name}")
+
+
+_NOT_NEGATIVE = (
+    "max_chunk_tokens",
+    "max_num_prefills",
+    "max_decode_run",
+    "watermark_ratio",
+    "host_us",
+    "host_us_per_seq",
+    "output_us",
+    "output_us_per_seq",
+    "launch_us",
+    "frontend_ms",
+    "frontend_us_per_token",
+    "graph_tokens_per_seq",
+    "reserved_bytes",
+    "collective_bytes",
+    "sampler_bytes_per_logit",
+    "graph_bytes_ratio",
+)
+_ALLOWED = {
+    "admission": ("chunk", "prompt", "answer", "context", "share", "peak"),
+    "memory_rule": ("utilization", "static", "free"),
+    "preemption": ("recompute", "swap"),
+    "graph_mode": ("none", "piecewise", "full", "full+piecewise"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvTier:
+    """Memory below the device's that keeps KV blocks it had to give up: host memory, an NVMe disk.
+
+    Transfers queue on the tier's link, `read_bytes_per_s` towards the device and
+    `write_bytes_per_s` away from it. Engines that preempt by swapping swap to the first tier.
+    """
+
+    name: str
+    capacity_bytes: int
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse tiers that hold or move nothing."""
+        violations = [
+            FieldViolation(name, "must be positive")
+            for name in ("capacity_bytes", "read_bytes_per_s", "write_bytes_per_s")
+            if not getattr(self, name) > 0
+        ]
+        if violations:
+            raise InvalidRequestError.of_violations(violations, f"tier {self.name}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpec:
+    """The engine of a scenario: a profile, and what differs from it.
+
+    The limits that users set most have fields of their own; 0 takes the profile's. `rules` changes
+    any other rule of `EngineProfile` by its name, its value as YAML: `{has_prefix_caching: false}`.
+    `num_kv_blocks` overrides the capacity computed from device memory (0: compute it). `kv_tiers`
+    keep evicted blocks, the fastest first.
+    """
+
+    profile: str = option(DEFAULT_PROFILE, "`foretoken list engines`")
+    max_num_seqs: int = option(0, "0: the profile's")
+    max_num_batched_tokens: int = option(0, "tokens that a step computes at most; 0: the profile's")
+    memory_utilization_ratio: float = option(0.0, "share of the device's memory; 0: the profile's")
+    num_kv_blocks: int = option(0, "0: computed from the device's memory")
+    rules: Mapping[str, str] = option(
+        {}, "any other rule of the profile: {has_prefix_caching: false}"
+    )
+    kv_tiers: tuple[KvTier, ...] = option(
+        (),
+        "memory for evicted blocks: [{name: cpu, capacity_bytes: 64e9,"
+        " read_bytes_per_s: 25e9, write_bytes_per_s: 25e9}]",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse limits below zero."""
+        violations = [
+            FieldViolation(name, "must not be negative; 0 takes the profile's")
+            for name in (*_LIMITS, "num_kv_blocks")
+            if not getattr(self, name) >= 0
+        ]
+        if violations:
+            raise InvalidRequestError.of_violations(violations, "engine")
+
+    def resolve(self) -> EngineProfile:
+        """Return the profile with this engine's changes.
+
+        Raises:
+            UnknownPluginError: no such profile; the message names the nearest.
+            InvalidRequestError: a rule there is not, or a value it cannot have.
+
+        """
+        profile = find_engine(self.profile)
+        changes: dict[str, Any] = {
+            name: getattr(self, name) for name in _LIMITS if getattr(self, name)
+        }
+        for name, text in self.rules.items():
+            if name in ("name", *_LIMITS):
+                raise InvalidRequestError.of_field(
+                    f"engine.rules.{name}", f"set engine.{name}" if name != "name" else "is fixed"
+                )
+            changes[name] = parse_yaml_value(text, f"engine.rules.{name}")
+        content = {item.name: getattr(profile, item.name) for item in fields(profile)}
+        resolved = schema.decode(EngineProfile, {**content, **changes}, "engine.rules")
+        self._check_tiers(resolved)
+        if "graph_capture_sizes" in self.rules:
+            return resolved
+        return replace(resolved, graph_capture_sizes=_captured(resolved))
+
+    def _check_tiers(self, resolved: EngineProfile) -> None:
+        """Refuse tiers that would hold nothing, and swapping to nowhere."""
+        is_swapping = resolved.preemption == "swap"
+        if is_swapping and not self.kv_tiers:
+            raise InvalidRequestError.of_field(
+                "engine.kv_tiers", "an engine that preempts by swapping needs a tier to swap to"
+            )
+        if self.kv_tiers and not (is_swapping or resolved.has_prefix_caching):
+            raise InvalidRequestError.of_field(
+                "engine.kv_tiers",
+                f"{resolved.name} neither caches prefixes nor swaps: set"
+                " engine.rules.has_prefix_caching or engine.rules.preemption",
+            )
+
+
+def _captured(profile: EngineProfile) -> tuple[int, ...]:
+    """Return the sizes an engine of these limits captures: none that cannot come."""
+    most = profile.max_num_batched_tokens
+    if profile.graph_tokens_per_seq:
+        most = min(most, profile.graph_tokens_per_seq * profile.max_num_seqs)
+    return tuple(size for size in profile.graph_capture_sizes if size <= most)
+
+
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
+
+
+@cache
+def all_engines() -> dict[str, EngineProfile]:
+    """Return every profile by name: one file each in `engines/`."""
+    return {
+        stem: schema.decode(EngineProfile, {"name": stem, **content}, f"engines/{stem}.yaml")
+        for stem, content in scan_yaml("foretoken.domain.frameworks", "engines")
+    }
+
+
+def find_engine(name: str) -> EngineProfile:
+    """Return the profile of that name, or of the engine and version it names (`vllm-0.16`).
+
+    Raises:
+        UnknownPluginError: there is none; the message names the nearest.
+
+    """
+    engine, _, version = name.rpartition("-")
+    for profile in all_engines().values():
+        if name != profile.name and engine == profile.engine and _covers(profile, version):
+            return replace(profile, name=name)
+    return UnknownPluginError.look_up(name, all_engines())
+
+
+def _covers(profile: EngineProfile, version: str) -> bool:
+    """Whether a version lies in the profile's range ("0.14-0.18", both ends included)."""
+    wanted = _version_numbers(version)
+    first, _, last = profile.versions.partition("-")
+    low, high = _version_numbers(first), _version_numbers(last or first)
+    if not wanted or not low:
+        return False
+    return low <= wanted[: len(low)] and wanted[: len(high)] <= high
+
+
+def _version_numbers(version: str) -> tuple[int, ...]:
+    parts = version.split(".")
+    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()

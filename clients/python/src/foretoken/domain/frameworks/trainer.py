@@ -1,0 +1,260 @@
+"""The software that trains: the rules of a framework as a data file, and what a user changes.
+
+A profile says which kernels a framework runs for a layer, in which formats it keeps what, what it
+hides behind computation, and how its pipeline sends. One file each in `trainers/`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from foretoken.domain import schema
+from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
+from foretoken.domain.frameworks.trainer_capability import TrainerCapabilities
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.plugins import parse_yaml_value, scan_yaml
+from foretoken.domain.requests.option import option
+
+DEFAULT_TRAINER = "plain"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerProfile:
+    """What a training framework does, by its own rules.
+
+    `software` is what runs its kernels, whose measurements come first (empty: any).
+
+    Kernels: `attention` is `flash` (one fused kernel) or `unfused` (scores, softmax and values
+    apart); a fused kernel takes `attention_time_ratio` times as long as those measured, which are
+    FlashAttention 2. `gradient_accumulation` says how a micro batch's weight gradients are added
+    up: in the matrix product itself (`fused`), by kernels of their own (`separate`), or by those
+    after a conversion to fp32 (`converted`). An RMS norm, or the rotation of heads, is one kernel
+    with `fuses_norm`, `fuses_rope`, else a chain of them; with `casts_norm_inputs` norms of a layer
+    work on fp32. Unless `fuses_gate`, the activation of a gated MLP and its product with the other
+    half are two kernels, and the weights of both halves two tensors. Unless
+    `fuses_bias_activation`, the bias of an MLP and its activation are two, and unless
+    `fuses_residual` so are bias, dropout and the addition to the residual stream. Activations are
+    dropped out with `has_dropout`, and by kernels laid out anew with `has_copy_kernels` (the
+    attention's output, the gradients of the parts of a fused projection). With `has_mlp_bias` MLPs
+    without a gate have biases whatever the model says. Parallel branches of a layer have a norm
+    each with `has_branch_norms`; with `sums_branches_first` tensor parallelism reduces their sum,
+    not each. `casts_logits` makes fp32 logits by a kernel before the loss.
+
+    Step: before data-parallel ranks add gradients up, `checks_gradients` takes the norm of a rank's
+    own to find what is no number, and `scales_gradients` multiplies them by one over the number of
+    ranks. `flattens_gradients` gathers gradients in a buffer to reduce and spreads the result; with
+    `reduces_whole_gradients` ranks that shard optimizer states (ZeRO 1) sum all gradients all the
+    same, not each its share. With `broadcasts_parameters` every tensor has one owner, which sends
+    it to the others, owner after owner. With `gathers_again` parameters that ZeRO 3 gathered to
+    recompute a layer are gathered once more for its backward pass. `selective_modules` is what
+    selective recomputation runs again unless a scenario says; with `ends_recompute_early` a layer
+    that is recomputed stops where nothing more of it is needed, and with `keeps_unread_outputs` one
+    recomputed by operator keeps what no backward operator reads. `scales_loss` looks for
+    overflows and divides gradients by the loss scale, `clips_gradients` takes their norm; with
+    `unscales_first` that division and the clipping are two passes. With `zeroes_gradients` their
+    buffer is filled with zeros before each step. Adam is one kernel with `fuses_optimizer`, else
+    one for each of its operations; with `copies_parameters` another writes them in 16 bit.
+
+    Formats: `gradient_dtype` is what gradients are summed up and reduced in (none: the compute
+    format), `master_dtype` that of the optimizer's copy of the weights.
+
+    Communication: `transfers` between stages are `rendezvous` (both ends must have arrived) or
+    `buffered`; with `has_duplex_links` both directions of an exchange go at once. With
+    `scatters_stage_transfers` each tensor-parallel rank sends its part and the receivers gather
+    them; with `sends_attention_mask` a mask of each sequence's length squared goes along. Tokens go
+    to their experts once for each of them, or with `sends_tokens_once` once for each node that has
+    any (inside one node: each rank); where `nodes_per_token` is not 0, its router lets a token
+    reach no more nodes, which only such an exchange makes use of. `dispatch_dtype` is the format
+    they are sent in (none: that of activations, in which sums come back). What the `overlaps_`
+    rules name is hidden behind computation, which it slows down by `overlap_slowdown_ratio`;
+    `overlaps_tensor_gradients` names the tensor collectives of the backward pass alone, behind the
+    weight gradients. Gradients are reduced in buckets of `bucket_elements` (0: one).
+
+    Host: `forward_gap_us` and `backward_gap_us` are what eager launches leave between the kernels
+    of one layer, in µs; `step_gap_us` what a step costs on the host besides. The host needs
+    `launch_us` for each kernel, so a layer of small ones takes at least that of all of them. Where
+    ZeRO 3 exchanges lists of tensors, one entry a rank, the device waits `list_rank_us` for each
+    weight and rank.
+
+    Memory: with `overwrites_logits` the loss keeps their gradient in place of the logits, otherwise
+    a softmax in fp32, which their gradient replaces with `overwrites_softmax`. With
+    `keeps_gradient_placeholders` a fused accumulation hands autograd an empty gradient of each
+    shape of weight, which stays allocated. With `trains_master_weights` the weights themselves have
+    `master_dtype`, and layers cast them as they need them. `workspace_bytes` are what libraries
+    take of the allocator for good, `expert_workspace_bytes` what the grouped products of experts
+    take besides. An allocator reserves `reserved_ratio` times what tensors occupy; `context_bytes`
+    of the device it cannot have (0: what driver, context and communicators take by
+    `memory_headroom`).
+
+    `can` bounds the strategies the framework has; nothing else depends on it.
+    """
+
+    name: str
+    framework: str = ""
+    versions: str = ""
+    source: str = ""
+    software: str = ""
+    attention: str = "flash"
+    attention_time_ratio: float = 1.0
+    gradient_accumulation: str = "fused"
+    fuses_norm: bool = True
+    fuses_rope: bool = True
+    casts_norm_inputs: bool = False
+    fuses_gate: bool = True
+    fuses_bias_activation: bool = True
+    fuses_residual: bool = True
+    has_dropout: bool = False
+    has_copy_kernels: bool = False
+    has_mlp_bias: bool = False
+    has_branch_norms: bool = False
+    sums_branches_first: bool = False
+    casts_logits: bool = False
+    vocab_multiple: int = 1
+    flattens_gradients: bool = False
+    reduces_whole_gradients: bool = False
+    broadcasts_parameters: bool = False
+    gathers_again: bool = False
+    selective_modules: tuple[str, ...] = ("core_attention",)
+    ends_recompute_early: bool = False
+    keeps_unread_outputs: bool = False
+    fuses_optimizer: bool = True
+    scales_loss: bool = False
+    clips_gradients: bool = True
+    unscales_first: bool = False
+    zeroes_gradients: bool = False
+    copies_parameters: bool = False
+    checks_gradients: bool = False
+    scales_gradients: bool = False
+    gradient_dtype: DType | None = DType.FP32
+    master_dtype: DType = DType.FP32
+    transfers: str = "rendezvous"
+    has_duplex_links: bool = True
+    scatters_stage_transfers: bool = False
+    sends_attention_mask: bool = False
+    overlaps_gradient_reduction: bool = False
+    overlaps_parameter_gather: bool = False
+    overlaps_tensor_collectives: bool = False
+    overlaps_tensor_gradients: bool = False
+    overlaps_expert_exchange: bool = False
+    overlaps_context_exchange: bool = False
+    sends_tokens_once: bool = False
+    nodes_per_token: int = 0
+    dispatch_dtype: DType | None = None
+    overlap_slowdown_ratio: float = 1.0
+    bucket_elements: int = 0
+    forward_gap_us: float = 0.0
+    backward_gap_us: float = 0.0
+    step_gap_us: float = 0.0
+    launch_us: float = 0.0
+    list_rank_us: float = 0.0
+    overwrites_logits: bool = False
+    overwrites_softmax: bool = True
+    keeps_gradient_placeholders: bool = False
+    trains_master_weights: bool = False
+    workspace_bytes: int = 0
+    expert_workspace_bytes: int = 0
+    reserved_ratio: float = 1.048
+    context_bytes: int = 0
+    can: TrainerCapabilities = field(default_factory=TrainerCapabilities, hash=False)
+
+    def __post_init__(self) -> None:
+        """Refuse rules no framework can follow."""
+        violations = [
+            FieldViolation(name, f"must be one of {', '.join(allowed)}")
+            for name, allowed in _ALLOWED.items()
+            if getattr(self, name) not in allowed
+        ]
+        violations += [
+            FieldViolation(name, f"must be at least {least}")
+            for name, least in _LEAST.items()
+            if not getattr(self, name) >= least
+        ]
+        if violations:
+            raise InvalidRequestError.of_violations(violations, f"trainer {self.name}")
+
+
+# Fields that say what a profile is of: no rules, which change what a step takes.
+_DESCRIPTION = ("name", "framework", "versions", "source", "software")
+_ALLOWED = {
+    "attention": ("flash", "unfused"),
+    "gradient_accumulation": ("fused", "separate", "converted"),
+    "transfers": ("rendezvous", "buffered"),
+}
+_LEAST = {
+    "attention_time_ratio": 1,
+    "overlap_slowdown_ratio": 1,
+    "nodes_per_token": 0,
+    "bucket_elements": 0,
+    "vocab_multiple": 1,
+    "forward_gap_us": 0,
+    "backward_gap_us": 0,
+    "step_gap_us": 0,
+    "launch_us": 0,
+    "list_rank_us": 0,
+    "workspace_bytes": 0,
+    "expert_workspace_bytes": 0,
+    "reserved_ratio": 1,
+    "context_bytes": 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSpec:
+    """The framework of a scenario: a profile, and what differs from it.
+
+    `rules` changes any rule of `TrainerProfile` by its name, its value as YAML:
+    `{overlaps_gradient_reduction: true}`; what only describes a profile is none. `{can: "{}"}`
+    lifts the bounds of what the framework can do.
+    """
+
+    profile: str = option(DEFAULT_TRAINER, "`foretoken list trainers`")
+    rules: Mapping[str, str] = option(
+        {}, "any rule of the profile: {overlaps_gradient_reduction: true}"
+    )
+
+    def resolve(self) -> TrainerProfile:
+        """Return the profile with this trainer's changes.
+
+        Raises:
+            UnknownPluginError: no such profile; the message names the nearest.
+            InvalidRequestError: a rule there is not, or a value it cannot have.
+
+        """
+        return _resolve(self.profile, tuple(sorted(self.rules.items())))
+
+
+@cache
+def _resolve(name: str, rules: tuple[tuple[str, str], ...]) -> TrainerProfile:
+    profile = find_trainer(name)
+    fixed = [
+        FieldViolation(f"trainer.rules.{rule}", "tells of the profile and is no rule")
+        for rule, _ in rules
+        if rule in _DESCRIPTION
+    ]
+    if fixed:
+        raise InvalidRequestError.of_violations(fixed)
+    changes: dict[str, Any] = {
+        name: parse_yaml_value(text, f"trainer.rules.{name}") for name, text in rules
+    }
+    content = {**schema.encode(profile), **changes}
+    return schema.decode(TrainerProfile, content, "trainer.rules")
+
+
+@cache
+def all_trainers() -> dict[str, TrainerProfile]:
+    """Return every profile by name: one file each in `trainers/`."""
+    return {
+        stem: schema.decode(TrainerProfile, {"name": stem, **content}, f"trainers/{stem}.yaml")
+        for stem, content in scan_yaml("foretoken.domain.frameworks", "trainers")
+    }
+
+
+def find_trainer(name: str) -> TrainerProfile:
+    """Return the profile of that name.
+
+    Raises:
+        UnknownPluginError: there is none; the message names the nearest.
+
+    """
+    return UnknownPluginError.look_up(name, all_trainers(), "trainer.profile", "trainer")

@@ -1,0 +1,1 @@
+"""From a model and a batch to the operators of one rank."""

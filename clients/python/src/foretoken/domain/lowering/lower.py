@@ -1,0 +1,200 @@
+"""Turn a model and a batch into the operators of one rank.
+
+`lower_forward` writes the whole model for one device; the passes in `parallelism/`, one per axis,
+then cut it to a rank and add the collectives; `lower_backward` derives the backward operators.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.lowering.backward import backward_of
+from foretoken.domain.lowering.expert_layer import lower_experts
+from foretoken.domain.lowering.graph import (
+    BatchShape,
+    OperatorNode,
+    Partition,
+    RankContext,
+    Section,
+)
+from foretoken.domain.lowering.latent_attention import lower_latent_attention
+from foretoken.domain.lowering.lora import add_adapters
+from foretoken.domain.lowering.node_builder import NodeBuilder
+from foretoken.domain.lowering.options import (
+    LayoutCases,
+    Lowering,
+    LoweringOptions,
+    Nodes,
+    ParallelPass,
+)
+from foretoken.domain.lowering.self_attention import lower_attention
+from foretoken.domain.lowering.token_split import local_shape
+from foretoken.domain.lowering.training_layer import (
+    lower_join,
+    lower_training_embedding,
+    lower_training_head,
+    lower_training_mlp,
+    lower_training_norm,
+    trainer_of,
+)
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.plugins import scan_modules
+from foretoken.domain.requests.limit import Limit, list_broken
+
+# Fields of a scenario that an axis outside of the layout is chosen by.
+_FIELDS = {"wp": "weight_parallel"}
+
+
+def lower_rank(shape: BatchShape, options: LoweringOptions, rank: RankContext) -> Nodes:
+    """Return the forward operators of one rank.
+
+    Raises:
+        InvalidRequestError: the layout does not fit the model, or an axis has no pass.
+        UnknownPluginError: no such quantisation.
+
+    """
+    check_layout(rank, options)
+    nodes = lower_forward(rank.model, local_shape(shape, rank, options), options)
+    lowering = Lowering(rank=rank, shape=shape, options=options)
+    for parallel_pass in _passes():
+        nodes = parallel_pass.rewrite(nodes, lowering)
+    if options.lora is not None:
+        nodes = add_adapters(nodes, rank, shape.num_tokens, options.lora)
+    return nodes
+
+
+def check_layout(rank: RankContext, options: LoweringOptions | None = None) -> None:
+    """Check that every axis of the layout can cut the model, as the options do it if any are given.
+
+    Raises:
+        InvalidRequestError: with one violation per reason.
+
+    """
+    violations = list(list_broken(list_limits(LayoutCases.of_rank(rank, options))))
+    known = {parallel_pass.axis for parallel_pass in _passes()}
+    violations += [
+        FieldViolation(f"layout.{axis}", "this axis is not simulated yet; leave it at 1")
+        for axis in ("tp", "pp", "dp", "cp", "ep")
+        if axis not in known and rank.layout.degree(axis) > 1
+    ]
+    if violations:
+        raise InvalidRequestError.of_violations(violations)
+
+
+def list_limits(cases: LayoutCases) -> Iterator[Limit]:
+    """Yield the limits of every axis, each with the field of a scenario to change."""
+    for parallel_pass in _passes():
+        field = _FIELDS.get(parallel_pass.axis, f"layout.{parallel_pass.axis}")
+        for limit in parallel_pass.limits(cases):
+            yield dataclasses.replace(limit, field=field)
+
+
+def lower_forward(model: ModelArchitecture, shape: BatchShape, options: LoweringOptions) -> Nodes:
+    """Return the forward operators of the whole model on one device.
+
+    Raises:
+        UnknownPluginError: no such quantisation.
+
+    """
+    builder = NodeBuilder(model, shape, options)
+    return (*_embedding(builder), *_layers(builder), *_head(builder))
+
+
+def lower_backward(nodes: Nodes, options: LoweringOptions | None = None) -> Nodes:
+    """Return the backward operators of a rank's forward operators, in reverse order.
+
+    A GEMM has two, the gradient of its input and of its weight, and by the rules of the framework
+    the sum with the gradients of earlier micro batches. Collectives have their mirror.
+
+    Raises:
+        InvalidRequestError: an operator with weights has no backward pass yet.
+
+    """
+    return tuple(
+        backward for node in reversed(nodes) for backward in backward_of(node, nodes, options)
+    )
+
+
+@cache
+def _passes() -> Sequence[ParallelPass]:
+    # Tensor parallelism first: the others then see a rank's own sizes.
+    order = ("tp", "cp", "ep", "wp", "pp", "dp")
+    found = scan_modules("foretoken.domain.parallelism", "PASS").values()
+    return sorted(found, key=lambda item: order.index(item.axis))
+
+
+def _embedding(builder: NodeBuilder) -> Iterator[OperatorNode]:
+    model, tokens = builder.model, builder.shape.num_tokens
+    section = Section.EMBEDDING
+    dims = {"num_tokens": tokens, "hidden": model.hidden, "vocab": model.vocab}
+    yield builder.node("embedding", section, "embedding", dims, Partition.VOCAB)
+    if model.position == "learned":
+        dims = {"num_tokens": tokens, "hidden": model.hidden, "vocab": model.max_position}
+        yield builder.node("position_embedding", section, "embedding", dims)
+    if builder.options.training is not None:
+        yield from lower_training_embedding(builder)
+
+
+def _layers(builder: NodeBuilder) -> Iterator[OperatorNode]:
+    model = builder.model
+    num_dense = model.moe.num_dense_layers if model.moe else model.num_layers
+    num_moe = model.num_layers - num_dense
+    yield from _attention(builder)
+    if num_dense:
+        for node in _dense_mlp(builder):
+            yield dataclasses.replace(node, repeat=num_dense)
+    if model.moe and num_moe:
+        for node in lower_experts(builder, model.moe):
+            yield dataclasses.replace(node, repeat=num_moe, first_layer=num_dense)
+
+
+def _attention(builder: NodeBuilder) -> Iterator[OperatorNode]:
+    model, is_training = builder.model, builder.options.training is not None
+    yield from lower_training_norm(builder, "input_norm")
+    if model.mla is not None:
+        yield from lower_latent_attention(builder, model.mla)
+    else:
+        yield from lower_attention(builder)
+    if is_training:
+        yield from lower_join(builder, "attn", has_bias=model.has_bias)
+    elif not builder.options.fuses_add_norm and not model.has_parallel_residual:
+        yield builder.residual("attn_residual")
+
+
+def _dense_mlp(builder: NodeBuilder) -> Iterator[OperatorNode]:
+    model, tokens = builder.model, builder.shape.num_tokens
+    if not model.has_parallel_residual or trainer_of(builder).has_branch_norms:
+        yield from lower_training_norm(builder, "post_attention_norm")
+    if builder.options.training is not None:
+        yield from lower_training_mlp(builder)
+        return
+    width = (2 if model.is_gated else 1) * model.intermediate
+    dims = {"m": tokens, "n": width, "k": model.hidden}
+    yield builder.projection("mlp_up_proj", dims, Partition.COLUMN)
+    operator = "silu_mul" if model.is_gated else "gelu"
+    dims = {"num_tokens": tokens, "intermediate": model.intermediate}
+    yield builder.layer("mlp_activation", operator, dims, Partition.WIDTH)
+    dims = {"m": tokens, "n": model.hidden, "k": model.intermediate}
+    yield builder.projection("mlp_down_proj", dims, Partition.ROW)
+    if not builder.options.fuses_add_norm:
+        yield builder.residual("mlp_residual")
+
+
+def _head(builder: NodeBuilder) -> Iterator[OperatorNode]:
+    model, rows = builder.model, builder.shape.num_output_rows
+    section = Section.HEAD
+    if trainer_of(builder).has_copy_kernels:
+        dims = {"num_tokens": builder.shape.num_tokens, "hidden": model.hidden}
+        yield builder.node("final_copy", section, "copy", dims)
+    yield builder.norm("final_norm", section, builder.shape.num_tokens)
+    dims = {"m": rows, "n": model.vocab, "k": model.hidden}
+    head = builder.node("lm_head", section, "gemm", dims, Partition.COLUMN)
+    yield dataclasses.replace(head, shares_weights=model.has_tied_embedding)
+    if builder.options.has_sampler:
+        dims = {"num_seqs": rows, "vocab": model.vocab}
+        yield builder.node("sampler", section, "sampler", dims)
+    if builder.options.has_loss:
+        yield from lower_training_head(builder)
+        dims = {"num_tokens": rows, "vocab": model.vocab}
+        yield builder.node("loss", section, "cross_entropy", dims, Partition.VOCAB)

@@ -1,0 +1,301 @@
+"""What serving a model occupies on one device: weights, activations, KV cache, the engine itself.
+
+An engine runs its largest batch once before it takes requests, and gives what that leaves to the
+KV cache. The parts below are what that run holds at its peak, as vLLM allocates it.
+Source: vLLM 0.19, `v1/worker/gpu_worker.py` (determine_available_memory) and the files named below.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.hardware.device import DeviceSpec
+from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.lowering.lora import is_adapter_node
+from foretoken.domain.lowering.memory_headroom import context_bytes, visible_bytes
+from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype
+from foretoken.domain.units import GIB
+
+# Widths of the residual stream alive in a layer: two handed in, one on its way out.
+_NUM_RESIDUALS = 3
+# Workspace of PyTorch's matrix products. Source: PyTorch, CUDABlas workspace defaults.
+_WORKSPACE_BYTES = {"hopper": 32 * 2**20, "blackwell": 32 * 2**20}
+_OTHER_WORKSPACE_BYTES = 8_519_680
+# More blocks than any device holds.
+UNLIMITED_BLOCKS = 2**62
+_LATENT_OPERATORS = ("mla_prefill_module", "mla_decode_module")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingMemory:
+    """Bytes on one rank of a serving replica.
+
+    `usable_bytes` is what the engine may take of the device for what its `memory_rule` counts
+    (see `EngineProfile`), `reserved_bytes` what it takes beside its tensors, `graphs_bytes` what
+    captured graphs take, `window_bytes` the part of the KV cache that layers with a sliding window
+    need for all sequences together, `window_bytes_per_token` for each token in the window. What is
+    left holds blocks of `kv_bytes_per_token`. Of the `device_bytes` that a process sees its context
+    takes `context_bytes`, which none of the others can have.
+    `adapters_bytes` of the weights are slots of LoRA adapters, and `draft_bytes` the draft's where
+    the engine speculates, whose KV cache takes `draft_kv_bytes_per_token` of a token's.
+    """
+
+    usable_bytes: float
+    weights_bytes: float
+    activations_bytes: float
+    kv_bytes_per_token: float
+    graphs_bytes: float = 0.0
+    reserved_bytes: float = 0.0
+    window_bytes: float = 0.0
+    window_bytes_per_token: float = 0.0
+    device_bytes: float = 0.0
+    context_bytes: float = 0.0
+    memory_rule: str = "utilization"
+    adapters_bytes: float = 0.0
+    draft_bytes: float = 0.0
+    draft_kv_bytes_per_token: float = 0.0
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes left for the KV cache; negative when the rest does not fit."""
+        held_bytes = self.weights_bytes + self.reserved_bytes
+        if self.memory_rule != "static":
+            held_bytes += self.activations_bytes + self.graphs_bytes
+        left_bytes = self.usable_bytes - held_bytes
+        if self.memory_rule == "free":
+            # The share is one of what the rest of the device leaves.
+            left_bytes = self.device_bytes - self.context_bytes - held_bytes
+            left_bytes *= self.usable_bytes / self.device_bytes
+        return left_bytes - self.window_bytes
+
+    def num_kv_blocks(self, block_size: int) -> int:
+        """Return how many blocks of `block_size` tokens fit; 0 when nothing does.
+
+        A pipeline stage of nothing but layers with a window sets no limit: `UNLIMITED_BLOCKS`.
+        """
+        if self.kv_bytes_per_token == 0:
+            return UNLIMITED_BLOCKS if self.kv_bytes >= 0 else 0
+        return max(0, int(self.kv_bytes // (self.kv_bytes_per_token * block_size)))
+
+    @property
+    def infeasibility(self) -> str:
+        """Why the rank does not fit and what would help, or nothing."""
+        outside_bytes = self.device_bytes - self.context_bytes - self.usable_bytes
+        if (
+            self.memory_rule == "static"
+            and self.device_bytes
+            and self.activations_bytes + self.graphs_bytes > outside_bytes
+        ):
+            return (
+                f"activations and graphs ({_gib(self.activations_bytes + self.graphs_bytes)}) do"
+                f" not fit into the {_gib(outside_bytes)} that weights and KV cache leave;"
+                f" lower memory_utilization_ratio, max_num_batched_tokens or max_num_seqs"
+            )
+        if self.kv_bytes > 0:
+            return ""
+        parts = {
+            "weights": self.weights_bytes - self.adapters_bytes - self.draft_bytes,
+            "LoRA adapters": self.adapters_bytes,
+            "draft": self.draft_bytes,
+            "activations": self.activations_bytes,
+            "the engine itself": self.reserved_bytes,
+            "graphs": self.graphs_bytes,
+            "attention windows": self.window_bytes,
+        }
+        named = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+        largest = max(parts, key=lambda name: parts[name])
+        return (
+            f"a rank does not fit into the {_gib(self.usable_bytes)} the engine may use of a"
+            f" device: {named}; {_REMEDIES[largest]}"
+        )
+
+
+_REMEDIES = {
+    "weights": "spread the model over more devices (tp, pp, ep for experts) or quantize it",
+    "LoRA adapters": "lower lora.max_loaded or lora.rank",
+    "draft": "take a smaller speculative.draft_model or the method ngram",
+    "activations": "lower max_num_batched_tokens or max_num_seqs",
+    "the engine itself": "take a larger device",
+    "graphs": "capture fewer graph sizes",
+    "attention windows": "lower max_num_seqs",
+}
+
+
+def plan_serving_memory(
+    nodes: Nodes, model: ModelArchitecture, engine: EngineProfile, device: DeviceSpec
+) -> ServingMemory:
+    """Return the memory of a rank.
+
+    `nodes` are its operators on the largest batch the engine runs, prefill and decode both.
+    """
+    device_bytes, outside_bytes = visible_bytes(device), context_bytes(device)
+    weights_bytes = sum(node.weights_bytes for node in nodes) + _rotation_bytes(nodes, model)
+    adapters_bytes = sum(node.weights_bytes for node in nodes if is_adapter_node(node))
+    window_tokens = model.sliding_window + engine.block_size
+    token_bytes, window_token_bytes = _kv_bytes_per_token(nodes, model)
+    reserved_bytes = float(engine.reserved_bytes)
+    if any(_communicates(node) for node in nodes):
+        reserved_bytes += engine.collective_bytes
+    return ServingMemory(
+        # An engine that asks for more than is free when it starts does not.
+        usable_bytes=min(
+            device_bytes * engine.memory_utilization_ratio, device_bytes - outside_bytes
+        ),
+        weights_bytes=weights_bytes,
+        activations_bytes=_activations_bytes(nodes, model, engine, device),
+        kv_bytes_per_token=token_bytes,
+        graphs_bytes=engine.graph_bytes_ratio * (weights_bytes - adapters_bytes),
+        reserved_bytes=reserved_bytes,
+        window_bytes=engine.max_num_seqs * window_tokens * window_token_bytes,
+        window_bytes_per_token=window_token_bytes,
+        device_bytes=device_bytes,
+        context_bytes=outside_bytes,
+        memory_rule=engine.memory_rule,
+        adapters_bytes=adapters_bytes,
+    )
+
+
+def add_draft(memory: ServingMemory, draft: ServingMemory) -> ServingMemory:
+    """Return the memory of a rank that holds a draft beside its model; they run in turn."""
+    return replace(
+        memory,
+        weights_bytes=memory.weights_bytes + draft.weights_bytes,
+        draft_bytes=draft.weights_bytes,
+        activations_bytes=max(memory.activations_bytes, draft.activations_bytes),
+        graphs_bytes=memory.graphs_bytes + draft.graphs_bytes,
+        window_bytes=memory.window_bytes + draft.window_bytes,
+        window_bytes_per_token=memory.window_bytes_per_token + draft.window_bytes_per_token,
+        kv_bytes_per_token=memory.kv_bytes_per_token + draft.kv_bytes_per_token,
+        draft_kv_bytes_per_token=draft.kv_bytes_per_token,
+    )
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def _communicates(node: OperatorNode) -> bool:
+    return find_operator(node.operator).is_collective and node.section is not Section.BOUNDARY
+
+
+def _rotation_bytes(nodes: Nodes, model: ModelArchitecture) -> float:
+    """Return the bytes of the sines and cosines of every position, which all layers share."""
+    dim = model.mla.qk_rope_head_dim if model.mla else model.head_dim
+    has_layers = any(node.section is Section.LAYER for node in nodes)
+    if model.position != "rope" or not has_layers:
+        return 0.0
+    return float(nodes[0].written_dtype.bytes_of(model.max_position * dim))
+
+
+def _activations_bytes(
+    nodes: Nodes, model: ModelArchitecture, engine: EngineProfile, device: DeviceSpec
+) -> float:
+    """Return the peak of a run of the largest batch.
+
+    Either a layer is the peak or the sampler after the last one. What holds the tokens of experts
+    stays allocated from the first to the last (vLLM, `v1/worker/workspace.py`).
+    """
+    hidden_bytes = nodes[0].written_dtype.bytes_of(engine.max_num_batched_tokens * model.hidden)
+    workspace = _WORKSPACE_BYTES.get(device.architecture, _OTHER_WORKSPACE_BYTES)
+    in_layers = (node for node in nodes if node.section is Section.LAYER)
+    # Compiled kernels are tuned on that first run, between reads that flush the cache.
+    # Source: PyTorch, torch/_inductor/runtime/benchmarking.py.
+    layer_bytes = _NUM_RESIDUALS * hidden_bytes + device.l2_cache_bytes + _widest(in_layers)
+    if any(node.section is Section.BOUNDARY for node in nodes):
+        # Buffers of what comes from and goes to other stages: hidden state and residual.
+        layer_bytes += 2 * hidden_bytes
+    sampler_bytes = sum(
+        hidden_bytes + _sampler_bytes(node, model, engine, device)
+        for node in nodes
+        if node.operator == "sampler"
+    )
+    return float(workspace + _expert_bytes(nodes) + max(layer_bytes, sampler_bytes))
+
+
+def _sampler_bytes(
+    node: OperatorNode, model: ModelArchitecture, engine: EngineProfile, device: DeviceSpec
+) -> float:
+    rows, vocab = node.dims["num_seqs"], node.dims["vocab"]
+    logits_bytes = rows * vocab * engine.sampler_bytes_per_logit
+    # Each block of the kernel that cuts to the top works on a row of its own, one block a
+    # multiprocessor. Source: vLLM, `v1/sample/ops/topk_topp_triton.py`.
+    blocks_bytes = DType.FP32.bytes_of(min(rows, device.num_sms) * vocab)
+    # The hidden states of the rows are picked from all, then replaced by random ones.
+    rows_bytes = 2 * node.written_dtype.bytes_of(rows * model.hidden)
+    return float(logits_bytes + blocks_bytes + rows_bytes)
+
+
+def _expert_bytes(nodes: Nodes) -> float:
+    """Return the bytes of the buffers between the two products of the experts.
+
+    Source: vLLM, `fused_moe/fused_moe.py` (TritonExperts.workspace_shapes). The kernels for MXFP4
+    experts have none that stay.
+    """
+    return float(
+        max(
+            (
+                node.written_dtype.bytes_of(
+                    node.dims["num_tokens"]
+                    * node.dims["top_k"]
+                    * (
+                        max(node.dims["intermediate"], node.dims["hidden"])
+                        + max(2 * node.dims["intermediate"], node.dims["hidden"])
+                    )
+                )
+                for node in nodes
+                if node.operator in ("moe_experts", "moe_local_experts")
+                and "mxfp4" not in node.variant
+            ),
+            default=0,
+        )
+    )
+
+
+def _widest(nodes: Iterable[OperatorNode]) -> float:
+    """Return the bytes of the largest inputs and outputs of an elementwise operator.
+
+    What a matrix product reads is gone when the operator after it runs, and is never wider.
+    """
+    return max(
+        (
+            float(find_operator(node.operator).moved_bytes(node.dims, node.written_dtype.num_bytes))
+            for node in nodes
+            if node.operator in ("silu_mul", "gelu")
+        ),
+        default=0.0,
+    )
+
+
+def _kv_bytes_per_token(nodes: Nodes, model: ModelArchitecture) -> tuple[float, float]:
+    """Return the bytes of a token in layers that keep all tokens, and in those with a window.
+
+    Where every layer of the model has a window, the first number counts them all: tokens that have
+    left every window are not freed here.
+    """
+    # Of fewer layers than a period none keeps all tokens.
+    period = model.full_attention_period
+    period = period if period <= model.num_layers else 0
+    kept_bytes = window_bytes = 0.0
+    for node in nodes:
+        if node.operator in _LATENT_OPERATORS and not node.shares_weights:
+            width = node.dims["kv_lora_rank"] + node.dims["qk_rope_head_dim"]
+            kept_bytes += _stored_bytes(node, width * node.repeat)
+        if node.operator == "kv_cache_write":
+            width = 2 * node.dims["num_kv_heads"] * node.dims["head_dim"]
+            num_full = sum(
+                not period or (node.first_layer + layer) % period == period - 1
+                for layer in range(node.repeat)
+            )
+            kept_bytes += _stored_bytes(node, width * num_full)
+            window_bytes += _stored_bytes(node, width * (node.repeat - num_full))
+    return kept_bytes, window_bytes
+
+
+def _stored_bytes(node: OperatorNode, num_elements: int) -> float:
+    scheme = parse_variant(node.variant).get("kv", "")
+    dtype = stored_dtype(scheme) or node.written_dtype
+    return float(dtype.bytes_of(num_elements))

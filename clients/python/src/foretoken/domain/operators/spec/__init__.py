@@ -1,0 +1,1 @@
+"""What an operator is: its dimensions, work and sweeps."""

@@ -1,0 +1,1 @@
+"""What is asked: deployments, training runs, workloads, searches."""

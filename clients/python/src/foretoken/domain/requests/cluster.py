@@ -1,0 +1,321 @@
+"""A deployment of many replicas: pools of them, how requests find one, what happens to it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from foretoken.domain.alias import settle_devices
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.requests.layout import ParallelLayout
+
+# What a pool does with a request: all of it, its prompt up to the first token, or the rest.
+POOL_ROLES = ("aggregated", "prefill", "decode")
+_LORA_TARGETS = ("all", "attention")
+_SPECULATION_METHODS = ("draft_model", "layers", "ngram")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutoscalingSpec:
+    """How many replicas of a pool run: `policy` names a plug-in of `serving/autoscalers`.
+
+    It decides every `interval_s` between `min_replicas` and `max_replicas` from what it sees
+    then; `options` are its own knobs. A new replica serves `cold_start_s` after the decision; one
+    that is given up takes no more requests and goes when it is empty.
+    """
+
+    policy: str
+    min_replicas: int = 1
+    max_replicas: int = 1
+    interval_s: float = 15.0
+    cold_start_s: float = 0.0
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that leave nothing, and times that do not pass."""
+        InvalidRequestError.check(
+            "autoscaling",
+            {
+                "policy": (bool(self.policy), "name a policy"),
+                "min_replicas": (self.min_replicas >= 1, "must be at least 1"),
+                "max_replicas": (
+                    self.max_replicas >= self.min_replicas,
+                    "must be at least min_replicas",
+                ),
+                "interval_s": (self.interval_s > 0, "must be positive"),
+                "cold_start_s": (self.cold_start_s >= 0, "must not be negative"),
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaPool:
+    """Replicas that are alike. What is not set is the scenario's.
+
+    `role` is one of `POOL_ROLES`; requests are prefilled in a pool of role `prefill` and their KV
+    cache moves to one of role `decode`. A replica is an engine of `layout` with its `dp` left out
+    (`num_replicas` count), or all of it where experts are shared (ep > 1).
+    """
+
+    name: str
+    role: str = "aggregated"
+    num_replicas: int = 1
+    device: str = ""
+    topology: str = ""
+    layout: ParallelLayout | None = None
+    engine: EngineSpec | None = None
+    quantization: str = ""
+    device_usd_per_hour: float = 0.0
+    device_idle_w: float = 0.0
+    device_busy_w: float = 0.0
+    autoscaling: AutoscalingSpec | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse roles there are not, and pools of nothing."""
+        settle_devices(self, "device")
+        InvalidRequestError.check(
+            f"pool {self.name}",
+            {
+                "name": (bool(self.name), "must be set"),
+                "role": (self.role in POOL_ROLES, f"must be one of {', '.join(POOL_ROLES)}"),
+                "num_replicas": (self.num_replicas >= 1, "must be at least 1"),
+                "device_usd_per_hour": (self.device_usd_per_hour >= 0, "must not be negative"),
+                "device_idle_w": (self.device_idle_w >= 0, "must not be negative"),
+                "device_busy_w": (
+                    self.device_busy_w >= self.device_idle_w,
+                    "must be at least device_idle_w",
+                ),
+            },
+        )
+
+    @property
+    def max_replicas(self) -> int:
+        """Replicas there can be at once."""
+        most = self.autoscaling.max_replicas if self.autoscaling else 0
+        return max(self.num_replicas, most)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingSpec:
+    """How requests are spread over the replicas of a role.
+
+    `router` names a plug-in of `serving/routers`, `options` are its knobs. It sees the replicas'
+    load as it was at the last multiple of `load_interval_ms` (0: as it is). At most
+    `max_outstanding` requests (0: no limit) are on a replica; where all are full a request waits
+    at the router, or with `max_queued` (0: no limit) others waiting there it is rejected.
+    """
+
+    router: str = "round_robin"
+    load_interval_ms: float = 0.0
+    max_outstanding: int = 0
+    max_queued: int = 0
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse limits below zero."""
+        InvalidRequestError.check(
+            "routing",
+            {
+                name: (getattr(self, name) >= 0, "must not be negative")
+                for name in ("load_interval_ms", "max_outstanding", "max_queued")
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvTransferSpec:
+    """How the KV cache of a prompt moves from its prefill to its decode replica.
+
+    Every device sends and receives its part over its own port, one transfer after the other:
+    `bandwidth_bytes_per_s` of a port and `latency_us` of a transfer (0: the topology's between
+    nodes, of the slower pool). With `overlaps_prefill` layers move while later ones are computed
+    and only what is left after the prefill counts.
+    """
+
+    bandwidth_bytes_per_s: float = 0.0
+    latency_us: float = 0.0
+    overlaps_prefill: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse negative rates."""
+        InvalidRequestError.check(
+            "kv_transfer",
+            {
+                name: (getattr(self, name) >= 0, "must not be negative; 0 takes the topology's")
+                for name in ("bandwidth_bytes_per_s", "latency_us")
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaOutage:
+    """A replica of a pool, by its number, that fails at a time and is back `restart_s` later."""
+
+    pool: str
+    replica: int
+    start_s: float
+    restart_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse times that cannot be."""
+        InvalidRequestError.check(
+            "outage",
+            {
+                "replica": (self.replica >= 0, "must not be negative"),
+                "start_s": (self.start_s >= 0, "must not be negative"),
+                "restart_s": (self.restart_s > 0, "must be positive"),
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureSpec:
+    """How replicas fail: at random every `mtbf_s` of running (mean; 0: never), and as listed.
+
+    A failed replica is back after `restart_s`. Its requests start again elsewhere, at most
+    `max_retries` times each, `retry_delay_s` later; then they are lost.
+    """
+
+    mtbf_s: float = 0.0
+    restart_s: float = 120.0
+    max_retries: int = 1
+    retry_delay_s: float = 0.0
+    outages: tuple[ReplicaOutage, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse times and counts that cannot be."""
+        InvalidRequestError.check(
+            "failures",
+            {
+                "mtbf_s": (self.mtbf_s >= 0, "must not be negative; 0 is never"),
+                "restart_s": (self.restart_s > 0, "must be positive"),
+                "max_retries": (self.max_retries >= 0, "must not be negative"),
+                "retry_delay_s": (self.retry_delay_s >= 0, "must not be negative"),
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterSpec:
+    """Pools of replicas, and the router before those that take requests.
+
+    `decode_routing` chooses the decode replica of a prefilled request.
+    """
+
+    pools: tuple[ReplicaPool, ...] = ()
+    routing: RoutingSpec = field(default_factory=RoutingSpec)
+    decode_routing: RoutingSpec = field(
+        default_factory=lambda: RoutingSpec(router="least_outstanding")
+    )
+    kv_transfer: KvTransferSpec = field(default_factory=KvTransferSpec)
+    failures: FailureSpec | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse pools that cannot serve together."""
+        names = [pool.name for pool in self.pools]
+        roles = {pool.role for pool in self.pools}
+        known = set(names)
+        outages = self.failures.outages if self.failures else ()
+        most = {pool.name: pool.max_replicas for pool in self.pools}
+        InvalidRequestError.check(
+            "cluster",
+            {
+                "pools": (
+                    roles in ({"aggregated"}, {"prefill", "decode"}),
+                    "must be all of role aggregated, or of prefill and decode",
+                ),
+                "pools.name": (len(names) == len(known), "must differ"),
+                "failures.outages": (
+                    all(outage.pool in known for outage in outages),
+                    f"name one of the pools {', '.join(names)}",
+                ),
+                "failures.outages.replica": (
+                    all(outage.replica < most.get(outage.pool, 0) for outage in outages),
+                    "must be a replica that the pool can have; they count from 0",
+                ),
+                "decode_routing.max_queued": (
+                    self.decode_routing.max_queued == 0,
+                    "must be 0: a prefilled request is never rejected; limit routing instead",
+                ),
+            },
+        )
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prompts and answers are computed in different pools."""
+        return any(pool.role == "prefill" for pool in self.pools)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculativeSpec:
+    """Speculative decoding: a step proposes `num_draft_tokens` per sequence and verifies them all.
+
+    Each is accepted with `acceptance_ratio` where all before it were; a step yields the accepted
+    ones and one more. Proposals come from a `draft_model` that runs on the same devices, from
+    `layers` of the model itself (`num_draft_layers` of them and its head: EAGLE, MTP), or from the
+    text at no cost (`ngram`).
+    """
+
+    method: str = "ngram"
+    num_draft_tokens: int = 3
+    acceptance_ratio: float = 0.7
+    draft_model: ModelArchitecture | None = None
+    num_draft_layers: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse methods there are not and ratios that are none."""
+        InvalidRequestError.check(
+            "speculative",
+            {
+                "method": (
+                    self.method in _SPECULATION_METHODS,
+                    f"must be one of {', '.join(_SPECULATION_METHODS)}",
+                ),
+                "num_draft_tokens": (self.num_draft_tokens >= 1, "must be at least 1"),
+                "acceptance_ratio": (
+                    0 <= self.acceptance_ratio <= 1,
+                    "must be between 0 and 1",
+                ),
+                "draft_model": (
+                    (self.draft_model is not None) == (self.method == "draft_model"),
+                    "must be set for the method draft_model and for no other",
+                ),
+                "num_draft_layers": (self.num_draft_layers >= 1, "must be at least 1"),
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraSpec:
+    """Low-rank adapters that requests ask for: `num_adapters` of `rank`.
+
+    `targets` are the linear layers they adapt: `all`, of every expert too, or those of `attention`.
+    The k-th is asked for with weight 1 / k^`popularity_spread` (0: all alike). A replica keeps
+    `max_loaded` of them in device memory, the least recently used gives way; one that is not there
+    is loaded over `load_bytes_per_s` (host memory to device) before its request may start.
+    """
+
+    num_adapters: int
+    rank: int = 16
+    max_loaded: int = 1
+    popularity_spread: float = 0.0
+    load_bytes_per_s: float = 25e9
+    targets: str = "all"
+
+    def __post_init__(self) -> None:
+        """Refuse adapters that are none."""
+        InvalidRequestError.check(
+            "lora",
+            {
+                **{
+                    name: (getattr(self, name) >= 1, "must be at least 1")
+                    for name in ("num_adapters", "rank", "max_loaded")
+                },
+                "popularity_spread": (self.popularity_spread >= 0, "must not be negative"),
+                "load_bytes_per_s": (self.load_bytes_per_s > 0, "must be positive"),
+                "targets": (
+                    self.targets in _LORA_TARGETS,
+                    f"must be one of {', '.join(_LORA_TARGETS)}",
+                ),
+            },
+        )
