@@ -15,8 +15,8 @@ from foretoken.simulator.search.capacity.request_rate import draw_plan, rate_of_
 from foretoken.simulator.search.capacity.verdict import make_judge
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 # A request of the single server: as many steps as tokens.
 NUM_TOKENS, STEP_MS = 10, 10.0

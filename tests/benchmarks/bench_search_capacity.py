@@ -36,16 +36,16 @@ from foretoken.simulator.cost_tables import CostTables, flat_tables
 from foretoken.simulator.search.capacity.bracket import Bracket
 from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch
 from foretoken.simulator.search.capacity.probe import Load
-from foretoken.simulator.search.capacity.redraw import redraw_loads
 from foretoken.simulator.search.capacity.request_rate import draw_plan, rate_of_plan
+from foretoken.simulator.search.capacity.resample import resample_loads
 from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
 from foretoken.simulator.search.capacity.verdict import make_judge
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.serving.deployment import run_deployment, warm_up
 from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
-from foretoken.simulator.serving.trace_file import load_trace
+from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
+from foretoken.simulator.workload.trace_file import load_trace
 
 Floats = NDArray[np.float64]
 
@@ -256,7 +256,7 @@ def _search(scenario: ServingScenario, engines: _Tables, targets: ServingTargets
     bracket_s = time.process_time() - started_s
     if bracket.met is None or bracket.missed is None:
         raise RuntimeError("no bracket")
-    interval = search.find_interval(bracket.met, bracket.missed, redraw_loads(scenario, load), {})
+    interval = search.find_interval(bracket.met, bracket.missed, resample_loads(scenario, load), {})
     whole_s = time.process_time() - started_s
     return _Answer(bracket, interval, len(search.probes), bracket_s, whole_s)
 

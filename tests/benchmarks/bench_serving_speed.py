@@ -41,7 +41,7 @@ from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, f
 from foretoken.simulator.serving.deployment import run_deployment, warm_up
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import ServingResult, simulate_serving
-from foretoken.simulator.serving.workload import resolve_workload
+from foretoken.simulator.workload.requests import resolve_workload
 
 T = TypeVar("T")
 _TRACES = Path(__file__).resolve().parents[3] / "shared/data/vidur/traces"

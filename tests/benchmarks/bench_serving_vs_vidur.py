@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from foretoken.domain.frameworks.engine import EngineProfile, find_engine
 from foretoken.domain.units import NS_PER_S, NS_PER_US
+from foretoken.simulator.cluster.setup import PoolSetup
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.engine import clock, hand_over
 from foretoken.simulator.engine.layout import NEVER_NS, Records
@@ -39,10 +40,9 @@ from foretoken.simulator.engine.output import (
     token_runs,
 )
 from foretoken.simulator.engine.state import EngineState, build_pool_state
-from foretoken.simulator.serving.cluster_setup import PoolSetup
 from foretoken.simulator.serving.record import StepRecord, TokenRuns
-from foretoken.simulator.serving.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import plan_requests
 
 _VIDUR = Path(__file__).resolve().parents[3] / "shared" / "data" / "vidur"
 # Configuration of the runs, from their config.json and timing.json.

@@ -12,20 +12,20 @@ from foretoken.domain.requests.cluster import (
     ReplicaOutage,
     RoutingSpec,
 )
-from foretoken.simulator.cost_tables import CostTables
-from foretoken.simulator.engine.pool import EnginePool
-from foretoken.simulator.serving.cluster import Cluster
-from foretoken.simulator.serving.cluster_record import record_cluster
-from foretoken.simulator.serving.cluster_setup import (
+from foretoken.simulator.cluster.engine_pool import PoolRole
+from foretoken.simulator.cluster.record import record_cluster
+from foretoken.simulator.cluster.setup import (
     AdapterSetup,
     ClusterSetup,
     KvTransferSetup,
     PoolSetup,
 )
-from foretoken.simulator.serving.engine_pool import PoolRole
+from foretoken.simulator.cluster.simulation import Cluster
+from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 _ROUTERS = ("round_robin", "least_outstanding", "power_of_two", "prefix_affinity", "random")
 _SCHEDULERS = (

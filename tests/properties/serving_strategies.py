@@ -12,9 +12,9 @@ from foretoken.domain.plugins import scan_modules
 from foretoken.simulator.cost_tables import CostTables, flat_tables
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import Speculation
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 _BYTES_PER_TOKEN = 100
 SCHEDULERS = sorted(scan_modules("foretoken.simulator.engine.schedulers", "select"))

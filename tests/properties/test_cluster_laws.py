@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from serving_strategies import SCHEDULERS, Case, rich_cases
 
 from foretoken.domain.requests.cluster import RoutingSpec
-from foretoken.simulator.serving.cluster_setup import ClusterSetup, PoolSetup
+from foretoken.simulator.cluster.engine_pool import PoolRole
+from foretoken.simulator.cluster.setup import ClusterSetup, PoolSetup
 from foretoken.simulator.serving.deployment import run_cluster
-from foretoken.simulator.serving.engine_pool import PoolRole
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
 

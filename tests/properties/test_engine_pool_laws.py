@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from serving_strategies import SCHEDULERS, Case, make_tables, rich_cases
 
 from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
+from foretoken.simulator.cluster.engine_pool import Ended, PoolRole
+from foretoken.simulator.cluster.setup import PoolSetup
 from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.engine.pool import EnginePool
-from foretoken.simulator.serving.cluster_setup import PoolSetup
-from foretoken.simulator.serving.engine_pool import Ended, PoolRole
 from foretoken.simulator.serving.record import StepRecord
-from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 # Long enough for all that can end while others keep their blocks: without them two may preempt each
 # other for ever.
@@ -56,7 +56,7 @@ class _Player:
             now_ns += action.gap_ns
             self._end(now_ns, self.pool.complete(now_ns))
             self._act(action, now_ns)
-            self._end(now_ns, self.pool.turn(now_ns))
+            self._end(now_ns, self.pool.tick(now_ns))
             self._look()
         while self.held or self.pool.next_ns < NEVER_NS:
             self._run_until(now_ns, now_ns + _PAUSE_NS)
@@ -70,7 +70,7 @@ class _Player:
         if self.steps:
             while (now_ns := self.pool.next_ns) < horizon_ns:
                 self._end(now_ns, self.pool.complete(now_ns))
-                self._end(now_ns, self.pool.turn(now_ns))
+                self._end(now_ns, self.pool.tick(now_ns))
             return
         while now_ns < horizon_ns:
             quiet_ns = self.pool.quiet_until(horizon_ns)
@@ -79,7 +79,7 @@ class _Player:
             if ended:
                 assert now_ns >= quiet_ns
                 self._end(now_ns, ended)
-                self._end(now_ns, self.pool.turn(now_ns))
+                self._end(now_ns, self.pool.tick(now_ns))
 
     def _end(self, now_ns: int, ended: Sequence[Ended]) -> None:
         for request, _ in ended:

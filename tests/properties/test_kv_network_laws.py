@@ -6,9 +6,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretoken.simulator.cluster.event_queue import EventKind, EventQueue
+from foretoken.simulator.cluster.kv_network import KvNetwork, Transfer
 from foretoken.simulator.engine.layout import NEVER_NS
-from foretoken.simulator.serving.event_queue import EventKind, EventQueue
-from foretoken.simulator.serving.kv_network import KvNetwork, Transfer
 
 _LATENCY_NS = 5
 # When asked for, sender, receiver, how long on the one and the other port, given up so much later

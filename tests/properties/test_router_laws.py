@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.domain.plugins import scan_modules
-from foretoken.simulator.serving.routing import EngineLoad, RoutedRequest, find_router
+from foretoken.simulator.cluster.routing import EngineLoad, RoutedRequest, find_router
 
-_ROUTERS = sorted(scan_modules("foretoken.simulator.serving.routers", "ROUTER"))
+_ROUTERS = sorted(scan_modules("foretoken.simulator.cluster.routers", "ROUTER"))
 _BLOCK_TOKENS = 16
 # A request, the engines that take some now, and their loads.
 _Moment = tuple[RoutedRequest, tuple[int, ...], Mapping[int, EngineLoad]]

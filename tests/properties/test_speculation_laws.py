@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving_strategies import Case, cases, speculations
 
-from foretoken.simulator.serving.engine_pool import PoolRole
+from foretoken.simulator.cluster.engine_pool import PoolRole
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord, StepRecord
 from foretoken.simulator.serving.speculation import Speculation, draw_yields
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from foretoken.domain.requests.slo import SloClass
 from foretoken.domain.requests.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
-from foretoken.simulator.serving.request_plan import NONE, RequestPlan
-from foretoken.simulator.serving.workload import resolve_workload
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.requests import resolve_workload
 
 _CLASSES = (SloClass(name="gold", share_ratio=0.3, priority=1), SloClass(name="b", share_ratio=0.2))
 

@@ -32,9 +32,9 @@ from foretoken.domain.requests.serving_run import (
     encode_run,
 )
 from foretoken.domain.requests.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
-from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
-from foretoken.simulator.serving.workload import resolve_workload
 from foretoken.simulator.validation.replay import scenario_of_run
+from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
+from foretoken.simulator.workload.requests import resolve_workload
 
 _METRICS = """vllm:cache_config_info{{block_size="16",num_gpu_blocks="500"}} 1.0
 vllm:num_preemptions_total{{engine="0"}} {preemptions}

@@ -10,9 +10,9 @@ from foretoken.domain.frameworks.engine import EngineProfile, KvTier
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.engine.choice import list_schedulers
 from foretoken.simulator.serving.deployment import run_deployment
-from foretoken.simulator.serving.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import Speculation
+from foretoken.simulator.workload.request_plan import plan_requests
 
 _NUM_REQUESTS = 12
 _TIER = KvTier(name="tier", capacity_bytes=2_000, read_bytes_per_s=1e8, write_bytes_per_s=1e8)

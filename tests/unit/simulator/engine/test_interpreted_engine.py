@@ -20,7 +20,7 @@ import numpy as np
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.serving.deployment import run_deployment
-from foretoken.simulator.serving.request_plan import plan_requests
+from foretoken.simulator.workload.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
 
 profile = EngineProfile(name="mine", engine="mine", scheduler="one_by_one", max_num_seqs=4)

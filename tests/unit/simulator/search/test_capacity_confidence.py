@@ -16,11 +16,11 @@ from foretoken.simulator.search.capacity.confidence import (
 )
 from foretoken.simulator.search.capacity.load_search import LoadSearch
 from foretoken.simulator.search.capacity.probe import Probe
-from foretoken.simulator.search.capacity.redraw import redraw_loads, take_blocks
+from foretoken.simulator.search.capacity.resample import resample_loads, take_blocks
 from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
 from foretoken.simulator.search.capacity.verdict import Verdict
 from foretoken.simulator.search.context import InlineContext
-from foretoken.simulator.serving.request_plan import plan_requests
+from foretoken.simulator.workload.request_plan import plan_requests
 
 
 def _probes(*points: tuple[float, float]) -> list[Probe]:
@@ -99,10 +99,10 @@ def test_halves_of_a_trace_are_pairs() -> None:
     scenario = drawn_scenario(1)
     scenario = type(scenario)(model=scenario.model, device="a30", workload=workload)
     load = load_of(scenario, limits(("ttft_ms", 90, 100.0)))
-    redraws = redraw_loads(scenario, load)
-    assert redraws.num_independent == 8
-    assert [each.plan.num_requests for each in redraws.loads] == [80] * 16
-    assert all(each.plan_rps == pytest.approx(5.0, rel=0.1) for each in redraws.loads)
+    resamples = resample_loads(scenario, load)
+    assert resamples.num_independent == 8
+    assert [each.plan.num_requests for each in resamples.loads] == [80] * 16
+    assert all(each.plan_rps == pytest.approx(5.0, rel=0.1) for each in resamples.loads)
 
 
 def test_interval_is_as_wide_as_other_seeds_scatter() -> None:
@@ -113,8 +113,8 @@ def test_interval_is_as_wide_as_other_seeds_scatter() -> None:
     bracket = search.find_bracket(6.0)
     assert bracket.met is not None
     assert bracket.missed is not None
-    redraws = redraw_loads(drawn_scenario(150), loads[0])
-    interval = search.find_interval(bracket.met, bracket.missed, redraws, {})
+    resamples = resample_loads(drawn_scenario(150), loads[0])
+    interval = search.find_interval(bracket.met, bracket.missed, resamples, {})
     assert interval.low_rps == interval.sampling_low_rps < bracket.met.rate_rps
     assert interval.high_rps == interval.sampling_high_rps > bracket.missed.rate_rps
     rates = []

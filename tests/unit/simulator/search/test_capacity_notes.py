@@ -7,9 +7,9 @@ from capacity_fakes import NUM_TOKENS, STEP_MS, single_server
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.search.capacity.load_search import AnswerInterval
 from foretoken.simulator.search.capacity.notes import list_notes, unfinished_share
-from foretoken.simulator.search.capacity.redraw import Redraws
+from foretoken.simulator.search.capacity.resample import Resamples
 from foretoken.simulator.serving.record import RequestRecord
-from foretoken.simulator.serving.request_plan import plan_requests
+from foretoken.simulator.workload.request_plan import plan_requests
 
 _SERVICE_NS = round(NUM_TOKENS * STEP_MS * NS_PER_MS)
 
@@ -45,9 +45,9 @@ def test_a_long_workload_has_no_note() -> None:
     """One of a hundred requests is unfinished: less than the interval of 5 % leaves open."""
     requests = _run(100, _SERVICE_NS)
     interval = AnswerInterval(9.0, 11.0, 9.5, 10.5)
-    redraws = Redraws([], 8)
+    resamples = Resamples([], 8)
     assert list_notes(requests, 10.0, interval, 0.001, None) == ()
-    (note,) = list_notes(requests, 10.0, interval, 0.001, redraws)
+    (note,) = list_notes(requests, 10.0, interval, 0.001, resamples)
     assert "longer trace" in note
     narrow = AnswerInterval(9.0, 11.0, 9.95, 10.5)
     (note,) = list_notes(requests, 10.0, narrow, 0.001, None)

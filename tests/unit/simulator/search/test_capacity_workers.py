@@ -15,7 +15,7 @@ from foretoken.simulator.search.capacity.other_load import (
     OtherLoad,
     find_highest_rate,
 )
-from foretoken.simulator.search.capacity.redraw import redraw_loads
+from foretoken.simulator.search.capacity.resample import resample_loads
 from foretoken.simulator.search.context import InlineContext, JobContext
 from foretoken.simulator.search.executor import Executor, R, S, T, keep_going
 from foretoken.simulator.search.executors.inline import InlineExecutor
@@ -33,7 +33,7 @@ def _questions() -> tuple[list[OtherLoad], Basis]:
     search.find_bracket(6.0)
     others = [
         OtherLoad(name="", num_runs=2, plan=each.plan, plan_rps=each.plan_rps)
-        for each in redraw_loads(scenario, load).loads[:3]
+        for each in resample_loads(scenario, load).loads[:3]
     ]
     others.append(OtherLoad(name="", num_runs=4, tolerance=0.05))
     return others, Basis(loads={"": load}, curve=fit_curve(search.probes))

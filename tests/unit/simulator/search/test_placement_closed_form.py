@@ -21,7 +21,7 @@ from foretoken.simulator.search.placement.stage_book import StageBook
 from foretoken.simulator.search.placement.strategy import equal_round_counts
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import ClosedForm, Setting
-from foretoken.simulator.search.training.contest import Contest
+from foretoken.simulator.search.training.finalist_selection import FinalistSelection
 from foretoken.simulator.search.training.search import search_training
 from foretoken.simulator.training.step import simulate_training
 
@@ -156,15 +156,17 @@ def test_the_next_takes_the_place_of_one_that_does_not_fit_when_simulated() -> N
     request = replace(build_request(num_finalists=2), max_candidates=10)
     form = _answer(request)
     assert form.ranked is not None
-    contest = Contest(request, form.ranked, form.prices)
-    assert [0, 1] == contest.next_rows()
+    selection = FinalistSelection(request, form.ranked, form.prices)
+    assert [0, 1] == selection.next_rows()
     out = TrainingReport(feasibility=Feasibility(is_feasible=False, reason="too large"))
-    contest.tell(0, out)
-    contest.tell(1, TrainingReport(step_time_ms=3.0))
-    assert [2] == contest.next_rows()
-    contest.tell(2, TrainingReport(step_time_ms=2.0))
-    assert [] == contest.next_rows()
-    assert [(2, 1), (1, 2), (0, 0)] == [(item.candidate, item.rank) for item in contest.finalists()]
+    selection.tell(0, out)
+    selection.tell(1, TrainingReport(step_time_ms=3.0))
+    assert [2] == selection.next_rows()
+    selection.tell(2, TrainingReport(step_time_ms=2.0))
+    assert [] == selection.next_rows()
+    assert [(2, 1), (1, 2), (0, 0)] == [
+        (item.candidate, item.rank) for item in selection.finalists()
+    ]
 
 
 def test_changes_of_the_hardware_and_the_batch_are_answered() -> None:

@@ -15,8 +15,8 @@ from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.rules import closed_form_rules
 from foretoken.simulator.search.serving.step_time import NUM_VARIANTS, MixedSteps
 from foretoken.simulator.serving.deployment import run_deployment
-from foretoken.simulator.serving.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import plan_requests
 
 Floats = NDArray[np.float64]
 

@@ -17,8 +17,8 @@ from foretoken.simulator.search.serving.steady import (
 )
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import plan_requests
 
 _ROUNDS = 12
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.simulator.cluster.engine_pool import PoolRole
+from foretoken.simulator.cluster.setup import ClusterSetup, KvTransferSetup, PoolSetup
 from foretoken.simulator.cost_tables import flat_tables
-from foretoken.simulator.serving.cluster_setup import ClusterSetup, KvTransferSetup, PoolSetup
 from foretoken.simulator.serving.deployment import run_cluster
-from foretoken.simulator.serving.engine_pool import PoolRole
 from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 SLOW_PORT = 1e8
 US = 1e-6

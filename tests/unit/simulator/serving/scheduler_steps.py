@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from foretoken.domain.frameworks.engine import KvTier, find_engine
+from foretoken.simulator.cluster.setup import PoolSetup
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.engine import clock, hand_over, layout
 from foretoken.simulator.engine.state import build_pool_state
-from foretoken.simulator.serving.cluster_setup import PoolSetup
-from foretoken.simulator.serving.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import plan_requests
 
 # More steps, requests and tokens of one than any test needs.
 _MOST_STEPS, _MOST_REQUESTS, _MOST_TOKENS = 10_000, 64, 4_000

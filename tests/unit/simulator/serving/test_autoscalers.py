@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.simulator.serving.autoscaling import PoolObservation, find_autoscaler
+from foretoken.simulator.cluster.autoscaling import PoolObservation, find_autoscaler
 
 _AT_ONCE = {"scale_down_window_s": "0"}
 

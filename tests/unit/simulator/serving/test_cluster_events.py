@@ -11,7 +11,7 @@ from foretoken.domain.requests.cluster import (
     ReplicaOutage,
     RoutingSpec,
 )
-from foretoken.simulator.serving.cluster_setup import AdapterSetup, ClusterSetup
+from foretoken.simulator.cluster.setup import AdapterSetup, ClusterSetup
 from foretoken.simulator.serving.record import PoolRecord, RequestOutcome
 
 _COMPLETED, _LOST, _REJECTED = (

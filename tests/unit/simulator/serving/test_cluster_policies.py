@@ -9,12 +9,12 @@ import pytest
 from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.requests.cluster import AutoscalingSpec, RoutingSpec
 from foretoken.domain.units import NS_PER_MS
+from foretoken.simulator.cluster.setup import AdapterSetup, ClusterSetup, PoolSetup
 from foretoken.simulator.cost_tables import flat_tables
-from foretoken.simulator.serving.cluster_setup import AdapterSetup, ClusterSetup, PoolSetup
 from foretoken.simulator.serving.deployment import run_cluster
 from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 _STEP_MS = 1.0
 

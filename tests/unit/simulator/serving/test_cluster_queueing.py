@@ -9,10 +9,10 @@ from cluster_cases import PROFILE, plan_of, pool_of, run
 from numpy.typing import NDArray
 
 from foretoken.domain.requests.cluster import RoutingSpec
+from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.cost_tables import flat_tables
-from foretoken.simulator.serving.cluster_setup import ClusterSetup
 from foretoken.simulator.serving.deployment import run_cluster
-from foretoken.simulator.serving.request_plan import RequestPlan
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 _NUM_SERVERS = 4
 _UTILIZATION = 0.8

@@ -9,7 +9,7 @@ from cluster_records import SCENARIO, build_record
 from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import ReplicaPhase, ServingReport
-from foretoken.simulator.serving.fleet import make_fleet, pool_scenarios
+from foretoken.simulator.cluster.fleet import make_fleet, pool_scenarios
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.step_cost import StepAccount

@@ -16,14 +16,14 @@ from foretoken.domain.requests.cluster import (
 )
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.serving.cluster_resolution import (
+from foretoken.simulator.cluster.fleet import pool_scenarios
+from foretoken.simulator.cluster.resolution import (
     ResolvedPool,
     as_cluster,
     set_up_cluster,
 )
-from foretoken.simulator.serving.cluster_setup import ClusterSetup
+from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.serving.feasibility import plan_memories
-from foretoken.simulator.serving.fleet import pool_scenarios
 
 
 def _set_up(scenario: ServingScenario) -> ClusterSetup:

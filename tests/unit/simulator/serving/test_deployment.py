@@ -9,8 +9,8 @@ from foretoken.domain.errors import UnknownPluginError
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.simulator.cost_tables import CostTables, flat_tables
 from foretoken.simulator.serving.deployment import must_compile, run_deployment, warm_up
-from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 _SETUP = DeploymentSetup(profile=EngineProfile(name="plain", engine="plain"), num_kv_blocks=1000)
 _TABLES = flat_tables()

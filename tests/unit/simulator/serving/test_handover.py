@@ -12,8 +12,8 @@ from foretoken.domain.requests.cluster import (
     ReplicaOutage,
     RoutingSpec,
 )
-from foretoken.simulator.serving.cluster_setup import ClusterSetup
-from foretoken.simulator.serving.engine_pool import PoolRole
+from foretoken.simulator.cluster.engine_pool import PoolRole
+from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.serving.record import RequestOutcome
 
 _ONE = plan_of((0, 10, 3))

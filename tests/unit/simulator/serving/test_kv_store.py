@@ -12,8 +12,8 @@ from foretoken.simulator.engine import layout, tier
 from foretoken.simulator.engine.layout import Records
 from foretoken.simulator.engine.state import build_state
 from foretoken.simulator.jit import compiled
-from foretoken.simulator.serving.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import plan_requests
 
 _BLOCK_BYTES = 1000
 # A block takes so long up and down the link of a tier, in ns.

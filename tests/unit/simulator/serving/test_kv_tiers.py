@@ -10,8 +10,8 @@ from foretoken.domain.frameworks.engine import KvTier, find_engine
 from foretoken.simulator.cost_tables import flat_tables
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 _BLOCK = 4
 _BYTES_PER_TOKEN = 250

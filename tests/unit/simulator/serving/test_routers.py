@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.simulator.serving.routing import EngineLoad, RoutedRequest, find_router
+from foretoken.simulator.cluster.routing import EngineLoad, RoutedRequest, find_router
 
 _IDLE = EngineLoad(0, 0)
 

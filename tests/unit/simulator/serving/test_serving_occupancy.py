@@ -9,7 +9,7 @@ from serving_records import MS, NUM_BLOCKS, TinyRequest, TinyRules, run_tiny_eng
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.units import NS_PER_S
-from foretoken.simulator.serving.fleet import make_fleet
+from foretoken.simulator.cluster.fleet import make_fleet
 from foretoken.simulator.serving.metrics import busy_ns
 from foretoken.simulator.serving.occupancy import (
     Interval,

@@ -22,11 +22,11 @@ from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.feasibility import judge_feasibility, plan_memories
 from foretoken.simulator.serving.metrics import count_token_gaps, place_runs
 from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.request_plan import plan_requests
 from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import prepare_deployment
 from foretoken.simulator.serving.speculation import Speculation
+from foretoken.simulator.workload.request_plan import plan_requests
 
 # A target of 1000 µs a step and 10 µs a token, a draft of 100 µs and 1 µs.
 _TARGET, _DRAFT = flat_tables(1000.0, 10.0), flat_tables(100.0, 1.0)

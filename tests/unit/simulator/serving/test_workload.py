@@ -7,9 +7,9 @@ import pytest
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.slo import SloClass
 from foretoken.domain.requests.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
-from foretoken.simulator.serving.request_plan import NONE, RequestPlan
-from foretoken.simulator.serving.trace_file import load_trace
-from foretoken.simulator.serving.workload import resolve_workload
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.requests import resolve_workload
+from foretoken.simulator.workload.trace_file import load_trace
 
 
 def _request(arrival_s: float, prompt: int = 8, answer: int = 2, **more: object) -> Request:

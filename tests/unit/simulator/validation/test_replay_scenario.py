@@ -8,9 +8,9 @@ from foretoken.domain.models.load import load_model
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.serving_run import ServingRun
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.serving.request_plan import NONE
-from foretoken.simulator.serving.workload import resolve_workload
 from foretoken.simulator.validation.replay import scenario_of_run
+from foretoken.simulator.workload.request_plan import NONE
+from foretoken.simulator.workload.requests import resolve_workload
 
 _SCENARIO = ServingScenario(
     model=load_model("llama-3.1-8b"), device="a30", seed=7, workload=WorkloadSpec(rate_rps=99.0)

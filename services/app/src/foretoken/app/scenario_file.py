@@ -50,7 +50,7 @@ def build_serving_scenario(
     scenario = _build(ServingScenario, content, overrides, path)
     workload = scenario.workload
     if workload.arrival == "trace" and workload.trace_path and not workload.trace_requests:
-        from foretoken.simulator.serving.trace_file import load_trace
+        from foretoken.simulator.workload.trace_file import load_trace
 
         trace_path = path.parent / Path(workload.trace_path).expanduser()
         trace = load_trace(trace_path, workload.trace_format, workload.hash_block_tokens)

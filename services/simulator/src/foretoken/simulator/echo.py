@@ -30,8 +30,8 @@ from foretoken.domain.requests.training_search import (
 from foretoken.domain.results.echo import Echo
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
+from foretoken.simulator.cluster.fleet import pool_scenarios
 from foretoken.simulator.latency_surfaces import quantization_of
-from foretoken.simulator.serving.fleet import pool_scenarios
 
 Shares = Mapping[str, float]
 

@@ -55,8 +55,8 @@ class OperatorNode:
 
     `dtype` and `variant` say what latency to ask for (see `operators/spec/variant.py`);
     `output_dtype` is the format of what it writes, where that differs, and `weight_bits` are those
-    a stored weight takes with its share of the scales (0: as `dtype`). With `is_group_wide` it depends on the
-    tokens of all engines that run in lock step, and on nothing else of the batch.
+    a stored weight takes with its share of the scales (0: as `dtype`). With `is_group_wide`
+    it depends on the tokens of all engines that run in lock step, and on nothing else of the batch.
 
     A collective belongs to the `axis` of the layout whose ranks it connects ("tp"). `overlap` says
     what of a training pass it may hide behind; `overlaps_with` is the role it runs beside.

@@ -82,8 +82,8 @@ class OperatorTable:
     `variant` is the special case asked about as "key=value;..." ("quant=fp8_block"; see
     `operators/spec/variant.py`), empty the plain one. `kernel` is the kernel source
     ("flashinfer"); empty the one an engine would choose, the fastest measured at each point. A
-    kernel or a variant of which there is nothing is an error, but where the table is `tentative`: then it is
-    answered by what is nearest, with a wide interval.
+    kernel or a variant of which there is nothing is an error, but where the table is `tentative`:
+    then it is answered by what is nearest, with a wide interval.
     """
 
     operator: str

@@ -17,7 +17,7 @@ _SPECULATION_METHODS = ("draft_model", "layers", "ngram")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoscalingSpec:
-    """How many replicas of a pool run: `policy` names a plug-in of `serving/autoscalers`.
+    """How many replicas of a pool run: `policy` names a plug-in of `cluster/autoscalers`.
 
     It decides every `interval_s` between `min_replicas` and `max_replicas` from what it sees
     then; `options` are its own knobs. A new replica serves `cold_start_s` after the decision; one
@@ -99,7 +99,7 @@ class ReplicaPool:
 class RoutingSpec:
     """How requests are spread over the replicas of a role.
 
-    `router` names a plug-in of `serving/routers`, `options` are its knobs. It sees the replicas'
+    `router` names a plug-in of `cluster/routers`, `options` are its knobs. It sees the replicas'
     load as it was at the last multiple of `load_interval_ms` (0: as it is). At most
     `max_outstanding` requests (0: no limit) are on a replica; where all are full a request waits
     at the router, or with `max_queued` (0: no limit) others waiting there it is rejected.

@@ -83,9 +83,9 @@ class Request:
 class WorkloadSpec:
     """Arrivals and lengths, or a trace.
 
-    `arrival` names a plug-in of `simulator/serving/arrivals` (`poisson`, `gamma`, `markov`,
+    `arrival` names a plug-in of `simulator/workload/arrivals` (`poisson`, `gamma`, `markov`,
     `constant`, `closed_loop`, `trace`); `arrival_options` are its own knobs. A `trace` brings its
-    own lengths; `trace_format` names a plug-in of `simulator/serving/traces` (empty: recognised by
+    own lengths; `trace_format` names a plug-in of `simulator/workload/traces` (empty: recognised by
     its content); `trace_requests` holds them inline once loaded, so that a scenario is complete
     wherever it runs. Of a trace only arrivals from `window_start_s` to `window_end_s` (0: the end)
     count, from the window's start on; then `time_scale` stretches their times, and at most

@@ -30,9 +30,9 @@ from foretoken.domain.requests.serving_run import ServingRun, encode_run
 from foretoken.domain.requests.slo import SloClass
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.units import MS_PER_S
-from foretoken.simulator.serving.request_plan import RequestPlan
-from foretoken.simulator.serving.trace_file import load_trace
-from foretoken.simulator.serving.workload import resolve_workload
+from foretoken.simulator.workload.request_plan import RequestPlan
+from foretoken.simulator.workload.requests import resolve_workload
+from foretoken.simulator.workload.trace_file import load_trace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -225,7 +225,7 @@ def schedules(context: typer.Context) -> None:
 @app.command()
 def routers(context: typer.Context) -> None:
     """List the routers of a cluster, which choose the replica of each request."""
-    from foretoken.simulator.serving.routing import all_routers
+    from foretoken.simulator.cluster.routing import all_routers
 
     rows = [(name, _summary(router)) for name, router in all_routers().items()]
     state_of(context).print_rows("Routers", ("router", "what"), rows)
@@ -234,7 +234,7 @@ def routers(context: typer.Context) -> None:
 @app.command()
 def autoscalers(context: typer.Context) -> None:
     """List the autoscaling policies of a cluster, which choose how many replicas a pool has."""
-    from foretoken.simulator.serving.autoscaling import all_autoscalers
+    from foretoken.simulator.cluster.autoscaling import all_autoscalers
 
     rows = [(name, _summary(policy)) for name, policy in all_autoscalers().items()]
     state_of(context).print_rows("Autoscaling policies", ("policy", "what"), rows)

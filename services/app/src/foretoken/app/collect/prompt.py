@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.simulator.serving.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan
 
 # Ordinary tokens of every vocabulary in use: the smallest (Llama 2's) has 32,000, and tokens with a
 # meaning of their own come first or last.

@@ -15,7 +15,7 @@ from foretoken.app.collect.server_state import ServerState, check_server, read_s
 from foretoken.app.collect.target import Target
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.requests.serving_run import UNKNOWN, UNKNOWN_S, MeasuredRequest, ServingRun
-from foretoken.simulator.serving.request_plan import NONE, RequestPlan, plan_requests
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan, plan_requests
 
 # Warm-up prompts must not be in the cache of the workload's own.
 _WARM_UP_SEED = 0x5EED

@@ -14,7 +14,7 @@ from foretoken.app.collect.prompt import PromptMaker
 from foretoken.app.collect.sender import send_request
 from foretoken.app.collect.target import Target
 from foretoken.domain.units import NS_PER_S
-from foretoken.simulator.serving.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan
 
 # (number done, number in all, number under way)
 Progress = Callable[[int, int, int], None]

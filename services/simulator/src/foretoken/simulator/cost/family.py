@@ -30,7 +30,7 @@ _CONTEXT_PER_OCTAVE = 2
 # Contexts start here: shorter ones cost as much.
 _SHORTEST_CONTEXT = 16
 # Prefills in a batch that tells what one more takes: enough to fill a device with short ones.
-CROWD = 8
+BATCHED = 8
 # One kernel over prefills and decoding sequences launches blocks for the longest prefill in every
 # sequence; their cost changes slowly.
 _SHORTEST_MIXED_PREFILL = 64
@@ -121,9 +121,9 @@ def prefill_batch(axes: Axes) -> BatchShape:
     return _prefills_batch(axes, 1)
 
 
-def crowd_batch(axes: Axes) -> BatchShape:
-    """Return batches of `CROWD` prefills that are alike, one per grid point."""
-    return _prefills_batch(axes, CROWD)
+def prefill_batching(axes: Axes) -> BatchShape:
+    """Return batches of `BATCHED` prefills that are alike, one per grid point."""
+    return _prefills_batch(axes, BATCHED)
 
 
 def _prefills_batch(axes: Axes, num_seqs: int) -> BatchShape:

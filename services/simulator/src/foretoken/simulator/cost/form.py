@@ -18,7 +18,7 @@ from foretoken.simulator.cost.family import Axes
 from foretoken.simulator.cost.folding import find_folded
 from foretoken.simulator.cost.mixed_attention import find_mixed, repeat_answer
 from foretoken.simulator.cost.padding import LAUNCHES_PER_PIECEWISE_LAYER, padded_tokens
-from foretoken.simulator.cost.prefill_crowd import each_more
+from foretoken.simulator.cost.prefill_batching import each_more
 from foretoken.simulator.cost.substitute import Substitute
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
 from foretoken.simulator.grid import Floats
@@ -29,7 +29,7 @@ _BATCHES: Mapping[str, Callable[[Axes], BatchShape]] = {
     "rows": family.rows_batch,
     "decode": family.decode_batch,
     "prefill": family.prefill_batch,
-    "crowd": family.crowd_batch,
+    "batched": family.prefill_batching,
     "group": family.group_batch,
 }
 
@@ -87,7 +87,7 @@ class SurfaceForm:
         made = {
             name: Surface(axes=axes, values=_sum_nodes(self._nodes[name], groups, answer_of))
             for name, axes in self._axes.items()
-            if name != "crowd"
+            if name != "batched"
         }
         token_counts = self._axes["tokens"][0]
         return LatencySurfaces(
@@ -118,7 +118,7 @@ class SurfaceForm:
             "rows": family.rows_axes(limits),
             "decode": family.decode_axes(limits),
             "prefill": family.prefill_axes(limits),
-            "crowd": family.prefill_axes(limits),
+            "batched": family.prefill_axes(limits),
         }
         if self._spec.layout.dp > 1:
             axes["group"] = (np.unique(padded_tokens(limits.num_group_tokens, ())),)
@@ -152,15 +152,15 @@ class SurfaceForm:
     ) -> Surface:
         """Return what each prefill more takes in a batch."""
         device = find_device(self._spec.device)
-        crowds = {
-            id(one): crowd
-            for stages in zip(self._nodes["prefill"], self._nodes["crowd"], strict=True)
-            for one, crowd in zip(*stages, strict=True)
+        batched_nodes = {
+            id(one): batched
+            for stages in zip(self._nodes["prefill"], self._nodes["batched"], strict=True)
+            for one, batched in zip(*stages, strict=True)
         }
 
         def more_of(node: OperatorNode) -> LatencyColumns | None:
-            one, crowd = answer_of(node), answer_of(crowds[id(node)])
-            return None if one is None or crowd is None else each_more(node, one, crowd, device)
+            one, batched = answer_of(node), answer_of(batched_nodes[id(node)])
+            return None if one is None or batched is None else each_more(node, one, batched, device)
 
         values = _sum_nodes(self._nodes["prefill"], groups, more_of)
         return Surface(axes=self._axes["prefill"], values=values)

@@ -1,9 +1,9 @@
 """The clock of a compiled pool: its units go on by themselves until requests end."""
 
 from foretoken.simulator.cost_tables import DECODE, CostTables
-from foretoken.simulator.engine.coast import can_coast, coast
 from foretoken.simulator.engine.cost import TARGET, tables_of
-from foretoken.simulator.engine.kernel import complete_due, first_turn_ns, has_room
+from foretoken.simulator.engine.fast_forward import can_fast_forward, fast_forward
+from foretoken.simulator.engine.kernel import complete_due, first_tick_ns, has_room
 from foretoken.simulator.engine.layout import (
     COMPLETE,
     DONE,
@@ -15,7 +15,7 @@ from foretoken.simulator.engine.layout import (
     Records,
     State,
 )
-from foretoken.simulator.engine.turn import complete, to_ns, turn
+from foretoken.simulator.engine.tick import complete, tick, to_ns
 from foretoken.simulator.engine.view import engines_of, units_of
 from foretoken.simulator.jit import compiled, compiled_part
 
@@ -29,7 +29,7 @@ def advance(states: Records, horizon_ns: int) -> int:
     state = states[0]
     tables = tables_of(state, TARGET)
     while True:
-        now_ns = first_turn_ns(state)
+        now_ns = first_tick_ns(state)
         state.next_ns = now_ns
         if now_ns >= horizon_ns:
             return DONE
@@ -46,7 +46,7 @@ def advance(states: Records, horizon_ns: int) -> int:
         if state.num_ended > 0:
             state.ended_ns = now_ns
             return ENDED
-        if not _turn_due(state, tables, now_ns):
+        if not _tick_due(state, tables, now_ns):
             return STUCK
 
 
@@ -57,18 +57,18 @@ def complete_at(states: Records, now_ns: int) -> int:
     if not has_room(state):
         return MORE
     complete_due(state, now_ns)
-    state.next_ns = first_turn_ns(state)
+    state.next_ns = first_tick_ns(state)
     return DONE
 
 
 @compiled
-def turn_at(states: Records, now_ns: int) -> int:
-    """Let the units whose turn it is schedule; return MORE if there is no room for that."""
+def tick_at(states: Records, now_ns: int) -> int:
+    """Let the units whose tick it is schedule; return MORE if there is no room for that."""
     state = states[0]
     if not _is_ready(state):
         return MORE
-    is_going = _turn_due(state, tables_of(state, TARGET), now_ns)
-    state.next_ns = first_turn_ns(state)
+    is_going = _tick_due(state, tables_of(state, TARGET), now_ns)
+    state.next_ns = first_tick_ns(state)
     return DONE if is_going else STUCK
 
 
@@ -80,7 +80,7 @@ def quiet_until(states: Records) -> int:
 
 @compiled_part
 def _is_ready(state: State) -> bool:
-    """Whether there is room for the output of a turn, and a slot for all that it may admit."""
+    """Whether there is room for the output of a tick, and a slot for all that it may admit."""
     if not has_room(state):
         return False
     if state.is_caching:
@@ -92,12 +92,12 @@ def _is_ready(state: State) -> bool:
 
 
 @compiled_part
-def _turn_due(state: State, tables: CostTables, now_ns: int) -> bool:
-    """Let the units whose turn it is schedule; False when one cannot go on."""
+def _tick_due(state: State, tables: CostTables, now_ns: int) -> bool:
+    """Let the units whose tick it is schedule; False when one cannot go on."""
     for u in range(state.num_units):
         unit = units_of(state)[u]
-        is_due = unit.next_ns == now_ns and unit.turn != COMPLETE
-        if is_due and not turn(state, tables, u, now_ns):
+        is_due = unit.next_ns == now_ns and unit.tick != COMPLETE
+        if is_due and not tick(state, tables, u, now_ns):
             return False
     return True
 
@@ -118,7 +118,7 @@ def _unit_quiet_until(state: State, tables: CostTables, u: int) -> int:
     short; each is at least as long as its work beside attention, and they come one by one.
     """
     unit = units_of(state)[u]
-    if unit.turn == IDLE or not unit.is_steady:
+    if unit.tick == IDLE or not unit.is_steady:
         return int(unit.next_ns)
     engine = engines_of(state)[unit.first_engine]
     count = engine.num_running
@@ -138,9 +138,11 @@ def _run_quietly(state: State, tables: CostTables, u: int, horizon_ns: int) -> i
     while unit.next_ns < horizon_ns:
         if not _is_ready(state):
             return MORE
-        if unit.turn == COMPLETE:
+        if unit.tick == COMPLETE:
             complete(state, u)
-        is_coasting = can_coast(state, u) and coast(state, tables, u, horizon_ns) > 0
-        if not is_coasting and not turn(state, tables, u, unit.next_ns):
+        is_fast_forwarding = (
+            can_fast_forward(state, u) and fast_forward(state, tables, u, horizon_ns) > 0
+        )
+        if not is_fast_forwarding and not tick(state, tables, u, unit.next_ns):
             return STUCK
     return DONE

@@ -36,7 +36,7 @@ def clear_unit(state: EngineState, slices: list[Slice], engine: int) -> Sequence
         _clear_engine(state, index)
     for name in ("num_flights", "first_flight", "is_steady", "host_free_ns"):
         unit[name] = 0
-    unit["turn"], unit["next_ns"] = layout.IDLE, layout.NEVER_NS
+    unit["tick"], unit["next_ns"] = layout.IDLE, layout.NEVER_NS
     arrays["stage_free"][place] = 0
     state.record["next_ns"] = arrays["units"]["next_ns"].min()
     found: list[int] = unended.tolist()

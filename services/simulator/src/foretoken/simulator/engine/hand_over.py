@@ -16,7 +16,7 @@ from foretoken.simulator.jit import compiled, compiled_part
 
 @compiled
 def submit(states: Records, e: int, r: int, now_ns: int) -> None:
-    """Give an engine a request, which it sees when it next turns; an idle one turns now."""
+    """Give an engine a request, which it sees when it next ticks; an idle one ticks now."""
     state = states[0]
     request = requests_of(state)[r]
     _begin(request, e)
@@ -50,7 +50,7 @@ def reserve(states: Records, e: int, r: int) -> bool:
 
 @compiled
 def release(states: Records, e: int, r: int, now_ns: int) -> None:
-    """Free the blocks that a request holds; an idle engine turns now."""
+    """Free the blocks that a request holds; an idle engine ticks now."""
     state = states[0]
     free_blocks(state, e, r)
     units_of(state)[engines_of(state)[e].unit].is_steady = 0

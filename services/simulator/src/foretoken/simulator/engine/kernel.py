@@ -1,8 +1,8 @@
-"""The clock of a compiled simulation: requests arrive, engines turn."""
+"""The clock of a compiled simulation: requests arrive, engines tick."""
 
 from foretoken.simulator.cost_tables import CostTables
-from foretoken.simulator.engine.coast import can_coast, coast
 from foretoken.simulator.engine.cost import TARGET, tables_of
+from foretoken.simulator.engine.fast_forward import can_fast_forward, fast_forward
 from foretoken.simulator.engine.layout import (
     COMPLETE,
     DONE,
@@ -14,7 +14,7 @@ from foretoken.simulator.engine.layout import (
 )
 from foretoken.simulator.engine.queue import next_ready_ns, pop_ready
 from foretoken.simulator.engine.request import route
-from foretoken.simulator.engine.turn import complete, turn
+from foretoken.simulator.engine.tick import complete, tick
 from foretoken.simulator.engine.view import units_of
 from foretoken.simulator.jit import compiled, compiled_part
 
@@ -26,7 +26,7 @@ def run_slice(states: Records) -> int:
     tables = tables_of(state, TARGET)
     while True:
         ready_ns = next_ready_ns(state)
-        first_ns = min(ready_ns, first_turn_ns(state))
+        first_ns = min(ready_ns, first_tick_ns(state))
         if first_ns == NEVER_NS:
             return DONE
         if not has_room(state):
@@ -42,7 +42,7 @@ def run_slice(states: Records) -> int:
 
 @compiled_part
 def has_room(state: State) -> bool:
-    """Whether the output holds what a turn of all engines may write."""
+    """Whether the output holds what a tick of all engines may write."""
     num_engines = state.num_engines
     most = num_engines * state.max_num_seqs
     return bool(
@@ -53,7 +53,7 @@ def has_room(state: State) -> bool:
 
 
 @compiled_part
-def first_turn_ns(state: State) -> int:
+def first_tick_ns(state: State) -> int:
     """Return when the next unit does something."""
     first_ns = NEVER_NS
     for u in range(state.num_units):
@@ -65,7 +65,7 @@ def first_turn_ns(state: State) -> int:
 def complete_due(state: State, now_ns: int) -> None:
     """Let the tokens that leave at an instant leave."""
     for u in range(state.num_units):
-        if units_of(state)[u].next_ns == now_ns and units_of(state)[u].turn == COMPLETE:
+        if units_of(state)[u].next_ns == now_ns and units_of(state)[u].tick == COMPLETE:
             complete(state, u)
 
 
@@ -80,7 +80,7 @@ def _run_unit(state: State, tables: CostTables, u: int, now_ns: int) -> int:
     """Let a unit do what it does before the next request; where others may send one, just once."""
     unit, horizon_ns = units_of(state)[u], next_ready_ns(state)
     if state.is_dynamic:
-        if unit.next_ns != now_ns or unit.turn == COMPLETE:
+        if unit.next_ns != now_ns or unit.tick == COMPLETE:
             return DONE
         for other in range(state.num_units):
             if other != u:
@@ -88,10 +88,12 @@ def _run_unit(state: State, tables: CostTables, u: int, now_ns: int) -> int:
     while state.is_dynamic or unit.next_ns < horizon_ns:
         if not state.is_dynamic and not has_room(state):
             return MORE
-        if unit.turn == COMPLETE:
+        if unit.tick == COMPLETE:
             complete(state, u)
-        is_coasting = can_coast(state, u) and coast(state, tables, u, horizon_ns) > 0
-        if not is_coasting and not turn(state, tables, u, unit.next_ns):
+        is_fast_forwarding = (
+            can_fast_forward(state, u) and fast_forward(state, tables, u, horizon_ns) > 0
+        )
+        if not is_fast_forwarding and not tick(state, tables, u, unit.next_ns):
             return STUCK
         if state.is_dynamic:
             break

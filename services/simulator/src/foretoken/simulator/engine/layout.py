@@ -33,8 +33,8 @@ ROUND_ROBIN, LEAST_LOADED = 0, 1
 DONE, MORE, STUCK, ENDED = 0, 1, 2, 3
 # `role`: a whole deployment with its router, or a pool that requests are given to.
 DEPLOYMENT, AGGREGATED, PREFILL_ONLY, DECODE_ONLY = 0, 1, 2, 3
-# `unit.turn`: it waits for a request, turns at `next_ns`, or first completes its oldest batch.
-IDLE, TURN, COMPLETE = 0, 1, 2
+# `unit.tick`: it waits for a request, ticks at `next_ns`, or first completes its oldest batch.
+IDLE, TICK, COMPLETE = 0, 1, 2
 
 
 # The record of everything: rules, counters and where the arrays lie in memory. As one record the
@@ -248,12 +248,15 @@ ENGINE = _record(
         ("first_waiting", np.int32),
         ("last_waiting", np.int32),
         ("is_ranked", np.int32),  # what waits is in order of priority, where that counts
-        ("num_arrived", np.int32),  # since the last turn
+        ("num_arrived", np.int32),  # since the last tick
         ("first_arrived", np.int32),
         ("last_arrived", np.int32),
-        ("num_landed", np.int32),  # computed elsewhere and with their blocks here, not yet running
-        ("first_landed", np.int32),
-        ("last_landed", np.int32),
+        (
+            "num_transferred_in",
+            np.int32,
+        ),  # computed elsewhere and with their blocks here, not yet running
+        ("first_transferred_in", np.int32),
+        ("last_transferred_in", np.int32),
         ("num_free", np.int32),  # blocks
         ("num_slots", np.int32),  # free ones
         ("first_spare", np.int32),  # place for a kept block
@@ -284,7 +287,7 @@ UNIT = _record(
     [
         ("next_ns", np.int64),
         ("host_free_ns", np.int64),
-        ("turn", np.int32),
+        ("tick", np.int32),
         ("num_flights", np.int32),
         ("first_engine", np.int64),
         ("num_engines", np.int64),

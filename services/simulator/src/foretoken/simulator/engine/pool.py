@@ -6,6 +6,9 @@ import numpy as np
 
 from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
 from foretoken.simulator import jit
+from foretoken.simulator.cluster.engine_pool import TIME_COLUMNS, Ended, PoolRole
+from foretoken.simulator.cluster.routing import EngineLoad
+from foretoken.simulator.cluster.setup import PoolSetup
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.engine import clock, hand_over, layout
 from foretoken.simulator.engine.choice import find_scheduler
@@ -20,19 +23,16 @@ from foretoken.simulator.engine.output import (
     token_runs,
 )
 from foretoken.simulator.engine.state import EngineState, build_pool_state, grow_slots
-from foretoken.simulator.serving.cluster_setup import PoolSetup
-from foretoken.simulator.serving.engine_pool import TIME_COLUMNS, Ended, PoolRole
 from foretoken.simulator.serving.record import RequestOutcome, StepRecord, TokenRuns
-from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
-from foretoken.simulator.serving.routing import EngineLoad
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 # What Python calls.
 _ENTRIES = (
     clock.advance,
     clock.complete_at,
     clock.quiet_until,
-    clock.turn_at,
+    clock.tick_at,
     hand_over.release,
     hand_over.reserve,
     hand_over.submit,
@@ -42,7 +42,7 @@ _OUTCOMES = {int(outcome): outcome for outcome in RequestOutcome}
 _LOAD_FIELDS = [
     "num_arrived",
     "num_waiting",
-    "num_landed",
+    "num_transferred_in",
     "num_running",
     "num_waiting_tokens",
     "num_free",
@@ -53,7 +53,7 @@ class EnginePool:
     """Engines of one kind, from 0 to `num_engines`; all times in ns of one clock.
 
     At an instant tokens leave first (`complete`), then the cluster routes what is ready, then
-    engines schedule (`turn`). `advance` does both for a pool that nobody disturbs.
+    engines schedule (`tick`). `advance` does both for a pool that nobody disturbs.
     """
 
     def __init__(self, plan: RequestPlan, setup: PoolSetup, tables: CostTables) -> None:
@@ -84,7 +84,7 @@ class EnginePool:
         pool.reserve(0, 0)
         pool.submit(0, 0, 0)
         pool.quiet_until(1)
-        pool.turn(0)
+        pool.tick(0)
         pool.complete(pool.next_ns)
         pool.advance(layout.NEVER_NS)
         pool.release(0, 0, 0)
@@ -119,8 +119,8 @@ class EnginePool:
             self._make_room()
         return self._take_ended()
 
-    def turn(self, now_ns: int) -> Sequence[Ended]:
-        """Let the engines whose turn it is schedule; return requests that will never have room.
+    def tick(self, now_ns: int) -> Sequence[Ended]:
+        """Let the engines whose tick it is schedule; return requests that will never have room.
 
         Raises:
             RuntimeError: requests run that the scheduler does not schedule.
@@ -128,7 +128,7 @@ class EnginePool:
         """
         if self._next_ns.item() != now_ns:
             return _NO_ENDED
-        while (status := clock.turn_at(self._states, now_ns)) == layout.MORE:
+        while (status := clock.tick_at(self._states, now_ns)) == layout.MORE:
             self._make_room()
         self._check(status)
         return self._take_ended()
@@ -136,7 +136,7 @@ class EnginePool:
     def advance(self, horizon_ns: int) -> tuple[int, Sequence[Ended]]:
         """Go on by itself before the horizon, at most to the first instant at which requests end.
 
-        Returns that instant, whose `turn` is yet to come, and the requests; or the horizon and
+        Returns that instant, whose `tick` is yet to come, and the requests; or the horizon and
         none.
 
         Raises:
@@ -159,7 +159,7 @@ class EnginePool:
         return min(clock.quiet_until(self._states), horizon_ns)
 
     def submit(self, engine: int, request: int, now_ns: int) -> None:
-        """Give an engine a request, which it sees when it next turns; an idle one turns now.
+        """Give an engine a request, which it sees when it next ticks; an idle one ticks now.
 
         The request begins anew, whatever it did here before. In a pool of role DECODE `reserve` has
         found room for it, and it runs as soon as there is a seat.
@@ -199,11 +199,11 @@ class EnginePool:
 
     def load_of(self, engine: int) -> EngineLoad:
         """Return what an engine has to do now; of what has landed no prompt is to compute."""
-        num_arrived, num_waiting, num_landed, num_running, num_tokens, num_free = [
+        num_arrived, num_waiting, num_transferred_in, num_running, num_tokens, num_free = [
             column.item(engine) for column in self._loads
         ]
         return EngineLoad(
-            num_waiting=num_arrived + num_waiting + num_landed,
+            num_waiting=num_arrived + num_waiting + num_transferred_in,
             num_running=num_running,
             num_outstanding_tokens=num_tokens,
             kv_utilization_ratio=(self._num_blocks - num_free) / self._num_blocks,

@@ -5,7 +5,7 @@ from foretoken.simulator.engine.layout import (
     IDLE,
     NEVER_NS,
     NONE,
-    TURN,
+    TICK,
     State,
 )
 from foretoken.simulator.engine.priority import rank_waiting
@@ -72,7 +72,7 @@ def _prompt_tokens(state: State, r: int) -> int:
 
 @compiled_part
 def push_arrived(state: State, e: int, r: int) -> None:
-    """Leave a request at an engine, which sees it when it turns."""
+    """Leave a request at an engine, which sees it when it ticks."""
     engine = engines_of(state)[e]
     requests_of(state)[r].next = NONE
     if engine.num_arrived == 0:
@@ -86,7 +86,7 @@ def push_arrived(state: State, e: int, r: int) -> None:
 
 
 @compiled_part
-def take_in(state: State, e: int, now_ns: int) -> None:
+def admit_arrivals(state: State, e: int, now_ns: int) -> None:
     """Let the requests that have arrived wait, by priority, or run if their blocks are here."""
     engine = engines_of(state)[e]
     while engine.num_arrived > 0:
@@ -95,45 +95,45 @@ def take_in(state: State, e: int, now_ns: int) -> None:
         engine.num_arrived -= 1
         requests_of(state)[r].queued_ns = now_ns
         if state.role == DECODE_ONLY:
-            _push_landed(state, e, r)
+            _push_transferred_in(state, e, r)
         else:
             engine.num_waiting_tokens -= requests_of(state)[r].num_prefill
             push_waiting(state, e, r)
     if state.has_priorities and not engine.is_ranked:
         rank_waiting(state, e)
-    seat_landed(state, e)
+    seat_transferred_in(state, e)
 
 
 @compiled_part
-def seat_landed(state: State, e: int) -> None:
+def seat_transferred_in(state: State, e: int) -> None:
     """Let requests whose blocks are here run, as long as there are seats."""
     engine = engines_of(state)[e]
-    while engine.num_landed > 0 and engine.num_running < state.max_num_seqs:
-        r = engine.first_landed
-        engine.first_landed = requests_of(state)[r].next
-        engine.num_landed -= 1
+    while engine.num_transferred_in > 0 and engine.num_running < state.max_num_seqs:
+        r = engine.first_transferred_in
+        engine.first_transferred_in = requests_of(state)[r].next
+        engine.num_transferred_in -= 1
         running_of(state)[e, engine.num_running] = r
         engine.num_running += 1
 
 
 @compiled_part
-def _push_landed(state: State, e: int, r: int) -> None:
+def _push_transferred_in(state: State, e: int, r: int) -> None:
     engine = engines_of(state)[e]
     requests_of(state)[r].next = NONE
-    if engine.num_landed == 0:
-        engine.first_landed = r
+    if engine.num_transferred_in == 0:
+        engine.first_transferred_in = r
     else:
-        requests_of(state)[engine.last_landed].next = r
-    engine.last_landed = r
-    engine.num_landed += 1
+        requests_of(state)[engine.last_transferred_in].next = r
+    engine.last_transferred_in = r
+    engine.num_transferred_in += 1
 
 
 @compiled_part
 def wake(state: State, e: int, now_ns: int) -> None:
-    """Let the unit of an engine turn now if it is idle."""
+    """Let the unit of an engine tick now if it is idle."""
     unit = units_of(state)[engines_of(state)[e].unit]
-    if unit.turn == IDLE:
-        unit.turn = TURN
+    if unit.tick == IDLE:
+        unit.tick = TICK
         unit.next_ns = now_ns
 
 

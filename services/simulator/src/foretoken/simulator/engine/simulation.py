@@ -20,8 +20,8 @@ from foretoken.simulator.engine.output import (
 )
 from foretoken.simulator.engine.state import build_state
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 
 def run_engines(

@@ -8,16 +8,16 @@ import numpy as np
 
 from foretoken.domain.errors import UnknownPluginError
 from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from foretoken.simulator.cluster.engine_pool import PoolRole
+from foretoken.simulator.cluster.setup import PoolSetup
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.engine import layout
 from foretoken.simulator.engine.choice import find_scheduler
 from foretoken.simulator.engine.cost import place_tables
 from foretoken.simulator.engine.layout import NONE, Ints, Records, State
-from foretoken.simulator.serving.cluster_setup import PoolSetup
-from foretoken.simulator.serving.engine_pool import PoolRole
-from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import draw_yields
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 # Steps of a slice, and least room for prefills and token runs; a slice reports progress.
 _SLICE_STEPS = 50_000

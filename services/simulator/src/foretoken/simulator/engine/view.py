@@ -34,7 +34,7 @@ def engines_of(state: State) -> Records:
 
 @compiled_part
 def units_of(state: State) -> Records:
-    """Return engines that turn together: all in lock step, or each alone."""
+    """Return engines that tick together: all in lock step, or each alone."""
     return array_at(pointer(state.units_at), state.num_units, UNIT)
 
 

@@ -13,6 +13,7 @@ from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.cluster import ReplicaPool
 from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.simulator.cluster.fleet import pool_scenarios
 from foretoken.simulator.launch.generated_file import (
     dump_manifests,
     render_scenario,
@@ -34,8 +35,7 @@ from foretoken.simulator.launch.server import (
     ServingEngine,
 )
 from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_lacks
-from foretoken.simulator.serving.fleet import pool_scenarios
-from foretoken.simulator.serving.workload import resolve_workload
+from foretoken.simulator.workload.requests import resolve_workload
 
 # The longest request is rounded up to so many tokens, as chat templates add some.
 _TOKENS_ROUNDED_TO = 1024

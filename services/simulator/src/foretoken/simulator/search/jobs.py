@@ -28,6 +28,7 @@ from foretoken.domain.requests.training_search import (
 )
 from foretoken.domain.watch import WakingWatch, Watch
 from foretoken.jobs.runner import JobProgress, JobRunner, Resume, Work
+from foretoken.simulator.cluster.routing import find_router
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.echo import echo_capacity, echo_serving_search, echo_training_search
 from foretoken.simulator.job_tables import attach_tables, fill_tables, open_table
@@ -39,7 +40,6 @@ from foretoken.simulator.search.executors.choice import open_executor
 from foretoken.simulator.search.serving.search import ServingSearch, count_points
 from foretoken.simulator.search.training.search import count_points as count_strategies
 from foretoken.simulator.search.training.search import search_training
-from foretoken.simulator.serving.routing import find_router
 from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.simulation import FetchSurfaces
 from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts

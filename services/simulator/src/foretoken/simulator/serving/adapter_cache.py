@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from foretoken.simulator.engine.layout import NEVER_NS
-from foretoken.simulator.serving.request_plan import NONE
+from foretoken.simulator.workload.request_plan import NONE
 
 
 class AdapterCache:

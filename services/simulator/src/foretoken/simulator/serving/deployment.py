@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from foretoken.simulator.cluster.record import record_cluster
+from foretoken.simulator.cluster.setup import ClusterSetup
+from foretoken.simulator.cluster.simulation import Cluster
 from foretoken.simulator.cost_tables import CostTables
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.engine.simulation import is_ready, run_engines
-from foretoken.simulator.serving.cluster import Cluster
-from foretoken.simulator.serving.cluster_record import record_cluster
-from foretoken.simulator.serving.cluster_setup import ClusterSetup
 from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 # Of a cluster progress is reported so many times as requests are done, and after so many instants.
 _NUM_REPORTS, _REPORT_INTERVAL = 200, 1000

@@ -16,8 +16,8 @@ from foretoken.domain.results.report import (
     StageReport,
 )
 from foretoken.domain.units import NS_PER_S
-from foretoken.simulator.serving.fleet import FleetPool
-from foretoken.simulator.serving.fleet_run import (
+from foretoken.simulator.cluster.fleet import FleetPool
+from foretoken.simulator.cluster.fleet_run import (
     FleetRun,
     mean_of,
     mean_use,

@@ -8,7 +8,7 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.frameworks.capability import MORE, describe_lack
 from foretoken.domain.frameworks.engine_capability import ENGINE_ASPECTS, EngineCapabilities
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.serving.fleet import pool_scenarios
+from foretoken.simulator.cluster.fleet import pool_scenarios
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

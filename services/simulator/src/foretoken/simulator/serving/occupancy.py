@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.units import NS_PER_S
-from foretoken.simulator.serving.fleet import FleetPool
+from foretoken.simulator.cluster.fleet import FleetPool
 from foretoken.simulator.serving.metrics import busy_ns, is_completed
 from foretoken.simulator.serving.record import ServingRecord, StepRecord
 

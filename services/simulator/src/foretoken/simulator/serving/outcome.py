@@ -12,6 +12,8 @@ from foretoken.domain.metrics.serving import RunTotals, rates_of
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
+from foretoken.simulator.cluster.fleet import count_stages, make_fleet
+from foretoken.simulator.cluster.fleet_run import FleetRun
 from foretoken.simulator.serving.attainment import find_attaining
 from foretoken.simulator.serving.efficiency import (
     add_prices,
@@ -19,8 +21,6 @@ from foretoken.simulator.serving.efficiency import (
     add_use,
     describe_memory,
 )
-from foretoken.simulator.serving.fleet import count_stages, make_fleet
-from foretoken.simulator.serving.fleet_run import FleetRun
 from foretoken.simulator.serving.metrics import (
     OF_EXECUTION,
     PlacedRuns,

@@ -6,14 +6,14 @@ from foretoken.domain.hardware.device import check_format, find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.requests.cluster import ClusterSpec
 from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.simulator.cluster.autoscaling import find_autoscaler
+from foretoken.simulator.cluster.fleet import pool_scenarios
+from foretoken.simulator.cluster.resolution import check_cluster
+from foretoken.simulator.cluster.routing import find_router
 from foretoken.simulator.engine.choice import find_scheduler
 from foretoken.simulator.latency_surfaces import quantization_of
-from foretoken.simulator.serving.autoscaling import find_autoscaler
-from foretoken.simulator.serving.cluster_resolution import check_cluster
 from foretoken.simulator.serving.draft import check_speculation
 from foretoken.simulator.serving.engine_limit import check_engines
-from foretoken.simulator.serving.fleet import pool_scenarios
-from foretoken.simulator.serving.routing import find_router
 
 
 def check_scenario(scenario: ServingScenario) -> None:

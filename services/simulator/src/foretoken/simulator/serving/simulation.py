@@ -13,16 +13,17 @@ from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import Feasibility, ServingReport
 from foretoken.jobs.runner import JobProgress
-from foretoken.simulator.cost_tables import flat_tables
-from foretoken.simulator.engine.choice import list_schedulers
-from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec
-from foretoken.simulator.serving.cluster_resolution import (
+from foretoken.simulator.cluster.fleet import make_fleet, pool_scenarios
+from foretoken.simulator.cluster.resolution import (
     ResolvedPool,
     as_cluster,
     check_cluster,
     set_up_cluster,
 )
-from foretoken.simulator.serving.cluster_setup import ClusterSetup
+from foretoken.simulator.cluster.setup import ClusterSetup
+from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.engine.choice import list_schedulers
+from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.serving.deployment import (
     must_compile,
     run_cluster,
@@ -39,16 +40,15 @@ from foretoken.simulator.serving.draft import (
     time_drafts,
 )
 from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasibility
-from foretoken.simulator.serving.fleet import make_fleet, pool_scenarios
 from foretoken.simulator.serving.lora import assign_adapters
 from foretoken.simulator.serving.outcome import build_report, rate_of
 from foretoken.simulator.serving.record import ServingRecord, count_group_tokens
-from foretoken.simulator.serving.request_plan import NONE, RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import speculation_of
 from foretoken.simulator.serving.step_cost import SurfaceCost
 from foretoken.simulator.serving.tables import build_tables
-from foretoken.simulator.serving.workload import resolve_workload
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.requests import resolve_workload
 
 FetchSurfaces = Callable[[SurfaceSpec], LatencySurfaces]
 

@@ -14,7 +14,7 @@ from foretoken.domain.metrics.request import LATENCIES
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import REQUEST_OUTCOMES, SeriesColumns
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
-from foretoken.simulator.serving.fleet import FleetPool, count_stages, make_fleet
+from foretoken.simulator.cluster.fleet import FleetPool, count_stages, make_fleet
 from foretoken.simulator.serving.metrics import (
     defined_latencies,
     execution_ns,

@@ -97,8 +97,8 @@ def find_crossing(
 def sampling_width(log_rates: Sequence[float], num_independent: int, confidence: float) -> float:
     """Return half the width of the interval of one draw's answer, in logarithms of the rate.
 
-    The answers of redraws scatter as that one does around the truth: Student's t with a degree of
-    freedom for each independent redraw but one.
+    The answers of resamples scatter as that one does around the truth: Student's t with a degree of
+    freedom for each independent resample but one.
     """
     if len(log_rates) < 2 or num_independent < 2:  # noqa: PLR2004 - a spread needs two
         return 0.0

@@ -18,22 +18,22 @@ from foretoken.simulator.search.capacity.load_search import AnswerInterval, Load
 from foretoken.simulator.search.capacity.notes import list_notes
 from foretoken.simulator.search.capacity.predictor_bound import BOUNDS, Bound, fetch_at_bound
 from foretoken.simulator.search.capacity.probe import Load, Probe
-from foretoken.simulator.search.capacity.redraw import redraw_loads
 from foretoken.simulator.search.capacity.request_rate import (
     draw_plan,
     rate_of_plan,
     stretch_scenario,
 )
+from foretoken.simulator.search.capacity.resample import resample_loads
 from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
 from foretoken.simulator.search.capacity.verdict import make_judge
 from foretoken.simulator.search.context import SearchContext
-from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.simulation import (
     FetchSurfaces,
     PreparedDeployment,
     prepare_deployment,
     resolved_json,
 )
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 _REPORT_AT = 0.97
 
@@ -82,11 +82,11 @@ def _find(request: CapacityRequest, fetch: FetchSurfaces, context: SearchContext
     if bracket.met is None or search.record is None:
         report = replace(report, probes=search.figures)
         return _refuse(report, _say_why(search.probes[-1]))
-    interval, redraws = None, None
+    interval, resamples = None, None
     if bracket.missed is not None:
-        redraws = redraw_loads(scenario, load)
+        resamples = resample_loads(scenario, load)
         bounds = _bounds(scenario, load, deployment, fetch)
-        interval = search.find_interval(bracket.met, bracket.missed, redraws, bounds)
+        interval = search.find_interval(bracket.met, bracket.missed, resamples, bounds)
     context.update(_REPORT_AT, "sum up")
     capacity_rps = bracket.met.rate_rps
     at_rate = resolved_json(stretch_scenario(scenario, plan_rps / capacity_rps))
@@ -97,7 +97,7 @@ def _find(request: CapacityRequest, fetch: FetchSurfaces, context: SearchContext
         probes=search.figures,
         at_capacity=at_capacity,
         notes=list_notes(
-            search.record.requests, capacity_rps, interval, request.tolerance_ratio, redraws
+            search.record.requests, capacity_rps, interval, request.tolerance_ratio, resamples
         ),
         usd_per_million_output_tokens=at_capacity.usd_per_million_output_tokens,
     )

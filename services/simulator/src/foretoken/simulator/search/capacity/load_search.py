@@ -20,7 +20,7 @@ from foretoken.simulator.search.capacity.other_load import (
 )
 from foretoken.simulator.search.capacity.predictor_bound import BOUNDS, Bound
 from foretoken.simulator.search.capacity.probe import Load, Probe, run_probe
-from foretoken.simulator.search.capacity.redraw import Redraws
+from foretoken.simulator.search.capacity.resample import Resamples
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.serving.record import ServingRecord
@@ -84,18 +84,18 @@ class LoadSearch:
         return find_bracket(run, guess_rps, max_rps, RateGrid(self._tolerance))
 
     def find_interval(
-        self, met: Probe, missed: Probe, redraws: Redraws, bounds: Mapping[Bound, Load]
+        self, met: Probe, missed: Probe, resamples: Resamples, bounds: Mapping[Bound, Load]
     ) -> AnswerInterval:
         """Return the interval of the answer between a bracket's ends.
 
         `bounds` are the load with steps as fast and as slow as the predictor's interval has them,
-        absent where it is a point. Their highest rates and those of redraws are tasks of the
+        absent where it is a point. Their highest rates and those of resamples are tasks of the
         context, but where they take no longer than its workers to start.
         """
         curve = self._curve(missed)
         others = [
             OtherLoad(name=_OWN, num_runs=_DRAW_RUNS, plan=load.plan, plan_rps=load.plan_rps)
-            for load in redraws.loads
+            for load in resamples.loads
         ]
         others += [
             OtherLoad(name=bound, num_runs=_BOUND_RUNS, tolerance=self._tolerance)
@@ -104,8 +104,8 @@ class LoadSearch:
         loads = {_OWN: self._load} | {str(bound): load for bound, load in bounds.items()}
         basis = Basis(loads=loads, curve=curve)
         found = self._find_highest_rates(others, basis)
-        num_draws = len(redraws.loads)
-        width = sampling_width(found[:num_draws], redraws.num_independent, self._confidence)
+        num_draws = len(resamples.loads)
+        width = sampling_width(found[:num_draws], resamples.num_independent, self._confidence)
         shifts = {
             bound: rescale_width(log_rate - curve.root, self._confidence)
             for bound, log_rate in zip(bounds, found[num_draws:], strict=True)

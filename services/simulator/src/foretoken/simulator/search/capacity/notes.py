@@ -5,7 +5,7 @@ from math import ceil, floor, log10
 import numpy as np
 
 from foretoken.simulator.search.capacity.load_search import AnswerInterval
-from foretoken.simulator.search.capacity.redraw import Redraws
+from foretoken.simulator.search.capacity.resample import Resamples
 from foretoken.simulator.serving.metrics import is_completed
 from foretoken.simulator.serving.record import RequestRecord
 
@@ -15,16 +15,16 @@ def list_notes(
     capacity_rps: float,
     interval: AnswerInterval | None,
     tolerance_ratio: float,
-    redraws: Redraws | None,
+    resamples: Resamples | None,
 ) -> tuple[str, ...]:
     """Return what to know of an answer; `requests` are those of the run at that rate.
 
-    `interval` and `redraws` are None where no rate was seen to miss the targets.
+    `interval` and `resamples` are None where no rate was seen to miss the targets.
     """
     low_rps = interval.sampling_low_rps if interval else capacity_rps
     width = max(1 - low_rps / capacity_rps, tolerance_ratio)
     notes = [_say_short(requests, capacity_rps, width)]
-    if redraws is not None and not redraws.loads:
+    if resamples is not None and not resamples.loads:
         notes.append(
             "the trace is too short to be cut into blocks, so the interval does not tell how far"
             " the answer rests on these very requests: give a longer trace"

@@ -9,7 +9,7 @@ from math import exp, inf, log
 
 from foretoken.simulator.search.capacity.confidence import MarginCurve, find_crossing
 from foretoken.simulator.search.capacity.probe import Load, run_probe
-from foretoken.simulator.serving.request_plan import RequestPlan
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 # A rate so much lower that requests hardly meet.
 _IDLE_RATIO = 1e-3

@@ -13,7 +13,7 @@ from foretoken.simulator.search.capacity.verdict import Judge, Verdict, count_un
 from foretoken.simulator.serving.metrics import is_completed
 from foretoken.simulator.serving.occupancy import find_interval
 from foretoken.simulator.serving.record import ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 # Shares of the requests that are run first: a queue that grows shows in the first of them already.
 _FIRST_SHARES = (1 / 16, 1 / 4)

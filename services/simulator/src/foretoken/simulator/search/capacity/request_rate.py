@@ -9,8 +9,8 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.serving.lora import assign_adapters
 from foretoken.simulator.serving.outcome import rate_of
-from foretoken.simulator.serving.request_plan import NONE, Ints, RequestPlan
-from foretoken.simulator.serving.workload import resolve_workload
+from foretoken.simulator.workload.request_plan import NONE, Ints, RequestPlan
+from foretoken.simulator.workload.requests import resolve_workload
 
 # Arrivals later than this, 146 years, do not fit beside what the simulation adds to them.
 _MAX_NS = 2.0**62

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.domain.units import US_PER_S
+from foretoken.simulator.cluster.engine_pool import PoolRole
+from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.cost_tables import DECODE, MIXED, CostTables
 from foretoken.simulator.grid import Floats, interpolate
-from foretoken.simulator.serving.cluster_setup import ClusterSetup
-from foretoken.simulator.serving.engine_pool import PoolRole
-from foretoken.simulator.serving.request_plan import RequestPlan
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 # The longest context of a decode batch over the mean one, roughly.
 _RAGGEDNESS = 2.0

@@ -22,7 +22,7 @@ from foretoken.simulator.serving.metrics import (
 )
 from foretoken.simulator.serving.percentile import describe
 from foretoken.simulator.serving.record import RequestOutcome, RequestRecord, ServingRecord
-from foretoken.simulator.serving.request_plan import RequestPlan
+from foretoken.simulator.workload.request_plan import RequestPlan
 
 # Requests that the deployment rejected or lost under load. Those of a size it can never hold are
 # refused at any rate; latencies leave them out.

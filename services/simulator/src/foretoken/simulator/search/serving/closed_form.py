@@ -67,7 +67,7 @@ class _Flow:
     share: Floats
 
 
-class _Crowd(NamedTuple):
+class _PrefillBatching(NamedTuple):
     """How many requests come while a step computes prompts, and how likely others wait then."""
 
     arriving: Floats
@@ -159,16 +159,21 @@ class ReplicaForm:
         num = np.maximum(concurrency / self._num_streams, 1.0)
         num = np.broadcast_to(num, (NUM_VARIANTS, len(num)))
         budget = np.broadcast_to(budget, num.shape)
-        away, crowd = np.ones(num.shape), _Crowd(np.zeros(num.shape), np.zeros(num.shape))
+        away, batched = (
+            np.ones(num.shape),
+            _PrefillBatching(np.zeros(num.shape), np.zeros(num.shape)),
+        )
         for _ in range(_NUM_ROUNDS):
-            flow = self._flow(num, budget, num / (self._answer + away), crowd)
+            flow = self._flow(num, budget, num / (self._answer + away), batched)
             away = self._steps_away(num, budget, away)
             rate = num / (self._answer + away) / flow.mean_us
             arriving = rate * flow.prompt_us if self._rules.mixes else flow.per_step
-            crowd = _Crowd(arriving, self._busy(num, budget, flow))
+            batched = _PrefillBatching(arriving, self._busy(num, budget, flow))
         return num, away, flow
 
-    def _flow(self, num: Floats, budget: Floats, rate_per_step: Floats, crowd: _Crowd) -> _Flow:
+    def _flow(
+        self, num: Floats, budget: Floats, rate_per_step: Floats, batched: _PrefillBatching
+    ) -> _Flow:
         """Return the steps where so many requests are done in a step."""
         rules = self._rules
         num_decodes = np.minimum(rate_per_step * self._answer, num)
@@ -179,10 +184,10 @@ class ReplicaForm:
         decode_us = self._decode_us(np.maximum(num_decodes, 1.0))
         room = self._room(num, budget, num_decodes)
         # Requests come one by one: those of one step are computed in the next.
-        num_new = np.maximum(crowd.arriving, 1e-9)
+        num_new = np.maximum(batched.arriving, 1e-9)
         piece = self._prompt / np.ceil(self._prompt / room)
         alone = np.minimum(room, piece * num_new / -np.expm1(-num_new))
-        room = alone + (room - alone) * crowd.busy
+        room = alone + (room - alone) * batched.busy
         # Those whose prompts a step computes do not decode in it.
         others = np.maximum(num - np.maximum(room / self._prompt, 1.0), 0.0)
         beside = np.minimum(num_decodes, others) if rules.mixes else np.zeros(num.shape)

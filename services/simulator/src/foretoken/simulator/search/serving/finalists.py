@@ -12,6 +12,7 @@ from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import CapacityProbe, Finalist, LatencyLimit, ServingTargets
 from foretoken.domain.results.report import Feasibility, ServingReport, SteadyWindow
+from foretoken.simulator.cluster.fleet import pool_scenarios
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.latency_surfaces import fetch_surfaces
 from foretoken.simulator.search.capacity.verdict import make_judge
@@ -27,12 +28,11 @@ from foretoken.simulator.search.serving.steady import (
     take_requests,
 )
 from foretoken.simulator.serving.draft import list_surface_specs
-from foretoken.simulator.serving.fleet import pool_scenarios
 from foretoken.simulator.serving.metrics import is_completed
 from foretoken.simulator.serving.occupancy import find_interval
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.simulation import PreparedDeployment, prepare_deployment
-from foretoken.simulator.serving.workload import resolve_workload
+from foretoken.simulator.workload.requests import resolve_workload
 
 # Shares of the load that a finalist is proposed for: its curve, to beyond the limit.
 OTHER_RATIOS = (0.25, 0.5, 0.75, 1.25)

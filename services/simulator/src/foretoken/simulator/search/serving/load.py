@@ -7,8 +7,8 @@ import numpy as np
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.serving.outcome import rate_of
-from foretoken.simulator.serving.request_plan import RequestPlan
-from foretoken.simulator.serving.workload import resolve_workload
+from foretoken.simulator.workload.request_plan import RequestPlan
+from foretoken.simulator.workload.requests import resolve_workload
 
 # Beyond this many requests the moments of drawn lengths hardly change.
 _MAX_SAMPLE = 1024

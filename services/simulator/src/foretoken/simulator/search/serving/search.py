@@ -21,8 +21,8 @@ from foretoken.domain.results.echo import Echo
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.search.serving.answer_cache import AnswerCache
 from foretoken.simulator.search.serving.candidate_scenario import CandidateMaker
-from foretoken.simulator.search.serving.contest import Contest
 from foretoken.simulator.search.serving.figures import Figures
+from foretoken.simulator.search.serving.finalist_selection import FinalistSelection
 from foretoken.simulator.search.serving.finalists import (
     OTHER_RATIOS,
     CandidateRuns,
@@ -100,19 +100,21 @@ class ServingSearch:
 
         Each is published when it is done: a miss at once, a finalist with its other loads.
         """
-        contest, maker = Contest(form), make_candidates(form)
+        selection, maker = FinalistSelection(form), make_candidates(form)
         outcomes: dict[int, list[LoadOutcome]] = {}
-        while rows := contest.next_rows():
+        while rows := selection.next_rows():
             context.update(0.35, f"{len(outcomes)} candidates simulated, {len(rows)} more to go")
-            names = {row: contest.name(row) for row in rows}
+            names = {row: selection.name(row) for row in rows}
             for row, (outcome,) in self._runs.run(maker, names, (1.0,), context):
                 outcomes[row] = [outcome]
-                contest.tell(row, outcome)
+                selection.tell(row, outcome)
                 if not outcome.probe.is_met:
                     context.publish(make_finalist(maker, (row, names[row]), 0, [outcome]))
-        final = _report(contest.finish())
+        final = _report(selection.finish())
         rank = np.asarray(final.candidates.rank)
-        met = {row: contest.name(row) for row in sorted(outcomes) if outcomes[row][0].probe.is_met}
+        met = {
+            row: selection.name(row) for row in sorted(outcomes) if outcomes[row][0].probe.is_met
+        }
         # Curves are to compare several.
         ratios = OTHER_RATIOS if form.request.num_finalists > 1 else ()
         curves = self._runs.run(maker, met, ratios, context)
@@ -125,14 +127,14 @@ class ServingSearch:
             final,
             sensitivities=report.sensitivities,
             finalists=tuple(
-                make_finalist(maker, (row, contest.name(row)), int(rank[row]), outcomes[row])
+                make_finalist(maker, (row, selection.name(row)), int(rank[row]), outcomes[row])
                 for row in sorted(outcomes, key=lambda row: (row not in met, rank[row], row))
             ),
             num_simulated=len(outcomes),
-            num_near=contest.late.num_near,
-            num_near_simulated=contest.late.num_simulated,
-            num_near_ruled_in=contest.late.num_ruled_in,
-            num_near_ruled_out=contest.late.num_ruled_out,
+            num_near=selection.late.num_near,
+            num_near_simulated=selection.late.num_simulated,
+            num_near_ruled_in=selection.late.num_ruled_in,
+            num_near_ruled_out=selection.late.num_ruled_out,
         )
 
     def answer(self, request: ServingSearchRequest) -> ClosedForm:

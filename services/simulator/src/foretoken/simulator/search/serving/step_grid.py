@@ -40,7 +40,7 @@ def grid_axes(spec: SurfaceSpec, load: LoadProfile, batches: Sequence[int]) -> M
         "rows": (np.union1d(tried, spaced_integers(1, limits.num_seqs, 1)),),
         "decode": decode,
         "prefill": (pieces, before),
-        "crowd": (pieces, before),
+        "batched": (pieces, before),
         "mixed": (spaced_integers(int(pieces[0]), longest, _MIXED_PER_OCTAVE), *decode),
     }
     if spec.layout.dp > 1:

@@ -11,7 +11,7 @@ from foretoken.simulator.search.internevo.points import list_points
 from foretoken.simulator.search.placement.request import count_placements
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import ClosedForm
-from foretoken.simulator.search.training.contest import Contest
+from foretoken.simulator.search.training.finalist_selection import FinalistSelection
 from foretoken.simulator.search.training.finalists import StrategyRuns
 from foretoken.simulator.search.training.outcome import describe, make_report, with_finalists
 from foretoken.simulator.search.training.question import ask
@@ -101,17 +101,17 @@ class _Search:
     ) -> TrainingSearchReport:
         """Return the report with the first strategies simulated, each published when it is done."""
         request, context = self._request, self._context
-        contest = Contest(request, ranked, form.prices)
+        selection = FinalistSelection(request, ranked, form.prices)
         runs = StrategyRuns(self._predictor)
-        while rows := contest.next_rows():
+        while rows := selection.next_rows():
             scenarios = [ranked.strategies.scenario(row) for row in rows]
             for place, simulated in runs.run(scenarios, context):
-                contest.tell(rows[place], simulated)
-                num_done = contest.num_simulated
+                selection.tell(rows[place], simulated)
+                num_done = selection.num_simulated
                 ratio = min(1.0, num_done / request.num_finalists)
                 context.update(
                     _SENSITIVE + (_SIMULATED - _SENSITIVE) * ratio,
                     f"{describe(form.survey)}; simulated {num_done} of {request.num_finalists}",
                 )
-                context.publish(contest.finalist(rows[place]))
-        return with_finalists(report, form, contest.finalists())
+                context.publish(selection.finalist(rows[place]))
+        return with_finalists(report, form, selection.finalists())

@@ -1,0 +1,1 @@
+"""Clusters: pools of engines, routers, autoscalers, KV transfers and failures."""

@@ -1,0 +1,153 @@
+"""The way of a request from the engine that computed its prompt to the one that answers."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from foretoken.domain.units import NS_PER_S
+from foretoken.simulator.cluster.event_queue import EventQueue
+from foretoken.simulator.cluster.gate import Gate, PoolChoice
+from foretoken.simulator.cluster.journey import Journey, Stage
+from foretoken.simulator.cluster.kv_network import KvNetwork, Transfer
+from foretoken.simulator.cluster.pool_state import PoolState
+from foretoken.simulator.cluster.routing import RoutedRequest
+from foretoken.simulator.cluster.setup import ClusterSetup
+from foretoken.simulator.serving.record import NOT_REACHED
+
+
+class Handover:
+    """Finds a decode engine, waits for its KV blocks, moves the cache, and frees it where it was.
+
+    A request keeps its blocks on the prefill engine until they are all on the decode engine, so a
+    full decode pool holds the prefill pool up.
+    """
+
+    def __init__(
+        self,
+        setup: ClusterSetup,
+        pool_of: Callable[[int], PoolState],
+        gate: Gate,
+        journeys: Sequence[Journey],
+        events: EventQueue,
+    ) -> None:
+        self._kv = setup.kv_transfer
+        self._pool_of = pool_of
+        self.gate = gate
+        self._journeys = journeys
+        self.network = KvNetwork(events, self._kv.latency_ns, self._land)
+        # By decode engine: (-priority, since when, index, number of the try)
+        self._without_room: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+        self._requests: dict[int, RoutedRequest] = {}
+
+    def offer(self, journey: Journey, choice: PoolChoice, now_ns: int) -> None:
+        """Take over a request whose prompt is computed."""
+        journey.stage = Stage.PREFILLED
+        journey.prefilled_ns = now_ns
+        self.gate.offer(journey.index, journey.priority, choice, now_ns)
+
+    def dispatch(self, now_ns: int) -> None:
+        """Find decode engines for those that wait for one."""
+        self.gate.dispatch(now_ns, self._send)
+
+    def use_room(self, engine: int, now_ns: int) -> None:
+        """Let requests that wait for blocks of an engine have what became free."""
+        queue = self._without_room.get(engine)
+        while queue:
+            *_, index, try_number = queue[0]
+            journey = self._journeys[index]
+            is_current = journey.stage is Stage.WITHOUT_ROOM and journey.try_number == try_number
+            if is_current and not self._reserve(journey, now_ns):
+                return
+            heapq.heappop(queue)
+
+    def abandon(self, journey: Journey, choice: PoolChoice, now_ns: int) -> None:
+        """Forget a request of which an engine failed, and free what the other one keeps of it."""
+        if journey.stage is Stage.PREFILLED:
+            self.gate.withdraw(journey.index, choice, now_ns)
+        self._requests.pop(journey.index, None)
+        journey.transferred_ns = NOT_REACHED
+        if journey.transfer:
+            self.network.give_up(journey.transfer, now_ns)
+            journey.transfer = None
+        self.leave_prefill(journey, now_ns)
+        if journey.stage in (Stage.WITHOUT_ROOM, Stage.MOVING):
+            self._leave_decode(journey, now_ns)
+
+    def leave_prefill(self, journey: Journey, now_ns: int) -> None:
+        """Free what is kept of a request where its prompt was computed, unless that failed."""
+        pool = self._pool_of(journey.first_engine)
+        if journey.index in pool.replica_of(journey.first_engine).requests:
+            place = journey.first_engine - pool.first_engine
+            pool.engines.release(place, journey.index, now_ns)
+            pool.take_off(journey.first_engine, journey.index, now_ns)
+
+    def _leave_decode(self, journey: Journey, now_ns: int) -> None:
+        """Free what a decode engine keeps for a request, unless that failed; others may use it."""
+        pool = self._pool_of(journey.engine)
+        if journey.index not in pool.replica_of(journey.engine).requests:
+            return
+        if journey.stage is Stage.MOVING:
+            pool.engines.release(journey.engine - pool.first_engine, journey.index, now_ns)
+        journey.stage = Stage.AWAY
+        pool.take_off(journey.engine, journey.index, now_ns)
+        self.use_room(journey.engine, now_ns)
+
+    def _send(self, pool: PoolState, name: int, request: RoutedRequest, now_ns: int) -> None:
+        journey = self._journeys[request.number]
+        journey.engine = pool.put(name, request, now_ns)
+        journey.stage = Stage.WITHOUT_ROOM
+        self._requests[request.number] = request
+        entry = (-journey.priority, now_ns, journey.index, journey.try_number)
+        heapq.heappush(self._without_room[journey.engine], entry)
+        self.use_room(journey.engine, now_ns)
+
+    def _reserve(self, journey: Journey, now_ns: int) -> bool:
+        """Take blocks for a request and let its cache move; False where they are not free.
+
+        Requests that the engine preempted come first. Source: vLLM, where they are at the head of
+        the queue in which a request that comes waits for its blocks.
+        """
+        pool, sender = self._pool_of(journey.engine), self._pool_of(journey.first_engine)
+        place = journey.engine - pool.first_engine
+        # Of what waits on a decode engine only the preempted have a prompt to compute.
+        if pool.engines.load_of(place).num_outstanding_tokens:
+            return False
+        if not pool.engines.reserve(place, journey.index):
+            return False
+        computing_ns = 0
+        if self._kv.overlaps_prefill and journey.prefilled_ns == now_ns:
+            # There was room all the time, so layers could move as they were computed.
+            computing_ns = now_ns - sender.engines.scheduled_ns(journey.index)
+        journey.stage = Stage.MOVING
+        journey.transfer = Transfer(
+            request=journey.index,
+            sender=sender.name_at(journey.first_engine),
+            receiver=pool.name_at(journey.engine),
+            sender_ns=self._busy_ns(journey.index, sender, computing_ns),
+            receiver_ns=self._busy_ns(journey.index, pool, computing_ns),
+        )
+        self.network.ask(journey.transfer, now_ns)
+        return True
+
+    def _busy_ns(self, index: int, pool: PoolState, computing_ns: int) -> int:
+        """Return how long a port is busy with what is left after the prompt was computed."""
+        whole_ns = self._bytes_of(index) / pool.setup.port_bytes_per_s * NS_PER_S
+        if computing_ns == 0:
+            return round(whole_ns)
+        return round(max(whole_ns - computing_ns, whole_ns / self._kv.num_layers))
+
+    def _bytes_of(self, index: int) -> float:
+        return self._kv.bytes_of(self._requests[index].num_prefill_tokens)
+
+    def _land(self, transfer: Transfer, now_ns: int) -> None:
+        """Let a request decode whose cache is there."""
+        journey = self._journeys[transfer.request]
+        pool, sender = self._pool_of(journey.engine), self._pool_of(journey.first_engine)
+        num_bytes = round(self._bytes_of(journey.index))
+        pool.sent_bytes += num_bytes
+        sender.sent_bytes += num_bytes
+        journey.stage = Stage.DECODING
+        journey.transfer = None
+        journey.transferred_ns = now_ns
+        pool.submit(journey.engine, self._requests.pop(journey.index), now_ns)
+        self.leave_prefill(journey, now_ns)

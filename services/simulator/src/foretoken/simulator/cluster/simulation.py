@@ -1,0 +1,273 @@
+"""Pools of replicas behind routers: what happens to each request of a plan, and when."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from foretoken.domain.requests.cluster import FailureSpec
+from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from foretoken.simulator.cluster.engine_pool import Ended, PoolRole
+from foretoken.simulator.cluster.event_queue import EventKind, EventQueue
+from foretoken.simulator.cluster.gate import Gate, PoolChoice, RequestDescriber
+from foretoken.simulator.cluster.handover import Handover
+from foretoken.simulator.cluster.journey import Journey, Stage
+from foretoken.simulator.cluster.outage import Outages
+from foretoken.simulator.cluster.pool_scaling import PoolScaling
+from foretoken.simulator.cluster.pool_state import PoolState
+from foretoken.simulator.cluster.routing import RoutedRequest
+from foretoken.simulator.cluster.setup import ClusterSetup
+from foretoken.simulator.engine.layout import NEVER_NS
+from foretoken.simulator.engine.pool import EnginePool
+from foretoken.simulator.engine.rng import named_stream
+from foretoken.simulator.serving.record import RequestOutcome
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+
+
+class Cluster:
+    """Runs the requests of a plan through pools of engines until all are done.
+
+    At an instant tokens leave first, then events happen in the order of their kinds and requests
+    are routed, then engines schedule.
+    """
+
+    def __init__(
+        self, plan: RequestPlan, setup: ClusterSetup, engines: Sequence[EnginePool]
+    ) -> None:
+        self._plan = plan
+        self._failures = setup.failures or FailureSpec()
+        self._events = EventQueue()
+        sizes = [each.num_engines for each in engines]
+        self.pools = [
+            PoolState(each, pool, first, self._events, setup.seed)
+            for each, pool, first in zip(
+                engines, setup.pools, accumulate(sizes, initial=0), strict=False
+            )
+        ]
+        self._pool_of_engine = [
+            pool for pool, size in zip(self.pools, sizes, strict=True) for _ in range(size)
+        ]
+        self.journeys = [
+            Journey(index, priority) for index, priority in enumerate(plan.priority.tolist())
+        ]
+        self._num_tokens = (plan.num_prefill_tokens + plan.num_decode_tokens).tolist()
+        self._max_queued = setup.routing.max_queued
+        describer = RequestDescriber(plan)
+        first = [pool for pool in self.pools if pool.setup.role is not PoolRole.DECODE]
+        last = [pool for pool in self.pools if pool.setup.role is PoolRole.DECODE]
+        self._rules = first[0].setup.engines.profile
+        # What one router draws must tell nothing of what the other does.
+        decode_seed = int(named_stream(setup.seed, "decode routing").integers(2**32))
+        self._gate = Gate(setup.routing, first, describer, setup.seed)
+        self.handover = Handover(
+            setup,
+            self._pool_of_engine.__getitem__,
+            Gate(setup.decode_routing, last, describer, decode_seed),
+            self.journeys,
+            self._events,
+        )
+        self._outages = Outages(setup.failures, self._events, self._retry, setup.seed)
+        self._seed = setup.seed
+        self.num_done = 0
+        self._held_back: deque[int] = deque()
+        self._followers: defaultdict[int, list[int]] = defaultdict(list)
+
+    def run(self, watch: Callable[[], None]) -> None:
+        """Simulate to the end; `watch` is called after every instant.
+
+        Raises:
+            RuntimeError: requests wait that nothing will serve.
+
+        """
+        self._start()
+        now_ns = 0
+        while True:
+            is_done = self.num_done == self._plan.num_requests
+            horizon_ns = NEVER_NS if is_done else self._events.next_ns
+            reached_ns, num_ended = self._advance(horizon_ns)
+            if reached_ns == NEVER_NS:
+                break
+            if not num_ended:
+                self._complete(reached_ns)
+            self._settle(reached_ns)
+            if not is_done:
+                now_ns = reached_ns
+            watch()
+        if self.num_done < self._plan.num_requests:
+            raise RuntimeError("requests wait that nothing will serve")
+        for pool in self.pools:
+            pool.close(now_ns)
+
+    def _start(self) -> None:
+        for gate in (self._gate, self.handover.gate):
+            self._report_loads(gate)
+        self._outages.start(self.pools)
+        for pool in self.pools:
+            if spec := pool.setup.autoscaling:
+                PoolScaling(pool, spec, self._events, self._outages, self._seed).start()
+        self._send_first()
+
+    def _report_loads(self, gate: Gate) -> None:
+        """Let a router learn of loads at every multiple of its interval, if it has one."""
+
+        def report(_: int, now_ns: int) -> None:
+            gate.report_loads()
+            self._events.push(now_ns + gate.interval_ns, EventKind.LOAD_REPORT, report)
+
+        if gate.interval_ns and gate.pools:
+            self._events.push(0, EventKind.LOAD_REPORT, report)
+
+    def _advance(self, horizon_ns: int) -> tuple[int, int]:
+        """Let pools go on by themselves; return the next instant, and how many requests ended.
+
+        Those have been dealt with, and what happens at that instant beside is yet to come.
+        """
+        while True:
+            times_ns = [pool.engines.next_ns for pool in self.pools]
+            next_ns = min(times_ns)
+            if next_ns == NEVER_NS and not self._events.has_awaited:
+                return NEVER_NS, 0
+            if next_ns >= horizon_ns:
+                return horizon_ns, 0
+            lead = self.pools[times_ns.index(next_ns)]
+            others = [pool for pool in self.pools if pool is not lead]
+            limit_ns = horizon_ns
+            for pool in others:
+                limit_ns = min(limit_ns, pool.engines.quiet_until(limit_ns))
+            if next_ns >= limit_ns:
+                return next_ns, 0
+            reached_ns, ended = lead.engines.advance(limit_ns)
+            for pool in others:
+                pool.engines.advance(reached_ns)
+            if ended:
+                self._end_all(lead, ended, reached_ns)
+                for pool in others:
+                    self._end_all(pool, pool.engines.complete(reached_ns), reached_ns)
+                return reached_ns, len(ended)
+
+    def _complete(self, now_ns: int) -> None:
+        for pool in self.pools:
+            if pool.engines.next_ns == now_ns:
+                self._end_all(pool, pool.engines.complete(now_ns), now_ns)
+
+    def _settle(self, now_ns: int) -> None:
+        """Let events happen, then route, then let engines schedule."""
+        self._route(now_ns)
+        if self.num_done < self._plan.num_requests:
+            while self._events.pop(now_ns):
+                self._route(now_ns)
+        for pool in self.pools:
+            if pool.engines.next_ns == now_ns:
+                self._end_all(pool, pool.engines.tick(now_ns), now_ns)
+
+    def _route(self, now_ns: int) -> None:
+        if self._gate.num_queued:
+            self._gate.dispatch(now_ns, self._submit)
+        if self.handover.gate.num_queued:
+            self.handover.dispatch(now_ns)
+
+    def _arrive(self, index: int, now_ns: int) -> None:
+        """Let a request find a replica, wait for one, or refuse it."""
+        journey = self.journeys[index]
+        choice, refusal = self._find_pools(index, self._gate.pools)
+        if self.handover.gate.pools and self._plan.num_decode_tokens[index] > 1 and not refusal:
+            _, refusal = self._find_pools(index, self.handover.gate.pools)
+        if refusal:
+            self._end(journey, refusal, now_ns)
+            return
+        journey.stage = Stage.AT_ROUTER
+        self._gate.offer(index, journey.priority, choice, now_ns)
+        self._gate.dispatch(now_ns, self._submit)
+        is_full = 0 < self._max_queued < self._gate.num_queued
+        # One that has been on a replica has passed already.
+        if is_full and journey.stage is Stage.AT_ROUTER and journey.try_number == 0:
+            self._gate.withdraw(index, choice, now_ns)
+            self._end(journey, RequestOutcome.REJECTED, now_ns)
+
+    def _find_pools(
+        self, index: int, pools: Sequence[PoolState]
+    ) -> tuple[PoolChoice, RequestOutcome | None]:
+        """Return the places of the pools that can ever hold a request, or why none can."""
+        num_tokens = self._num_tokens[index]
+        allowed = [
+            place
+            for place, pool in enumerate(pools)
+            if num_tokens <= pool.setup.engines.max_context
+        ]
+        if not allowed:
+            return (), RequestOutcome.CONTEXT_TOO_LONG
+        choice = tuple(place for place in allowed if pools[place].engines.can_ever_hold(index))
+        return choice, None if choice else RequestOutcome.EXCEEDS_KV_CACHE
+
+    def _submit(self, pool: PoolState, name: int, request: RoutedRequest, now_ns: int) -> None:
+        """Give a request to a replica that takes it."""
+        journey = self.journeys[request.number]
+        journey.stage = Stage.ON_ENGINE
+        journey.first_engine = pool.put(name, request, now_ns)
+        pool.submit(journey.first_engine, request, now_ns)
+
+    def _end_all(self, pool: PoolState, ended: Sequence[Ended], now_ns: int) -> None:
+        """Deal with requests that a pool is done with."""
+        for index, outcome in ended:
+            journey = self.journeys[index]
+            is_complete = outcome is RequestOutcome.COMPLETED
+            if pool.setup.role is PoolRole.PREFILL and is_complete:
+                if self._plan.num_decode_tokens[index] > 1:
+                    choice, _ = self._find_pools(index, self.handover.gate.pools)
+                    self.handover.offer(journey, choice, now_ns)
+                    continue
+                self.handover.leave_prefill(journey, now_ns)
+            elif pool.setup.role is PoolRole.DECODE:
+                pool.take_off(journey.engine, index, now_ns)
+                self.handover.use_room(journey.engine, now_ns)
+            else:
+                pool.take_off(journey.first_engine, index, now_ns)
+            self._end(journey, outcome, now_ns)
+
+    def _retry(self, lost: Sequence[int], now_ns: int) -> None:
+        """Let requests of a replica that failed begin anew, or be lost."""
+        for index in lost:
+            journey = self.journeys[index]
+            if self.handover.gate.pools:
+                choice, _ = self._find_pools(index, self.handover.gate.pools)
+                self.handover.abandon(journey, choice, now_ns)
+            if journey.try_number == self._failures.max_retries:
+                self._end(journey, RequestOutcome.LOST, now_ns)
+                continue
+            journey.try_number += 1
+            journey.stage = Stage.AWAY
+            retry_ns = now_ns + round(self._failures.retry_delay_s * NS_PER_S)
+            self._events.push(retry_ns, EventKind.ARRIVAL, self._arrive, index)
+
+    def _send_first(self) -> None:
+        """Send what arrives by itself; a closed loop holds the rest back."""
+        plan = self._plan
+        num_sent = 0
+        for index, followed in enumerate(plan.follows.tolist()):
+            if followed != NONE:
+                self._followers[followed].append(index)
+            elif plan.concurrency == 0 or num_sent < plan.concurrency:
+                num_sent += 1
+                self._send(index, 0)
+            else:
+                self._held_back.append(index)
+
+    def _send(self, index: int, now_ns: int) -> None:
+        """Let a client send a request now, or at its earliest; the server's frontend gets it."""
+        rules, journey = self._rules, self.journeys[index]
+        num_tokens = int(self._plan.num_prefill_tokens[index])
+        frontend_ns = (
+            rules.frontend_ms * NS_PER_MS + rules.frontend_us_per_token * NS_PER_US * num_tokens
+        )
+        journey.arrival_ns = max(now_ns, int(self._plan.arrival_ns[index]))
+        ready_ns = journey.arrival_ns + round(frontend_ns)
+        self._events.push(ready_ns, EventKind.ARRIVAL, self._arrive, index)
+
+    def _end(self, journey: Journey, outcome: RequestOutcome, now_ns: int) -> None:
+        """Send the requests that follow one, or the next of a closed loop."""
+        journey.stage, journey.outcome = Stage.AWAY, outcome
+        self.num_done += 1
+        followers = self._followers[journey.index]
+        for index in followers:
+            self._send(index, now_ns + int(self._plan.think_ns[index]))
+        if self._plan.concurrency > 0 and not followers and self._held_back:
+            self._send(self._held_back.popleft(), now_ns)

@@ -1,0 +1,298 @@
+"""One tick of an engine's loop: schedule a batch, or complete the oldest in flight."""
+
+import numpy as np
+
+from foretoken.domain.units import NS_PER_US
+from foretoken.simulator.cost_tables import CostTables, StepShape, shared_us, stage_us
+from foretoken.simulator.engine.choice import call_select
+from foretoken.simulator.engine.cost import draft_shared_us, draft_us
+from foretoken.simulator.engine.layout import (
+    COMPLETE,
+    IDLE,
+    NEVER_NS,
+    NONE,
+    TICK,
+    State,
+    as_int64,
+)
+from foretoken.simulator.engine.queue import admit_arrivals, pop_waiting, seat_transferred_in
+from foretoken.simulator.engine.request import (
+    emit,
+    emit_together,
+    finish,
+    refuse_unfit,
+)
+from foretoken.simulator.engine.view import (
+    engines_of,
+    flights_of,
+    prefill_context_of,
+    prefill_tokens_of,
+    requests_of,
+    row_tokens_of,
+    rows_of,
+    running_of,
+    stage_free_of,
+    steps_of,
+    units_of,
+)
+from foretoken.simulator.jit import compiled_part
+
+
+@compiled_part
+def to_ns(time_us: float) -> int:
+    """Return a time in whole ns."""
+    return np.int64(np.rint(time_us * NS_PER_US))  # type: ignore[return-value]
+
+
+@compiled_part
+def tick(state: State, tables: CostTables, u: int, now_ns: int) -> bool:
+    """Schedule if possible, else wait; False when the engines cannot go on."""
+    unit = units_of(state)[u]
+    state.now_ns = now_ns
+    for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
+        engine = engines_of(state)[e]
+        has_transferred_in = (
+            engine.num_transferred_in > 0 and engine.num_running < state.max_num_seqs
+        )
+        is_unranked = state.has_priorities and not engine.is_ranked
+        if engine.num_arrived > 0 or has_transferred_in or is_unranked:
+            unit.is_steady = 0
+            admit_arrivals(state, e, now_ns)
+    if unit.num_flights < state.depth and _choose(state, u):
+        _launch(state, tables, u, now_ns)
+        unit.tick = TICK
+        unit.next_ns = unit.host_free_ns
+    elif unit.num_flights > 0:
+        unit.tick = COMPLETE
+        unit.next_ns = _leaving_ns(state, u)
+    else:
+        return _rest(state, u, now_ns)
+    return True
+
+
+@compiled_part
+def complete(state: State, u: int) -> None:
+    """Let the tokens of the oldest batch leave, at the unit's `next_ns`; then it ticks."""
+    unit = units_of(state)[u]
+    now_ns = unit.next_ns
+    for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
+        flight = flights_of(state)[e, unit.first_flight]
+        step = flight.step
+        has_finished = False
+        for index in range(flight.num_yielding):
+            r = rows_of(state)[e, unit.first_flight, index]
+            request = requests_of(state)[r]
+            if request.num_emitted == 0:
+                request.first_token_ns = now_ns
+            count = row_tokens_of(state)[e, unit.first_flight, index]
+            if count == 1:
+                emit(state, r, step, 1)
+            else:
+                emit_together(state, r, step, count)
+            if request.num_emitted == request.num_decode:
+                finish(state, e, r, now_ns)
+                has_finished = True
+        write_step(state, e, unit.first_flight, now_ns)
+        if has_finished:
+            _clear_finished(state, e)
+    unit.first_flight = (unit.first_flight + 1) % state.depth
+    unit.num_flights -= 1
+    unit.host_free_ns = now_ns
+    unit.tick = TICK
+
+
+@compiled_part
+def write_step(state: State, e: int, flight: int, end_ns: int) -> None:
+    """Write down a step that is over."""
+    place = state.num_out_steps
+    state.num_out_steps = place + 1
+    steps_of(state)[place] = flights_of(state)[e, flight]
+    steps_of(state)[place].end_ns = end_ns
+
+
+@compiled_part
+def _choose(state: State, u: int) -> bool:
+    """Choose a batch on every engine of the unit; False when all are empty."""
+    unit = units_of(state)[u]
+    # Where nothing is launched, there is no batch to repeat.
+    unit.is_steady = 0
+    flight = (unit.first_flight + unit.num_flights) % state.depth
+    has_work = False
+    for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
+        engine = engines_of(state)[e]
+        _begin(state, e, flight)
+        num_preempted = engine.num_preempted
+        num_repeats = call_select(state.select_at, state, e)
+        if engine.num_tokens == 0 and engine.num_preempted > num_preempted:
+            # The preempted gave back what others, or they themselves, can now use.
+            seat_transferred_in(state, e)
+            num_repeats = call_select(state.select_at, state, e)
+        engine.num_repeats = min(engine.num_repeats, num_repeats)
+        has_work = has_work or engine.num_tokens > 0
+    return has_work
+
+
+@compiled_part
+def _begin(state: State, e: int, flight: int) -> None:
+    engine = engines_of(state)[e]
+    engine.flight = flight
+    engine.num_tokens = 0
+    engine.num_rows = 0
+    engine.num_yielding = 0
+    engine.num_output_tokens = 0
+    engine.num_decodes = 0
+    engine.num_prefills = 0
+    engine.first_prefill = state.num_out_prefills
+    engine.kv_tokens = 0
+    engine.kv_tokens_max = 0
+    engine.num_repeats = NEVER_NS
+
+
+@compiled_part
+def _launch(state: State, tables: CostTables, u: int, now_ns: int) -> None:
+    """Send the chosen batches through the stages."""
+    unit = units_of(state)[u]
+    first, last = unit.first_engine, unit.first_engine + unit.num_engines
+    num_seqs, num_tokens, total_seqs = 0, as_int64(0), as_int64(0)
+    for e in range(first, last):
+        engine = engines_of(state)[e]
+        num_seqs = max(num_seqs, engine.num_decodes + engine.num_prefills)
+        total_seqs += engine.num_decodes + engine.num_prefills
+        num_tokens += engine.num_tokens
+    unit.host_free_ns = now_ns + to_ns(state.host_us + state.host_us_per_seq * num_seqs)
+    ready_ns = start_ns = unit.host_free_ns
+    for stage in range(state.num_stages):
+        ready_ns = max(ready_ns, stage_free_of(state)[u, stage])
+        if stage == 0:
+            start_ns = ready_ns
+        slowest_us = 0.0
+        for e in range(first, last):
+            slowest_us = max(slowest_us, _engine_us(state, tables, e, stage))
+        slowest_us += shared_us(tables, stage, num_tokens)
+        if state.num_draft_passes > 0 and stage == 0:
+            slowest_us += draft_shared_us(state, num_tokens, total_seqs)
+        ready_ns += to_ns(slowest_us)
+        stage_free_of(state)[u, stage] = ready_ns
+    for e in range(first, last):
+        _note_flight(state, e, (now_ns, start_ns, ready_ns))
+    unit.num_flights += 1
+    unit.is_steady = unit.num_engines == 1 and _is_steady(state, first)
+
+
+@compiled_part
+def _engine_us(state: State, tables: CostTables, e: int, stage: int) -> float:
+    engine = engines_of(state)[e]
+    first, last = engine.first_prefill, engine.first_prefill + engine.num_prefills
+    shape = StepShape(
+        as_int64(engine.num_tokens),
+        as_int64(engine.num_rows),
+        as_int64(engine.num_decodes),
+        engine.kv_tokens,
+        engine.kv_tokens_max,
+        as_int64(engine.num_prefills),
+    )
+    tokens = prefill_tokens_of(state)[first:last]
+    context = prefill_context_of(state)[first:last]
+    total_us = stage_us(tables, stage, shape, tokens, context)
+    # Models with a draft are on one stage.
+    if state.num_draft_passes > 0 and stage == 0:
+        total_us += draft_us(state, shape, tokens, context)
+    return total_us
+
+
+@compiled_part
+def _note_flight(state: State, e: int, times_ns: tuple[int, int, int]) -> None:
+    engine, flight = engines_of(state)[e], flights_of(state)[e, engines_of(state)[e].flight]
+    flight.scheduled_ns, flight.start_ns, flight.end_ns = times_ns
+    flight.decode_kv_tokens = engine.kv_tokens
+    flight.decode_kv_tokens_max = engine.kv_tokens_max
+    flight.num_tokens = engine.num_tokens
+    flight.num_rows = engine.num_rows
+    flight.num_yielding = engine.num_yielding
+    flight.num_output_tokens = engine.num_output_tokens
+    flight.num_decodes = engine.num_decodes
+    flight.num_prefills = engine.num_prefills
+    flight.num_running = engine.num_running
+    flight.num_waiting = engine.num_waiting
+    flight.num_used_blocks = state.num_blocks - engine.num_free
+    flight.num_preempted = engine.num_preempted
+    flight.engine = e
+    flight.step = engine.num_steps
+    engine.num_steps += 1
+    engine.num_preempted = 0
+
+
+@compiled_part
+def _is_steady(state: State, e: int) -> bool:
+    """Whether the batch that was launched is all that runs, and decodes a token of each.
+
+    What a tier keeps depends on the order in which blocks are taken and named.
+    """
+    engine = engines_of(state)[e]
+    flight = flights_of(state)[e, engine.flight]
+    return bool(
+        state.num_stages == 1
+        and state.num_draft_tokens == 0
+        and state.num_draft_passes == 0
+        and state.num_stored == 0
+        and engine.num_decodes == engine.num_running
+        and engine.num_rows == engine.num_running
+        and flight.num_preempted == 0
+    )
+
+
+@compiled_part
+def _leaving_ns(state: State, u: int) -> int:
+    """Return when the tokens of the oldest batch leave."""
+    unit = units_of(state)[u]
+    end_ns, num_rows = unit.host_free_ns, 0
+    for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
+        flight = flights_of(state)[e, unit.first_flight]
+        end_ns = flight.end_ns
+        num_rows = max(num_rows, flight.num_yielding)
+    output_ns = to_ns(state.output_us + state.output_us_per_seq * num_rows)
+    return int(max(end_ns, unit.host_free_ns) + output_ns)
+
+
+@compiled_part
+def _rest(state: State, u: int, now_ns: int) -> bool:
+    """Wait for a request or a tier; one that waits where no block is used will never fit."""
+    unit = units_of(state)[u]
+    unit.tick = IDLE
+    unit.next_ns = _loaded_ns(state, u, now_ns) if state.num_tiers > 0 else NEVER_NS
+    if unit.next_ns < NEVER_NS:
+        return True
+    for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
+        engine = engines_of(state)[e]
+        if engine.num_running > 0:
+            return False
+        if engine.num_waiting > 0 and engine.num_free == state.num_blocks:
+            refuse_unfit(state, pop_waiting(state, e), now_ns)
+            unit.tick = TICK
+            unit.next_ns = now_ns
+            return True
+    return True
+
+
+@compiled_part
+def _loaded_ns(state: State, u: int, now_ns: int) -> int:
+    """Return when the next running request that waits for a tier may go on."""
+    unit, loaded_ns = units_of(state)[u], NEVER_NS
+    for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
+        for index in range(engines_of(state)[e].num_running):
+            each_ns = requests_of(state)[running_of(state)[e, index]].loaded_ns
+            if now_ns < each_ns < loaded_ns:
+                loaded_ns = each_ns
+    return int(loaded_ns)
+
+
+@compiled_part
+def _clear_finished(state: State, e: int) -> None:
+    engine, running = engines_of(state)[e], running_of(state)
+    count = 0
+    for index in range(engine.num_running):
+        r = running[e, index]
+        if requests_of(state)[r].finished_ns == NONE:
+            running[e, count] = r
+            count += 1
+    engine.num_running = count

@@ -1,0 +1,1 @@
+"""Workloads: arrival processes, lengths and traces, as columns of requests."""

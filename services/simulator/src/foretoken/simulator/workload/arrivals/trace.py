@@ -1,0 +1,180 @@
+"""Arrivals, lengths, sessions and content as a trace has them; see `trace_file` for files.
+
+Options: `concurrency` and `ramp_s` replay it as a closed loop: in the order of the trace, not at
+its times.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import numpy as np
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.requests.workload import Request, WorkloadSpec
+from foretoken.simulator.workload.request_draft import (
+    MAX_LENGTH,
+    Floats,
+    RequestDraft,
+    check_options,
+    fill_rows,
+    find_previous_turns,
+    read_loop,
+)
+from foretoken.simulator.workload.request_plan import NONE, Ints
+
+
+def _replay(spec: WorkloadSpec, _seed: int) -> RequestDraft:
+    check_options(spec, ("concurrency", "ramp_s"))
+    _check_spec(spec)
+    concurrency, ramp_s = read_loop(spec) if spec.arrival_options else (0, 0.0)
+    requests = spec.trace_requests
+    arrival_s = _read_floats(requests, "arrival_s", lambda request: request.arrival_s)
+    prompts = _read_ints(requests, "num_prefill_tokens", lambda r: r.num_prefill_tokens, 1)
+    answers = _read_ints(requests, "num_decode_tokens", lambda r: r.num_decode_tokens, 1)
+    session = _read_ints(requests, "session", lambda request: request.session, 0)
+    session = np.where(session == 0, NONE, session)
+    previous = find_previous_turns(session)
+    num_hashes = _read_ints(requests, "block_hashes", lambda r: len(r.block_hashes), 0)
+    _check_hashes(spec, num_hashes, prompts)
+    names = [request.block_hashes for request in requests]
+    if num_hashes.any():
+        _name_answers(names, (prompts, answers, previous), spec.hash_block_tokens)
+        num_hashes = np.fromiter(map(len, names), np.int64, len(names))
+    class_index, class_names = _index_classes(requests)
+    return RequestDraft(
+        arrival_s=_order_turns(arrival_s, session),
+        num_prefill_tokens=prompts,
+        num_decode_tokens=answers,
+        session=session,
+        think_s=_read_floats(requests, "think_s", lambda request: request.think_s),
+        stream=_share_streams(prompts, answers, previous),
+        prefix_stream=fill_rows(len(requests), NONE),
+        prefix_tokens=fill_rows(len(requests), 0),
+        num_hashes=num_hashes,
+        hashes=_join_hashes(names, int(num_hashes.sum())),
+        class_index=class_index,
+        class_names=class_names,
+        hash_block_tokens=spec.hash_block_tokens if num_hashes.any() else 0,
+        concurrency=concurrency,
+        ramp_s=ramp_s,
+    )
+
+
+def _check_spec(spec: WorkloadSpec) -> None:
+    if spec.sessions is not None:
+        raise InvalidRequestError.of_field(
+            "workload.sessions", "a trace brings its own sessions, in its requests"
+        )
+    if not spec.trace_requests:
+        # A path means a file of the client's: only the client can open it.
+        problem = f"{spec.trace_path} was not loaded" if spec.trace_path else "a trace needs a file"
+        raise InvalidRequestError.of_field("workload.trace_path", problem)
+
+
+def _read_ints(
+    requests: Sequence[Request], name: str, read: Callable[[Request], int], minimum: int
+) -> Ints:
+    try:
+        column = np.fromiter(map(read, requests), np.int64, len(requests))
+    except OverflowError as err:
+        raise InvalidRequestError.of_field("workload.trace_requests", f"{name}: {err}") from err
+    _check_column(name, column >= minimum, f"must be at least {minimum}")
+    if minimum:
+        _check_column(name, column <= MAX_LENGTH, f"must be at most {MAX_LENGTH}")
+    return column
+
+
+def _read_floats(
+    requests: Sequence[Request], name: str, read: Callable[[Request], float]
+) -> Floats:
+    column = np.fromiter(map(read, requests), np.float64, len(requests))
+    _check_column(name, np.isfinite(column) & (column >= 0), "must be a number of at least 0")
+    return column
+
+
+def _check_column(name: str, is_legal: np.ndarray, problem: str) -> None:
+    if not is_legal.all():
+        index = int(np.argmin(is_legal))
+        raise InvalidRequestError.of_field(f"workload.trace_requests[{index}].{name}", problem)
+
+
+def _check_hashes(spec: WorkloadSpec, num_hashes: Ints, prompts: Ints) -> None:
+    if not num_hashes.any():
+        return
+    if spec.hash_block_tokens == 0:
+        raise InvalidRequestError.of_field(
+            "workload.hash_block_tokens", "must say how many tokens a block hash stands for"
+        )
+    _check_column(
+        "block_hashes",
+        num_hashes <= -(-prompts // spec.hash_block_tokens),
+        f"are more than the prompt's blocks of {spec.hash_block_tokens} tokens",
+    )
+
+
+def _order_turns(arrival_s: Floats, session: Ints) -> Floats:
+    """Return times that do not fall within a session: a turn is not before the one before it."""
+    rows = np.flatnonzero(session != NONE)
+    if len(rows) == 0:
+        return arrival_s
+    rows = rows[np.argsort(session[rows], kind="stable")]
+    # A running maximum over (session, rank of the time): sessions ascend, so none leaks.
+    times, rank = np.unique(arrival_s[rows], return_inverse=True)
+    _, index = np.unique(session[rows], return_inverse=True)
+    latest = np.maximum.accumulate(index * len(times) + rank) % len(times)
+    ordered = arrival_s.copy()
+    ordered[rows] = times[latest]
+    return ordered
+
+
+def _share_streams(prompts: Ints, answers: Ints, previous: Ints) -> Ints:
+    """Return names of content: a turn shares its session's if its prompt can hold the turns before.
+
+    One that is shorter began anew, or was told without its history.
+    """
+    stream = np.arange(len(prompts), dtype=np.int64)
+    later = np.flatnonzero(previous != NONE)
+    before = previous[later]
+    continued = later[prompts[later] >= prompts[before] + answers[before]]
+    # Turns point at the one before; following the pointers doubles their reach each time.
+    stream[continued] = previous[continued]
+    while (stream[stream] != stream).any():
+        stream = stream[stream]
+    return stream
+
+
+def _name_answers(
+    names: list[tuple[int, ...]], columns: tuple[Ints, Ints, Ints], block_tokens: int
+) -> None:
+    """Let the prompt of a turn name the answer before it, which it holds.
+
+    `columns` are the prompts, the answers and the previous turns.
+    """
+    prompts, answers, previous = columns
+    for turn in np.flatnonzero(previous != NONE):
+        before = previous[turn]
+        told = prompts[before] + answers[before]
+        whole = prompts[before] // block_tokens
+        is_continued = names[turn][:whole] == names[before][:whole]
+        if is_continued and len(names[turn]) > whole and prompts[turn] >= told:
+            names[before] = names[turn][: told // block_tokens] or names[before]
+
+
+def _join_hashes(names: Sequence[tuple[int, ...]], num_hashes: int) -> Ints:
+    try:
+        return np.fromiter(chain.from_iterable(names), np.int64, num_hashes)
+    except OverflowError as err:
+        raise InvalidRequestError.of_field(
+            "workload.trace_requests", f"block_hashes must fit into 64 bits: {err}"
+        ) from err
+
+
+def _index_classes(requests: Sequence[Request]) -> tuple[Ints, tuple[str, ...]]:
+    index = {"": NONE}
+    for name in sorted({request.slo_class for request in requests} - {""}):
+        index[name] = len(index) - 1
+    column = np.fromiter((index[r.slo_class] for r in requests), np.int64, len(requests))
+    return column, tuple(index)[1:]
+
+
+ARRIVAL = _replay
