@@ -228,7 +228,7 @@ def _simulate(name: str, rows: Sequence[Mapping[str, str]], cost: VidurCost) -> 
             hand_over.submit(state.record, 0, arrivals.popleft()[0], now_ns)
         num_steps = int(arrays["engines"]["num_steps"][0])
         if rules["next_ns"] == now_ns:
-            clock.turn_at(state.record, now_ns)
+            clock.tick_at(state.record, now_ns)
         if arrays["engines"]["num_steps"][0] > num_steps:
             end_ns = now_ns + round(cost.step_us(_batch_of(state)) * NS_PER_US)
             arrays["flights"]["end_ns"][0, 0] = arrays["stage_free"][0, 0] = end_ns

@@ -6,8 +6,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from foretoken.api.types.v1 import training_run_pb2, training_search_pb2
-from foretoken.domain import price, scenario, training_report, training_run, training_search
+from foretoken.domain.hardware import price
 from foretoken.domain.models.architecture import find_model
+from foretoken.domain.requests import scenario, training_run, training_search
+from foretoken.domain.results import training_report
 
 SEARCH_CLASSES = (
     training_search.NodeGroup,

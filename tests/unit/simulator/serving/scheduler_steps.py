@@ -129,7 +129,7 @@ class SchedulerRun:
         num_steps = int(self._engine["num_steps"])
         if self.state.record["next_ns"][0] < layout.NEVER_NS:
             self._now_ns = int(self.state.record["next_ns"][0])
-            clock.turn_at(self.state.record, self._now_ns)
+            clock.tick_at(self.state.record, self._now_ns)
         return bool(self._engine["num_steps"] > num_steps)
 
     def _follow(self, request: int) -> Iterator[int]:

@@ -41,4 +41,4 @@ def test_every_example_resolves(text: str) -> None:
 )
 def test_every_plug_in_is_listed(folder: str, attribute: str) -> None:
     listed = set(re.findall(r"^\| `(\w+)` \|", _PAGE, re.MULTILINE))
-    assert set(scan_modules(f"foretoken.simulator.serving.{folder}", attribute)) <= listed
+    assert set(scan_modules(f"foretoken.simulator.workload.{folder}", attribute)) <= listed

@@ -22,7 +22,7 @@ from foretoken.domain.text_file import read_text
 def scan_modules(package: str, attribute: str) -> Mapping[str, Any]:
     """Return `attribute` of every module in `package`, by module name; looked for once a process.
 
-    Packages in it hold what these modules are made of, and are left out.
+    A plug-in may be a package; a package without the attribute holds what the others are made of.
 
     Modules of other distributions join through the entry-point group named like the package.
 
@@ -35,12 +35,11 @@ def scan_modules(package: str, attribute: str) -> Mapping[str, Any]:
 
     found: dict[str, Any] = {}
     for module_info in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        if module_info.ispkg:
-            continue
         module = importlib.import_module(f"{package}.{module_info.name}")
-        if not hasattr(module, attribute):
+        if hasattr(module, attribute):
+            found[module_info.name] = getattr(module, attribute)
+        elif not module_info.ispkg:
             raise InvalidRequestError(f"plug-in {module.__name__} has no {attribute}")
-        found[module_info.name] = getattr(module, attribute)
     for entry_point in entry_points(group=package):
         found[entry_point.name] = entry_point.load()
     return dict(sorted(found.items()))

@@ -17,7 +17,7 @@ def _show_nobody(_name: str, _key: str, _item: Any) -> None:
 class JobProgress:
     """Given to the work of a job: tells how far it is, and learns that it was cancelled.
 
-    `job_id` names the job; files it attaches are kept beside its result.
+    `job_id` names the job; files it attaches are kept with its result.
     """
 
     def __init__(

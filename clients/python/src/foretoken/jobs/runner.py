@@ -439,7 +439,7 @@ class JobRunner:
             )
             if job_id in self._resumable:
                 self._resumable.discard(job_id)
-                # What a failed job found serves the next one that asks the same.
+                # What a failed job found serves the next one with the same request.
                 if state is JobState.FAILED and self._folder.has_kept(job_id):
                     self._folder.let_go(job_id)
                 else:
