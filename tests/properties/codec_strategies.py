@@ -32,28 +32,21 @@ from foretoken.api.types.v1 import (
     search_pb2,
     workload_pb2,
 )
-from foretoken.domain import (
-    cluster,
-    correction,
-    engine,
-    estimate,
-    explanation,
-    measurement,
-    planning,
-    ports,
-    profiling,
-    report,
-    scenario,
-    schema,
-    search,
-    training_report,
-    training_truth,
-    workload,
-)
+from foretoken.domain import ports, schema
+from foretoken.domain.frameworks import engine
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.topology import Link, TopologySpec
 from foretoken.domain.job import Job
+from foretoken.domain.measurements import (
+    correction,
+    estimate,
+    explanation,
+    measurement,
+    planning,
+    profiling,
+    training_truth,
+)
 from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.models.architecture import (
@@ -62,8 +55,10 @@ from foretoken.domain.models.architecture import (
     MoeSpec,
     find_model,
 )
+from foretoken.domain.requests import cluster, scenario, search, workload
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.slo import Slo, SloClass
+from foretoken.domain.results import report, training_report
 from foretoken.domain.results.echo import Echo
 from foretoken.wire import codec
 

@@ -1,7 +1,7 @@
 """The files of jobs in a folder: states, requests, results, and what was found on the way.
 
 States and results are JSON files, written whole by rename, so they outlive the caller and the
-process. A job that goes on after a restart has its request next to them, the files it keeps until it
+process. A job that goes on after a restart has its request with them, the files it keeps until it
 ends well or is cancelled, and a lock, held by the process that runs it and let go by the system
 when that dies.
 """
