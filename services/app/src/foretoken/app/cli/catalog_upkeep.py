@@ -1,6 +1,7 @@
-"""`foretoken catalog sql`, `check`, `backup` and their kind: look closer, and keep it healthy."""
+"""`foretoken catalog sql`, `check`, `backup`, snapshots, artifacts: a closer look, and upkeep."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,28 +9,51 @@ import typer
 
 from foretoken.app.cli.duration import parse_s
 from foretoken.app.cli.state import (
+    CliState,
     build_table,
     check_output_path,
     fail,
     note,
     open_composition,
+    parse_assignments,
     show_progress,
     state_of,
 )
 from foretoken.app.cli.table_file import check_table_option, write_table
 from foretoken.app.compose import recover_catalog, restore_catalog
+from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.measurements.measurement import (
     CheckRequest,
     MeasurementFilter,
     PruneRequest,
     QualityReport,
+    Snapshot,
     SqlQuery,
 )
-from foretoken.domain.ports import CatalogPort
+from foretoken.domain.plugins import parse_yaml_value
+from foretoken.domain.ports import CatalogAdminPort, CatalogPort
 from foretoken.wire.arrow import read_table
 
 _MIB = 2**20
+snapshots = typer.Typer(
+    help="Versions of the data: immutable, named by a hash of their content.", no_args_is_help=True
+)
+
+Hash = Annotated[str, typer.Argument(metavar="HASH", help="Its content hash, or the beginning.")]
+
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only these: `device=a30`, `operator=gemm`, `model=llama-3.1-8b`, `framework='vllm"
+        " 0.19'`, `topology=`, `run_id=`, `snapshot=`; `include_flagged=true` and"
+        " `include_failed=true` take doubtful and failed rows too. Repeatable."
+    ),
+]
+
+# As many digits of a hash as people compare.
+_SHORT = 12
+_KINDS = SqlQuery(text="SELECT DISTINCT kind FROM artifacts ORDER BY kind")
 
 
 def sql(
@@ -263,3 +287,153 @@ def _write_page(
 def _plain(cell: Any) -> object:
     """Return a cell as JSON has it; text for what JSON has not."""
     return cell if cell is None or isinstance(cell, str | int | float | bool) else str(cell)
+
+
+@snapshots.command("list")
+def list_snapshots(context: typer.Context) -> None:
+    """List the stored snapshots, newest first."""
+    state = state_of(context)
+    with open_composition(state) as services:
+        _print_snapshots(state, "Snapshots", services.catalog.list_snapshots())
+
+
+@snapshots.command()
+def create(
+    context: typer.Context,
+    where: Where = None,
+    holder: Annotated[
+        str, typer.Option(help="Who needs it; a held snapshot cannot be deleted.")
+    ] = "",
+) -> None:
+    """Keep what is selected now; its rows stay readable whatever is recorded later.
+
+    Example: `foretoken catalog snapshots create --where device=a30 --holder "paper, table 2"`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        snapshot = services.catalog.create_snapshot(selection_of(where), holder)
+        _print_snapshots(state, "Snapshot", [snapshot])
+
+
+@snapshots.command()
+def diff(
+    context: typer.Context,
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="Hash of the earlier one.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Hash of the later one.")],
+) -> None:
+    """Show where the rows of two snapshots differ."""
+    state = state_of(context)
+    with open_composition(state) as services:
+        found = services.catalog.diff_snapshots(before, after)
+    rows = [
+        (
+            change.device,
+            change.operator,
+            change.topology or "-",
+            change.num_added,
+            change.num_removed,
+        )
+        for change in found.changes
+    ]
+    title = (
+        f"From {found.before.content_hash[:_SHORT]} ({found.before.num_rows:,} rows)"
+        f" to {found.after.content_hash[:_SHORT]} ({found.after.num_rows:,} rows)"
+    )
+    state.print_rows(title, ("device", "operator", "topology", "added", "removed"), rows)
+
+
+@snapshots.command()
+def release(
+    context: typer.Context,
+    snapshot: Hash,
+    holder: Annotated[str, typer.Argument(help="Who needs it no longer, as `list` shows.")],
+) -> None:
+    """Take a holder from a snapshot."""
+    state = state_of(context)
+    with open_composition(state) as services:
+        released = services.catalog.release_snapshot(snapshot, holder)
+        _print_snapshots(state, "Snapshot", [released])
+
+
+@snapshots.command()
+def delete(context: typer.Context, snapshot: Hash) -> None:
+    """Forget a snapshot that nothing holds. Its rows stay until `catalog prune`."""
+    with open_composition(state_of(context)) as services:
+        services.catalog.delete_snapshot(snapshot)
+        note(f"deleted {snapshot}")
+
+
+def selection_of(words: Sequence[str] | None) -> MeasurementFilter:
+    """Return the filter that `--where` words say.
+
+    Raises:
+        InvalidRequestError: a word names no field of the filter, or has a wrong value.
+
+    """
+    said = parse_assignments(words or [])
+    fields = {
+        name: parse_yaml_value(value, name) if name.startswith("include_") else value
+        for name, value in said.items()
+    }
+    return schema.decode(MeasurementFilter, fields, "where")
+
+
+def _print_snapshots(state: CliState, title: str, snapshots: Sequence[Snapshot]) -> None:
+    rows = [
+        (
+            snapshot.content_hash if state.is_json else snapshot.content_hash[:_SHORT],
+            snapshot.num_rows,
+            _say_selection(snapshot.selection),
+            snapshot.created_at,
+            ", ".join(snapshot.holders) or "-",
+        )
+        for snapshot in snapshots
+    ]
+    state.print_rows(title, ("snapshot", "rows", "selection", "created", "held by"), rows)
+
+
+def _say_selection(selection: MeasurementFilter) -> str:
+    said = {name: value for name, value in schema.encode(selection).items() if value}
+    words = [name if value is True else f"{name}={value}" for name, value in said.items()]
+    return ", ".join(words) or "all good rows"
+
+
+def artifacts(
+    context: typer.Context,
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="Only these; all kinds where it is left out.")
+    ] = "",
+) -> None:
+    """List the files that the catalog keeps for other services, newest first.
+
+    The predictor keeps its trained models and its corrections there, so that all its replicas share
+    them; of a kind one file may be active. Backups bring them along, pruning leaves them.
+
+    Example: `foretoken catalog artifacts latency_models`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        kinds = [kind] if kind else _list_kinds(services.catalog)
+        kept = [one for name in kinds for one in services.catalog.list_artifacts(name)]
+    rows = [
+        (
+            artifact.name,
+            artifact.kind,
+            artifact.num_bytes,
+            artifact.created_at,
+            artifact.is_active,
+            artifact.content_hash if state.is_json else artifact.content_hash[:_SHORT],
+        )
+        for artifact in kept
+    ]
+    columns = ("name", "kind", "bytes", "created", "active", "content")
+    state.print_rows("Artifacts", columns, rows)
+
+
+def _list_kinds(catalog: CatalogAdminPort) -> list[str]:
+    kinds: list[str] = read_table(catalog.query_sql(_KINDS)).column("kind").to_pylist()
+    return kinds
+
+
+# The commands of `foretoken catalog` that stand here.
+COMMANDS = (artifacts, sql, check, backup, restore, recover, prune, compact)
