@@ -23,8 +23,6 @@ _INSTEAD: Mapping[str, str] = {
 }
 # Packages whose prose is not gone through yet, by folder. One that has nothing left is taken out.
 _OPEN = (
-    "clients/python/src/foretoken/domain/",
-    "clients/python/src/foretoken/wire/",
     "services/app/src/foretoken/app/cli/",
     "services/simulator/",
     "tests/",

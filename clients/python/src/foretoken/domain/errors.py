@@ -58,7 +58,7 @@ class InvalidRequestError(ForetokenError):
     def __init__(
         self, message: str, violations: Iterable[FieldViolation] = (), **details: str
     ) -> None:
-        """Keep the field violations beside the message."""
+        """Keep the message and the field violations."""
         super().__init__(message, **details)
         self.violations = tuple(violations)
 

@@ -124,7 +124,7 @@ class CatalogPort(Protocol):
 
 
 class CatalogAdminPort(CatalogPort, JobsPort, Protocol):
-    """Everything people and operators do with the catalog, beside what services need."""
+    """Everything people and operators do with the catalog, in addition to what services need."""
 
     def query_sql(self, query: SqlQuery) -> ArrowStream:
         """Return the result of a read-only SQL query."""

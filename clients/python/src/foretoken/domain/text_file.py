@@ -16,7 +16,7 @@ def is_there(path: Path) -> bool:
 
 
 def find_beside(folder: Path, name: str, field: str) -> Path:
-    """Return the path that a file in a folder names: `~` is a home, what is relative lies beside.
+    """Return the path that a file in a folder names: `~` is a home, the rest relative to it.
 
     Raises:
         InvalidRequestError: it is in the home of nobody.

@@ -18,7 +18,7 @@ NS_PER_S = 1_000_000_000
 GIB = 2**30
 
 _S_PER_MINUTE = 60.0
-# Shorter durations are told in seconds.
+# Shorter durations are given in seconds.
 _SECONDS_SHOWN = 120.0
 
 

@@ -16,13 +16,14 @@ LATENCY_STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90")
 # One row is one operator timed at one point. Times are µs of one call on the device. A field is
 # null where its source does not say. `dims` holds the operator's dimensions in their canonical
 # order. `status` is `ok` or `failed` (out of memory, unsupported, not a number); a failed row has a
-# `status_reason` and no times. `flags` are quality doubts, each `name: explanation`; a flagged row
-# is kept and not trained on. `source_row` is the 1-based data row in `source_file`. `model` is the
-# architecture whose layer was measured. `variant` says what operator, dims and dtype leave open, as
-# `key=value` pairs sorted by key and joined by `;` (`kv=fp8`, `quant=int4_wo`, `routing=balanced`);
-# null is the plain case, and only that is comparable with measurements of other sources. `kernel`
-# is the code that was called, `kernel_name` what then took longest on the device. `throttle` names
-# what held the device's clock back, joined by `,`: empty where nothing did.
+# `status_reason` and no times. `flags` are findings of quality tests, each `name: explanation`; a
+# flagged row is kept and not trained on. `source_row` is the 1-based data row in `source_file`.
+# `model` is the architecture whose layer was measured. `variant` says what operator, dims and dtype
+# leave open, as `key=value` pairs sorted by key and joined by `;` (`kv=fp8`, `quant=int4_wo`,
+# `routing=balanced`); null is the plain case, and only that is comparable with measurements of
+# other sources. `kernel` is the code that was called, `kernel_name` what then took longest on the
+# device. `throttle` names what held the device's clock back, joined by `,`: empty where nothing
+# did.
 MEASUREMENT_SCHEMA = pa.schema(
     [
         pa.field("operator", pa.string(), nullable=False),

@@ -27,7 +27,7 @@ from foretoken.domain.results.training_report import TrainingReport
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-# Columns that travel as Arrow, beside the message, with the names of their tables.
+# Columns that travel as Arrow, outside the message's fields, with the names of their tables.
 ARROW_FIELDS: Mapping[tuple[type, str], str] = {
     (ServingReport, "requests"): "requests",
     (ServingReport, "series"): "series",

@@ -41,7 +41,7 @@ _UNREADABLE = (pa.ArrowException, OSError, EOFError, MemoryError, OverflowError,
 
 
 def _check_names(schema: pa.Schema) -> list[str]:
-    """Return the names, which must be UTF-8, before anybody else asks for them.
+    """Return the names, which must be UTF-8, before anybody else reads them.
 
     Raises:
         ValueError: one is not.

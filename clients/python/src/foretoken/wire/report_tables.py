@@ -1,4 +1,4 @@
-"""The Arrow tables of reports: what travels beside the message, filled in and taken out."""
+"""The Arrow tables of reports: what travels outside its fields, filled in and taken out."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -15,7 +15,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire import codec
 from foretoken.wire.rpc import Form, Rpc, RpcTable, Unary
 
-# What a page of a list is asked for with, beside the parameters of the method.
+# What a page of a list is requested with, in addition to the parameters of the method.
 _PAGE_FIELDS = {"page_size", "page_token", "next_page_token"}
 
 

@@ -26,16 +26,16 @@ class EngineProfile:
     With `counts_padding` a batch of prompts counts against the budget as if all were as long as the
     longest. For `max_decode_run` steps of decoding (0: none) waiting requests are not looked at.
     With `has_priority_scheduling` waiting requests go by priority, then by arrival. With
-    `mixes_prefill` requests decode beside the prompts of an engine that else computes prompts
+    `mixes_prefill` requests decode along with the prompts of an engine that else computes prompts
     in batches of their own.
 
     KV cache, in blocks of `block_size` tokens: to be admitted a request needs room for what
     `admission` says (`chunk`: its first piece; `prompt`: the whole prompt; `answer`: prompt and
     answer; `context`: as many tokens as the model takes; `share`: the prompt and a share of the
-    answer; `peak`: the most that all running requests will ever hold at once), beside
-    `watermark_ratio` of all blocks that stay free. When blocks run out, a
-    running request is preempted by `preemption` (`recompute` or `swap`). With
-    `has_prefix_caching` full blocks are found again by content until they are overwritten.
+    answer; `peak`: the most that all running requests will ever hold at once), and
+    leave `watermark_ratio` of all blocks free. When blocks run out, a running request is preempted
+    by `preemption` (`recompute` or `swap`). With `has_prefix_caching` full blocks are found again
+    by content until they are overwritten.
 
     Steps: with `has_async_scheduling` a step is scheduled while the one before it runs. Batches of
     `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where

@@ -53,7 +53,7 @@ class DevicePrice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriceList:
-    """What one provider asks for its devices, one price for each."""
+    """What one provider charges for its devices, one price for each."""
 
     name: str
     provider: str = ""

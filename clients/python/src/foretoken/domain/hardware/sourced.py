@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def load_sourced(cls: type[T], folder: str) -> dict[str, T]:
-    """Return every file of a data folder beside this module as `cls`, by name, sources checked.
+    """Return every file of a data folder next to this module as `cls`, by name, sources checked.
 
     Raises:
         InvalidRequestError: a file that cannot be used; the message names it.
@@ -30,7 +30,7 @@ def load_sourced(cls: type[T], folder: str) -> dict[str, T]:
 
 @cache
 def read_folder(folder: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the content of every file of a data folder beside this module, by name."""
+    """Return the content of every file of a data folder next to this module, by name."""
     return dict(scan_yaml("foretoken.domain.hardware", folder))
 
 

@@ -126,7 +126,7 @@ def _dims_back(node: OperatorNode, nodes: Sequence[OperatorNode]) -> Mapping[str
 
 
 def _ring(send: OperatorNode) -> Iterator[OperatorNode]:
-    """Yield what goes around backward: keys and values, and beside them their gradients.
+    """Yield what goes around backward: keys and values, together with their gradients.
 
     The gradients go one step further, back to where the keys are from.
     """

@@ -1,8 +1,8 @@
 """The operators of one whole step as `transformers` runs it on one device.
 
-Beside the rules of the trainer profile `transformers`: projections of queries, keys and values, and
-of gate and up, are products of their own in most model types, whose input gradients are then added
-up; and some activations are chains of operators.
+On top of the rules of the trainer profile `transformers`: projections of queries, keys and values,
+and of gate and up, are products of their own in most model types, whose input gradients are then
+added up; and some activations are chains of operators.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ _CHAIN_ACTIVATIONS = ("gelu_new",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelForm:
-    """What decides which operators `transformers` runs, beside the architecture.
+    """What decides which operators `transformers` runs, besides the architecture.
 
     A `compiled` model has its chains and its additions fused by the compiler.
     """
@@ -61,7 +61,7 @@ class ModelForm:
 
     @property
     def chain_roles(self) -> tuple[str, ...]:
-        """What runs as a chain of operators, beside the trainer's own."""
+        """What runs as a chain of operators, in addition to the trainer's own."""
         if self.is_compiled:
             return ()
         has_chain = self.activation in _CHAIN_ACTIVATIONS
@@ -175,7 +175,7 @@ def _rows_like(node: OperatorNode, role: str, operator: str, width: int) -> Oper
 def _update(forward: Sequence[OperatorNode], dtype: DType) -> OperatorNode:
     weights = [node for node in forward if node.num_weights]
     num_tensors = sum(node.repeat * (1 + node.has_bias) for node in weights)
-    # A layer norm has a bias beside its weight.
+    # A layer norm has a bias as well as a weight.
     num_tensors += sum(node.repeat for node in weights if node.operator == "layer_norm")
     return OperatorNode(
         role="optimizer_update",

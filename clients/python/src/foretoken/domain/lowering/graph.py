@@ -1,4 +1,4 @@
-"""The operator graph of one rank: what runs in a step, before anyone asks how long it takes."""
+"""The operator graph of one rank: what runs in a step, without any times."""
 
 import enum
 from collections.abc import Mapping
@@ -59,13 +59,13 @@ class OperatorNode:
     it depends on the tokens of all engines that run in lock step, and on nothing else of the batch.
 
     A collective belongs to the `axis` of the layout whose ranks it connects ("tp"). `overlap` says
-    what of a training pass it may hide behind; `overlaps_with` is the role it runs beside.
+    what of a training pass it may hide behind; `overlaps_with` is the role it overlaps with.
     `num_sharing` groups at a time go through each network port it uses, itself included.
 
-    A GEMM with `has_bias` adds a bias as it writes; its weights are `num_matrices`, told as one
+    A GEMM with `has_bias` adds a bias as it writes; its weights are `num_matrices`, reported as one
     where they multiply the same. `share` is the part of the call's time that is
-    this node's: a backward GEMM is measured as a whole and told as its two halves; an older kernel
-    than the one measured takes a multiple.
+    this node's: a backward GEMM is measured as a whole and reported as its two halves; an older
+    kernel than the one measured takes a multiple.
     """
 
     role: str

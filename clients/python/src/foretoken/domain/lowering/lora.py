@@ -1,4 +1,4 @@
-"""Low-rank adapters beside the linear layers of a served model.
+"""Low-rank adapters of the linear layers of a served model.
 
 A layer y = W x becomes y = W x + B (A x), with A of `rank` rows. Requests of one batch ask for
 different adapters, so each row of the batch is multiplied with its own A and B. Tensor parallelism
@@ -63,7 +63,7 @@ def adapter_bytes(nodes: Sequence[OperatorNode], lora: LoraSpec) -> float:
 
 
 def adapter_shares(lora: LoraSpec) -> tuple[float, ...]:
-    """Return how likely a request asks for each adapter."""
+    """Return how likely a request is to use each adapter."""
     weights = [number**-lora.popularity_spread for number in range(1, lora.num_adapters + 1)]
     total = sum(weights)
     return tuple(weight / total for weight in weights)

@@ -35,7 +35,7 @@ class ServingMemory:
     """Bytes on one rank of a serving replica.
 
     `usable_bytes` is what the engine may take of the device for what its `memory_rule` counts
-    (see `EngineProfile`), `reserved_bytes` what it takes beside its tensors, `graphs_bytes` what
+    (see `EngineProfile`), `reserved_bytes` what it takes besides its tensors, `graphs_bytes` what
     captured graphs take, `window_bytes` the part of the KV cache that layers with a sliding window
     need for all sequences together, `window_bytes_per_token` for each token in the window. What is
     left holds blocks of `kv_bytes_per_token`. Of the `device_bytes` that a process sees its context
@@ -141,7 +141,7 @@ def plan_serving_memory(
     if any(_communicates(node) for node in nodes):
         reserved_bytes += engine.collective_bytes
     return ServingMemory(
-        # An engine that asks for more than is free when it starts does not.
+        # An engine configured to take more than is free when it starts does not.
         usable_bytes=min(
             device_bytes * engine.memory_utilization_ratio, device_bytes - outside_bytes
         ),
@@ -160,7 +160,7 @@ def plan_serving_memory(
 
 
 def add_draft(memory: ServingMemory, draft: ServingMemory) -> ServingMemory:
-    """Return the memory of a rank that holds a draft beside its model; they run in turn."""
+    """Return the memory of a rank that holds both a draft and its model; they run in turn."""
     return replace(
         memory,
         weights_bytes=memory.weights_bytes + draft.weights_bytes,

@@ -17,8 +17,8 @@ _DRIVER_BYTES = GIB // 2
 # A process's CUDA context with the kernels it has loaded: 300 MB to 500 MB. Source: K. Fujii,
 # memory estimator of 4D-parallel training (okoge-kaz.github.io/tools/memory-estimator).
 _CONTEXT_BYTES = 500_000_000
-# Buffers of an NCCL communicator of two ranks, and what one of more has beside: 544 and 688 MiB
-# after its first all-reduce on A100. Source: NVIDIA/nccl, issue 964.
+# Buffers of an NCCL communicator of two ranks, and what one of more has in addition: 544 and 688
+# MiB after its first all-reduce on A100. Source: NVIDIA/nccl, issue 964.
 _PAIR_BYTES, _MORE_RANKS_BYTES = 544 * _MIB, 144 * _MIB
 # Axes of a training layout whose ranks have a communicator each.
 TRAINING_AXES = ("tp", "pp", "dp", "cp", "ep")

@@ -39,7 +39,7 @@ class LoweringOptions:
     `fuses_add_norm` the residual addition and the norm after it are one kernel.
 
     `quantization` names how weights are stored (see `models/quantization.py`), `kv_dtype` the
-    format of the KV cache (None: `dtype`). `mla_form` asks for latent attention as one `module`
+    format of the KV cache (None: `dtype`). `mla_form` states latent attention as one `module`
     from hidden state to hidden state, or as `operators`.
 
     Under expert parallelism the busiest rank has `moe_imbalance_ratio` times the mean load; engines

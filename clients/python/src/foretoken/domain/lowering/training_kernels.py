@@ -21,7 +21,7 @@ _Nodes = tuple[OperatorNode, ...]
 
 
 def reduction_kernels(num_params: int, dtype: DType, trainer: TrainerProfile) -> _Nodes:
-    """Return what runs beside the reduction of a rank's gradients: in a buffer, divided, spread.
+    """Return what a reduction of a rank's gradients needs around it: in a buffer, divided, spread.
 
     `num_params` are all of the rank's, or of a bucket.
     """

@@ -53,7 +53,7 @@ def training_projection(
 ) -> Iterator[OperatorNode]:
     """Yield a matrix product of every layer, in 8 bit after its input has been converted.
 
-    Weights stay in 16 bit beside the copies that are multiplied.
+    Weights stay in 16 bit next to the copies that are multiplied.
     Source: NVIDIA Transformer Engine, FP8 primer.
     """
     node = builder.layer(role, "gemm", dims, partition)

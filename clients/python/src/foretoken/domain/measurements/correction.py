@@ -1,4 +1,4 @@
-"""Corrections from a user's own end-to-end observations; always shown beside the raw figure."""
+"""Corrections from a user's own end-to-end observations; always shown next to the raw figure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ class CorrectionRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorrectedObservation:
-    """One observation beside its raw and its corrected estimate.
+    """One observation with its raw and its corrected estimate.
 
     `left_out_us` is the estimate of a correction learned from the other observations; 0 where
     there are no others.

@@ -198,9 +198,9 @@ class CheckRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QualityFinding:
-    """Rows that one test doubts among those measured alike.
+    """Rows that one test flags among those measured alike.
 
-    `num_rows` were judged, `num_flagged` of them doubted, `num_new` of these not before.
+    `num_rows` were judged, `num_flagged` of them flagged, `num_new` of these not before.
     `example` is the explanation of one of them. `source_file` is the file most of them are from.
     """
 
@@ -220,7 +220,7 @@ class QualityFinding:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class QualityReport(ResultMethods):
-    """What a check of the catalog found. `num_withdrawn` rows were doubted and are no longer."""
+    """What a check of the catalog found. `num_withdrawn` rows are no longer flagged."""
 
     num_rows: int = 0
     num_failed: int = 0

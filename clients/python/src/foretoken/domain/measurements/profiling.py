@@ -22,7 +22,7 @@ class ProfileRequest:
     """What to profile: each operator's own sweep, the shapes of models, or exactly some calls.
 
     Empty `operators` means all. With `models` the sweep is what serving them in each of the
-    `tp_sizes` (1 if empty) asks for, with `has_training` training them, too. `calls` replaces
+    `tp_sizes` (1 if empty) needs, with `has_training` training them, too. `calls` replaces
     every sweep. Empty `dtypes` takes those a device is used in. `quick` takes about a minute.
 
     `skip_covered` leaves out points the catalog already has for this device and software.
@@ -55,7 +55,7 @@ class ProfileRequest:
     name: str = option("", "Name of the profile: one of the same name goes on where it stopped.")
     models: tuple[ModelArchitecture, ...] = option(
         (),
-        "Time what serving this model asks for: a preset (`foretoken list models`) or the path of"
+        "Time what serving this model needs: a preset (`foretoken list models`) or the path of"
         " a Hugging Face `config.json`. Repeatable. Without, each operator's own sweep.",
         names=("--model",),
         syntax="models",
@@ -67,7 +67,7 @@ class ProfileRequest:
         names=("--tp",),
     )
     has_training: bool = flag(
-        "With --model: what training it asks for, too.",
+        "With --model: what training it needs, too.",
     )
     dtypes: tuple[DType, ...] = option(
         (), "Number format, instead of the device's usual ones. Repeatable.", names=("--dtype",)

@@ -15,7 +15,7 @@ METRICS: Mapping[str, Metric] = {
     for metric in (*SEARCH, *RUN, *LATENCIES, *STEP_RATES, *SERVING, *POOLS, *STEP_USE)
 }
 
-# What a target is about beside latencies: the share of requests in their SLOs.
+# What a target is about other than latencies: the share of requests in their SLOs.
 ATTAINMENT = "slo"
 
 

@@ -49,7 +49,7 @@ _STRUCTURAL = (
     # latent attention, norms of heads, biases
     *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
     *("qk_layernorm", "qk_norm", "use_qk_norm", "attention_bias", "mlp_bias", "qkv_bias"),
-    # state-space layers beside attention
+    # state-space layers mixed with attention
     *("ssm_cfg", "mamba_d_state", "attn_layer_indices", "linear_num_value_heads"),
 )
 

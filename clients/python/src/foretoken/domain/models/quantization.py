@@ -70,7 +70,7 @@ _SCHEMES: Mapping[str, Quantization] = MappingProxyType(
         # NVIDIA's FP4 checkpoints of latent attention models leave its projections as they are.
         "nvfp4": Quantization(dense=_NVFP4, experts=_NVFP4, latent=StoredWeight()),
         "nvfp4_wo": Quantization(dense=_NVFP4_WO, experts=_NVFP4_WO, latent=StoredWeight()),
-        # MXFP4 and W4AFP8 checkpoints quantise experts alone, the second beside FP8 blocks.
+        # MXFP4 and W4AFP8 checkpoints quantise experts alone, the second along with FP8 blocks.
         "mxfp4": Quantization(experts=_MXFP4),
         "w4a16_mxfp4": Quantization(experts=_MXFP4),
         "w4a8_mxfp4_mxfp8": Quantization(

@@ -101,7 +101,7 @@ def decode_dims(num_seqs: int, kv_len: int, raggedness: int = 1) -> dict[str, in
 
 
 def ragged_decodes(quick: bool) -> Iterator[dict[str, int]]:
-    """Yield the batch dims of the ragged batches that a sweep takes beside the equal ones."""
+    """Yield the batch dims of the ragged batches that a sweep takes along with equal ones."""
     for num_seqs in pick(quick, (16,), (8, 32, 128)):
         for kv_len in pick(quick, (256,), (512, 4096)):
             for raggedness in (2, 4):

@@ -62,7 +62,8 @@ def unequal_lengths(num_seqs: int, mean: int) -> tuple[int, ...]:
 def unequal_prefill_dims(num_seqs: int, q_len: int, context_len: int) -> dict[str, int]:
     """Return the batch dims of unequal sequences with these means, a multiple of four of them.
 
-    The longer what is cached, the shorter what is new, as turns of a chat beside new prompts.
+    The longer what is cached, the shorter what is new, as turns of a chat compared with new
+    prompts.
     """
     q_lens = unequal_lengths(num_seqs, q_len)
     contexts = unequal_lengths(num_seqs, context_len)[::-1] if context_len else (0,) * num_seqs

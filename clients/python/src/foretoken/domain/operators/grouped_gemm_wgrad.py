@@ -27,7 +27,7 @@ SPEC = OperatorSpec(
     moved_bytes=_moved_bytes,
     features=GROUPED_FEATURES,
     sweep=sweep_groups,
-    # The products of all groups beside each other, each over the rows of one.
+    # The products of all groups next to each other, each over the rows of one.
     proxy_operator=lambda d: (
         "gemm",
         {"m": d["num_groups"] * d["n"], "n": d["k"], "k": ceil_divide(d["m"], d["num_groups"])},

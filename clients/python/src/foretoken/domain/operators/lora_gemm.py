@@ -44,7 +44,7 @@ SPEC = OperatorSpec(
     group="lora",
     dims=(
         Dim("num_slots", "matrices held, one for each adapter that is loaded"),
-        Dim("num_active", "matrices that any row asks for"),
+        Dim("num_active", "matrices that any row uses"),
         Dim("m", "rows of the activation"),
         Dim("n", "output features"),
         Dim("k", "input features, the reduced dimension"),

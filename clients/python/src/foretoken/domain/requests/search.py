@@ -54,7 +54,7 @@ class LatencyLimit:
 class ServingTargets:
     """What a deployment has to meet, all of it: limits, and the share of requests in their SLOs.
 
-    The SLOs are the scenario's and its classes'; `slo_attainment_ratio` 0 asks for nothing.
+    The SLOs are the scenario's and its classes'; `slo_attainment_ratio` 0 requires nothing.
     """
 
     limits: tuple[LatencyLimit, ...] = option(
@@ -189,7 +189,7 @@ class ServingSpace:
     `devices` empty are the scenario's, `tp` every power of two that divides and fits a node. Of a
     disaggregated mode `prefill_replicas` to `decode_replicas` are the pairs that match in rate. A
     format of weights "" is the scenario's dtype. With `server`, one that files are written for,
-    deployments that it cannot run are out, beside those that their engine cannot.
+    deployments that it cannot run are out, as are those that their engine cannot.
     """
 
     devices: tuple[str, ...] = option(
@@ -317,13 +317,14 @@ class CandidateColumns(Columns):
 
     `mode` is one of `SERVING_MODES`. Degrees, `batch_size` (requests that run on a replica) and
     `num_batched_tokens` are of the decode replicas where there are two pools, with `prefill_tp`,
-    `prefill_replicas` and so on beside (0: aggregated). A deployment has `num_devices` and leaves
-    `num_idle_devices` of those owned; throughput and cost count `num_counted_devices`, both or the
-    former alone, as asked. Throughput counts output tokens; `tps_per_user` is 1000 over TPOT. Each
-    `_low` and `_high` is the bound of the predictor's interval. `verdict` is "ok", or what rules
-    the point out (`memory`, `layout`, `ttft_ms`, `bound`, ...) with its `reason`. `rank` counts
-    from 1 (0: does not qualify); equal ranks are ties within the error. `is_pareto_user` is on the
-    front of tokens/s/GPU against tokens/s/user, `is_pareto_cost` on that of cost against latency.
+    `prefill_replicas` and so on in addition (0: aggregated). A deployment has `num_devices` and
+    leaves `num_idle_devices` of those owned; throughput and cost count `num_counted_devices`, both
+    or the former alone, as asked. Throughput counts output tokens; `tps_per_user` is 1000 over
+    TPOT. Each `_low` and `_high` is the bound of the predictor's interval. `verdict` is "ok", or
+    what rules the point out (`memory`, `layout`, `ttft_ms`, `bound`, ...) with its `reason`. `rank`
+    counts from 1 (0: does not qualify); equal ranks are ties within the error. `is_pareto_user` is
+    on the front of tokens/s/GPU against tokens/s/user, `is_pareto_cost` on that of cost against
+    latency.
     """
 
     name: Quantity = ()

@@ -90,8 +90,8 @@ class ServingRun:
 
     `hash_block_tokens` is how many tokens a block hash names. With `concurrency` above 0 a request
     was sent when another was complete; else each at its own time. Of the whole run, where the
-    server told: `num_preemptions`, and `num_kv_blocks` of `kv_block_tokens` tokens; -1 where not.
-    `source` says what measured it, `settings` how.
+    server reported: `num_preemptions`, and `num_kv_blocks` of `kv_block_tokens` tokens; -1 where
+    not. `source` says what measured it, `settings` how.
     """
 
     name: str = ""

@@ -23,7 +23,7 @@ class FailureRules:
     `device_mtbf_hours` is the mean time between failures of one device and its share of the node
     (0: none fail). Writing a checkpoint takes `checkpoint_s` (0: the states over
     `checkpoint_bytes_per_s` of every device), in which training stands still; with
-    `is_checkpoint_asynchronous` it goes on beside, but for `checkpoint_stall_s`. One is begun
+    `is_checkpoint_asynchronous` it goes on meanwhile, but for `checkpoint_stall_s`. One is begun
     after every `checkpoint_interval_s` of training (0: the interval that loses least). After a
     failure a run is down for `restart_s`, and repeats what it did since the last checkpoint that
     was wholly written.

@@ -64,7 +64,7 @@ class TrainingSpace:
 
     `enumeration` of `ENUMERATIONS`: `internevo` takes the points that InternEvo's simulator tries,
     whatever the axes say. With `framework`, one that files are written for, strategies that it
-    cannot run are out, beside those that the scenario's trainer cannot.
+    cannot run are out, as are those that the scenario's trainer cannot.
     """
 
     devices: tuple[str, ...] = option(
@@ -267,7 +267,7 @@ class StrategySensitivity:
 
     Ratios are tokens/s per GPU over those of the best today (0: none fits today):
     `throughput_ratio` of what is best then, `same_throughput_ratio` of what is best today, kept (0:
-    it cannot run then or does not fit, or is not told).
+    it cannot run then or does not fit, or has no estimate).
     """
 
     change: str

@@ -70,7 +70,7 @@ class SpanColumns(Columns):
 
 
 # What a span can be, by its number in `SpanColumns.kind`. Those of the second line are
-# communication, and run beside the first line's.
+# communication, and run concurrent with the first line's.
 SPAN_KINDS = (
     *("forward", "backward", "backward_input", "backward_weight", "optimizer", "host"),
     *("send_forward", "send_backward", "gradient_reduction", "parameter_gather", "exchange"),
@@ -103,7 +103,7 @@ class TrafficColumns(Columns):
     bytes: Quantity = ()
 
 
-# Tables that can be read beside a report, and exported.
+# Tables that can be read in addition to a report, and exported.
 TRAINING_TABLES = ("spans", "memory", "traffic")
 
 

@@ -1,4 +1,4 @@
-"""What the whole latent attention block holds beside its attention: the projections.
+"""What the whole latent attention block holds besides its attention: the projections.
 
 Queries and the cache go through a low rank: hidden to q_lora_rank to the heads, hidden to
 kv_lora_rank (and the key with position) to the heads; the heads' values go back to hidden.

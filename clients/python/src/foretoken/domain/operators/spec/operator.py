@@ -73,12 +73,12 @@ class OperatorSpec:
 
     `flops` counts a multiply-add as two; `moved_bytes` is the least traffic with device memory.
     `features` are dimensionless quantities that explain how far a kernel stays from its roofline.
-    `costs` are quantities, none negative, that latency may grow in proportion to beside FLOPs and
+    `costs` are quantities, none negative, that latency may grow in proportion to, besides FLOPs and
     bytes: blocks, waves of blocks. Of those that points cannot tell apart the last counts: products
     of more dimensions come later. `axes` are coordinates in which calls are near or far, as one
     sweeps them (the length of a sequence, not the sum over the batch); none means the dimensions.
     `relations` are what must hold between dimensions: a call that breaks one cannot be.
-    `sweep(quick)` yields the points worth measuring; `quick` asks for about a dozen small ones.
+    `sweep(quick)` yields the points worth measuring; `quick` yields about a dozen small ones.
     It yields none where rows are only imported; such an operator needs no kernel.
     `backward_work_ratio` is backward over forward work where a backward pass exists (0: none).
     `group` is the kind of kernel; a breakdown adds up a group's time, a correction stretches it.

@@ -1,7 +1,7 @@
-"""Calls that run while another one runs: computation beside communication, and the reverse.
+"""Calls that run while another one runs: computation during communication, and the reverse.
 
 Such a call has the variant `beside=<operator>;beside_dims=<dims>`: the other operator's dimensions
-in their order, joined by `x`. A computation that ranks time with nothing beside it, to compare
+in their order, joined by `x`. A computation that ranks time with nothing concurrent, to compare
 with, has `beside=nothing` and the group as (devices per node)x(nodes).
 """
 
@@ -27,12 +27,12 @@ def call_beside(call: OperatorCall, other: OperatorCall) -> OperatorCall:
 
 
 def call_alone(call: OperatorCall, devices_per_node: int, num_nodes: int) -> OperatorCall:
-    """Return the computation as all ranks of a group run it, with nothing beside it."""
+    """Return the computation as all ranks of a group run it, with nothing concurrent."""
     return _with_facts(call, NOTHING, [devices_per_node, num_nodes])
 
 
 def is_beside(call: OperatorCall) -> bool:
-    """Return whether the call is timed beside another one, or alone to compare with that."""
+    """Return whether the call is timed during another one, or alone to compare with that."""
     return is_of_overlap(call.variant)
 
 
@@ -42,7 +42,7 @@ def is_of_overlap(variant: str | None) -> bool:
 
 
 def is_group_call(call: OperatorCall) -> bool:
-    """Return whether several ranks time a call: a collective, or what runs beside another call."""
+    """Return whether several ranks time a call: a collective, or what runs during another one."""
     return is_of_group(call.operator, call.variant)
 
 
@@ -57,7 +57,7 @@ def is_of_group(operator: str, variant: str | None) -> bool:
 
 
 def find_companion(call: OperatorCall) -> OperatorCall | None:
-    """Return what runs beside the call, None where nothing does.
+    """Return what runs concurrent with the call, None where nothing does.
 
     Raises:
         InvalidRequestError: the variant does not say its dimensions.
@@ -78,14 +78,14 @@ def find_companion(call: OperatorCall) -> OperatorCall | None:
 
 
 def plain_call(call: OperatorCall) -> OperatorCall:
-    """Return the call as it is without regard to what runs beside it."""
+    """Return the call as it is without regard to what runs concurrent with it."""
     facts = parse_variant(call.variant)
     kept = {key: value for key, value in facts.items() if key not in (_FACT, _DIMS_FACT)}
     return dataclasses.replace(call, variant=format_variant(kept) or "")
 
 
 def group_of_call(call: OperatorCall) -> tuple[int, int]:
-    """Return the (devices per node, nodes) of a collective, or of what it runs beside.
+    """Return the (devices per node, nodes) of a collective, or of what it runs concurrent with.
 
     Raises:
         InvalidRequestError: the variant names no group, or two collectives.
