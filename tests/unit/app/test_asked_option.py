@@ -9,10 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from foretoken.app.cli.asked_option import Answers, Ask
 from foretoken.app.cli.main import app
-from foretoken.app.cli.option_group import with_option_groups
-from foretoken.app.cli.training_axes import AXES
+from foretoken.app.cli.option_text import AXES
+from foretoken.app.cli.request_options import Answers, Ask, with_option_groups
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from foretoken.app.cli.main import app
-from foretoken.app.cli.profile_closure import parse_dtype, parse_step, read_model_config
+from foretoken.app.cli.profile_model import parse_dtype, parse_step, read_model_config
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.measurements.estimate import DType

@@ -12,7 +12,7 @@ from streaming_server import Behaviour, StreamingServer
 from typer.testing import CliRunner
 
 from foretoken.app.cli.main import app
-from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.request_options import with_option_groups
 from foretoken.simulator.validation.run_file import load_run
 
 

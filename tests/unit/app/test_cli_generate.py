@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from foretoken.app.cli.generate import GenerateOptions, launch_best
 from foretoken.app.cli.main import app
-from foretoken.app.cli.training_launch import GenerateOptions, launch_best
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import typer
 
-from foretoken.app.cli.call_words import parse_values
+from foretoken.app.cli.option_text import parse_values
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.correction import (

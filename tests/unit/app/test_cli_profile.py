@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from foretoken.app.cli.main import app
-from foretoken.app.cli.profile_options import read_points
+from foretoken.app.cli.profile import read_points
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownOperatorError
 from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase

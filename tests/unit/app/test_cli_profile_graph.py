@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from foretoken.app.cli.main import app
-from foretoken.app.cli.profile_graph import fasop_table, graph_table, parse_sizes, write_profiles
+from foretoken.app.cli.profile_model import fasop_table, graph_table, parse_sizes, write_profiles
 from foretoken.app.module_times_file import read_module_times
 from foretoken.catalog.importers.fasop.columns import COLUMNS
 from foretoken.domain.errors import InvalidRequestError

@@ -15,7 +15,7 @@ from search_reports import build_search, build_search_request
 from typer.testing import CliRunner, Result
 
 from foretoken.app.cli.main import app
-from foretoken.app.cli.search_launch import find_launched
+from foretoken.app.cli.search_serving import find_launched
 from foretoken.app.cli.search_text import report_table
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain import schema

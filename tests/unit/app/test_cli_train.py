@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.app.cli.train import training_table
+from foretoken.app.cli.predictor import training_table
 from foretoken.domain import schema
 from foretoken.domain.results.report import (
     HeldOutCase,

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from foretoken.app.cli.main import app
-from foretoken.app.cli.simulate_training import training_table
+from foretoken.app.cli.simulate import training_table
 from foretoken.domain.results.report import Feasibility, Percentiles
 from foretoken.domain.results.training_report import StageMemory, TrainingReport
 from foretoken.domain.units import GIB

@@ -1,9 +1,10 @@
 import pytest
 
-from foretoken.app.cli.duration import parse_ms, parse_s
-from foretoken.app.cli.latency_limit import (
+from foretoken.app.cli.option_text import (
     parse_limit,
     parse_limits,
+    parse_ms,
+    parse_s,
 )
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.search import LatencyLimit

@@ -9,7 +9,7 @@ import typer
 
 from foretoken.app.cli import catalog_upkeep
 from foretoken.app.cli.catalog_upkeep import Where, selection_of
-from foretoken.app.cli.picture_file import check_page_option, check_picture_option
+from foretoken.app.cli.output_file import check_page_option, check_picture_option
 from foretoken.app.cli.state import (
     CliState,
     fail,

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from foretoken.app.cli.duration import parse_s
+from foretoken.app.cli.option_text import parse_s
+from foretoken.app.cli.output_file import check_table_option, write_table
 from foretoken.app.cli.state import (
     CliState,
     build_table,
@@ -19,7 +20,6 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_option, write_table
 from foretoken.app.compose import recover_catalog, restore_catalog
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError, InvalidRequestError

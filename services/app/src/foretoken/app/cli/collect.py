@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.duration import parse_s
-from foretoken.app.cli.option_group import with_option_groups
+from foretoken.app.cli.option_text import parse_s
+from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     ProgressBar,
     build_table,

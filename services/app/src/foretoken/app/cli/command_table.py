@@ -1,4 +1,6 @@
-"""The commands under `foretoken`, in the order of its help."""
+"""The commands under `foretoken` and its groups, in the order of its help."""
+
+import typer
 
 from foretoken.app.cli.lazy_group import LazyGroup, ListedCommand
 
@@ -32,7 +34,7 @@ class RootGroup(LazyGroup):
         ),
         ListedCommand(
             "plan",
-            "plan:plan",
+            "predictor:plan",
             "Rank points to profile by the error that measuring them removes for the GPU time it"
             " takes.",
             _MEASURE,
@@ -45,20 +47,20 @@ class RootGroup(LazyGroup):
         ),
         ListedCommand(
             "train",
-            "train:train",
+            "predictor:train",
             "Train latency models on all measurements in the catalog and make them the active"
             " ones.",
             _PREDICT,
         ),
         ListedCommand(
             "models",
-            "models:app",
+            "predictor:models",
             "Versions of the latency models, and which of them answers.",
             _PREDICT,
         ),
         ListedCommand(
             "predict",
-            "predict:predict",
+            "predictor:predict",
             "Estimate how long one operator takes, with a 90 % interval and what it rests on.",
             _PREDICT,
         ),
@@ -70,13 +72,13 @@ class RootGroup(LazyGroup):
         ),
         ListedCommand(
             "simulate",
-            "simulate:app",
+            "command_table:simulate",
             "Evaluate a serving deployment, a training step or a whole run.",
             _SIMULATE,
         ),
         ListedCommand(
             "search",
-            "search:app",
+            "command_table:search",
             "Find the best deployment or training run of many, or the highest rate of one.",
             _SIMULATE,
         ),
@@ -106,7 +108,7 @@ class RootGroup(LazyGroup):
         ),
         ListedCommand(
             "compare",
-            "compare:compare",
+            "results:compare",
             "Set results of one kind side by side: figures with their ratios, and what was asked.",
             _RESULTS,
         ),
@@ -118,3 +120,63 @@ class RootGroup(LazyGroup):
             _SERVE,
         ),
     )
+
+
+class _Searches(LazyGroup):
+    listed = (
+        ListedCommand(
+            "serving",
+            "search_serving:serving",
+            "Find the best deployments of a model: devices, layouts, batches, modes, formats.",
+        ),
+        ListedCommand(
+            "capacity",
+            "search_capacity:capacity",
+            "Find the highest request rate at which a deployment meets all its targets.",
+        ),
+        ListedCommand(
+            "training",
+            "search_training:training",
+            "Find the best way to train a model on a cluster: every strategy counted.",
+        ),
+        ListedCommand(
+            "internevo",
+            "search_internevo:internevo",
+            "Answer what InternEvo's simulator is asked, with its points and in its terms.",
+        ),
+    )
+
+
+search = typer.Typer(
+    cls=_Searches,
+    help="Find the best deployment or training run of many, or the highest rate of one.",
+    no_args_is_help=True,
+)
+
+
+class _Simulations(LazyGroup):
+    listed = (
+        ListedCommand(
+            "serving",
+            "simulate:serving",
+            "Simulate an inference deployment request by request.",
+        ),
+        ListedCommand(
+            "training",
+            "simulate:training",
+            "Simulate one optimizer step: its time and where it goes, its memory, how far to trust"
+            " it.",
+        ),
+        ListedCommand(
+            "run",
+            "simulate_run:run",
+            "Plan a whole training run: days, money and energy, with failures and checkpoints.",
+        ),
+    )
+
+
+simulate = typer.Typer(
+    cls=_Simulations,
+    help="Evaluate a serving deployment, a training step or a whole run.",
+    no_args_is_help=True,
+)

@@ -10,8 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.simulate_serving import serving_table
-from foretoken.app.cli.simulate_training import training_table
+from foretoken.app.cli.simulate import serving_table, training_table
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,

@@ -11,9 +11,14 @@ import typer
 
 import foretoken
 from foretoken.app.cli.command_table import RootGroup
-from foretoken.app.cli.exit_status import STATUS_HELP
 from foretoken.app.cli.lazy_group import MARKUP
 
+# What `--help` says of all commands.
+_STATUS_HELP = (
+    "Exit status: 0 the answer is there; 1 an error, with its reason; 2 wrong usage; 3 a valid"
+    " question whose answer is that nothing does it: what was asked does not fit, or no candidate"
+    " meets the targets. The answer is printed all the same."
+)
 # 128 and the number of SIGINT.
 _INTERRUPTED = 130
 
@@ -25,7 +30,7 @@ app = typer.Typer(
         "\n\nA first tour: `foretoken demo`. Step by step: `catalog import` or `profile`, then"
         " `train`, `predict`, `simulate`."
     ),
-    epilog=STATUS_HELP,
+    epilog=_STATUS_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=MARKUP,

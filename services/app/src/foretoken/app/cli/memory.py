@@ -9,17 +9,17 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.exit_status import leave_unless
-from foretoken.app.cli.option_group import with_option_groups
-from foretoken.app.cli.picture_file import check_page_or_drawing_option, page_option
-from foretoken.app.cli.stack import stack
+from foretoken.app.cli.output_file import check_page_or_drawing_option, page_option
+from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     build_table,
     describe_feasibility,
+    leave_unless,
     note,
     open_composition,
     parse_assignments,
     scenario_changes,
+    stack,
     state_of,
 )
 from foretoken.app.scenario_file import build_training_scenario

@@ -1,17 +1,26 @@
-"""What options of a request say, read: each function takes the option's name and its text."""
+"""Texts of options, read: counts, dimensions, durations, latency limits, axes of a space."""
 
 import re
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import typer
 
 from foretoken.app.cli.state import parse_assignments
 from foretoken.client.single_query import find_member
+from foretoken.domain import schema
 from foretoken.domain.alias import canonical_device
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError, find_near
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.load import load_model
-from foretoken.domain.requests.search import SERVING_MODES
+from foretoken.domain.operators.spec.operator import all_operators
+from foretoken.domain.requests.option import options_of
+from foretoken.domain.requests.search import SERVING_MODES, LatencyLimit
+from foretoken.domain.requests.training_search import TrainingSpace
+from foretoken.domain.units import MS_PER_S
 
 # Stands for the format a model comes in.
 _UNQUANTIZED = "none"
@@ -19,6 +28,30 @@ _UNQUANTIZED = "none"
 _BOTH = "both"
 # `2x8`: two nodes of eight devices.
 _NODES = re.compile(r"(\d+)(?:x(\d+))?")
+# More values of one dimension than this are a slip, not a sweep.
+_MAX_VALUES = 10_000
+_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "min": 6e4, "h": 3.6e6}
+_DURATION = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
+_LIMIT = "--limit"
+_LIMITED = {
+    **{name: name for name in LIMITED},
+    **{name.removesuffix("_ms"): name for name in LIMITED},
+    "e2e": "e2e_latency_ms",
+}
+_SHORT_NAMES = ("ttft", "tpot", "itl", "e2e")
+_PERCENTILE = re.compile(r"p(\d+\.?\d*)")
+_HIGHEST_PERCENTILE = 100
+# As a scenario calls what varies, and as people do, by the space's name for it.
+AXES: Mapping[str, str] = {
+    name: field for field, said in options_of(TrainingSpace).items() for name in said.axis
+}
+# Of these the scenario's own value is searched where no other is named. That of the others is not
+# read, as a search that names none tries all that is sensible.
+_KEPT_AXES = ("device", "num_devices", "global_batch_size", "overlap", "pipeline_schedule", "vpp")
+SEARCHED_AXES = frozenset(AXES).difference(_KEPT_AXES)
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+# Stands for no weight parallelism, which has no name.
+_NO_NAME = {"none": ""}
 
 
 def read_names(_: str, text: str) -> tuple[str, ...]:
@@ -147,3 +180,183 @@ def read_models(_: str, words: Sequence[str]) -> tuple[ModelArchitecture, ...]:
 
     """
     return tuple(load_model(word) for word in words)
+
+
+def split_words(
+    words: Sequence[str], names: Sequence[str]
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return the words of these names, and the others, which are dimensions."""
+    said = parse_assignments(words)
+    return (
+        {name: value for name, value in said.items() if name in names},
+        {name: value for name, value in said.items() if name not in names},
+    )
+
+
+# Of what is wrong, in a message.
+_SHOWN = 40
+
+
+def order_dims(operator: str, dims: Mapping[str, int]) -> Mapping[str, int]:
+    """Return dimensions in the operator's order, which they lose on their way over a wire."""
+    spec = all_operators().get(operator)
+    return {name: dims[name] for name in spec.dim_names} if spec else dims
+
+
+def parse_whole(name: str, text: str) -> int:
+    """Return a whole number.
+
+    Raises:
+        InvalidRequestError: it is none.
+
+    """
+    try:
+        value = int(text)
+    except ValueError as err:
+        raise InvalidRequestError.of_field(
+            name, f"expected a whole number, got {text[:_SHOWN]!r}"
+        ) from err
+    if abs(value) >= 2**63:
+        raise InvalidRequestError.of_field(name, f"{text[:_SHOWN]} does not fit into 64 bits")
+    return value
+
+
+def parse_values(name: str, text: str) -> tuple[int, ...]:
+    """Return the values that `1,2,4`, `1:4096` (doubling) or `128:1024:128` (in steps) say.
+
+    Ranges include their end, if they meet it, and may stand among other values.
+
+    Raises:
+        InvalidRequestError: a part is no number or range.
+        typer.BadParameter: a range that never ends or holds too many values.
+
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        found.update(_expand(name, [parse_whole(name, word) for word in part.split(":")]))
+    return tuple(sorted(found))
+
+
+def _expand(name: str, bounds: Sequence[int]) -> Sequence[int]:
+    match bounds:
+        case [value]:
+            return (value,)
+        case [first, last] if 0 < first <= last:
+            return [first << power for power in range((last // first).bit_length())]
+        case [first, last, step] if step > 0 and first <= last:
+            values = range(first, last + 1, step)
+            if len(values) <= _MAX_VALUES:
+                return values
+    text = ":".join(map(str, bounds))
+    raise typer.BadParameter(
+        f"{name}: {text!r} is not FIRST:LAST (doubling) or FIRST:LAST:STEP"
+        f" with at most {_MAX_VALUES:,} values"
+    )
+
+
+def parse_ms(text: str, option: str) -> float:
+    """Return a positive duration in ms; `option` is what an error is about.
+
+    A number alone is not taken for one unit or the other: the error asks which was meant.
+
+    Raises:
+        InvalidRequestError: it is no positive number with a unit.
+
+    """
+    matched = _DURATION.fullmatch(text.strip().lower())
+    if matched is None or float(matched[1]) == 0 or (matched[2] and matched[2] not in _MS):
+        raise InvalidRequestError.of_field(
+            option, f"{text!r} is no time: write a positive number and a unit, `200ms` or `2s`"
+        )
+    if not matched[2]:
+        number = matched[1]
+        raise InvalidRequestError.of_field(
+            option, f"{number} has no unit: {number}s or {number}ms?"
+        )
+    return float(matched[1]) * _MS[matched[2]]
+
+
+def parse_s(text: str, option: str) -> float:
+    """Return a positive duration in s; see `parse_ms`."""
+    return parse_ms(text, option) / MS_PER_S
+
+
+def parse_limit(text: str) -> LatencyLimit:
+    """Return the limit that `METRIC STATISTIC TIME` names; `<=` or `<` may stand before the time.
+
+    Raises:
+        InvalidRequestError: it is written otherwise, or names what there is not.
+
+    """
+    words = text.lower().replace("<=", " ").replace("<", " ").split()
+    if len(words) == 4:  # noqa: PLR2004 - "2 s", the unit apart
+        words[2:] = ["".join(words[2:])]
+    if len(words) != 3:  # noqa: PLR2004 - metric, statistic, time
+        raise _limit_error(text, "write METRIC STATISTIC TIME, such as `ttft p99 2s`")
+    metric, statistic, time = words
+    if metric not in _LIMITED:
+        raise _limit_error(text, f"{metric!r} is none of {', '.join(_SHORT_NAMES)}")
+    return LatencyLimit(
+        metric=_LIMITED[metric],
+        percentile=_parse_statistic(text, statistic),
+        limit_ms=parse_ms(time, _LIMIT),
+    )
+
+
+def parse_limits(_: str, texts: Sequence[str]) -> tuple[LatencyLimit, ...]:
+    """Return the limits of the texts of an option, in order.
+
+    Raises:
+        InvalidRequestError: one cannot be read.
+
+    """
+    return tuple(parse_limit(text) for text in texts)
+
+
+def _parse_statistic(text: str, statistic: str) -> float:
+    if statistic in {"mean", "avg", "average"}:
+        return 0.0
+    matched = _PERCENTILE.fullmatch("p50" if statistic == "median" else statistic)
+    percentile = float(matched[1]) if matched else 0.0
+    if not 0 < percentile <= _HIGHEST_PERCENTILE:
+        raise _limit_error(text, f"{statistic!r} is no statistic: write mean, p50, p99 or p99.9")
+    return percentile
+
+
+def _limit_error(text: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError.of_field(_LIMIT, f"{text!r}: {problem}")
+
+
+def parse_axes(words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Return values by the name of `TrainingSpace`; ranges of numbers may be `1:8`, doubling.
+
+    Raises:
+        InvalidRequestError: no such axis, no values, or one that is not of its kind.
+
+    """
+    return dict(_parse_axis(name, text) for name, text in parse_assignments(words).items())
+
+
+def _parse_axis(name: str, text: str) -> tuple[str, tuple[Any, ...]]:
+    axis = AXES.get(name, name if name in AXES.values() else "")
+    if not axis:
+        near = find_near(name, AXES)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise InvalidRequestError.of_field("--vary", f"{name!r} is none of {', '.join(AXES)}{hint}")
+    if not read_names(name, text):
+        raise InvalidRequestError.of_field("--vary", f"{name} has no values: {name}=1,2")
+    (kind, _) = typing.get_args(schema.field_types(TrainingSpace)[axis])
+    parse: Callable[[str, str], tuple[Any, ...]] = {int: parse_values, bool: _parse_truths}.get(
+        kind, read_names
+    )
+    values = parse(f"--vary {name}", text)
+    if axis == "weight_parallel":
+        values = tuple(_NO_NAME.get(value, value) for value in values)
+    return axis, values
+
+
+def _parse_truths(name: str, text: str) -> tuple[bool, ...]:
+    words = [word.lower() for word in read_names(name, text)]
+    if wrong := [word for word in words if word not in _TRUTHS]:
+        raise InvalidRequestError.of_field(name, f"expected true or false, got {wrong[0]!r}")
+    return tuple(dict.fromkeys(_TRUTHS[word] for word in words))

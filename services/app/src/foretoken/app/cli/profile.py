@@ -1,35 +1,63 @@
-"""`foretoken profile`: time operators and record them."""
+"""`foretoken profile`: time operators, or the host, and record them."""
 
+import csv
+import io
+import threading
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from foretoken.app.cli.collective_place import find_place, serve_place
-from foretoken.app.cli.duration import parse_s
-from foretoken.app.cli.option_group import with_option_groups
-from foretoken.app.cli.profile_closure import closure
-from foretoken.app.cli.profile_collectives import collectives
-from foretoken.app.cli.profile_graph import graph
-from foretoken.app.cli.profile_host import host
-from foretoken.app.cli.profile_options import AskedProfile, WrittenRequest, build_request
-from foretoken.app.cli.profile_plan import devices, plan
-from foretoken.app.cli.profile_text import outline_table, report_table
-from foretoken.app.cli.state import CliState, fail, note, open_composition, show_progress, state_of
+from foretoken.app.cli.option_text import parse_s, parse_whole
+from foretoken.app.cli.profile_collectives import collectives, find_place, serve_place
+from foretoken.app.cli.profile_model import closure, graph
+from foretoken.app.cli.request_options import Answers, Ask, with_option_groups
+from foretoken.app.cli.state import (
+    CliState,
+    build_table,
+    fail,
+    note,
+    open_composition,
+    show_progress,
+    stack,
+    state_of,
+)
 from foretoken.app.compose import Composition, on_kubernetes
-from foretoken.domain.errors import ForetokenError
-from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.app.config import EMBEDDED
+from foretoken.client.single_query import find_member
+from foretoken.domain import schema
+from foretoken.domain.alias import canonical_device
+from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.domain.measurements.planning import PlanRequest
-from foretoken.domain.measurements.profiling import ProfileRequest
+from foretoken.domain.measurements.profiling import ProfileOutline, ProfileReport, ProfileRequest
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.ports import CatalogPort
+from foretoken.domain.text_file import read_json, read_text
+from foretoken.domain.units import describe_seconds
+from foretoken.jobs.runner import JobProgress
+
+if TYPE_CHECKING:
+    from foretoken.profiler.host.measuring import HostReport
 
 app = typer.Typer(invoke_without_command=True)
-app.command("plan")(plan)
-app.command("devices")(devices)
-app.command("closure")(closure)
-app.command("collectives")(collectives)
-app.command("graph")(graph)
-app.command("host")(host)
+AskedProfile = Annotated[Answers, Ask(ProfileRequest, defaults={"device": "cpu"})]
+WrittenRequest = Annotated[
+    Path | None,
+    typer.Option(
+        "--request",
+        help="A profile written by another process, as JSON: its fields are ProfileRequest's."
+        " The other options of what to time, and how, are left alone then.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+
 
 _NUM_NAME_DIGITS = 12
 _PLACES = ("local", "kubernetes")
@@ -169,3 +197,218 @@ def _planned_calls(
             f" {found.error_before_ratio:.1%} -> {found.error_after_ratio:.1%}"
         )
     return tuple(calls)
+
+
+def build_request(answers: Answers, written: Path | None) -> ProfileRequest:
+    """Return the profile that a file has, or else the one that the options ask for.
+
+    Raises:
+        UnknownModelError, UnknownOperatorError: a name there is not.
+        InvalidRequestError: a file or a value that is wrong, with its place.
+
+    """
+    if written is not None:
+        return schema.decode(ProfileRequest, read_json(written, "request"), written.name)
+    asked = answers.read()
+    if asked.get("models"):
+        asked.setdefault("tp_sizes", (1,))
+    elif asked.get("has_training"):
+        raise InvalidRequestError.of_field("training", "needs --model: what is trained?")
+    else:
+        asked.pop("tp_sizes", None)
+    return schema.decode(ProfileRequest, asked)
+
+
+def read_calls(_: str, path: Path) -> tuple[OperatorCall, ...]:
+    """Return the calls of a CSV file of points; see `read_points`."""
+    return tuple(read_points(path))
+
+
+def read_points(path: Path) -> Iterator[OperatorCall]:
+    """Yield the calls of a CSV file: columns for operator, dtype and phase, and each dimension.
+
+    Further columns are left alone, but `variant` and `kernel`.
+
+    Raises:
+        UnknownOperatorError: an operator there is not.
+        InvalidRequestError: a column or a value is missing or wrong, with its line.
+
+    """
+    reader = csv.DictReader(io.StringIO(read_text(path, "points")))
+    try:
+        _check_columns(path, reader.fieldnames or ())
+        for row in reader:
+            yield _call_of_row(row)
+    except (InvalidRequestError, csv.Error) as err:
+        place = f"{path}, line {reader.line_num}"
+        raise InvalidRequestError.of_field("points", f"{place}: {err}") from err
+
+
+def _check_columns(path: Path, columns: Sequence[str]) -> None:
+    missing = [name for name in ("operator", "dtype") if name not in columns]
+    if missing:
+        raise InvalidRequestError.of_field(
+            "points", f"{path} has no column {', '.join(missing)}; it has {', '.join(columns)}"
+        )
+
+
+def _call_of_row(row: dict[str, str]) -> OperatorCall:
+    spec = find_operator(row["operator"])
+    dims = {name: parse_whole(name, row[name]) for name in spec.dim_names if row.get(name)}
+    spec.check_call(dims)
+    return OperatorCall(
+        operator=spec.name,
+        dtype=find_member(DType, row["dtype"], "dtype"),
+        phase=find_member(Phase, row.get("phase") or "forward", "phase"),
+        dims=dims,
+        variant=row.get("variant") or "",
+        kernel=row.get("kernel") or "",
+    )
+
+
+@with_option_groups
+def plan(context: typer.Context, answers: AskedProfile, written: WrittenRequest = None) -> None:
+    """Show what a profile would time: calls by operator, what is known, how long it takes.
+
+    The device need not be here: `foretoken profile plan --device h200_sxm --model llama-3.1-8b`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        request = build_request(answers, written)
+        outline = services.profiler.outline_profile(request)
+        state.print_object(outline, lambda: outline_table(outline))
+
+
+def devices(context: typer.Context) -> None:
+    """List the devices present where the profiler runs."""
+    state = state_of(context)
+    with open_composition(state) as services:
+        found = services.profiler.list_local_devices()
+        rows = [(name, find_device(name).description) for name in found]
+        state.print_rows("Devices present", ("device", "description"), rows)
+        if len(found) == 1:
+            note("GPUs are found through torch: is a CUDA build of it installed, and a driver?")
+
+
+def outline_table(outline: ProfileOutline) -> Table:
+    """Return what a profile would time: by operator, and in all."""
+    rows = [
+        (entry.operator, entry.num_calls, entry.num_covered, round(entry.estimated_s, 1))
+        for entry in outline.operators
+    ]
+    table = build_table(
+        f"Profile {outline.name} on {outline.device}",
+        ("operator", "to time", "known", "about (s)"),
+        rows,
+    )
+    seconds = describe_seconds(outline.estimated_s)
+    known = f"; {outline.num_covered:,} are known already" if outline.num_covered else ""
+    remarks = [f"{outline.num_calls:,} calls to time in about {seconds}{known}"]
+    if outline.num_too_long:
+        remarks.append(f"{outline.num_too_long:,} take too long and are left out")
+    if outline.num_failing:
+        remarks.append(f"{outline.num_failing:,} will not fit the memory and be failed rows")
+    return _below(table, outline.operators, [*remarks, *outline.notes])
+
+
+def report_table(report: ProfileReport) -> Table:
+    """Return what came of a profile: by operator, and in all."""
+    rows = [
+        (
+            entry.operator,
+            entry.num_measured,
+            entry.num_failed,
+            entry.num_flagged,
+            round(entry.wall_s, 1),
+            f"{entry.interval_ratio:.2%}" if entry.interval_ratio else "-",
+        )
+        for entry in report.operators
+    ]
+    columns = ("operator", "measured", "failed", "doubted", "seconds", "interval ±")
+    table = build_table(f"Profile {report.name} on {report.device}", columns, rows)
+    skipped = f", {report.num_skipped:,} known, too long or left" if report.num_skipped else ""
+    counts = f"{report.num_measured:,} measured, {report.num_failed:,} failed{skipped}"
+    remarks = [f"{counts}, in {describe_seconds(report.wall_s)}"]
+    if report.num_repeats:
+        remarks.append(
+            f"repeatability: {report.num_repeats:,} points timed twice differ by"
+            f" {report.repeat_median_ratio:.2%} in the median, {report.repeat_p90_ratio:.2%} at P90"
+        )
+    if report.run_id:
+        remarks.append(f"recorded as run {report.run_id}")
+    return _below(table, report.operators, [*remarks, *report.notes])
+
+
+def _below(table: Table, rows: Sequence[object], remarks: Sequence[str]) -> Table:
+    """Return the remarks below a table, alone where it has no rows."""
+    return stack(table, *remarks) if rows else stack(*remarks)
+
+
+def host(
+    context: typer.Context,
+    device: Annotated[
+        str,
+        typer.Option(help="Device of this machine: `cpu`, `h200_sxm`.", callback=canonical_device),
+    ] = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points: some seconds.")] = False,
+) -> None:
+    """Time what the host takes beside the kernels, and record it as `launch_gap`, `host_step`.
+
+    On a GPU: how long the host needs to launch kernels, one by one, as a CUDA graph, and through
+    the modules of a model; on a CPU, what a model takes beside its operators. And what sampling,
+    fetching tokens and making text of them take for a batch. `foretoken validate steps` needs it;
+    `launch_us` of an engine's or a trainer's rules may be set to what one kernel more takes.
+
+    Example: `foretoken profile host --device h200_sxm`
+    """
+    state = state_of(context)
+    if state.config.endpoints.profiler != EMBEDDED:
+        raise typer.BadParameter(
+            "the host is timed in this process: leave out --endpoint profiler=... and run the"
+            " command on the machine of the device"
+        )
+    with open_composition(state) as services:
+        num_threads = int(state.config.profiler.get("num_threads") or 0)
+        report = _measure(services.catalog, device, quick=quick, num_threads=num_threads)
+        state.print_object(report, lambda: host_table(report))
+
+
+def _measure(catalog: CatalogPort, device: str, *, quick: bool, num_threads: int) -> "HostReport":
+    try:
+        from foretoken.profiler.host.measuring import measure_host
+        from foretoken.profiler.local_device import find_local_device
+    except ImportError as err:
+        raise InvalidRequestError(
+            "timing the host needs torch and transformers: pip install 'foretoken[profiler,graphs]'"
+        ) from err
+    with show_progress(f"time the host of {device}") as update:
+        progress = JobProgress(update.set, threading.Event())
+        return measure_host(
+            find_local_device(device), catalog, progress, quick=quick, num_threads=num_threads
+        )
+
+
+def host_table(report: "HostReport") -> Table:
+    """Return a report for a terminal."""
+    rows = [
+        (
+            item.operator,
+            item.part,
+            item.largest,
+            item.latency_us,
+            item.slope_us,
+        )
+        for item in report.parts
+    ]
+    columns = ("operator", "part", "kernels or sequences", "takes (µs)", "each more (µs)")
+    title = f"Host of {report.device}: {report.num_rows} rows in {report.wall_s:.1f} s"
+    notes = list(report.notes)
+    if report.num_flagged:
+        notes.insert(
+            0, f"{report.num_flagged} rows are flagged and not learned from: the machine was busy"
+        )
+    return stack(build_table(title, columns, rows), *notes)
+
+
+for command in (plan, devices, closure, collectives, graph, host):
+    app.command()(command)

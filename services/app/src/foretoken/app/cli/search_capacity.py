@@ -7,17 +7,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.asked_option import Answers, Ask
-from foretoken.app.cli.exit_status import leave_unless
-from foretoken.app.cli.option_group import with_option_groups
-from foretoken.app.cli.page_file import write_page
-from foretoken.app.cli.picture_file import page_option
-from foretoken.app.cli.stack import stack
+from foretoken.app.cli.output_file import page_option, write_page
+from foretoken.app.cli.request_options import Answers, Ask, with_option_groups
 from foretoken.app.cli.state import (
     build_table,
+    leave_unless,
     open_composition,
     scenario_changes,
     show_progress,
+    stack,
     state_of,
 )
 from foretoken.app.scenario_file import read_serving_scenario

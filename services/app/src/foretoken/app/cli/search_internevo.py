@@ -9,20 +9,25 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.exit_status import leave_unless
-from foretoken.app.cli.option_group import with_option_groups
-from foretoken.app.cli.page_file import write_page
-from foretoken.app.cli.picture_file import check_page_option, check_picture_option, page_option
+from foretoken.app.cli.output_file import (
+    check_page_option,
+    check_picture_option,
+    check_table_option,
+    page_option,
+    write_columns,
+    write_page,
+)
+from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.search_training_text import describe_finalist
-from foretoken.app.cli.stack import stack
 from foretoken.app.cli.state import (
     build_table,
+    leave_unless,
     note,
     open_composition,
     show_progress,
+    stack,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_option, write_columns
 from foretoken.client.facade import Foretoken
 from foretoken.domain import schema
 from foretoken.domain.alias import canonical_device

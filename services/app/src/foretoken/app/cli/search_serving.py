@@ -8,36 +8,197 @@ from typing import Annotated, Any
 
 import typer
 
-from foretoken.app.cli.asked_option import Answers, Ask
-from foretoken.app.cli.exit_status import leave_unless
-from foretoken.app.cli.option_group import with_option_groups
-from foretoken.app.cli.page_file import write_page
-from foretoken.app.cli.picture_file import page_option
-from foretoken.app.cli.search_launch import launch_best
-from foretoken.app.cli.search_options import (
-    EffortOptions,
-    QuestionOptions,
-    TargetOptions,
-    build_request,
-)
+from foretoken.app.cli.option_text import check_prices, parse_ms
+from foretoken.app.cli.output_file import check_table_option, page_option, write_columns, write_page
+from foretoken.app.cli.request_options import Answers, Ask, with_option_groups
 from foretoken.app.cli.search_text import report_table
 from foretoken.app.cli.state import (
+    leave_unless,
     note,
     note_search,
     open_composition,
+    scenario_changes,
     show_progress,
     state_of,
 )
-from foretoken.app.cli.table_file import check_table_option, write_columns
+from foretoken.app.scenario_file import (
+    build_serving_scenario,
+    read_search_request,
+    read_searched_scenario,
+)
 from foretoken.client.job_wait import wait_for_job
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.job import Job
 from foretoken.domain.ports import SimulatorPort
-from foretoken.domain.requests.search import ServingSearchReport, ServingSearchRequest
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import (
+    Finalist,
+    LatencyLimit,
+    ServingSearchReport,
+    ServingSearchRequest,
+)
 from foretoken.domain.results.report import RequestColumns, SeriesColumns
-from foretoken.simulator.launch.write import LaunchOptions, find_server, find_server_of
+from foretoken.simulator.launch.write import (
+    LaunchOptions,
+    find_server,
+    find_server_of,
+    write_deployment,
+)
 
+# Headings of options.
+_ASKED = "What is served"
+_TARGETS, _EFFORT = "What a deployment has to meet", "How much is computed"
 _RESULTS = "Where results go"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions:
+    """What is to be served. Options change what the scenario file says."""
+
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Model: a preset (`foretoken list models`) or the path of a Hugging Face"
+            " `config.json`.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = ""
+    isl: Annotated[
+        int | None,
+        typer.Option(
+            "--isl",
+            min=1,
+            show_default=False,
+            help="Prompt tokens of every request (default: the scenario's, or 512).",
+            rich_help_panel=_ASKED,
+        ),
+    ] = None
+    osl: Annotated[
+        int | None,
+        typer.Option(
+            "--osl",
+            min=1,
+            show_default=False,
+            help="Answer tokens of every request (default: the scenario's, or 128).",
+            rich_help_panel=_ASKED,
+        ),
+    ] = None
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change one key of the scenario: `workload.num_requests=500`. Repeatable.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = None
+    request: Annotated[
+        Path | None,
+        typer.Option(
+            help="A whole request in a file (YAML or JSON), as a report shows it: `scenario`,"
+            " `space`, `targets` and the rest. Other options of what to search for are not read.",
+            exists=True,
+            dir_okay=False,
+            rich_help_panel=_ASKED,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """What a deployment has to meet on average."""
+
+    ttft: Annotated[
+        str,
+        typer.Option(
+            "--ttft",
+            help="Longest mean time to first token: `2s`, `500ms`. For a percentile use --limit.",
+            rich_help_panel=_TARGETS,
+        ),
+    ] = ""
+    tpot: Annotated[
+        str,
+        typer.Option(
+            "--tpot", help="Longest mean time per output token: `30ms`.", rich_help_panel=_TARGETS
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffortOptions:
+    """Which search is watched."""
+
+    job: Annotated[
+        str,
+        typer.Option(
+            help="Go on watching a search that was started before, instead of a new one.",
+            rich_help_panel=_EFFORT,
+        ),
+    ] = ""
+
+
+def build_request(
+    scenario: Path | None, question: QuestionOptions, targets: TargetOptions, answers: Answers
+) -> ServingSearchRequest:
+    """Return what the options ask for.
+
+    Raises:
+        InvalidRequestError: no model, no device, or a value that cannot be.
+
+    """
+    if question.request is not None:
+        return read_search_request(question.request, ServingSearchRequest, build_serving_scenario)
+    asked = answers.read()
+    space, limits = asked.setdefault("space", {}), asked.setdefault("targets", {})
+    resolved = _resolve(scenario, question, space)
+    check_prices(space)
+    limits["limits"] = (*_mean_limits(targets), *limits.get("limits", ()))
+    return schema.decode(ServingSearchRequest, {"scenario": resolved, **asked})
+
+
+def _resolve(
+    scenario: Path | None, question: QuestionOptions, space: Mapping[str, Any]
+) -> ServingScenario:
+    """Return the scenario: the file's, changed by options, or one of options alone."""
+    content = read_searched_scenario(scenario)
+    overrides = _overrides(question, space)
+    known = {*content, *overrides}
+    for key, option in (("model", "--model"), ("device", "--device")):
+        if key not in known:
+            raise InvalidRequestError.of_field(option, "is needed where no scenario file names one")
+    has_trace = bool(_section(content, "workload").get("trace_path"))
+    if has_trace and (question.isl or question.osl):
+        raise InvalidRequestError.of_field("--isl", "a trace has lengths of its own")
+    return build_serving_scenario(content, overrides, scenario or Path("search.yaml"))
+
+
+def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a file's content; empty where there is none."""
+    section = content.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _overrides(question: QuestionOptions, space: Mapping[str, Any]) -> dict[str, Any]:
+    overrides: dict[str, Any] = {}
+    if question.model:
+        overrides["model"] = question.model
+    if devices := space.get("devices"):
+        overrides["device"] = devices[0]
+    for name, length in (("prefill", question.isl), ("decode", question.osl)):
+        if length:
+            overrides[f"workload.{name}"] = {"kind": "fixed", "mean": length}
+    if len(profiles := space.get("profiles", ())) == 1:
+        overrides["engine.profile"] = profiles[0]
+    return overrides | scenario_changes(question.change)
+
+
+def _mean_limits(targets: TargetOptions) -> list[LatencyLimit]:
+    return [
+        LatencyLimit(metric=f"{name}_ms", percentile=0, limit_ms=parse_ms(text, f"--{name}"))
+        for name, text in (("ttft", targets.ttft), ("tpot", targets.tpot))
+        if text
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +351,7 @@ def _write(report: ServingSearchReport, title: str, results: ResultOptions) -> N
     leave_unless(bool(report.best) and (any(met) or not met))
     if results.generate is not None:
         options = LaunchOptions(engine=results.server, model_id=results.model_id)
-        launch_best(report, results.generate, options)
+        _launch_best(report, results.generate, options)
 
 
 def _watch(simulator: SimulatorPort, job: Job) -> ServingSearchReport:
@@ -218,3 +379,36 @@ def _without_columns(report: ServingSearchReport) -> ServingSearchReport:
         for finalist in report.finalists
     )
     return replace(report, finalists=finalists)
+
+
+def _launch_best(report: ServingSearchReport, folder: Path, options: LaunchOptions) -> None:
+    """Write the files of the best deployment that met the targets when it was simulated.
+
+    Raises:
+        InvalidRequestError: none did, or no server can be started that way.
+
+    """
+    chosen = find_launched(report)
+    scenario = schema.decode(ServingScenario, json.loads(chosen.scenario_json))
+    paths = write_deployment(scenario, folder, options)
+    if chosen.name != report.best:
+        note(f"{report.best} misses the targets when simulated")
+    note(f"{chosen.name} written to {folder}: {', '.join(path.name for path in paths)}")
+
+
+def find_launched(report: ServingSearchReport) -> Finalist:
+    """Return the first finalist that meets the targets.
+
+    Raises:
+        InvalidRequestError: there is none.
+
+    """
+    for finalist in report.finalists:
+        if finalist.is_met:
+            return finalist
+    reason = (
+        "no finalist meets the targets: simulate more (--finalists), or ask for less"
+        if report.finalists
+        else "nothing was simulated that could be written: no deployment qualifies"
+    )
+    raise InvalidRequestError.of_field("--generate", reason)

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from foretoken.app.cli.stack import stack
-from foretoken.app.cli.state import build_table
+from foretoken.app.cli.state import build_table, stack
 from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_search import (

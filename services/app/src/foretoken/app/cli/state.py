@@ -1,4 +1,4 @@
-"""What every command shares: the configuration, the output format, errors and progress.
+"""What every command shares: the configuration, tables, progress, errors and the exit status.
 
 Ports and progress bars are imported where they are used, for help and lists need none.
 """
@@ -19,8 +19,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from foretoken.app.cli.echo_text import with_echo
 from foretoken.app.config import process_environment
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
@@ -44,6 +44,7 @@ _NAME_WIDTH = 20
 # Where there is no terminal for a bar, a line says this often how far a job is.
 _LINE_S = 10.0
 _notes = Console(stderr=True)
+NO_ANSWER = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,3 +247,25 @@ def parse_assignments(words: Sequence[str]) -> Mapping[str, str]:
             raise typer.BadParameter(f"{name} is given twice: {pairs[name]!r} and {value!r}")
         pairs[name] = value
     return pairs
+
+
+def stack(*parts: Table | str) -> Table:
+    """Return the parts below each other; a blank line sets a table off from what is above it."""
+    grid = Table.grid()
+    for index, part in enumerate(parts):
+        if index and isinstance(part, Table):
+            grid.add_row("")
+        grid.add_row(Text(part) if isinstance(part, str) else part)
+    return grid
+
+
+def with_echo(table: Table, *echoes: Echo) -> Table:
+    """Return a table with the echoes of its answers below; what several say stands once."""
+    lines = dict.fromkeys(line for echo in echoes for line in echo.lines())
+    return stack(table, "", *lines) if lines else table
+
+
+def leave_unless(has_answer: bool) -> None:
+    """Leave with status 3, once everything is printed and written, where nothing does it."""
+    if not has_answer:
+        raise typer.Exit(code=NO_ANSWER)

@@ -9,16 +9,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.page_file import write_page
-from foretoken.app.cli.picture_file import page_option
-from foretoken.app.cli.profile_closure import step_name
-from foretoken.app.cli.stack import stack
+from foretoken.app.cli.output_file import page_option, write_page
+from foretoken.app.cli.profile_model import step_name
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
     note,
     open_composition,
     show_progress,
+    stack,
     state_of,
 )
 from foretoken.domain import schema

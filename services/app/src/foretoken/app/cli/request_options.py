@@ -1,14 +1,16 @@
-"""Options of a command, made of what the fields of a request say of themselves.
+"""Options of a command, made of what the fields of a dataclass say of themselves.
 
 A parameter of a command that is `Annotated[Answers, Ask(SomeRequest)]` becomes an option for every
 described field of the request and of its sections; `Answers` gives back what was said, as plain
-data that `schema.decode` makes a request of.
+data that `schema.decode` makes a request of. One that is a frozen dataclass has an option for each
+of its `Annotated` fields. `with_option_groups` hands the command the objects.
 """
 
 import enum
+import functools
 import inspect
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +20,9 @@ import typer
 
 from foretoken.domain import schema
 from foretoken.domain.requests.option import Option, options_of
+
+# What makes the object of the options' values, and the options.
+_Group = tuple[Callable[[Mapping[str, Any]], Any], list[inspect.Parameter]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class _Syntax:
 
 _WORDS = list[str] | None
 _SYNTAXES = {
-    "counts": _Syntax(str, "call_words:parse_values"),
+    "counts": _Syntax(str, "option_text:parse_values"),
     "names": _Syntax(str, "option_text:read_names"),
     "devices": _Syntax(str, "option_text:read_devices"),
     "formats": _Syntax(str, "option_text:read_formats"),
@@ -41,10 +46,10 @@ _SYNTAXES = {
     "words": _Syntax(_WORDS, "option_text:read_words"),
     "prices": _Syntax(_WORDS, "option_text:read_prices"),
     "nodes": _Syntax(_WORDS, "option_text:read_nodes"),
-    "limits": _Syntax(_WORDS, "latency_limit:parse_limits"),
+    "limits": _Syntax(_WORDS, "option_text:parse_limits"),
     "dtypes": _Syntax(_WORDS, "option_text:read_dtypes"),
     "models": _Syntax(_WORDS, "option_text:read_models"),
-    "calls": _Syntax(Path | None, "profile_options:read_calls"),
+    "calls": _Syntax(Path | None, "profile:read_calls"),
     "off": _Syntax(bool, "option_text:read_off"),
 }
 _PREFIXES, _SUFFIX = ("num_", "has_", "is_"), "_ratio"
@@ -208,3 +213,51 @@ def find_ask(hint: Any) -> Ask | None:
     """Return what a parameter of this type asks for; None where it is an option of its own."""
     found = (item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Ask))
     return next(found, None)
+
+
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with options of their own for its parameters that are groups of them."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    groups = {name: group for name, hint in hints.items() if (group := _find_group(hint))}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        option
+        for parameter in inspect.signature(command).parameters.values()
+        for option in (
+            groups[parameter.name][1]
+            if parameter.name in groups
+            else [parameter.replace(kind=keyword, annotation=hints[parameter.name])]
+        )
+    ]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        built = {
+            name: build({option.name: values.pop(option.name) for option in options})
+            for name, (build, options) in groups.items()
+        }
+        command(**values, **built)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {item.name: item.annotation for item in parameters}
+    return run
+
+
+def _find_group(hint: Any) -> _Group | None:
+    ask = find_ask(hint)
+    if ask is not None:
+        asked = ask.list_options()
+        return functools.partial(Answers, asked), [item.parameter for item in asked]
+    if not (is_dataclass(hint) and isinstance(hint, type)):
+        return None
+    hints = typing.get_type_hints(hint, include_extras=True)
+    options = [
+        inspect.Parameter(
+            item.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if item.default is MISSING else item.default,
+            annotation=hints[item.name],
+        )
+        for item in fields(hint)
+    ]
+    return lambda values: hint(**values), options

@@ -1,6 +1,6 @@
-"""Arrow tables written to the files users name, by the file's ending.
+"""Files that commands write: options that are checked early, pages, and Arrow tables by ending.
 
-Arrow is imported where a table is written, which few commands are asked for.
+Arrow and what draws are imported where a file is written, which few commands are asked for.
 """
 
 from __future__ import annotations
@@ -8,17 +8,78 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from foretoken.app.cli.state import check_output_path, parse_assignments
+from foretoken.app.cli.lazy_group import PAGE
+from foretoken.app.cli.state import check_output_path, note, parse_assignments
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from foretoken.domain.measurements.measurement import ArrowStream
     from foretoken.domain.results.report import Columns
+    from foretoken.page.section import Section
+
+Check = Callable[[Path | None], Path | None]
+PICTURES = (".png", ".svg", ".pdf")
+PAGES = (".html", ".htm")
+
+
+def page_option(
+    *aliases: str,
+    panel: str | None = None,
+    text: str = "Write a page with pictures here (HTML).",
+    check: Check = check_output_path,
+) -> Any:
+    """Return the option `--page` of a command; its aliases are read, and not in the help."""
+    return typer.Option(PAGE, *aliases, help=text, callback=check, rich_help_panel=panel)
+
+
+def check_picture_option(path: Path | None) -> Path | None:
+    """Return the path of a picture to write.
+
+    Raises:
+        typer.BadParameter: it cannot be written, or its ending is no format of pictures.
+
+    """
+    return _check_ending(path, PICTURES)
+
+
+def check_page_option(path: Path | None) -> Path | None:
+    """Return the path of a page to write.
+
+    Raises:
+        typer.BadParameter: it cannot be written, or its ending is not that of a page.
+
+    """
+    return _check_ending(path, PAGES)
+
+
+def check_page_or_drawing_option(path: Path | None) -> Path | None:
+    """Return the path of a page to write, or of its picture alone.
+
+    Raises:
+        typer.BadParameter: it cannot be written, or its ending is that of neither.
+
+    """
+    return _check_ending(path, (*PAGES, ".svg"))
+
+
+def _check_ending(path: Path | None, endings: Sequence[str]) -> Path | None:
+    if path is not None and path.suffix not in endings:
+        raise typer.BadParameter(f"{path} must end in {', '.join(endings[:-1])} or {endings[-1]}")
+    return check_output_path(path)
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
+    """Write a page, and say so."""
+    # What draws pages takes longer to load than most commands that can write one need.
+    from foretoken.simulator.report.page import render_page
+
+    path.write_text(render_page(title, sections), encoding="utf-8")
+    note(f"page written to {path}")
 
 
 def _write_parquet(table: pa.Table, path: str) -> None:
