@@ -20,6 +20,8 @@ TORCH ?= torch==2.13.0
 # One thread per process: the numeric libraries' own threads fight over the same cores.
 export OMP_NUM_THREADS := 1
 export OMP_WAIT_POLICY := passive
+# Compiling the sources and the assertions anew takes each process of a test run ten seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 WORKERS ?= 2
 PYTEST_ARGS ?=
