@@ -118,10 +118,10 @@ def lower_backward(nodes: Nodes, options: LoweringOptions | None = None) -> Node
 
 @cache
 def _passes() -> Sequence[ParallelPass]:
-    # Tensor parallelism first: the others then see a rank's own sizes.
-    order = ("tp", "cp", "ep", "wp", "pp", "dp")
+    # Tensor parallelism first: the others then see a rank's own sizes. Axes of plug-ins come last.
+    place = {axis: index for index, axis in enumerate(("tp", "cp", "ep", "wp", "pp", "dp"))}
     found = scan_modules("foretoken.domain.parallelism", "PASS").values()
-    return sorted(found, key=lambda item: order.index(item.axis))
+    return sorted(found, key=lambda item: place.get(item.axis, len(place)))
 
 
 def _embedding(builder: NodeBuilder) -> Iterator[OperatorNode]:
