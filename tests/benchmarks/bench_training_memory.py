@@ -17,20 +17,14 @@ from pathlib import Path
 from training_rows import read_steps
 
 from foretoken.domain.frameworks.trainer import TrainerSpec
-from foretoken.domain.lowering.graph import Section
-from foretoken.domain.lowering.lower import lower_rank
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
-from foretoken.simulator.rank import chunk_ranks
-from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.measure import measure_memory
-from foretoken.simulator.training.recompute import plan_recompute
 from foretoken.simulator.training.schedule import find_schedule
-from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
 
 _DEFAULT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 _MIB = 2**20
@@ -87,17 +81,10 @@ def main(data: Path) -> None:
 
 def measure(scenario: TrainingScenario) -> Sequence[StageMemory]:
     """Return the memory of every rank of the pipeline."""
-    options = training_options(scenario, scenario.trainer.resolve())
-    graphs = []
-    for rank in chunk_ranks(scenario):
-        nodes = lower_rank(micro_batch_shape(scenario), options, rank)
-        forward = tuple(node for node in nodes if node.section is not Section.BOUNDARY)
-        plan = plan_recompute(forward, scenario, rank)
-        graphs.append(ChunkGraph(rank=rank, forward=forward, plan=plan))
     orders = find_schedule(scenario.pipeline_schedule).orders(
         scenario.layout.pp, scenario.num_micro_batches, scenario.virtual_stages
     )
-    memory, _ = measure_memory(graphs, orders, scenario)
+    memory, _ = measure_memory(scenario, orders)
     return memory
 
 

@@ -15,14 +15,11 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.domain.results.training_report import StageMemory
-from foretoken.simulator.rank import chunk_ranks
-from foretoken.simulator.search.training.memory_columns import measure_strategies
+from foretoken.simulator.search.training.memory import measure_strategies
 from foretoken.simulator.steps.legality import LEGAL, judge_legality
 from foretoken.simulator.steps.strategies import AXES, Strategies, StrategySource
-from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.in_flight import find_moments
 from foretoken.simulator.training.memory.measure import measure_memory
-from foretoken.simulator.training.memory_plan import measure_stages
 from foretoken.simulator.training.schedule import (
     RankOrder,
     all_schedules,
@@ -30,7 +27,6 @@ from foretoken.simulator.training.schedule import (
     order_step,
     with_chunks,
 )
-from foretoken.simulator.training.stage_operators import lower_step
 
 _SCHEDULES = tuple(sorted(all_schedules()))
 _DEVICES = 16
@@ -119,13 +115,7 @@ def _follow(scenario: TrainingScenario) -> tuple[StageMemory, ...]:
     """Return what the simulator says, all chunks and micro batches one by one."""
     schedule = find_schedule(scenario.pipeline_schedule)
     scenario = with_chunks(scenario, schedule)
-    orders = order_step(scenario, schedule)
-    operators = lower_step(scenario, scenario.trainer.resolve(), chunk_ranks(scenario), orders)
-    graphs = [
-        ChunkGraph(rank=chunk.rank, forward=chunk.forward, plan=chunk.plan)
-        for chunk in operators.chunks
-    ]
-    return measure_memory(graphs, orders, scenario)[0]
+    return measure_memory(scenario, order_step(scenario, schedule))[0]
 
 
 @settings(max_examples=20)
@@ -138,20 +128,6 @@ def test_the_closed_form_is_the_fullest_stage_of_the_simulator(strategies: Strat
         fullest = min(_follow(legal.scenario(row)), key=lambda stage: stage.margin_bytes)
         assert found.reserved_bytes[row] == pytest.approx(fullest.reserved_bytes, rel=1e-9)
         assert found.margin_bytes[row] == pytest.approx(fullest.margin_bytes, rel=1e-9, abs=64)
-
-
-@settings(max_examples=20)
-@given(strategies=_strategies())
-def test_a_plan_says_of_every_stage_what_the_simulator_says(strategies: Strategies) -> None:
-    legal = strategies.take(judge_legality(strategies) == LEGAL)
-    assume(len(legal))
-    scenario = legal.scenario(0)
-    planned, followed = measure_stages(scenario), _follow(scenario)
-    for one, other in zip(planned, followed, strict=True):
-        for part in ("weights", "gradients", "optimizer", "reserved", "device"):
-            name = f"{part}_bytes"
-            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-9)
-        assert one.largest == other.largest
 
 
 def test_nothing_is_asked_of_no_strategies() -> None:

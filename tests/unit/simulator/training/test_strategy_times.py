@@ -16,7 +16,7 @@ from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
-from foretoken.simulator.search.training.memory_columns import measure_strategies
+from foretoken.simulator.search.training.memory import measure_strategies
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
 from foretoken.simulator.steps.call_prices import PricedTable

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_memory_graphs import chunk_graphs, follow, memory_scenario
+from training_memory_graphs import chunk_graphs, follow, measure_states, memory_scenario
 
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.results.training_report import SPAN_KINDS, SpanColumns, StageMemory
 from foretoken.domain.units import GIB
-from foretoken.simulator.training.memory.state_bytes import count_states
 from foretoken.simulator.training.schedule import all_schedules
 
 _MEGATRON = TrainerSpec(profile="megatron-core")
@@ -93,7 +92,7 @@ def test_states_of_one_parameter_take_eighteen_bytes() -> None:
     """Weights of 2, gradients of 4 and an optimizer of 12 bytes, on a rank alone."""
     graphs = chunk_graphs(memory_scenario(trainer=_MEGATRON))
     num_params = sum(int(node.num_weights) for node in graphs[0].forward)
-    states = count_states(graphs, memory_scenario(trainer=_MEGATRON))
+    states = measure_states(memory_scenario(trainer=_MEGATRON))
     assert states.weights == 2 * num_params
     assert states.gradients == 4 * num_params
     assert states.optimizer == 12 * num_params
@@ -107,7 +106,7 @@ def test_experts_are_sharded_over_the_ranks_that_hold_the_same() -> None:
         int(node.num_weights) for node in graphs[0].forward if node.operator == "grouped_gemm"
     )
     others = sum(int(node.num_weights) for node in graphs[0].forward) - experts
-    states = count_states(graphs, scenario)
+    states = measure_states(scenario)
     assert pytest.approx(12 * experts + 12 * others / 8) == states.optimizer
 
 
@@ -180,7 +179,7 @@ def test_a_small_step_peaks_in_its_update() -> None:
     )
     stages, columns = follow(scenario)
     graphs = chunk_graphs(scenario)
-    states = count_states(graphs, scenario)
+    states = measure_states(scenario)
     num_params = sum(int(node.num_weights) for node in graphs[0].forward)
     assert states.update == 4 * num_params
     assert pytest.approx(states.kept + states.update) == stages[0].total_bytes

@@ -1,5 +1,7 @@
 """Memory of many strategies at once: kinds of ranks, shards, and one strategy by hand."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from training_memory_graphs import memory_scenario
@@ -7,11 +9,15 @@ from training_memory_graphs import memory_scenario
 from foretoken.domain.frameworks.trainer import TrainerSpec, find_trainer
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.memory_headroom import training_headroom_bytes
-from foretoken.simulator.search.training.memory_columns import measure_strategies
-from foretoken.simulator.search.training.memory_ranks import cut_pipeline
+from foretoken.simulator.search.training.memory import measure_strategies
+from foretoken.simulator.steps.memory import HeldChunks
+from foretoken.simulator.steps.parameters import COPIED_HEAD, HEAD
 from foretoken.simulator.steps.strategies import AXES, Strategies, StrategySource
-from foretoken.simulator.training.memory.in_flight import find_moments
-from foretoken.simulator.training.memory_plan import measure_stages
+from foretoken.simulator.training.memory.in_flight import (
+    MergedMoments,
+    find_moments,
+    merge_ranks,
+)
 from foretoken.simulator.training.schedule import find_schedule
 
 _DEVICES = ("h200_sxm", "a30")
@@ -42,14 +48,9 @@ def test_states_of_a_rank_by_hand() -> None:
     strategies = _strategies(zero_stage=[0, 1, 2, 3], recompute=2)
     reserved = measure_strategies(strategies).reserved_bytes
     trainer = strategies.source.scenario.trainer.resolve()
-    followed = [
-        max(stage.reserved_bytes for stage in measure_stages(strategies.scenario(row)))
-        for row in range(4)
-    ]
     num_params = 8_030_261_248
     saved = (reserved[0] - reserved[1]) / trainer.reserved_ratio
     assert saved == pytest.approx(12 * num_params * 7 / 8, rel=1e-9)
-    assert reserved == pytest.approx(followed, rel=1e-12)
     assert (np.diff(reserved) < 0).all()
 
 
@@ -71,29 +72,39 @@ def test_alike_strategies_have_alike_memory() -> None:
     assert len(set(reserved.tolist())) == 1
 
 
+def _cut(schedule: str, pp: int, layers: Sequence[int]) -> tuple[HeldChunks, list[MergedMoments]]:
+    """Return chunks of so many layers that are all alike, and the kinds of ranks that hold them."""
+    moments = find_moments(find_schedule(schedule), pp, 8 * pp, len(layers) // pp)
+    chunks = HeldChunks(
+        layers=tuple(layers),
+        ranks=np.array([rank.chunks for rank in moments]),
+        kinds=(0,) * sum(layers),
+        num_kinds=1,
+        num_recomputed=0,
+    )
+    return chunks, merge_ranks(moments, chunks.kinds_of_chunks)
+
+
 def test_ranks_of_a_kind_are_one_with_the_most_micro_batches() -> None:
     """Of eight ranks the second has most in flight between the first and the last: seven."""
-    moments = find_moments(find_schedule("one_f_one_b"), 8, 64, 1)
-    cut = cut_pipeline(moments, (0,) * 32)
-    assert cut.layers == (4,) * 8
-    assert [rank.chunks for rank in cut.ranks] == [(0,), (1,), (7,)]
-    assert [int(rank.counts[:, 0].max()) for rank in cut.ranks] == [8, 7, 1]
-    assert not cut.is_shared
+    chunks, ranks = _cut("one_f_one_b", 8, [4] * 8)
+    assert [rank.chunks for rank in ranks] == [(0,), (1,), (7,)]
+    assert [int(rank.counts[:, 0].max()) for rank in ranks] == [8, 7, 1]
+    assert chunks.places[-1] == COPIED_HEAD
 
 
 def test_chunks_that_need_the_same_count_together() -> None:
     """The middle ranks of an interleaved pipeline hold chunks that are all alike."""
-    moments = find_moments(find_schedule("interleaved"), 4, 32, 2)
-    cut = cut_pipeline(moments, (0,) * 16)
-    (middle,) = (rank for rank in cut.ranks if rank.chunks == (1, 5))
+    _, ranks = _cut("interleaved", 4, [2] * 8)
+    (middle,) = (rank for rank in ranks if rank.chunks == (1, 5))
     assert middle.of_counts == (1,)
     # Ahead are 2 * (4 - 1 - 1) + 4 passes; one more runs.
     assert int(middle.counts[:, 0].max()) == 2 * 2 + 4 + 1
 
 
 def test_a_folded_pipeline_has_head_and_embedding_on_one_rank() -> None:
-    moments = find_moments(find_schedule("zero_bubble_v"), 4, 32, 1)
-    assert cut_pipeline(moments, (0,) * 16).is_shared
+    chunks, _ = _cut("zero_bubble_v", 4, [2] * 8)
+    assert chunks.places[-1] == HEAD
 
 
 def test_states_are_split_over_the_ranks_that_hold_the_same() -> None:
@@ -104,15 +115,3 @@ def test_states_are_split_over_the_ranks_that_hold_the_same() -> None:
     assert strategies.dense.shards.tolist() == [1, 4, 2]
     assert strategies.expert.shards.tolist() == [1, 4, 2]
     assert strategies.weight_parts.tolist() == [1, 1, 1]
-
-
-def test_recomputation_by_operator_is_that_of_one_scenario() -> None:
-    """What torchtitan keeps is the same in columns and for one strategy at a time."""
-    degrees = {"tp": [1, 2, 1, 4], "pp": [1, 1, 2, 2], "dp": [8, 4, 4, 1]}
-    more = {"sequence_parallel": [0, 1, 0, 1], "micro_batch_size": [1, 2, 2, 4]}
-    strategies = _strategies(trainer="torchtitan", recompute=1, zero_stage=1, **degrees, **more)
-    followed = [
-        max(stage.reserved_bytes for stage in measure_stages(strategies.scenario(row)))
-        for row in range(4)
-    ]
-    assert measure_strategies(strategies).reserved_bytes == pytest.approx(followed, rel=1e-12)

@@ -1,20 +1,19 @@
 """What strategies hold, to the byte: a table of answers beside the laws that memory obeys."""
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 from golden_table import Row, check_golden
-from training_memory_graphs import chunk_graphs, follow, memory_scenario
+from training_memory_graphs import chunk_needs, follow, memory_scenario
 
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.memory.in_flight import find_moments
-from foretoken.simulator.training.memory.pass_peak import measure_chunk
 from foretoken.simulator.training.memory_plan import measure_stages
 from foretoken.simulator.training.schedule import find_schedule
 
+_NEEDS = (*("saved", "forward", "backward", "weight_half", "largest_saved", "largest_passing"),)
 _CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "zero 1": {"dp": 4, "zero_stage": 1},
@@ -91,10 +90,10 @@ def test_what_every_pass_needs_is_as_kept() -> None:
     rows: list[Row] = []
     for name, changes in _CASES.items():
         scenario = _scenario(changes)
-        chunks = chunk_graphs(scenario)
-        for chunk in (chunks[0], chunks[-1])[: len(chunks)]:
-            need = measure_chunk(chunk, scenario)
-            rows.append({"case": name, "chunk": chunk.rank.stage, **asdict(need)})
+        needs = chunk_needs(scenario)
+        for chunk in sorted({0, len(needs) - 1}):
+            row = {column: getattr(needs[chunk], column) for column in _NEEDS}
+            rows.append({"case": name, "chunk": chunk, **row})
     check_golden("training_memory_of_passes", rows)
 
 

@@ -9,9 +9,9 @@ from training_memory_graphs import chunk_graphs, follow, memory_scenario
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.lowering.graph import Section
+from foretoken.simulator.steps.parameters import number_layer_kinds
 from foretoken.simulator.steps.sharding import cut_shards
 from foretoken.simulator.training.memory.in_flight import find_moments, settle_micro_batches
-from foretoken.simulator.training.memory.layer_kind import layer_kinds
 from foretoken.simulator.training.memory_plan import measure_stages, plan_memory
 from foretoken.simulator.training.schedule import find_schedule
 
@@ -118,9 +118,9 @@ def test_layers_are_alike_that_the_same_operators_run_in() -> None:
     )
     every_other = replace(dense.forward[-5], section=Section.LAYER, first_layer=1)
     every_other = replace(every_other, layer_stride=2, repeat=16)
-    assert set(layer_kinds(dense.forward, 32)) == {0}
-    assert layer_kinds(sparse.forward, 61) == (0,) * 3 + (1,) * 58
-    assert layer_kinds((*dense.forward, every_other), 32) == (0, 1) * 16
+    assert set(number_layer_kinds(dense.forward, 32)) == {0}
+    assert number_layer_kinds(sparse.forward, 61) == (0,) * 3 + (1,) * 58
+    assert number_layer_kinds((*dense.forward, every_other), 32) == (0, 1) * 16
 
 
 @pytest.mark.parametrize(("num_ranks", "wanted", "shards"), [(8, 0, 8), (8, 3, 2), (6, 100, 6)])

@@ -1,19 +1,32 @@
 """Chunks of small training runs, as memory sees them."""
 
-from foretoken.domain.lowering.graph import Section
+from dataclasses import dataclass
+
+from foretoken.domain.lowering.graph import RankContext, Section
 from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import MemoryColumns, SpanColumns, StageMemory
-from foretoken.simulator.rank import chunk_ranks
-from foretoken.simulator.training.memory.chunk import ChunkGraph
-from foretoken.simulator.training.memory.measure import measure_memory
-from foretoken.simulator.training.recompute import plan_recompute
+from foretoken.simulator.rank import chunk_layers, chunk_ranks
+from foretoken.simulator.steps.memory import ModelMemory
+from foretoken.simulator.training.memory.measure import ChunkNeed, measure_memory, name_needs
+from foretoken.simulator.training.memory.state_bytes import StateBytes
+from foretoken.simulator.training.recompute import RecomputePlan, plan_recompute
 from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
 
 _AXES = ("tp", "pp", "dp", "cp", "ep")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkGraph:
+    """What one rank runs forward for a chunk, and what it keeps of that."""
+
+    rank: RankContext
+    forward: Nodes
+    plan: RecomputePlan
 
 
 def memory_scenario(model: str = "llama-3.2-1b", **changes: object) -> TrainingScenario:
@@ -44,6 +57,20 @@ def chunk_graphs(scenario: TrainingScenario) -> list[ChunkGraph]:
     return graphs
 
 
+def measure_states(scenario: TrainingScenario) -> StateBytes:
+    """Return the states of a scenario without a pipeline."""
+    memory = ModelMemory(scenario)
+    _, states = memory.measure(memory.cut([scenario.model.num_layers], [[0]]))
+    return states.take((0, 0))
+
+
+def chunk_needs(scenario: TrainingScenario) -> list[ChunkNeed]:
+    """Return what every chunk of the model needs, in order, each on a rank of its own."""
+    memory, layers = ModelMemory(scenario), chunk_layers(scenario)
+    chunks = memory.cut(layers, [[chunk] for chunk in range(len(layers))])
+    return name_needs(memory.measure(chunks)[0], memory.places_of(chunks))
+
+
 def follow(
     scenario: TrainingScenario, spans: SpanColumns | None = None
 ) -> tuple[tuple[StageMemory, ...], MemoryColumns]:
@@ -52,4 +79,4 @@ def follow(
     orders = schedule.orders(
         scenario.layout.pp, scenario.num_micro_batches, scenario.virtual_stages
     )
-    return measure_memory(chunk_graphs(scenario), orders, scenario, spans)
+    return measure_memory(scenario, orders, spans)

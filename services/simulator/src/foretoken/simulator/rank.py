@@ -36,11 +36,15 @@ def chunk_ranks(scenario: TrainingScenario) -> tuple[RankContext, ...]:
         UnknownTopologyError: no such topology, or none of the device where more than one is used.
 
     """
-    layout = scenario.layout
+    layout, layers = scenario.layout, chunk_layers(scenario)
     rank = _first_rank(_padded_model(scenario), layout, scenario.device, scenario.topology)
-    num_chunks = layout.pp * scenario.virtual_stages
-    layers = scenario.stage_layers or even_layers(scenario.model.num_layers, num_chunks)
     return tuple(replace(rank, stage=stage, layers_by_stage=layers) for stage in range(len(layers)))
+
+
+def chunk_layers(scenario: TrainingScenario) -> tuple[int, ...]:
+    """Return the layers of every chunk, in the order of the model."""
+    num_chunks = scenario.layout.pp * scenario.virtual_stages
+    return scenario.stage_layers or even_layers(scenario.model.num_layers, num_chunks)
 
 
 def _padded_model(scenario: TrainingScenario) -> ModelArchitecture:

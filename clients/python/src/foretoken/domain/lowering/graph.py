@@ -93,6 +93,14 @@ class OperatorNode:
     num_matrices: int = 1
 
     @property
+    def layers(self) -> range:
+        """The layers it runs in, none outside of layers."""
+        if self.section is not Section.LAYER:
+            return range(0)
+        stop = self.first_layer + self.repeat * self.layer_stride
+        return range(self.first_layer, stop, self.layer_stride)
+
+    @property
     def num_tensors(self) -> int:
         """Tensors that one repetition's parameters are in, those it shares included."""
         return self.num_matrices + self.has_bias

@@ -16,7 +16,7 @@ from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.simulator.training.memory.saved_tensor import SavedTensor, layer_range, layers_of
+from foretoken.simulator.training.memory.saved_tensor import SavedTensor
 from foretoken.simulator.training.memory.tensor_size import written_bytes
 
 # What `recompute_modules` calls it.
@@ -67,7 +67,7 @@ def before_last_use(forward: Nodes, saved: Sequence[SavedTensor]) -> Iterator[Op
     last: dict[int, int] = {}
     for index, node in enumerate(in_layers):
         if node.role in savers:
-            last.update(dict.fromkeys(layer_range(node), index))
+            last.update(dict.fromkeys(node.layers, index))
     for index, node in enumerate(in_layers):
         if index < last.get(node.first_layer, 0):
             yield node
@@ -89,7 +89,7 @@ def _list_outputs(
                 producer=node.role,
                 section=Section.LAYER,
                 num_bytes=num_bytes,
-                layers=layers_of(node),
+                layers=tuple(node.layers),
             )
 
 
@@ -107,7 +107,7 @@ def _output_bytes(node: OperatorNode, shares: Mapping[int, float], tp: int) -> i
 def _find_reader(following: Sequence[OperatorNode], node: OperatorNode) -> str:
     """Return the next operator of the same layer that is no collective."""
     for other in following:
-        is_near = node.first_layer in layer_range(other)
+        is_near = node.first_layer in other.layers
         if is_near and not find_operator(other.operator).is_collective:
             return other.role
     return node.role
@@ -124,7 +124,7 @@ def _kept_shares(forward: Nodes, scenario: TrainingScenario) -> Mapping[int, flo
         widths, first = _widths(node, scenario), counts[node.first_layer]
         kept = sum(width for at, width in enumerate(widths, first) if at % 2 == 0)
         shares[id(node)] = kept / sum(widths)
-        for layer in layer_range(node):
+        for layer in node.layers:
             counts[layer] += len(widths)
     return shares
 

@@ -34,7 +34,6 @@ from foretoken.simulator.training.efficiency import (
     peak_flops_per_s,
 )
 from foretoken.simulator.training.memory.advice import judge_memory
-from foretoken.simulator.training.memory.chunk import ChunkGraph
 from foretoken.simulator.training.memory.measure import measure_memory
 from foretoken.simulator.training.memory_plan import measure_stages
 from foretoken.simulator.training.module_profile import MeasuredPrices, measure_nodes
@@ -114,7 +113,7 @@ def simulate_training(
         ),
     )
     _update(progress, 0.9, "follow the memory")
-    return _with_memory(report, scenario, operators, orders)
+    return _with_memory(report, scenario, orders)
 
 
 def share_step_time(scenario: TrainingScenario, predictor: LatencySource) -> Mapping[str, float]:
@@ -265,21 +264,11 @@ def _with_times(
 
 
 def _with_memory(
-    report: TrainingReport,
-    scenario: TrainingScenario,
-    operators: StepOperators,
-    orders: Sequence[RankOrder],
+    report: TrainingReport, scenario: TrainingScenario, orders: Sequence[RankOrder]
 ) -> TrainingReport:
-    memory, timeline = measure_memory(_graphs(operators), orders, scenario, report.spans)
+    memory, timeline = measure_memory(scenario, orders, report.spans)
     feasibility, memory = judge_memory(memory, scenario, measure_stages)
     return replace(report, feasibility=feasibility, memory=memory, memory_timeline=timeline)
-
-
-def _graphs(operators: StepOperators) -> list[ChunkGraph]:
-    return [
-        ChunkGraph(rank=chunk.rank, forward=chunk.forward, plan=chunk.plan)
-        for chunk in operators.chunks
-    ]
 
 
 def _update(progress: JobProgress | None, ratio: float, message: str) -> None:

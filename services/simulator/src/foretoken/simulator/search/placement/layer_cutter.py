@@ -8,7 +8,6 @@ import numpy as np
 from foretoken.simulator.search.placement.chain import Chain, Cut, find_method
 from foretoken.simulator.search.placement.cutting import (
     StageSite,
-    count_by_chunk,
     find_room,
     make_chain,
 )
@@ -93,8 +92,7 @@ class LayerCutter:
     def _measure(self, point: PlacedStrategy, cut: Cut, site: StageSite) -> LayerCut:
         layers = cut.num_nodes * point.virtual_stages
         kind = self._space.kinds[point.pipeline.stages[0]]
-        counts = count_by_chunk(self._layer_kinds, layers)
-        reserved = self._memories.measure(point, kind, counts)
+        reserved = self._memories.measure(point, kind, layers)
         margins = find_room(point, site) - reserved
         fullest = int(margins.argmin())
         return LayerCut(

@@ -19,4 +19,4 @@ class StageBook:
     def of_scenario(cls, scenario: TrainingScenario) -> Self:
         """Return a book of the stages of a scenario, with nothing in it."""
         samples = Samples(scenario)
-        return cls(samples=samples, memories=StageMemories(scenario, samples))
+        return cls(samples=samples, memories=StageMemories(scenario))

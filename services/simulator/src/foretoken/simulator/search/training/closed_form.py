@@ -12,7 +12,7 @@ from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.internevo.points import list_points
 from foretoken.simulator.search.training.answers import Answers, list_prices
 from foretoken.simulator.search.training.canonical import find_redundant
-from foretoken.simulator.search.training.memory_columns import (
+from foretoken.simulator.search.training.memory import (
     StrategyMemory,
     measure_strategies,
 )

@@ -25,7 +25,7 @@ from foretoken.simulator.search.training.closed_form import (
     answer_in_closed_form,
     join_columns,
 )
-from foretoken.simulator.search.training.memory_columns import measure_strategies
+from foretoken.simulator.search.training.memory import measure_strategies
 from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer

@@ -22,6 +22,7 @@ from foretoken.domain.parallelism.pp import stage_transfers
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.steps.memory import as_one_chunk
 from foretoken.simulator.training.stage_operators import training_options
 
 
@@ -82,18 +83,7 @@ def lower_shape(scenario: TrainingScenario, micro_batch_sizes: Ints) -> Shape:
         InvalidRequestError: the layout does not fit the model.
 
     """
-    alone = dataclasses.replace(
-        scenario,
-        layout=dataclasses.replace(scenario.layout, pp=1),
-        virtual_stages=1,
-        stage_layers=(),
-        recompute="none",
-        recompute_layers=0,
-        recompute_modules=(),
-        partitions_activations=False,
-        zero_stage=0,
-        shard_degree=0,
-    )
+    alone = as_one_chunk(scenario)
     trainer = alone.trainer.resolve()
     options = training_options(alone, trainer)
     (rank,) = chunk_ranks(alone)

@@ -6,7 +6,7 @@ that no other one exceeds in every count. A schedule in its steady state repeats
 micro batches add none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -72,6 +72,42 @@ def hold_most(counts: Counts, needs: NDArray[np.float64]) -> NDArray[np.float64]
     """
     found: NDArray[np.float64] = np.tensordot(needs, counts, ([-2, -1], [1, 2])).max(axis=-1)
     return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedMoments:
+    """The moments of ranks whose chunks need the same, as if of one, which has these `chunks`.
+
+    `counts` are those of `FullMoments`, for the chunks `of_counts`, which stand for those alike.
+    """
+
+    chunks: tuple[int, ...]
+    of_counts: tuple[int, ...]
+    counts: Counts
+
+
+def merge_ranks(
+    moments: Sequence[FullMoments], kind_of_chunk: Sequence[Hashable]
+) -> list[MergedMoments]:
+    """Return the moments of ranks by the kinds of their chunks: of each kind one can be fullest."""
+    alike: dict[Hashable, list[FullMoments]] = {}
+    for rank in moments:
+        alike.setdefault(tuple(kind_of_chunk[chunk] for chunk in rank.chunks), []).append(rank)
+    return [_merge(ranks, kind_of_chunk) for ranks in alike.values()]
+
+
+def _merge(ranks: Sequence[FullMoments], kind_of_chunk: Sequence[Hashable]) -> MergedMoments:
+    chunks = ranks[0].chunks
+    own = [kind_of_chunk[chunk] for chunk in chunks]
+    distinct = list(dict.fromkeys(own))
+    # Counts of chunks that are alike add up.
+    places = np.array([distinct.index(kind) for kind in own])
+    counts = np.concatenate([rank.counts for rank in ranks])
+    merged = np.zeros((*counts.shape[:2], len(distinct)), dtype=np.int64)
+    for place, column in zip(places.tolist(), np.moveaxis(counts, -1, 0), strict=True):
+        merged[..., place] += column
+    of_counts = tuple(chunks[own.index(kind)] for kind in distinct)
+    return MergedMoments(chunks, of_counts, keep_most(merged))
 
 
 def settle_micro_batches(scenario: TrainingScenario, schedule: PipelineSchedule) -> int:

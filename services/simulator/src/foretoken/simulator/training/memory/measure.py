@@ -4,8 +4,10 @@ Each rank follows its own order of passes: a forward pass adds what it keeps, a 
 it away. States are there all the time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +22,10 @@ from foretoken.domain.results.training_report import (
     StageMemory,
 )
 from foretoken.simulator.grid import Floats
-from foretoken.simulator.training.memory.chunk import ChunkGraph
-from foretoken.simulator.training.memory.pass_peak import ChunkNeed, measure_chunk
-from foretoken.simulator.training.memory.state_bytes import StateBytes, count_states
+from foretoken.simulator.rank import chunk_layers
+from foretoken.simulator.steps.memory import ModelMemory
+from foretoken.simulator.training.memory.pass_peak import ChunkNeeds, PlaceNeed
+from foretoken.simulator.training.memory.state_bytes import StateBytes
 from foretoken.simulator.training.schedule import Pass, RankOrder
 from foretoken.simulator.training.stage_hardware import stage_devices
 
@@ -39,35 +42,68 @@ class _Moments:
     passing: Floats
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkNeed:
+    """`ChunkNeeds` of one chunk, and the needs of its `places` in the order of the model."""
+
+    saved: float
+    weight_half: float
+    forward: float
+    backward: float
+    places: Sequence[PlaceNeed]
+
+    @property
+    def largest_saved(self) -> str:
+        """The operator that keeps the largest tensor, those of all layers together."""
+        kept: Counter[tuple[str, str]] = Counter()
+        for tensor in (tensor for place in self.places for tensor in place.kept):
+            kept[tensor.role, tensor.producer] += tensor.num_bytes
+        return max(kept, key=lambda name: kept[name], default=("", ""))[0]
+
+    @property
+    def largest_passing(self) -> str:
+        """The operator at which a backward pass takes most."""
+        kept = accumulate(place.saved for place in self.places)
+        taken = [place.backward + saved for place, saved in zip(self.places, kept, strict=True)]
+        return self.places[int(np.argmax(taken))].largest_passing
+
+
 def measure_memory(
-    chunks: Sequence[ChunkGraph],
-    orders: Sequence[RankOrder],
-    scenario: TrainingScenario,
-    spans: SpanColumns | None = None,
+    scenario: TrainingScenario, orders: Sequence[RankOrder], spans: SpanColumns | None = None
 ) -> tuple[tuple[StageMemory, ...], MemoryColumns]:
     """Return the peak of every rank of the pipeline, and its memory over the step.
 
-    `chunks` are those of the model in order, and may be one object where they are alike; `orders`
-    say which of them a rank runs. Times are those of `spans`, or 0 without.
+    `orders` say which chunks a rank runs. Times are those of `spans`, or 0 without.
+
+    Raises:
+        InvalidRequestError: the layout does not fit the model.
+
     """
-    measured = {id(chunk): measure_chunk(chunk, scenario) for chunk in _without_copies(chunks)}
-    needs = [measured[id(chunk)] for chunk in chunks]
+    memory = ModelMemory(scenario)
+    held = [sorted({item.chunk for slot in order for item in slot}) for order in orders]
+    chunks = memory.cut(chunk_layers(scenario), held)
+    needs, states = memory.measure(chunks)
+    named = name_needs(needs, memory.places_of(chunks))
     stages, columns = [], []
     for stage, order in enumerate(orders):
-        held = sorted({item.chunk for slot in order for item in slot})
-        states = count_states([chunks[index] for index in held], scenario)
-        moments = _follow(order, needs, _stage_spans(spans, stage), states)
+        own = states.take((0, stage))
+        moments = _follow(order, named, _stage_spans(spans, stage), own)
         stages.append(
-            _stage_memory(stage, states, moments, [needs[index] for index in held], scenario)
+            _stage_memory(stage, own, moments, [named[chunk] for chunk in held[stage]], scenario)
         )
-        columns.append(_columns(stage, states, moments))
+        columns.append(_columns(stage, own, moments))
     names = ("stage", "time_ms", "bytes")
     joined = {name: np.concatenate([part[name] for part in columns]) for name in names}
     return tuple(stages), MemoryColumns(**joined)
 
 
-def _without_copies(chunks: Sequence[ChunkGraph]) -> Iterable[ChunkGraph]:
-    return {id(chunk): chunk for chunk in chunks}.values()
+def name_needs(needs: ChunkNeeds, places: Sequence[Sequence[PlaceNeed]]) -> list[ChunkNeed]:
+    """Return what every chunk of one scenario needs, given its places."""
+    columns = {item.name: getattr(needs, item.name)[0].tolist() for item in fields(needs)}
+    return [
+        ChunkNeed(places=own, **{name: column[chunk] for name, column in columns.items()})
+        for chunk, own in enumerate(places)
+    ]
 
 
 def _follow(
@@ -94,7 +130,7 @@ def _follow(
     above = np.zeros_like(time_ms)
     above[1::2] = passing + states.gathered
     time_ms = np.maximum.accumulate(time_ms)
-    if states.update:
+    if states.update > 0:
         last_ms = max(spans["end_ms"], default=time_ms[-1])
         time_ms = np.concatenate([time_ms, [time_ms[-1], last_ms]])
         kept = np.concatenate([kept, [kept[-1], kept[-1]]])
@@ -159,11 +195,11 @@ def _stage_memory(
     peak = int(np.argmax(moments.kept + moments.passing))
     kept, passing = float(moments.kept[peak]), float(moments.passing[peak])
     parts = {
-        "weights": states.weights,
-        "gradients": states.gradients,
-        "optimizer": states.optimizer,
+        "weights": float(states.weights),
+        "gradients": float(states.gradients),
+        "optimizer": float(states.optimizer),
         "activations": kept,
-        "temporary": passing + states.placeholders,
+        "temporary": passing + float(states.placeholders),
     }
     reserved = sum(parts.values()) * trainer.reserved_ratio
     device = find_device(stage_devices(scenario)[stage])

@@ -6,8 +6,8 @@ later ones kept is freed. A layer that runs again has all of its tensors then.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Annotated
 
@@ -18,11 +18,9 @@ from foretoken.domain.lowering.graph import OperatorNode, Section
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.domain.units import Quantity
 from foretoken.simulator.grid import Floats, Ints
-from foretoken.simulator.steps.axes import CASE, PLACE, FloatPerCase
-from foretoken.simulator.training.memory.chunk import ChunkGraph
-from foretoken.simulator.training.memory.saved_tensor import SavedTensor, layer_range
+from foretoken.simulator.steps.axes import CASE, CHUNK, PLACE, FloatPerCase
+from foretoken.simulator.training.memory.saved_tensor import SavedTensor
 from foretoken.simulator.training.memory.state_bytes import weight_bytes
 from foretoken.simulator.training.memory.tensor_size import read_bytes, written_bytes
 
@@ -34,60 +32,50 @@ _MATRICES = ("gemm", "grouped_gemm")
 _NO_TEMPORARY = ("residual_add", "embedding", "cast", "bias_add")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChunkNeed:
-    """Bytes of one micro batch of a chunk, or columns of them.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ChunkNeeds:
+    """Bytes of one micro batch of every chunk.
 
     `saved` is kept between its passes. `forward` and `backward` are what the passes take at most
     above what is kept when the forward pass has ended. `weight_half` is what a backward pass of the
-    input alone leaves for that of the weights. `largest_saved` names the operator that keeps most,
-    `largest_passing` the one at which a backward pass takes most.
+    input alone leaves for that of the weights.
     """
 
-    saved: Quantity
-    forward: Quantity
-    backward: Quantity
-    weight_half: Quantity
-    largest_saved: str = ""
-    largest_passing: str = ""
+    saved: Annotated[Floats, CASE, CHUNK]
+    weight_half: Annotated[Floats, CASE, CHUNK]
+    forward: Annotated[Floats, CASE, CHUNK]
+    backward: Annotated[Floats, CASE, CHUNK]
+
+    @property
+    def counted(self) -> Floats:
+        """All in the order of `FullMoments`: [case, 4, chunk]."""
+        return np.stack([self.saved, self.weight_half, self.forward, self.backward], axis=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceNeed:
     """Bytes of one micro batch in one layer, or in what lies before or after all layers.
 
-    As `ChunkNeed` has them of a chunk of this place alone, but for what a pipeline adds; `forward`
-    is negative where later operators keep more than any takes.
+    As `ChunkNeeds` has them of a chunk of this place alone, but for what a pipeline adds; `forward`
+    is negative where later operators keep more than any takes. `kept` are the tensors that are
+    saved, `largest_passing` is the operator at which a backward pass takes most.
     """
 
-    saved: float
+    kept: Sequence[SavedTensor]
     forward: float
     backward: float
     weight_half: float
     largest_passing: str = ""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlaceNeeds:
-    """What a chunk needs by place: before all layers, in each layer by its number, after all.
-
-    `stream_bytes` is the residual stream, which stages of a pipeline hand on.
-    """
-
-    before: PlaceNeed
-    layers: Mapping[int, PlaceNeed]
-    after: PlaceNeed
-    stream_bytes: float
-
     @property
-    def places(self) -> tuple[PlaceNeed, ...]:
-        """All in the order of the model."""
-        return self.before, *self.layers.values(), self.after
+    def saved(self) -> int:
+        """What is kept between the passes."""
+        return sum(tensor.num_bytes for tensor in self.kept)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PlaceColumns:
-    """`PlaceNeed` in columns, places in the order of the model, and the residual stream."""
+    """`PlaceNeed` in columns, and the residual stream, which stages of a pipeline hand on."""
 
     saved: Annotated[Floats, CASE, PLACE]
     forward: Annotated[Floats, CASE, PLACE]
@@ -96,22 +84,26 @@ class PlaceColumns:
     stream: FloatPerCase
 
     @classmethod
-    def of_needs(cls, needs: Sequence[PlaceNeeds]) -> "PlaceColumns":
+    def of_needs(
+        cls, needs: Sequence[Sequence[PlaceNeed]], stream_bytes: Sequence[float]
+    ) -> "PlaceColumns":
         """Return the needs of cases with equally many places."""
-        stream = np.array([need.stream_bytes for need in needs])
-        empty = cls(stream=stream, **dict.fromkeys(_FIELDS, np.zeros((len(needs), 0))))
-        return empty.map(
-            lambda name: np.array(
-                [[getattr(place, name) for place in need.places] for need in needs], dtype=float
-            )
-        )
+        columns = {
+            name: np.array([[getattr(place, name) for place in own] for own in needs], dtype=float)
+            for name in _FIELDS
+        }
+        return cls(stream=np.array(stream_bytes), **columns)
 
-    def map(self, find: Callable[[str], Floats]) -> "PlaceColumns":
-        """Return other columns of the same cases, by name."""
-        return replace(self, **{name: find(name) for name in _FIELDS})
+    def of_cases(self, cases: Ints) -> "PlaceColumns":
+        """Return the needs of some cases."""
+        return PlaceColumns(**{item.name: getattr(self, item.name)[cases] for item in fields(self)})
+
+    def take(self, places: Ints) -> "PlaceColumns":
+        """Return these places, in this order."""
+        return replace(self, **{name: getattr(self, name)[:, places] for name in _FIELDS})
 
 
-def cut_places(places: PlaceColumns, layers: Sequence[int]) -> ChunkNeed:
+def cut_places(places: PlaceColumns, layers: Sequence[int]) -> ChunkNeeds:
     """Return what chunks of so many layers need, in columns [case, chunk], in the model's order."""
     starts, stops = chunk_bounds(layers)
     sums = np.cumsum(places.saved, axis=1)
@@ -123,7 +115,7 @@ def cut_places(places: PlaceColumns, layers: Sequence[int]) -> ChunkNeed:
     )
     # The gradient that was last handed to the chunk before is still referred to.
     handed = places.stream[:, None] * (np.arange(len(layers)) > 0)
-    return ChunkNeed(
+    return ChunkNeeds(
         saved=np.add.reduceat(places.saved, starts, axis=1),
         forward=np.maximum(0.0, forward),
         backward=np.maximum(0.0, backward) + handed,
@@ -139,28 +131,8 @@ def chunk_bounds(layers: Sequence[int]) -> tuple[Ints, Ints]:
     return starts, stops
 
 
-def measure_chunk(chunk: ChunkGraph, scenario: TrainingScenario) -> ChunkNeed:
-    """Return what one micro batch of a chunk needs."""
-    meter = PlaceMeter(chunk.forward, scenario)
-    needs = meter.measure(chunk.plan.saved, chunk.plan.rebuilt, chunk.rank.stage_layers)
-    places = PlaceColumns.of_needs([needs])
-    alone = cut_places(places, [len(needs.layers)])
-    # As of a chunk that another one is before.
-    handed = needs.stream_bytes if chunk.rank.num_stages > 1 and chunk.rank.stage > 0 else 0.0
-    largest = max(chunk.plan.saved, key=lambda tensor: tensor.total_bytes, default=None)
-    passing = needs.places[int((places.backward + places.saved.cumsum(axis=1)).argmax())]
-    return ChunkNeed(
-        saved=chunk.plan.saved_bytes,
-        forward=float(alone.forward[0, 0]),
-        backward=float(alone.backward[0, 0]) + handed,
-        weight_half=float(alone.weight_half[0, 0]),
-        largest_saved=largest.role if largest else "",
-        largest_passing=passing.largest_passing,
-    )
-
-
 class PlaceMeter:
-    """Goes over the operators of a chunk, place by place."""
+    """Goes over the operators of a model, place by place."""
 
     def __init__(self, forward: Nodes, scenario: TrainingScenario) -> None:
         """Keep what all plans of recomputation have in common."""
@@ -169,35 +141,34 @@ class PlaceMeter:
         self._tp = scenario.layout.tp
         self._keeps_inputs = keeps_gathered_input(scenario)
         self._roles = {node.role for node in forward}
-        self._stream_bytes = _stream_bytes(forward)
+        self.stream_bytes = _stream_bytes(forward)
         self._read = {id(node): read_bytes(node) for node in forward}
         self._written = {id(node): written_bytes(node) for node in forward}
         self._gradients = {id(node): self._gradient_bytes(node) for node in forward}
 
     def measure(
         self, saved: Sequence[SavedTensor], rebuilt: Sequence[SavedTensor], layers: Sequence[int]
-    ) -> PlaceNeeds:
-        """Return what these layers need, and what lies before and after all.
+    ) -> tuple[PlaceNeed, ...]:
+        """Return the needs of what lies before all layers, of what lies after, and of these layers.
 
-        `saved` and `rebuilt` are a chunk's as `RecomputePlan` has them.
+        `saved` and `rebuilt` are as `RecomputePlan` has them.
         """
         kept, again = _by_place(saved, layers), _by_place(rebuilt, layers)
-        kinds: dict[tuple[Hashable, ...], PlaceNeed] = {}
-        found = {}
-        for place, nodes in _places(self._forward, layers):
-            kind = (*map(id, nodes), *kept[place].items(), None, *again[place].items())
-            if kind not in kinds:
-                kinds[kind] = self._measure_place(nodes, kept[place], again[place])
-            found[place] = kinds[kind]
-        before, after = found.pop(_BEFORE), found.pop(_AFTER)
-        return PlaceNeeds(before=before, layers=found, after=after, stream_bytes=self._stream_bytes)
+        return tuple(
+            self._measure_place(nodes, kept[place], again[place])
+            for place, nodes in _places(self._forward, layers)
+        )
 
     def _measure_place(
-        self, nodes: Sequence[OperatorNode], saved: Mapping[str, int], rebuilt: Mapping[str, int]
+        self,
+        nodes: Sequence[OperatorNode],
+        kept: Sequence[SavedTensor],
+        again: Sequence[SavedTensor],
     ) -> PlaceNeed:
+        saved, rebuilt = _by_role(kept), _by_role(again)
         backward, role = self._backward_peak(nodes, saved, rebuilt)
         return PlaceNeed(
-            saved=sum(saved.values()),
+            kept=kept,
             forward=self._forward_peak(nodes, saved),
             backward=backward,
             weight_half=self._weight_half(nodes, saved, rebuilt),
@@ -236,7 +207,7 @@ class PlaceMeter:
         if node.operator == "cross_entropy":
             return self._loss_bytes(node)
         if node.operator in _NO_TEMPORARY:
-            return self._stream_bytes
+            return self.stream_bytes
         kept = saved.get(node.role, 0)
         return max(0.0, self._read[id(node)] - kept) + self._written[id(node)]
 
@@ -263,7 +234,7 @@ class PlaceMeter:
         if node.operator == "cross_entropy":
             return self._loss_gradient(node)
         in_layer = node.section is Section.LAYER
-        stream = self._stream_bytes if in_layer else 0.0
+        stream = self.stream_bytes if in_layer else 0.0
         if node.operator in _NO_TEMPORARY:
             return stream + self._weight_gradient(node)
         inside, outside = self._read[id(node)], self._written[id(node)]
@@ -286,28 +257,35 @@ class PlaceMeter:
 
 def _by_place(
     tensors: Sequence[SavedTensor], layers: Sequence[int]
-) -> defaultdict[int, dict[str, int]]:
-    """Return bytes by role in these layers, and in what lies before and after all."""
-    places: defaultdict[int, dict[str, int]] = defaultdict(dict)
+) -> defaultdict[int, list[SavedTensor]]:
+    """Return the tensors of these layers, and of what lies before and after all."""
+    places: defaultdict[int, list[SavedTensor]] = defaultdict(list)
     for tensor in tensors:
         before_or_after = (_BEFORE if tensor.section is Section.EMBEDDING else _AFTER,)
         has_layers = tensor.section is Section.LAYER
         among = set(tensor.layers) if has_layers else ()
-        for layer in [item for item in layers if item in among] if has_layers else before_or_after:
-            roles = places[layer]
-            roles[tensor.role] = roles.get(tensor.role, 0) + tensor.num_bytes
+        for place in [item for item in layers if item in among] if has_layers else before_or_after:
+            places[place].append(tensor)
     return places
+
+
+def _by_role(tensors: Sequence[SavedTensor]) -> dict[str, int]:
+    """Return bytes by the role of the operator."""
+    roles: dict[str, int] = {}
+    for tensor in tensors:
+        roles[tensor.role] = roles.get(tensor.role, 0) + tensor.num_bytes
+    return roles
 
 
 def _places(
     forward: Nodes, layers: Sequence[int]
 ) -> Iterator[tuple[int, tuple[OperatorNode, ...]]]:
-    """Yield the operators before all layers, of every layer, and after all."""
-    inside = [(node, layer_range(node)) for node in forward if node.section is Section.LAYER]
+    """Yield the operators before all layers, after all, and of every layer."""
+    inside = [(node, node.layers) for node in forward if node.section is Section.LAYER]
     yield _BEFORE, tuple(node for node in forward if node.section is Section.EMBEDDING)
+    yield _AFTER, tuple(node for node in forward if node.section is Section.HEAD)
     for layer in layers:
         yield layer, tuple(node for node, among in inside if layer in among)
-    yield _AFTER, tuple(node for node in forward if node.section is Section.HEAD)
 
 
 def _stream_bytes(forward: Nodes) -> float:

@@ -54,19 +54,6 @@ def list_saved(forward: Nodes, scenario: TrainingScenario) -> tuple[SavedTensor,
     return tuple(_list(forward, scenario, trainer))
 
 
-def layer_range(node: OperatorNode) -> range:
-    """Return the layers an operator runs in, none outside of layers."""
-    if node.section is not Section.LAYER:
-        return range(0)
-    stop = node.first_layer + node.repeat * node.layer_stride
-    return range(node.first_layer, stop, node.layer_stride)
-
-
-def layers_of(node: OperatorNode) -> tuple[int, ...]:
-    """Return the same, as a tuple."""
-    return tuple(layer_range(node))
-
-
 def _list(
     forward: Nodes, scenario: TrainingScenario, trainer: TrainerProfile
 ) -> Iterator[SavedTensor]:
@@ -76,7 +63,7 @@ def _list(
     for node in forward:
         if find_operator(node.operator).is_collective:
             continue
-        layers = layers_of(node)
+        layers = tuple(node.layers)
         shared = _SHARED_INPUTS.get(node.role, ())
         is_shared = any((role, layers) in seen for role in shared) or _is_repeated(
             node, roles, scenario
@@ -115,7 +102,7 @@ def _value_inputs(node: OperatorNode, roles: set[str]) -> Iterator[SavedTensor]:
             producer=producer,
             section=node.section,
             num_bytes=int(node.dtype.bytes_of(int(dims["batch"] * elements))),
-            layers=layers_of(node),
+            layers=tuple(node.layers),
         )
 
 
