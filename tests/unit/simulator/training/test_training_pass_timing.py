@@ -268,16 +268,15 @@ def test_columns_with_other_numbers_of_layers_are_timed_together(
     slowdown_ratio: float,
 ) -> None:
     """As each alone: communication takes another time in each column, so streams fall behind."""
-    scales = np.array([[scale] for _, scale in columns])
+    scales = np.array([[scale for _, scale in columns]])
     rules = StreamRules(gap_us=np.full_like(scales, gap_us), slowdown_ratio=slowdown_ratio)
 
     def duration(node: OperatorNode) -> np.ndarray:
         return node.dims["time_us"] * (scales if node.operator == "all_reduce" else np.ones((1, 1)))
 
     program = cut_program(tuple(nodes), duration, rules)
-    counts = tuple(count for count, _ in columns)
-    parts = PassParts(head=(), runs=((program, counts),), tail=(), heads=tuple(range(len(columns))))
-    (together,) = time_passes([parts], slowdown_ratio)
+    parts = [PassParts(head=(), runs=((program, count),), tail=()) for count, _ in columns]
+    ((_, together),) = time_passes(parts, slowdown_ratio)
     for index, (count, scale) in enumerate(columns):
         alone = _time(
             [
@@ -296,4 +295,4 @@ def test_columns_with_other_numbers_of_layers_are_timed_together(
         )
         for name in ("total_us", "all_exposed_us", "hidden_us", "left_us", "compute_us"):
             expected = getattr(alone, name)[0]
-            assert pytest.approx(expected, abs=1e-6) == getattr(together, name)[index, 0]
+            assert pytest.approx(expected, abs=1e-6) == getattr(together, name)[index, index]

@@ -4,13 +4,14 @@ Passes whose layers run the same programs are run through the streams at once, w
 before and after: the kinds of chunks of very many strategies, or the one chunk of a scenario.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
-from foretoken.domain.lowering.graph import Overlap
+from foretoken.domain.lowering.graph import OperatorNode, Overlap, Section
+from foretoken.domain.lowering.options import Nodes
 from foretoken.simulator.steps.program import (
     Column,
     CommunicationKey,
@@ -20,6 +21,7 @@ from foretoken.simulator.steps.program import (
     Program,
     StreamRules,
     alike_layers,
+    covered_layers,
     cut_program,
     split_layers,
 )
@@ -64,15 +66,48 @@ class PassTime:
 class PassParts:
     """The programs of a pass: before layers, of each run of alike layers, and after them.
 
-    Columns are [..., kind, case]. A run has its number of layers of each kind, at least one. The
-    head has a column for each that differs; `heads` tells which one a kind's is. What a column does
-    not have before or after its layers takes no time there.
+    Columns are [..., 1, case]; a run has its number of layers, at least one.
     """
 
     head: Program
-    runs: tuple[tuple[Program, tuple[int, ...]], ...]
+    runs: tuple[tuple[Program, int], ...]
     tail: Program
-    heads: tuple[int, ...] = (0,)
+
+
+class PassCutter:
+    """Cuts the passes of chunks to programs, which are the same where operators are."""
+
+    def __init__(self, nodes: Nodes, duration: Duration, rules: StreamRules) -> None:
+        """Take the operators of a pass; `duration` tells the time of one repetition of each."""
+        self._head, self._tail = split_layers(nodes)
+        self._layers = tuple(
+            node for node in nodes if node.section is Section.LAYER and node.repeat
+        )
+        covers = set(map(covered_layers, self._layers))
+        self._alike = covers.pop() if len(covers) == 1 else range(0)
+        self._duration, self._rules = duration, rules
+        self._outside = rules.outside_of_layers
+        self._known: dict[tuple[int, ...], Program] = {}
+
+    def cut(
+        self, layers: Sequence[int], has: Callable[[OperatorNode], bool] = lambda _: True
+    ) -> PassParts:
+        """Return the programs of a chunk of these layers, which has some of what is outside."""
+        head, tail = (
+            self._program(tuple(filter(has, nodes)), self._outside)
+            for nodes in (self._head, self._tail)
+        )
+        runs = [(self._layers, len(layers))] if len(layers) else []
+        if not all(layer in self._alike for layer in layers):
+            runs = alike_layers(PassNodes(nodes=self._layers, layers=layers))
+        programs = tuple((self._program(nodes, self._rules), count) for nodes, count in runs)
+        return PassParts(head=head, runs=programs, tail=tail)
+
+    def _program(self, nodes: Nodes, rules: StreamRules) -> Program:
+        key = tuple(map(id, nodes))
+        if key not in self._known:
+            self._known[key] = cut_program(nodes, self._duration, rules)
+        return self._known[key]
 
 
 def time_pass(work: PassNodes, duration: Duration, rules: StreamRules) -> PassTime:
@@ -80,16 +115,8 @@ def time_pass(work: PassNodes, duration: Duration, rules: StreamRules) -> PassTi
 
     Its columns have no kinds: [case].
     """
-    head, tail = split_layers(work.nodes)
-    outside = rules.outside_of_layers
-    parts = PassParts(
-        head=cut_program(head, duration, outside),
-        runs=tuple(
-            (cut_program(nodes, duration, rules), (count,)) for nodes, count in alike_layers(work)
-        ),
-        tail=cut_program(tail, duration, outside),
-    )
-    (time,) = time_passes([parts], rules.slowdown_ratio)
+    parts = PassCutter(work.nodes, duration, rules).cut(work.layers)
+    ((_, time),) = time_passes([parts], rules.slowdown_ratio)
     return PassTime(
         total_us=time.total_us[0],
         layers_us=np.asarray(time.layers_us)[0],
@@ -100,61 +127,60 @@ def time_pass(work: PassNodes, duration: Duration, rules: StreamRules) -> PassTi
     )
 
 
-def time_passes(passes: Sequence[PassParts], slowdown_ratio: float) -> list[PassTime]:
-    """Return the times of passes; those whose layers run the same programs are run together."""
-    families: dict[tuple[int, ...], list[int]] = {}
-    for index, parts in enumerate(passes):
-        families.setdefault(tuple(id(program) for program, _ in parts.runs), []).append(index)
-    found: dict[int, PassTime] = {}
-    for members in families.values():
-        own = [passes[index] for index in members]
-        found |= zip(members, _time_family(own, slowdown_ratio), strict=True)
-    return [found[index] for index in range(len(passes))]
+def time_passes(
+    passes: Sequence[PassParts], slowdown_ratio: float
+) -> Iterator[tuple[list[int], PassTime]]:
+    """Yield the times of passes with the places of these: [..., pass, case].
+
+    Those whose layers run the same programs are run together.
+    """
+    for alike in _group(passes, lambda parts: tuple(id(program) for program, _ in parts.runs)):
+        own = [passes[at] for at in alike]
+        heads = _group(own, lambda parts: id(parts.head))
+        streams = _run_heads([own[same[0]] for same in heads], slowdown_ratio)
+        kinds = [next(at for at, same in enumerate(heads) if n in same) for n in range(len(own))]
+        started_us = streams.clock[..., kinds, :]
+        programs = [program for program, _ in own[0].runs]
+        if not programs:
+            streams = streams.pick(kinds)
+        for number, program in enumerate(programs):
+            counts = [parts.runs[number][1] - 1 for parts in own]
+            streams = streams.advance(program, counts, kinds)
+            streams.run(program, *programs[number + 1 : number + 2])
+            kinds = list(range(len(own)))
+        layers_us = streams.clock - started_us
+        in_layers = [_Spent.in_program(program) for program in programs]
+        for same in _group(own, lambda parts: (id(parts.head), id(parts.tail))):
+            ended, some = streams.pick(same), [own[at] for at in same]
+            ended.run(some[0].tail)
+            spent = _Spent.in_passes(some, in_layers)
+            yield [alike[at] for at in same], spent.time(ended, layers_us[..., same, :])
 
 
-def _time_family(passes: Sequence[PassParts], slowdown_ratio: float) -> list[PassTime]:
-    programs = [program for program, _ in passes[0].runs]
-    streams, kinds = _run_heads(passes, slowdown_ratio)
-    started_us = streams.clock[..., kinds, :]
-    if not programs:
-        streams = streams.pick(kinds)
-    for number, program in enumerate(programs):
-        counts = [count - 1 for parts in passes for count in parts.runs[number][1]]
-        streams = streams.advance(program, counts, kinds)
-        streams.run(program, *programs[number + 1 : number + 2])
-        kinds = list(range(len(counts)))
-    layers_us = streams.clock - started_us
-    in_layers = [_Spent.in_program(program) for program in programs]
-    found, start = [], 0
+def _group(passes: Sequence[PassParts], key: Callable[[PassParts], Hashable]) -> list[list[int]]:
+    """Return the places of passes that are equal by a key."""
+    found: dict[Hashable, list[int]] = {}
+    for at, parts in enumerate(passes):
+        found.setdefault(key(parts), []).append(at)
+    return list(found.values())
+
+
+def _run_heads(passes: Sequence[PassParts], slowdown_ratio: float) -> Streams:
+    """Run what comes before layers; return one kind for each."""
+    begun = []
     for parts in passes:
-        stop = start + len(parts.heads)
-        own = streams.take(start, stop)
-        own.run(parts.tail)
-        spent = _Spent.in_pass(parts, in_layers)
-        found.append(spent.time(own, layers_us[..., start:stop, :]))
-        start = stop
-    return found
-
-
-def _run_heads(passes: Sequence[PassParts], slowdown_ratio: float) -> tuple[Streams, list[int]]:
-    """Run what comes before layers, each program once; return with it the head of every kind."""
-    begun: list[Streams] = []
-    first: dict[int, int] = {}
-    kinds: list[int] = []
-    for parts in passes:
-        if id(parts.head) not in first:
-            first[id(parts.head)] = sum(streams.clock.shape[-2] for streams in begun)
-            shape = _shape_of(parts.head, parts.runs[0][0] if parts.runs else parts.tail)
-            shape = (*shape[:-2], max(parts.heads) + 1, shape[-1])
-            streams = Streams(clock=np.zeros(shape), slowdown_ratio=slowdown_ratio)
-            streams.run(parts.head, *(program for program, _ in parts.runs[:1]))
-            begun.append(streams)
-        kinds += [first[id(parts.head)] + head for head in parts.heads]
-    return join_streams(begun), kinds
+        first = [program for program, _ in parts.runs[:1]]
+        shape = _shape_of(parts.head, *(first or [parts.tail]))
+        streams = Streams(clock=np.zeros(shape), slowdown_ratio=slowdown_ratio)
+        streams.run(parts.head, *first)
+        begun.append(streams)
+    return join_streams(begun)
 
 
 def _shape_of(*programs: Program) -> tuple[int, ...]:
-    return np.broadcast_shapes(*(step.time_us.shape for program in programs for step in program))
+    """Return the shape of columns with a single kind."""
+    shape = np.broadcast_shapes(*(step.time_us.shape for program in programs for step in program))
+    return (*shape[:-2], 1, shape[-1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,18 +209,14 @@ class _Spent:
         return cls(computed, exposed, sent)
 
     @classmethod
-    def in_pass(cls, parts: PassParts, in_layers: Sequence["_Spent"]) -> "_Spent":
-        """Add up the programs of a pass."""
-        heads = list(parts.heads)
+    def in_passes(cls, passes: Sequence[PassParts], in_layers: Sequence["_Spent"]) -> "_Spent":
+        """Add up the programs of passes that differ in how many layers they have."""
         runs = [
-            spent.repeat(np.array(counts, dtype=np.float64)[:, None])
-            for spent, (_, counts) in zip(in_layers, parts.runs, strict=True)
+            spent.repeat(np.array([[float(parts.runs[number][1])] for parts in passes]))
+            for number, spent in enumerate(in_layers)
         ]
-        return reduce(
-            _Spent.add,
-            runs,
-            cls.in_program(parts.head).of_kinds(heads).add(cls.in_program(parts.tail)),
-        )
+        outside = cls.in_program(passes[0].head).add(cls.in_program(passes[0].tail))
+        return reduce(_Spent.add, runs, outside)
 
     def time(self, streams: Streams, layers_us: Column) -> PassTime:
         """Return the time of a pass that has run."""
@@ -214,14 +236,6 @@ class _Spent:
             hidden_us=full(self.sent_us - sum(waited.values(), 0.0)),
             left_us=streams.left_us,
         )
-
-    def of_kinds(self, kinds: Sequence[int]) -> "_Spent":
-        def pick(column: Column) -> Column:
-            is_one = column.ndim == 1 or column.shape[-2] == 1
-            return column if is_one else column[..., kinds, :]
-
-        exposed = {key: pick(column) for key, column in self.exposed_us.items()}
-        return _Spent(pick(self.computed_us), exposed, pick(self.sent_us))
 
     def repeat(self, count: Column) -> "_Spent":
         exposed = {key: column * count for key, column in self.exposed_us.items()}

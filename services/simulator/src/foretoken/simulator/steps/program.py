@@ -83,17 +83,16 @@ def split_layers(nodes: Nodes) -> tuple[Nodes, Nodes]:
     return nodes[:first], tail
 
 
+def covered_layers(node: OperatorNode) -> range:
+    """Return the layers that run an operator."""
+    stop = node.first_layer + node.repeat * node.layer_stride
+    return range(node.first_layer, stop, node.layer_stride)
+
+
 def alike_layers(work: PassNodes) -> list[tuple[Nodes, int]]:
     """Return the operators of each run of layers that are alike, and how many they are."""
     everything = [node for node in work.nodes if node.section is Section.LAYER and node.repeat]
-    covers = [
-        range(
-            node.first_layer,
-            node.first_layer + node.repeat * node.layer_stride,
-            node.layer_stride,
-        )
-        for node in everything
-    ]
+    covers = [covered_layers(node) for node in everything]
     members = (tuple(i for i, cover in enumerate(covers) if at in cover) for at in work.layers)
     return [
         (tuple(everything[i] for i in indices), sum(1 for _ in group))
@@ -101,14 +100,8 @@ def alike_layers(work: PassNodes) -> list[tuple[Nodes, int]]:
     ]
 
 
-def cut_program(
-    nodes: Nodes, duration: Duration, rules: StreamRules, presence: Duration | None = None
-) -> Program:
-    """Return the program of one layer, or of what is outside of layers with all its repetitions.
-
-    Where columns do not all have an operator, `presence` tells whether they do (1 or 0), and its
-    duration is 0 where they do not.
-    """
+def cut_program(nodes: Nodes, duration: Duration, rules: StreamRules) -> Program:
+    """Return the program of one layer, or of what is outside of layers with all its repetitions."""
     computed = {node.role for node in nodes if not _is_collective(node)}
     beside: dict[str, list[tuple[CommunicationKey, Column]]] = {}
     for node in nodes:
@@ -129,24 +122,14 @@ def cut_program(
             program.append(_communicate(node, index, duration))
         else:
             program.append(Compute(_time(node, duration), tuple(beside.pop(node.role))))
-    num_launches = _num_launches(nodes, presence) if rules.launch_us else 0
+    num_launches = sum(1 if node.section is Section.LAYER else node.repeat for node in nodes)
     host_us = _host_time(num_launches, [*program, Compute(pending)], rules)
     program.append(Compute(pending + host_us))
     return tuple(program)
 
 
-def _num_launches(nodes: Nodes, presence: Duration | None) -> Column | int:
-    """Return how many kernels the host launches."""
-    counts = [1 if node.section is Section.LAYER else node.repeat for node in nodes]
-    if presence is None:
-        return sum(counts)
-    return sum(
-        (count * presence(node) for count, node in zip(counts, nodes, strict=True)), np.zeros(1)
-    )
-
-
 def _host_time(
-    num_launches: Column | int, program: Sequence[Compute | Communicate], rules: StreamRules
+    num_launches: int, program: Sequence[Compute | Communicate], rules: StreamRules
 ) -> Column:
     """Return what the host adds to a layer: its gap, and launches that kernels do not cover."""
     if not rules.launch_us:

@@ -85,18 +85,6 @@ class Streams:
             reached[count] = self._skip(before, count - done)
         return _gather([(reached[count], at) for count, at in zip(counts, kinds, strict=True)])
 
-    def take(self, start: int, stop: int) -> "Streams":
-        """Return the streams of some kinds."""
-        own = (Ellipsis, slice(start, stop), slice(None))
-        return Streams(
-            clock=self.clock[own],
-            slowdown_ratio=self.slowdown_ratio,
-            waited={key: waited[own] for key, waited in self.waited.items()},
-            latest=None if self.latest is None else self.latest[own],
-            free={axis: end[own] for axis, end in self.free.items()},
-            begun={slot: end[own] for slot, end in self.begun.items()},
-        )
-
     def pick(self, kinds: Sequence[int]) -> "Streams":
         """Return the streams of kinds, which may be there more than once."""
         return _gather([(self, at) for at in kinds])

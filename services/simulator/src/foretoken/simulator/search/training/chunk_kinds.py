@@ -5,9 +5,7 @@ from functools import cache
 
 from foretoken.domain.lowering.graph import OperatorNode, Section
 from foretoken.simulator.rank import even_layers
-
-# Whether a chunk has the embedding and the head, and receives its input and its output's gradient.
-Ends = tuple[bool, bool, bool, bool]
+from foretoken.simulator.steps.program import covered_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,14 +26,18 @@ class ChunkKind:
     layers: range
 
     @property
-    def ends(self) -> Ends:
-        """What it runs outside of layers depends on."""
-        return self.has_embedding, self.has_head, self.receives_input, self.receives_gradient
-
-    @property
     def pass_key(self) -> tuple[int, ...]:
         """What the times of its passes depend on."""
-        return (*map(int, self.ends), self.num_first, len(self.layers))
+        ends = (self.has_embedding, self.has_head, self.receives_input, self.receives_gradient)
+        return (*map(int, ends), self.num_first, len(self.layers))
+
+    def has_outside(self, node: OperatorNode, *, is_forward: bool) -> bool:
+        """Tell whether a pass of the kind runs an operator outside of layers."""
+        if node.section is Section.BOUNDARY:
+            return self.receives_input if is_forward else self.receives_gradient
+        if node.section is Section.EMBEDDING:
+            return self.has_embedding
+        return node.section is not Section.HEAD or self.has_head
 
     def count(self, node: OperatorNode) -> int:
         """Return how often a chunk of the kind runs an operator of the whole model."""
@@ -45,12 +47,7 @@ class ChunkKind:
             return node.repeat * self.has_head
         if node.section is not Section.LAYER:
             return node.repeat
-        stride = node.layer_stride
-        stop = node.first_layer + node.repeat * stride
-        if stride == 1:
-            first, last = max(self.layers.start, node.first_layer), min(self.layers.stop, stop)
-            return max(0, last - first)
-        return sum(1 for at in range(node.first_layer, stop, stride) if at in self.layers)
+        return sum(1 for layer in covered_layers(node) if layer in self.layers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

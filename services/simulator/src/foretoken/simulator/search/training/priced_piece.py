@@ -13,8 +13,8 @@ import numpy as np
 from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.domain.measurements.training_truth import TrainingCalibration
 from foretoken.simulator.grid import Flags, Floats, Ints
-from foretoken.simulator.search.training.chunk_columns import PassColumns
 from foretoken.simulator.search.training.chunk_kinds import ChunkCut
+from foretoken.simulator.search.training.pass_timer import PassColumns
 from foretoken.simulator.search.training.state_columns import ChunkStates
 from foretoken.simulator.search.training.step_columns import (
     RankEnds,
@@ -37,7 +37,6 @@ class WrittenGroup:
 
     rows: Ints
     schedule: str
-    number: int
     cut: ChunkCut
     key: Ints
     states: tuple[ChunkStates, ...]

@@ -15,14 +15,14 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.training.chunk_columns import (
+from foretoken.simulator.search.training.chunk_kinds import cut_model
+from foretoken.simulator.search.training.parameter_counts import ShapeWeights
+from foretoken.simulator.search.training.pass_timer import (
     NO_EXCHANGE,
     PassColumns,
     PassKeys,
     PassTimer,
 )
-from foretoken.simulator.search.training.chunk_kinds import ChunkKind, cut_model
-from foretoken.simulator.search.training.parameter_counts import ShapeWeights
 from foretoken.simulator.search.training.priced_piece import PricedPiece, WrittenGroup
 from foretoken.simulator.search.training.shape_library import ShapeGroups
 from foretoken.simulator.search.training.state_columns import (
@@ -103,7 +103,7 @@ class StrategyPiece:
         exchanges, of_row = self._list_exchanges()
         timer = PassTimer(self._scenario, self.groups.shapes, exchanges, self._modes, self._book)
         transfers = TransferWriter(self.groups.shapes, self._book)
-        groups = [self._write(number, rows, transfers) for number, rows in self._cut()]
+        groups = [self._write(rows, transfers) for rows in self._cut()]
         self._book.fetch(self._base, self._predictor)
         return PricedPiece(
             groups=groups,
@@ -189,14 +189,14 @@ class StrategyPiece:
             shard_degree=int(rows.shard_degree[row]),
         )
 
-    def _cut(self) -> Iterator[tuple[int, Ints]]:
-        """Yield the strategies that cut the model alike, with a number."""
+    def _cut(self) -> Iterator[Ints]:
+        """Yield the strategies that cut the model alike."""
         keys = [self._all.pipeline_schedule, self._all.pp, self._virtual_stages]
         first, number = number_rows(keys)
         for at in range(len(first)):
-            yield at, np.flatnonzero(number == at)
+            yield np.flatnonzero(number == at)
 
-    def _write(self, number: int, rows: Ints, transfers: TransferWriter) -> WrittenGroup:
+    def _write(self, rows: Ints, transfers: TransferWriter) -> WrittenGroup:
         """Write what ends the steps of strategies that cut the model alike."""
         at, model = int(rows[0]), self._base.model
         schedule = self._schedules[self._all.pipeline_schedule[at]]
@@ -225,7 +225,6 @@ class StrategyPiece:
         return WrittenGroup(
             rows=rows,
             schedule=schedule.name,
-            number=number,
             cut=cut,
             key=key,
             states=states,
@@ -282,22 +281,18 @@ class StrategyPiece:
     ) -> dict[str, PassColumns]:
         """Return the times of all passes by name, those of the halves where some are split."""
         gathers = np.array([bool(exchange.forward) for exchange in exchanges])
-        cut = np.zeros(len(self._all), dtype=np.int64)
-        for group in groups:
-            cut[group.rows] = group.number
         keys = PassKeys(
             shape=self.groups.of_strategy,
             micro_batch=self.groups.micro_batch,
             recompute=self._all.recompute,
             exchange=of_row,
-            cut=cut,
         )
         forward = dataclasses.replace(
             keys,
             recompute=np.zeros_like(keys.recompute),
             exchange=np.where(gathers[of_row], of_row, 0),
         )
-        kinds: list[tuple[ChunkKind, ...]] = [group.cut.kinds for group in groups]
+        kinds = [kind for group in groups for kind in group.cut.kinds]
         names = ["both"]
         if any(schedule.splits_backward for schedule in self._schedules):
             names += ["input", "weight"]
