@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from foretoken.app.cli.main import app
 from foretoken.app.config import AppConfig, load_config
-from foretoken.app.predictor_metrics import PredictorMetrics
+from foretoken.app.service_metrics import PredictorMetrics
 from foretoken.catalog.config import CatalogConfig
 from foretoken.domain import schema
 from foretoken.predictor.drift import DriftReport

@@ -9,8 +9,7 @@ from grpc_health.v1 import health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from foretoken.app.config import ServerConfig
-from foretoken.app.health import HealthServicer
-from foretoken.app.serve import new_server
+from foretoken.app.serve import HealthServicer, new_server
 from foretoken.client.channel_options import ChannelOptions
 
 P = TypeVar("P")

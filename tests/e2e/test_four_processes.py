@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.app.compose import Composition
-from foretoken.app.demo import _serving, _training
-from foretoken.app.processes import ServiceProcesses
+from foretoken.app.demo import ServiceProcesses, _serving, _training
 from foretoken.domain.measurements.estimate import DType, Provenance
 from foretoken.domain.measurements.profiling import ProfileRequest
 

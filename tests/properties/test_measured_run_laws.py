@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.app.collect.event_stream import EventStream
-from foretoken.app.collect.prompt import PromptMaker
+from foretoken.app.collect.replay import PromptMaker
+from foretoken.app.collect.sender import EventStream
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.serving_run import (
     MeasuredRequest,

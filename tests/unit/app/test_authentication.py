@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from foretoken.app.authentication import TokenCheck
+from foretoken.app.admission import TokenCheck
 from foretoken.app.config import AppConfig, ServerConfig
 from foretoken.app.serve import start_server
 from foretoken.catalog import servicer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from foretoken.app.catalog_metrics import CatalogMetrics
+from foretoken.app.service_metrics import CatalogMetrics
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import InvalidRequestError

@@ -7,7 +7,7 @@ from typing import cast
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from foretoken.app.health import HealthServicer
+from foretoken.app.serve import HealthServicer
 
 _LONG_S = 5.0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from foretoken.app.predictor_metrics import ObservedPredictor, PredictorMetrics
+from foretoken.app.service_metrics import ObservedPredictor, PredictorMetrics
 from foretoken.client.predictor import PredictorClient
 from foretoken.domain.measurements.estimate import DType, LatencyColumns, OperatorTable, Provenance
 from foretoken.predictor.drift import DriftEntry, DriftReport

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
-from foretoken.app.simulator_metrics import SimulatorMetrics
+from foretoken.app.service_metrics import SimulatorMetrics
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.models.load import load_model
 from foretoken.domain.requests.scenario import ServingScenario

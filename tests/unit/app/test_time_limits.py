@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.app.admission import Lane
-from foretoken.app.time_limits import TimeLimits
+from foretoken.app.call_guard import TimeLimits
 
 
 class _Clock:

@@ -1,4 +1,4 @@
-"""How many calls of each method a server takes at once; it refuses more before they begin.
+"""Who may call a server, and how many calls of each method it takes at once.
 
 Every method has threads of its own: calls that hold theirs, however many, keep no other method from
 being answered, health least of all.
@@ -6,21 +6,32 @@ being answered, health least of all.
 
 from __future__ import annotations
 
+import hmac
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Self, TypeAlias
 
 import grpc
 
-from foretoken.app.call_guard import CallGuard, Patience
+from foretoken.app.call_guard import CallGuard, Patience, TimeLimits
 from foretoken.app.config import ServerConfig
 from foretoken.app.request_metrics import RequestMetrics
-from foretoken.app.time_limits import TimeLimits
-from foretoken.domain.errors import InvalidRequestError, ServerBusyError, find_near
+from foretoken.domain.errors import (
+    InvalidRequestError,
+    ServerBusyError,
+    UnauthenticatedError,
+    find_near,
+)
 from foretoken.wire.errors import error_to_status
 from foretoken.wire.rpcs import TABLES
 
+_AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+
+_SCHEME = "Bearer "
+# Probes and balancers ask for it, and they have no token.
+_OPEN_SERVICE = "/grpc.health.v1.Health/"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 # By method: those of our services are in their tables, and health is asked by every client that
@@ -30,6 +41,64 @@ _BUDGETS: Mapping[str, int] = {
     "Watch": 64,
     **{line.rpc_name: line.budget for table in TABLES for line in table.lines().values()},
 }
+
+
+class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses calls without the token, all but those for the server's health."""
+
+    def __init__(self, token: str) -> None:
+        """Keep the token."""
+        self._token = token.encode()
+
+    @classmethod
+    def read(cls, path: str) -> Self:
+        """Return the check for the token in a file; space around it does not count.
+
+        Raises:
+            InvalidRequestError: the file cannot be read or is empty.
+
+        """
+        try:
+            token = Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as err:
+            reason = err.strerror if isinstance(err, OSError) else "it is not text"
+            raise InvalidRequestError.of_field(
+                "server.token_file", f"cannot read {path}: {reason}"
+            ) from err
+        if not token:
+            raise InvalidRequestError.of_field("server.token_file", f"{path} is empty")
+        return cls(token)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], _AnyHandler],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _AnyHandler:
+        """Pass the call on, or answer it with UNAUTHENTICATED."""
+        handler = continuation(handler_call_details)
+        is_open = handler_call_details.method.startswith(_OPEN_SERVICE)
+        # A method that does not exist stays so: an answer of ours would make it one, and every name
+        # that anybody makes up a series of the metrics.
+        if handler is None or is_open or self._is_known(handler_call_details):
+            return handler
+        # On the wire a single message is a stream of one, so this refuses every kind of call.
+        return grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def _is_known(self, details: grpc.HandlerCallDetails) -> bool:
+        shown = dict(details.invocation_metadata or ()).get("authorization", "")
+        text = shown if isinstance(shown, str) else shown.decode("utf-8", errors="replace")
+        is_bearer = text.startswith(_SCHEME)
+        token = text.removeprefix(_SCHEME).encode()
+        # In constant time, so that answers do not tell how much of a guess was right.
+        return hmac.compare_digest(token, self._token) and is_bearer
+
+
+def _refuse(_requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    error = UnauthenticatedError(
+        "this service wants a token: name the file that holds it in client.token_file"
+    )
+    context.abort_with_status(error_to_status(error))
+    yield
 
 
 class Lane:

@@ -5,22 +5,141 @@ the call; gRPC would do it in its one thread for all events, and log a traceback
 waiting for them ends: gRPC waits for the message of a call as long as the client says nothing.
 """
 
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from foretoken.app.message_reader import MessageReader
-from foretoken.app.time_limits import TimeLimits
 from foretoken.domain.errors import ForetokenError, InvalidRequestError, StreamIdleError
 from foretoken.wire.errors import error_to_status
 
+_TICK_S = 0.5
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 _END = object()
+
+
+class TimeLimits:
+    """Does something about what has not ended in time, up to half a second late."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with nothing that is watched."""
+        self._clock = clock
+        self._watched: dict[object, tuple[float, Callable[[], object]]] = {}
+        self._is_closed = threading.Event()
+
+    def open(self) -> None:
+        """Look at the clock now and then, in a thread of its own."""
+        threading.Thread(target=self._look_on, name="time limits", daemon=True).start()
+
+    def close(self) -> None:
+        """End that thread."""
+        self._is_closed.set()
+
+    @contextmanager
+    def act_after(self, limit_s: float, action: Callable[[], object]) -> Iterator[None]:
+        """Do the action, once and in another thread, where the block takes longer."""
+        key = object()
+        self._watched[key] = (self._clock() + limit_s, action)
+        try:
+            yield
+        finally:
+            self._watched.pop(key, None)
+
+    def act(self) -> None:
+        """Do what is due."""
+        now = self._clock()
+        # Of a copy, which is made in one piece: blocks begin and end meanwhile.
+        for key, (due, action) in self._watched.copy().items():
+            if now >= due and self._watched.pop(key, None) is not None:
+                action()
+
+    def _look_on(self) -> None:
+        while not self._is_closed.wait(_TICK_S):
+            self.act()
+
+
+class MessageReader:
+    """Reads a stream of gRPC's in a thread of its own, for its iterator waits without an end.
+
+    One message is read ahead. The thread ends with the call.
+    """
+
+    def __init__(
+        self,
+        messages: Iterator[Any],
+        decode: Callable[[Any], Any],
+        *,
+        first_s: float,
+        idle_s: float,
+    ) -> None:
+        """Keep what is read, and how long to wait for the first message and for another."""
+        self._messages = messages
+        self._decode = decode
+        self._limit_s = first_s
+        self._idle_s = idle_s
+        self._changed = threading.Condition()
+        self._arrived: list[Any] = []
+        self._error: BaseException | None = None
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        """Begin to read."""
+        threading.Thread(target=self._read, name="requests", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Want no more."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def __iter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next message.
+
+        Raises:
+            StreamIdleError: none came in time.
+            InvalidRequestError: what came is no message.
+
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._arrived or self._is_over, self._limit_s):
+                raise StreamIdleError(
+                    f"the stream is ended, for nothing came over it for {self._limit_s:g} s;"
+                    " open another when there is something to send"
+                )
+            self._limit_s = self._idle_s
+            if self._arrived:
+                self._changed.notify_all()
+                return self._decode(self._arrived.pop())
+            if self._error is not None:
+                raise self._error
+            raise StopIteration
+
+    def _read(self) -> None:
+        try:
+            for message in self._messages:
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._arrived or self._is_over)
+                    if self._is_over:
+                        return
+                    self._arrived.append(message)
+                    self._changed.notify_all()
+        except Exception as err:  # noqa: BLE001
+            # What gRPC raises where the client left: whoever takes the messages is to hear of it.
+            self._error = err
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The program's configuration: flag over environment over file over default.
+"""The program's configuration: flag over environment over file over default; and where logs go.
 
 The file is YAML. An environment variable overrides one key: `FORETOKEN_ENDPOINTS__CATALOG` is
 `endpoints.catalog`, its value read as YAML. `FORETOKEN_CONFIG` names the file, `FORETOKEN_HOME` the
@@ -6,8 +6,10 @@ folder of files. An empty variable is one that is not set. Other variables of th
 ours: Kubernetes makes `FORETOKEN_CATALOG_PORT` of a Service.
 """
 
+import json
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,3 +193,27 @@ def load_config(
 def process_environment() -> Mapping[str, str]:
     """Return the environment of this process; the only place that reads it."""
     return os.environ
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line, as log collectors in a cluster expect."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def configure_logging(config: LogConfig, *, quiet: bool = False) -> None:
+    """Send logs to stderr, as text or as JSON lines; `quiet` keeps warnings and worse only."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler.setFormatter(_JsonFormatter() if config.format == "json" else text)
+    level = "WARNING" if quiet else config.level.upper()
+    logging.basicConfig(level=level, handlers=[handler], force=True)

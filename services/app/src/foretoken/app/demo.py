@@ -1,10 +1,18 @@
 """The main job from end to end on this machine's CPU, over four service processes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
+from foretoken.app.config import AppConfig, EndpointsConfig
 from foretoken.client.facade import Foretoken
+from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.estimate import DType, LatencyEstimate
@@ -17,6 +25,17 @@ from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.results.report import PredictorTrainingReport, ServingReport
 from foretoken.domain.results.training_report import TrainingReport
 
+_log = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 15.0
+
+# Which services each one calls: it is started after them.
+_NEEDS: Mapping[str, Sequence[str]] = {
+    "catalog": (),
+    "predictor": ("catalog",),
+    "simulator": ("predictor", "catalog"),
+    "profiler": ("catalog",),
+}
 # Shown while a step runs: a context manager that takes job states.
 ProgressDisplay = Callable[[str], AbstractContextManager[Callable[[Job], None]]]
 
@@ -47,6 +66,72 @@ _PROFILE_S = 90.0
 _LOAD_RATIOS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2)
 # Arrives all at once for any model: the deployment is never idle.
 _SATURATING_RPS = 1e6
+
+
+class ServiceProcesses:
+    """The four services, each a `foretoken serve` of its own, with files under `home`.
+
+    A context manager: leaving it stops every process and waits for it.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._running = ExitStack()
+        self._addresses: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        """Start the services in the order they need each other."""
+        try:
+            for name in _NEEDS:
+                self._addresses[name] = self._start(name)
+        except BaseException:
+            self._running.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop every process."""
+        self._running.close()
+
+    @property
+    def client_config(self) -> AppConfig:
+        """A configuration in which all four services are these processes."""
+        return AppConfig(home=str(self._home), endpoints=EndpointsConfig(**self._addresses))
+
+    def _start(self, name: str) -> str:
+        command = [sys.executable, "-m", "foretoken.app", "--home", str(self._home)]
+        for needed in _NEEDS[name]:
+            command += ["--endpoint", f"{needed}={self._addresses[needed]}"]
+        command += ["serve", name, "--port", "0", "--metrics-port", "-1"]
+        log_path = self._home / f"{name}.log"
+        log_file = self._running.enter_context(log_path.open("w", encoding="utf-8"))
+        process = subprocess.Popen(  # noqa: S603 - our own program
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log_file, text=True
+        )
+        self._running.callback(_stop, process, name)
+        # The service prints its address once it serves; an end of file means it died.
+        line = process.stdout.readline() if process.stdout else ""
+        if not line.startswith("serving "):
+            tail = log_path.read_text(encoding="utf-8")[-2000:]
+            raise ServiceUnavailableError(f"{name} did not start:\n{tail}", service=name)
+        return line.removeprefix("serving ").strip()
+
+
+def _stop(process: subprocess.Popen[str], name: str) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        _log.warning("killing service=%s: it did not stop in %.0f s", name, _STOP_TIMEOUT_S)
+        process.kill()
+        process.wait()
+    if process.stdout:
+        process.stdout.close()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,20 +19,33 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, start_http_server
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from foretoken.app.admission import build_admission
-from foretoken.app.authentication import TokenCheck
+from foretoken.app.admission import TokenCheck, build_admission
+from foretoken.app.call_guard import TimeLimits
 from foretoken.app.compose import Composition
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
-from foretoken.app.health import HealthServicer
-from foretoken.app.predictor_metrics import ObservedPredictor, PredictorMetrics
 from foretoken.app.request_metrics import RequestMetrics
-from foretoken.app.time_limits import TimeLimits
+from foretoken.app.service_metrics import ObservedPredictor, PredictorMetrics
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.keepalive import SERVER_OPTIONS, age_options
 
 _SIGNAL_TICK_S = 0.5
 
 _log = logging.getLogger(__name__)
+
+
+class HealthServicer(health.HealthServicer):
+    """Health whose watchers may leave while it changes.
+
+    grpcio's own waits, with its lock held, for a watcher to take an answer, while the one thread
+    that could say the watcher has gone waits for that lock: clients and server that stop in the
+    same moment would never end.
+    """
+
+    def _on_close_callback(
+        self, send_response_callback: Callable[..., None], service: str
+    ) -> Callable[[], None]:
+        forget = super()._on_close_callback(send_response_callback, service)
+        return lambda: threading.Thread(target=forget, daemon=True).start()
 
 
 class RunningServer:
@@ -186,7 +199,7 @@ def _register(name: str, server: grpc.Server, composition: Composition) -> str:
 def _observe(name: str, composition: Composition) -> Collector | None:
     """Return the metrics of a service of this process, if it has any."""
     if name == "catalog":
-        from foretoken.app.catalog_metrics import CatalogMetrics
+        from foretoken.app.service_metrics import CatalogMetrics
         from foretoken.catalog.service import CatalogService
 
         catalog = composition.catalog
@@ -195,7 +208,7 @@ def _observe(name: str, composition: Composition) -> Collector | None:
         predictor = composition.predictor
         return PredictorMetrics(predictor) if isinstance(predictor, ObservedPredictor) else None
     if name == "simulator":
-        from foretoken.app.simulator_metrics import SimulatorMetrics
+        from foretoken.app.service_metrics import SimulatorMetrics
         from foretoken.simulator.service import SimulatorService
 
         simulator = composition.simulator

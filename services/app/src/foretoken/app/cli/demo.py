@@ -21,8 +21,7 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.app.config import SERVICES
-from foretoken.app.demo import DemoOutcome, run_demo
-from foretoken.app.processes import ServiceProcesses
+from foretoken.app.demo import DemoOutcome, ServiceProcesses, run_demo
 
 
 def demo(

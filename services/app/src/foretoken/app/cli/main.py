@@ -73,8 +73,7 @@ def root(
 ) -> None:
     """Set up what every command shares."""
     from foretoken.app.cli.state import CliState, fail, parse_assignments
-    from foretoken.app.config import load_config, process_environment
-    from foretoken.app.log_output import configure_logging
+    from foretoken.app.config import configure_logging, load_config, process_environment
     from foretoken.domain.errors import ForetokenError
 
     if output not in ("table", "json"):
