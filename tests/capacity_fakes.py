@@ -9,7 +9,7 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import LatencyLimit, ServingTargets
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
-from foretoken.simulator.cost_tables import CostTables, flat_tables
+from foretoken.simulator.cost.tables import CostTables, flat_tables
 from foretoken.simulator.search.capacity.probe import Load
 from foretoken.simulator.search.capacity.request_rate import draw_plan, rate_of_plan
 from foretoken.simulator.search.capacity.verdict import make_judge

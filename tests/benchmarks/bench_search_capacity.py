@@ -32,7 +32,7 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import LatencyLimit, ServingTargets
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.units import MS_PER_S, NS_PER_S
-from foretoken.simulator.cost_tables import CostTables, flat_tables
+from foretoken.simulator.cost.tables import CostTables, flat_tables
 from foretoken.simulator.search.capacity.bracket import Bracket
 from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch
 from foretoken.simulator.search.capacity.probe import Load

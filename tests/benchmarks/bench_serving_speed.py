@@ -36,8 +36,8 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.slo import Slo
 from foretoken.domain.requests.workload import LengthSpec, Request, WorkloadSpec
 from foretoken.jobs.runner import JobProgress
-from foretoken.simulator.cost_tables import flat_tables
-from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
+from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.serving.deployment import run_deployment, warm_up
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import ServingResult, simulate_serving

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from foretoken.domain.frameworks.engine import EngineProfile, find_engine
 from foretoken.domain.units import NS_PER_S, NS_PER_US
 from foretoken.simulator.cluster.setup import PoolSetup
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.engine import clock, hand_over
 from foretoken.simulator.engine.layout import NEVER_NS, Records
 from foretoken.simulator.engine.output import (

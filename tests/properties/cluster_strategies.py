@@ -21,7 +21,7 @@ from foretoken.simulator.cluster.setup import (
     PoolSetup,
 )
 from foretoken.simulator.cluster.simulation import Cluster
-from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup

@@ -20,8 +20,8 @@ from foretoken.domain.ports import ModelVersion
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cost.form import SurfaceForm
-from foretoken.simulator.cost_tables import CostTables, StepShape, stage_us
-from foretoken.simulator.latency_surfaces import replica_ranks, surface_spec
+from foretoken.simulator.cost.latency_surfaces import replica_ranks, surface_spec
+from foretoken.simulator.cost.tables import CostTables, StepShape, stage_us
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.step_grid import fetch_grids, grid_axes
 from foretoken.simulator.serving.step_cost import SurfaceCost

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from foretoken.domain.frameworks.engine import EngineProfile, KvTier
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.engine.choice import list_schedulers
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.setup import DeploymentSetup

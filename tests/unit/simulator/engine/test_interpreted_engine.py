@@ -18,7 +18,7 @@ _ROOT = Path(__file__).resolve().parents[4]
 _RUN = """
 import numpy as np
 from foretoken.domain.frameworks.engine import EngineProfile
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.workload.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup

@@ -6,7 +6,7 @@ from capacity_fakes import drawn_scenario, limits, load_of
 
 from foretoken.domain.requests.search import LimitOutcome
 from foretoken.domain.requests.workload import Request, WorkloadSpec
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.search.capacity.confidence import (
     find_crossing,
     fit_curve,

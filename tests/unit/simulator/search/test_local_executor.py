@@ -21,7 +21,7 @@ from foretoken.domain.errors import (
     InvalidRequestError,
     ServiceUnavailableError,
 )
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.search.executors.local import LocalExecutor
 from foretoken.simulator.search.executors.observed import ObservedExecutor

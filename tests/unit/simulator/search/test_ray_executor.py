@@ -13,7 +13,7 @@ import search_tasks
 from search_simulations import Load, simulate
 
 from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.search.executor import Executor
 from foretoken.simulator.search.executors.choice import open_executor
 from foretoken.simulator.search.executors.inline import InlineExecutor

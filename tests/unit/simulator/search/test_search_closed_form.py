@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from foretoken.domain.frameworks.engine import EngineProfile, find_engine
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.units import NS_PER_S, US_PER_S
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.search.serving.closed_form import ReplicaForm, SteadyState
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.rules import closed_form_rules

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.search.fingerprint import fingerprint
 from foretoken.simulator.search.journal import Journal, run_journaled

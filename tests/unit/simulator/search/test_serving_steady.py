@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.units import MS_PER_S
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.search.serving.steady import (
     find_warm_up,
     mean_under_way,

@@ -12,7 +12,7 @@ import numpy as np
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.simulator.cluster.engine_pool import PoolRole
 from foretoken.simulator.cluster.setup import ClusterSetup, KvTransferSetup, PoolSetup
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.serving.deployment import run_cluster
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup

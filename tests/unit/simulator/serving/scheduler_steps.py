@@ -8,7 +8,7 @@ import numpy as np
 
 from foretoken.domain.frameworks.engine import KvTier, find_engine
 from foretoken.simulator.cluster.setup import PoolSetup
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.engine import clock, hand_over, layout
 from foretoken.simulator.engine.state import build_pool_state
 from foretoken.simulator.serving.setup import DeploymentSetup

@@ -31,7 +31,7 @@ from foretoken.domain.results.report import (
     ServingReport,
 )
 from foretoken.jobs.runner import JobProgress
-from foretoken.simulator.latency_surfaces import fetch_surfaces
+from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.serving.simulation import simulate_serving
 from foretoken.wire import ipc
 

@@ -13,7 +13,7 @@ from foretoken.domain.requests.search import LimitOutcome, ServingTargets
 from foretoken.domain.requests.slo import Slo, SloClass
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.results.report import ServingReport
-from foretoken.simulator.latency_surfaces import fetch_surfaces
+from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.search.capacity.request_rate import draw_plan, take_requests
 from foretoken.simulator.search.capacity.verdict import Judge, count_unseen, make_judge
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord

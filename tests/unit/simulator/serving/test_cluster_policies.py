@@ -10,7 +10,7 @@ from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.requests.cluster import AutoscalingSpec, RoutingSpec
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.cluster.setup import AdapterSetup, ClusterSetup, PoolSetup
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.serving.deployment import run_cluster
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup

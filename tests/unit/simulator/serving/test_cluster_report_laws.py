@@ -22,7 +22,7 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.slo import Slo
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.results.report import ServingReport
-from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
+from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.serving.simulation import ServingResult, simulate_serving
 
 _S_PER_HOUR = 3600

@@ -25,7 +25,7 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.slo import Slo
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.results.report import ServingReport
-from foretoken.simulator.latency_surfaces import fetch_surfaces
+from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.serving.simulation import simulate_serving
 
 # Qwen2 7B: 28 layers, keys and values, 4 heads of 128, 2 bytes each.

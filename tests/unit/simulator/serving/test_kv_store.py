@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.frameworks.engine import EngineProfile, KvTier
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.engine import layout, tier
 from foretoken.simulator.engine.layout import Records
 from foretoken.simulator.engine.state import build_state

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foretoken.domain.frameworks.engine import KvTier, find_engine
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup

@@ -3,8 +3,8 @@ import pytest
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import LengthSpec
-from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.workload.request_plan import Ints
+from foretoken.simulator.workload.rng import named_stream
 from foretoken.simulator.workload.synthetic import draw_lengths
 
 

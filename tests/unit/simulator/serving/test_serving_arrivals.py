@@ -3,9 +3,9 @@ import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.requests.workload import LengthSpec, Request, WorkloadSpec
-from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.workload.request_plan import RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
+from foretoken.simulator.workload.rng import named_stream
 
 
 def _resolve(seed: int = 0, **fields: object) -> RequestPlan:

@@ -24,7 +24,7 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.slo import Slo
 from foretoken.domain.requests.workload import LengthSpec, Request, WorkloadSpec
-from foretoken.simulator.latency_surfaces import fetch_surfaces
+from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.serving.simulation import simulate_serving
 
 _LIGHT = WorkloadSpec(arrival="constant", rate_rps=0.2, num_requests=3)

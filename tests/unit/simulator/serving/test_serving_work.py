@@ -8,7 +8,7 @@ from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
-from foretoken.simulator.latency_surfaces import quantization_of, serving_options
+from foretoken.simulator.cost.latency_surfaces import quantization_of, serving_options
 from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.work import compute_dtype

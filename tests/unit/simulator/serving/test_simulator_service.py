@@ -19,7 +19,7 @@ from foretoken.domain.ports import ModelVersion
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.config import SimulatorConfig
-from foretoken.simulator.latency_surfaces import surface_spec
+from foretoken.simulator.cost.latency_surfaces import surface_spec
 from foretoken.simulator.service import SimulatorService, SurfaceCache
 
 _SCENARIO = build_scenario(workload=WorkloadSpec(num_requests=5))

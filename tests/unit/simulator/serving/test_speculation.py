@@ -15,8 +15,8 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.slo import Slo
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
-from foretoken.simulator.cost_tables import flat_tables
-from foretoken.simulator.latency_surfaces import fetch_surfaces
+from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.serving.attainment import find_attaining
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.feasibility import judge_feasibility, plan_memories

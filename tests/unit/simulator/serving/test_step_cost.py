@@ -15,13 +15,13 @@ from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.cost_tables import StepShape, shared_us, stage_us
-from foretoken.simulator.latency_surfaces import (
+from foretoken.simulator.cost.latency_surfaces import (
     fetch_surfaces,
     replica_ranks,
     serving_options,
     surface_spec,
 )
+from foretoken.simulator.cost.tables import StepShape, shared_us, stage_us
 from foretoken.simulator.serving.record import StepRecord
 from foretoken.simulator.serving.step_cost import LAUNCH_GROUP, SurfaceCost
 

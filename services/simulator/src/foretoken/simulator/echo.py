@@ -31,7 +31,7 @@ from foretoken.domain.results.echo import Echo
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.cluster.fleet import pool_scenarios
-from foretoken.simulator.latency_surfaces import quantization_of
+from foretoken.simulator.cost.latency_surfaces import quantization_of
 
 Shares = Mapping[str, float]
 

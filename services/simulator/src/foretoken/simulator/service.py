@@ -39,9 +39,9 @@ from foretoken.domain.watch import Watch
 from foretoken.jobs.runner import JobProgress, JobRunner
 from foretoken.jobs.service import RunsJobs
 from foretoken.simulator.config import SimulatorConfig
+from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.echo import echo_serving, echo_training
 from foretoken.simulator.job_tables import attach_tables, fill_tables, open_table
-from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.results import ResultKeeper
 from foretoken.simulator.search.jobs import (
     CAPACITY_KIND,

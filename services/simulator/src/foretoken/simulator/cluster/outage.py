@@ -9,7 +9,7 @@ from foretoken.domain.requests.cluster import FailureSpec
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.cluster.event_queue import EventKind, EventQueue
 from foretoken.simulator.cluster.pool_state import Phase, PoolState
-from foretoken.simulator.engine.rng import named_stream
+from foretoken.simulator.workload.rng import named_stream
 
 
 class Outages:

@@ -24,7 +24,7 @@ from foretoken.simulator.cluster.setup import (
     KvTransferSetup,
     PoolSetup,
 )
-from foretoken.simulator.latency_surfaces import engine_layout, serving_options
+from foretoken.simulator.cost.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.serving.draft import follow_speculation
 from foretoken.simulator.serving.feasibility import count_kv_blocks, plan_memories

@@ -18,9 +18,9 @@ from foretoken.simulator.cluster.routing import RoutedRequest
 from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.engine.pool import EnginePool
-from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.record import RequestOutcome
 from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.rng import named_stream
 
 
 class Cluster:

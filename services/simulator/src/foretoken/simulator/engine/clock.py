@@ -1,6 +1,6 @@
 """The clock of a compiled pool: its units go on by themselves until requests end."""
 
-from foretoken.simulator.cost_tables import DECODE, CostTables
+from foretoken.simulator.cost.tables import DECODE, CostTables
 from foretoken.simulator.engine.cost import TARGET, tables_of
 from foretoken.simulator.engine.fast_forward import can_fast_forward, fast_forward
 from foretoken.simulator.engine.kernel import complete_due, first_tick_ns, has_room

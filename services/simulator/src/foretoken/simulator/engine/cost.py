@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.simulator.cost_tables import CostTables, StepShape, shared_us, stage_us
+from foretoken.simulator.cost.tables import CostTables, StepShape, shared_us, stage_us
 from foretoken.simulator.engine.layout import TABLES, Ints, Records, State, as_int64
 from foretoken.simulator.engine.memory import array_at, pointer
 from foretoken.simulator.jit import compiled_part

@@ -5,7 +5,7 @@ The outcome is that of tick after tick; only the blocks that fill up are touched
 
 from typing import NamedTuple
 
-from foretoken.simulator.cost_tables import CostTables, StepShape, stage_us
+from foretoken.simulator.cost.tables import CostTables, StepShape, stage_us
 from foretoken.simulator.engine.block import name_blocks, take_blocks
 from foretoken.simulator.engine.layout import DEPLOYMENT, NONE, State, as_int64
 from foretoken.simulator.engine.request import emit

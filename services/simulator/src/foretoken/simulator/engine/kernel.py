@@ -1,6 +1,6 @@
 """The clock of a compiled simulation: requests arrive, engines tick."""
 
-from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.engine.cost import TARGET, tables_of
 from foretoken.simulator.engine.fast_forward import can_fast_forward, fast_forward
 from foretoken.simulator.engine.layout import (

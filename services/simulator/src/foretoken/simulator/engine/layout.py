@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.cost.tables import CostTables
 
 Records = NDArray[Any]
 Ints = NDArray[Any]

@@ -9,7 +9,7 @@ from foretoken.simulator import jit
 from foretoken.simulator.cluster.engine_pool import TIME_COLUMNS, Ended, PoolRole
 from foretoken.simulator.cluster.routing import EngineLoad
 from foretoken.simulator.cluster.setup import PoolSetup
-from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.engine import clock, hand_over, layout
 from foretoken.simulator.engine.choice import find_scheduler
 from foretoken.simulator.engine.failure import clear_unit

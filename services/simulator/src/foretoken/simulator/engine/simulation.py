@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.simulator import jit
-from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.engine import layout
 from foretoken.simulator.engine.choice import find_scheduler
 from foretoken.simulator.engine.kernel import run_slice

@@ -10,7 +10,7 @@ from foretoken.domain.errors import UnknownPluginError
 from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from foretoken.simulator.cluster.engine_pool import PoolRole
 from foretoken.simulator.cluster.setup import PoolSetup
-from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.engine import layout
 from foretoken.simulator.engine.choice import find_scheduler
 from foretoken.simulator.engine.cost import place_tables

@@ -3,7 +3,7 @@
 import numpy as np
 
 from foretoken.domain.units import NS_PER_US
-from foretoken.simulator.cost_tables import CostTables, StepShape, shared_us, stage_us
+from foretoken.simulator.cost.tables import CostTables, StepShape, shared_us, stage_us
 from foretoken.simulator.engine.choice import call_select
 from foretoken.simulator.engine.cost import draft_shared_us, draft_us
 from foretoken.simulator.engine.layout import (

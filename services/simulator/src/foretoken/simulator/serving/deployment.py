@@ -7,7 +7,7 @@ import numpy as np
 from foretoken.simulator.cluster.record import record_cluster
 from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.cluster.simulation import Cluster
-from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.engine.simulation import is_ready, run_engines
 from foretoken.simulator.serving.record import ServingRecord

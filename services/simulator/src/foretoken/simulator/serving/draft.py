@@ -12,10 +12,10 @@ from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.requests.cluster import SpeculativeSpec
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.simulator.cost.latency_surfaces import surface_spec
 from foretoken.simulator.cost.surface import SurfaceSpec
-from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.grid import Floats
-from foretoken.simulator.latency_surfaces import surface_spec
 from foretoken.simulator.serving.record import StepRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import draft_steps

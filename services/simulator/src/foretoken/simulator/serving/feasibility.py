@@ -16,7 +16,7 @@ from foretoken.domain.lowering.lower import check_layout, lower_rank
 from foretoken.domain.lowering.memory import ServingMemory, add_draft, plan_serving_memory
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.latency_surfaces import engine_layout, serving_options
+from foretoken.simulator.cost.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.serving.draft import draft_scenario
 

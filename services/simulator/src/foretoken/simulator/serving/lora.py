@@ -11,8 +11,8 @@ from foretoken.domain.lowering.lower import lower_rank
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.requests.cluster import LoraSpec
 from foretoken.domain.units import NS_PER_S
-from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.workload.request_plan import NONE, Ints, RequestPlan
+from foretoken.simulator.workload.rng import named_stream
 
 
 def assign_adapters(plan: RequestPlan, lora: LoraSpec | None, seed: int) -> RequestPlan:

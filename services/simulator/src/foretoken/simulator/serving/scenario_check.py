@@ -10,8 +10,8 @@ from foretoken.simulator.cluster.autoscaling import find_autoscaler
 from foretoken.simulator.cluster.fleet import pool_scenarios
 from foretoken.simulator.cluster.resolution import check_cluster
 from foretoken.simulator.cluster.routing import find_router
+from foretoken.simulator.cost.latency_surfaces import quantization_of
 from foretoken.simulator.engine.choice import find_scheduler
-from foretoken.simulator.latency_surfaces import quantization_of
 from foretoken.simulator.serving.draft import check_speculation
 from foretoken.simulator.serving.engine_limit import check_engines
 

@@ -21,9 +21,9 @@ from foretoken.simulator.cluster.resolution import (
     set_up_cluster,
 )
 from foretoken.simulator.cluster.setup import ClusterSetup
-from foretoken.simulator.cost_tables import flat_tables
+from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec
+from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.engine.choice import list_schedulers
-from foretoken.simulator.latency_surfaces import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.serving.deployment import (
     must_compile,
     run_cluster,

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.requests.cluster import SpeculativeSpec
-from foretoken.simulator.cost_tables import CostTables
-from foretoken.simulator.engine.rng import named_stream
+from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.serving.record import Ints, StepRecord
+from foretoken.simulator.workload.rng import named_stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

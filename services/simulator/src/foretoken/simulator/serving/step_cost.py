@@ -9,7 +9,7 @@ from foretoken.domain.measurements.estimate import Provenance
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.cost.answer import NUM_BOUNDS
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface
-from foretoken.simulator.cost_tables import DECODE, MIXED, CostTables
+from foretoken.simulator.cost.tables import DECODE, MIXED, CostTables
 from foretoken.simulator.grid import Floats, Ints, grid_corners, interpolate
 from foretoken.simulator.serving.record import Ints as AnyInts
 from foretoken.simulator.serving.record import StepRecord, split_steps

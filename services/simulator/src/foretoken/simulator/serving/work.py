@@ -15,7 +15,7 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.quantization import find_quantization
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cluster.fleet import FleetPool
-from foretoken.simulator.latency_surfaces import engine_layout, quantization_of
+from foretoken.simulator.cost.latency_surfaces import engine_layout, quantization_of
 from foretoken.simulator.model_flops import count_model_flops
 from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.serving.metrics import is_completed

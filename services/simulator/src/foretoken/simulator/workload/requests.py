@@ -8,7 +8,6 @@ from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.slo import SloClass
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.workload.request_draft import (
     ArrivalProcess,
     Floats,
@@ -17,6 +16,7 @@ from foretoken.simulator.workload.request_draft import (
     find_previous_turns,
 )
 from foretoken.simulator.workload.request_plan import NONE, Ints, RequestPlan
+from foretoken.simulator.workload.rng import named_stream
 
 _NS_PER_S = 1e9
 

@@ -8,7 +8,6 @@ import numpy as np
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.workload import LengthSpec, SessionSpec, WorkloadSpec
-from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.workload.request_draft import (
     MAX_LENGTH,
     Floats,
@@ -17,6 +16,7 @@ from foretoken.simulator.workload.request_draft import (
     find_previous_turns,
 )
 from foretoken.simulator.workload.request_plan import NONE, Ints
+from foretoken.simulator.workload.rng import named_stream
 
 # What a length plug-in is: (specification, how many, random stream) -> whole numbers of at least 1.
 # It raises InvalidRequestError with the field of the specification that cannot be used.

@@ -6,8 +6,8 @@ Source: Mitzenmacher, The power of two choices in randomized load balancing, 200
 from collections.abc import Mapping, Sequence
 
 from foretoken.simulator.cluster.routing import EngineLoad, RoutedRequest, least_outstanding
-from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.policy_options import PolicyOptions
+from foretoken.simulator.workload.rng import named_stream
 
 
 class PowerOfTwoRouter:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from foretoken.simulator.cluster.routing import EngineLoad, RoutedRequest
-from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.serving.policy_options import PolicyOptions
+from foretoken.simulator.workload.rng import named_stream
 
 
 class RandomRouter:

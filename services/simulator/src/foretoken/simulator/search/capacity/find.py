@@ -12,7 +12,7 @@ from foretoken.domain.requests.search import (
     CapacityRequest,
 )
 from foretoken.domain.results.report import Feasibility, ServingReport
-from foretoken.simulator.cost_tables import CostTables
+from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.search.capacity.bracket import Bracket
 from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch
 from foretoken.simulator.search.capacity.notes import list_notes

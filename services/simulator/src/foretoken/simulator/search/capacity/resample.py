@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.search.capacity.probe import Load
 from foretoken.simulator.search.capacity.request_rate import draw_plan, rate_of_plan, take_requests
 from foretoken.simulator.serving.outcome import rate_of
 from foretoken.simulator.workload.request_plan import Ints, RequestPlan
+from foretoken.simulator.workload.rng import named_stream
 
 # Independent draws of an interval. Of a trace each is a pair of halves, which mirror each other.
 NUM_DRAWS = 8

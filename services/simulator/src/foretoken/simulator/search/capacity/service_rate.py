@@ -8,7 +8,7 @@ import numpy as np
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.cluster.engine_pool import PoolRole
 from foretoken.simulator.cluster.setup import ClusterSetup
-from foretoken.simulator.cost_tables import DECODE, MIXED, CostTables
+from foretoken.simulator.cost.tables import DECODE, MIXED, CostTables
 from foretoken.simulator.grid import Floats, interpolate
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.workload.request_plan import RequestPlan

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from foretoken.domain import schema
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import WorkloadSpec
+from foretoken.simulator.cost.latency_surfaces import surface_spec
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.latency_surfaces import surface_spec
 from foretoken.simulator.search.hardware_change import HardwareChange
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer, EngineForm
 from foretoken.simulator.search.serving.load import LoadProfile

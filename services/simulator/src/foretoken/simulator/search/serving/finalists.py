@@ -13,8 +13,8 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import CapacityProbe, Finalist, LatencyLimit, ServingTargets
 from foretoken.domain.results.report import Feasibility, ServingReport, SteadyWindow
 from foretoken.simulator.cluster.fleet import pool_scenarios
+from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
-from foretoken.simulator.latency_surfaces import fetch_surfaces
 from foretoken.simulator.search.capacity.verdict import make_judge
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.search.serving.candidate_scenario import (

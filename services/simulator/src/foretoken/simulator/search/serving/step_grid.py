@@ -8,11 +8,11 @@ from foretoken.domain.measurements.estimate import LatencyQuery
 from foretoken.simulator.cost.answer import Questions
 from foretoken.simulator.cost.family import Axes
 from foretoken.simulator.cost.form import SurfaceForm
+from foretoken.simulator.cost.latency_surfaces import replica_ranks
 from foretoken.simulator.cost.padding import padded_tokens
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.grid import Ints, spaced_integers
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.latency_surfaces import replica_ranks
 from foretoken.simulator.search.serving.load import LoadProfile
 
 # Points per doubling. Between captured batches matrix products are close to linear.

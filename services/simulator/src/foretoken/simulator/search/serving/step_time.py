@@ -8,7 +8,7 @@ import numpy as np
 from foretoken.simulator.cost.answer import NUM_BOUNDS
 from foretoken.simulator.cost.padding import padded_tokens
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
-from foretoken.simulator.cost_tables import DECODE, MIXED
+from foretoken.simulator.cost.tables import DECODE, MIXED
 from foretoken.simulator.grid import Floats, Ints, interpolate
 
 # The estimate, its lower and its upper bound.

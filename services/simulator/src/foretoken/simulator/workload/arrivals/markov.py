@@ -8,7 +8,6 @@ at `rate_rps`; or `rates_rps`, the rates as they are. A state's rate may be 0, n
 import numpy as np
 
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.engine.rng import named_stream
 from foretoken.simulator.workload.request_draft import (
     Floats,
     RequestDraft,
@@ -16,6 +15,7 @@ from foretoken.simulator.workload.request_draft import (
     option_error,
     read_numbers,
 )
+from foretoken.simulator.workload.rng import named_stream
 from foretoken.simulator.workload.synthetic import draw_requests
 
 # Without options: as long calm as busy, three times the rate while busy.
