@@ -6,7 +6,7 @@ split an expert fastest, then those of ep, then those that hold the same experts
 Source: Megatron-Core's default rank order, and that of its expert groups.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.units import Quantity
@@ -33,6 +33,10 @@ class RankGroup:
         counts = range(1, min(self.degree, room) + 1)
         per_node = max(count for count in counts if self.degree % count == 0)
         return {"devices_per_node": per_node, "num_nodes": self.degree // per_node}
+
+    def over(self, degree: int) -> "RankGroup":
+        """Return the group of every `degree`-th rank: those of groups of so many neighbours."""
+        return replace(self, degree=self.degree // degree, stride=self.stride * degree)
 
     def count_sharing(self, devices_per_node: int, ports_per_node: int) -> int:
         """Return how many groups go through a network port of the node at once.

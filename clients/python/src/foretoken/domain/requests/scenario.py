@@ -16,6 +16,9 @@ from foretoken.domain.requests.option import describe, flag, option
 from foretoken.domain.requests.slo import Slo, SloClass
 from foretoken.domain.requests.workload import WorkloadSpec
 
+# How the ranks of cp exchange; each is a pass of `parallelism/`.
+CONTEXT_PARALLELS = ("ring", "all_to_all")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingScenario:
@@ -180,7 +183,9 @@ class TrainingScenario:
         0, "ranks it is sharded over, replicated over the rest (HSDP); 0: all"
     )
     sequence_parallel: bool = flag("what tensor parallelism leaves whole is split by tokens")
-    context_parallel: str = option("ring", "how context-parallel ranks exchange: ring all_to_all")
+    context_parallel: str = option(
+        "ring", f"how context-parallel ranks exchange: {' '.join(CONTEXT_PARALLELS)}"
+    )
     weight_parallel: str = option("", "InternEvo's: msp fsp isp")
     weight_degree: int = option(0, "ranks that weights are split over for isp; 0: as tp")
     expert_tp: int = option(0, "ranks that split each expert by width; 0: what ep leaves of tp")

@@ -8,7 +8,7 @@ where they can be.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -145,7 +145,11 @@ class _Step:
             # Weights of `isp` are split over neighbours too, beyond tp.
             return RankGroup(axis="tp", degree=degree)
         if node.axis == "cp":
-            return axis_group(self._scenario.layout, "cp")
+            everyone = axis_group(self._scenario.layout, "cp")
+            if node.operator == _EXCHANGE:
+                return replace(everyone, degree=degree)
+            # Keys and values go around between the ranks that exchange heads.
+            return everyone.over(self._num_exchanging(chunk))
         if node.axis == "ep":
             is_exchange = node.operator == _EXCHANGE
             return self._mesh.expert_group if is_exchange else self._mesh.tensor_group
@@ -154,6 +158,12 @@ class _Step:
             return holders.ranks.of_shards
         everyone = holders.ranks.everyone
         return everyone if degree == everyone.degree else holders.ranks.of_replicas
+
+    def _num_exchanging(self, chunk: ChunkOperators) -> int:
+        """Return how many ranks of cp exchange heads."""
+        exchanges = (n for n in chunk.forward if n.axis == "cp" and n.operator == _EXCHANGE)
+        dims = next((node.dims for node in exchanges), {"devices_per_node": 1, "num_nodes": 1})
+        return int(dims["devices_per_node"] * dims["num_nodes"])
 
     def _devices(self, rank: int) -> Ints:
         return np.arange(self._stage_size, dtype=np.int64) + rank * self._stage_size

@@ -10,7 +10,7 @@ from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.lowering.lower import check_layout
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.requests.limit import check_limits, list_broken
-from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import CONTEXT_PARALLELS, TrainingScenario
 from foretoken.simulator.steps.legality import (
     batch_limits,
     chunk_limit,
@@ -26,7 +26,7 @@ from foretoken.simulator.training.stage_operators import training_options
 
 _CHOICES = {
     "recompute": RECOMPUTE_MODES,
-    "context_parallel": ("ring", "all_to_all"),
+    "context_parallel": CONTEXT_PARALLELS,
     "weight_parallel": ("", "msp", "fsp", "isp"),
     "zero_stage": ZERO_STAGES,
 }
