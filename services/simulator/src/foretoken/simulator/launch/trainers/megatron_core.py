@@ -73,6 +73,11 @@ def _refuse(scenario: TrainingScenario) -> None:
     refuse_common(scenario, refusals)
     refuse_model(scenario.model, refusals)
     refusals.add_lacks(scenario, MegatronCore.can)
+    refusals.add_if(
+        scenario.layout.cp > 1 and scenario.context_parallel not in _EXCHANGES,
+        "context_parallel",
+        f"files are written for {' and '.join(_EXCHANGES)}",
+    )
     refusals.finish()
 
 
