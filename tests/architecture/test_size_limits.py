@@ -1,8 +1,9 @@
 """Files and functions stay small enough to be read at once."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _MAX_FILE_LINES = 500
 _MAX_FUNCTION_LINES = 60
@@ -14,6 +15,17 @@ _MAX_COMMAND_PARAMETERS = 8
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@pytest.fixture(scope="module")
+def functions(python_files: list[Path]) -> list[tuple[Path, str, int, int]]:
+    """Every function people write: its file, its place, how many lines and parameters it has."""
+    return [
+        (path, f"{path}:{node.lineno} {node.name}", _count_lines(node), _count_parameters(node))
+        for path in python_files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, _Function)
+    ]
+
+
 def test_no_file_is_longer_than_500_lines(python_files: list[Path]) -> None:
     too_long = {
         str(path): num_lines
@@ -23,21 +35,23 @@ def test_no_file_is_longer_than_500_lines(python_files: list[Path]) -> None:
     assert too_long == {}
 
 
-def test_no_function_is_longer_than_60_lines(python_files: list[Path]) -> None:
+def test_no_function_is_longer_than_60_lines(
+    functions: list[tuple[Path, str, int, int]],
+) -> None:
     too_long = {
-        f"{path}:{function.lineno} {function.name}": num_lines
-        for path, function in _functions(python_files)
-        if (num_lines := _count_lines(function)) > _MAX_FUNCTION_LINES
+        place: num_lines for _, place, num_lines, _ in functions if num_lines > _MAX_FUNCTION_LINES
     }
     assert too_long == {}
 
 
-def test_no_function_takes_more_than_six_parameters(python_files: list[Path]) -> None:
+def test_no_function_takes_more_than_six_parameters(
+    functions: list[tuple[Path, str, int, int]],
+) -> None:
     """`self` and `cls` do not count: the caller does not write them."""
     too_many = {
-        f"{path}:{function.lineno} {function.name}": num_parameters
-        for path, function in _functions(python_files)
-        if (num_parameters := _count_parameters(function)) > _limit_of(path)
+        place: num_parameters
+        for path, place, _, num_parameters in functions
+        if num_parameters > _limit_of(path)
     }
     assert too_many == {}
 
@@ -48,13 +62,6 @@ def test_the_measures_count_what_they_say() -> None:
     function = ast.parse(source).body[0]
     assert isinstance(function, ast.FunctionDef)
     assert (3, 5) == (_count_lines(function), _count_parameters(function))
-
-
-def _functions(paths: list[Path]) -> Iterator[tuple[Path, _Function]]:
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, _Function):
-                yield path, node
 
 
 def _count_lines(function: _Function) -> int:

@@ -21,10 +21,9 @@ from foretoken.profiler.attention.batch import (
 from foretoken.profiler.attention.ragged import Batch
 from foretoken.profiler.kernel import TORCH_DTYPES, Kernel, TensorFactory, find_kernels
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
 HEADS = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 128}

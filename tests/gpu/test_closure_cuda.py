@@ -17,11 +17,10 @@ from foretoken.profiler.host.measuring import measure_host
 from foretoken.profiler.local_device import LocalDevice, list_local_devices
 from foretoken.wire.arrow import read_table
 
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
 pytest.importorskip("transformers")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = pytest.mark.gpu
 
 _CONFIG = {
     "model_type": "llama",

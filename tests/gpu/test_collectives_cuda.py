@@ -14,10 +14,9 @@ from foretoken.profiler.ranks.group import CollectiveGroup
 from foretoken.profiler.ranks.group_spec import GroupSpec
 from foretoken.profiler.ranks.link_environment import describe_links
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 _TIMER = TimerSpec(min_samples=5, warm_up_s_max=0.05, case_s_max=0.2)
 _GEMM = OperatorCall(operator="gemm", dtype=DType.BF16, dims={"m": 2048, "n": 2048, "k": 2048})

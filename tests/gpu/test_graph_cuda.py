@@ -20,10 +20,9 @@ from foretoken.profiler.local_device import CPU, LocalDevice, list_local_devices
 from foretoken.profiler.timing.case import open_rig
 from foretoken.wire.arrow import read_table
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 _SMALL = {
     "vocab_size": 4096,

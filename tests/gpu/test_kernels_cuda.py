@@ -18,10 +18,9 @@ from foretoken.profiler.kernel import (
     prepare_case,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
 OPERATORS = sorted(

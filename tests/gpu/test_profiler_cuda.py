@@ -33,10 +33,9 @@ from foretoken.profiler.timing.self_test import run_self_test
 from foretoken.profiler.timing.sentinel import open_sentinel
 from foretoken.profiler.timing.stopwatch import IndexedCall
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 _CLAIMED = [
     (kernel, dtype, phase)

@@ -50,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         modules = dict(_find_modules(copy, roots))
         tests = {test: _imports(test) for top in _TESTS for test in Path(top).rglob("test_*.py")}
         mutants = list(_draw(options, modules, tests))
+        _compile(*roots, "tests")
         return _judge(mutants, options)
 
 
@@ -68,11 +69,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _copy_tree(copy: Path) -> tuple[str, ...]:
-    """Copy what git knows and compile it; return the roots of its sources.
-
-    The compiled files are checked by the hash of their source: two changes within a tick of the
-    clock are two programs.
-    """
+    """Copy what git knows; return the roots of its sources."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],  # noqa: S607
         cwd=_ROOT,
@@ -85,10 +82,13 @@ def _copy_tree(copy: Path) -> tuple[str, ...]:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(_ROOT / name, copy / name)
     services = sorted(str(path.relative_to(copy)) for path in copy.glob("services/*/src"))
-    roots = ("clients/python/gen", "clients/python/src", *services)
+    return ("clients/python/gen", "clients/python/src", *services)
+
+
+def _compile(*folders: str) -> None:
+    """Compile sources, to be checked by hash: two changes may lie within a tick of the clock."""
     compiling = (sys.executable, "-m", "compileall", "-qq", "--invalidation-mode", "checked-hash")
-    subprocess.run([*compiling, *roots, "tests"], check=True, cwd=copy)
-    return roots
+    subprocess.run([*compiling, *folders], check=True)
 
 
 def _find_modules(copy: Path, roots: Iterable[str]) -> Iterator[tuple[str, Path]]:
