@@ -25,7 +25,7 @@ from foretoken.wire import codec, columns, ipc
 
 
 @pytest.mark.parametrize("cls", MIRRORS, ids=lambda cls: cls.__name__)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_dataclass_survives_the_wire(cls: type, data: st.DataObject) -> None:
     value = data.draw(values_of(cls))
@@ -73,7 +73,6 @@ _QUERIES = st.builds(
 )
 
 
-@settings(max_examples=40)
 @given(query=_QUERIES)
 def test_a_query_survives_the_wire(query: LatencyQuery) -> None:
     sent = columns.encode_query(query).SerializeToString()
@@ -103,7 +102,6 @@ def _answer(query: LatencyQuery) -> LatencyReply:
     return LatencyReply(model_version="v", tables=tuple(tables))
 
 
-@settings(max_examples=40)
 @given(query=_QUERIES)
 def test_a_reply_survives_the_wire(query: LatencyQuery) -> None:
     reply = _answer(query)
@@ -112,7 +110,6 @@ def test_a_reply_survives_the_wire(query: LatencyQuery) -> None:
     assert _plain(reply) == _plain(arrived)
 
 
-@settings(max_examples=60)
 @given(query=_QUERIES, max_values=st.integers(16, 3_000))
 def test_splitting_a_query_changes_no_answer(query: LatencyQuery, max_values: int) -> None:
     """Each part is small enough, and the joined answers are those to the whole query."""
@@ -132,7 +129,6 @@ _REQUEST_VALUES = {
 }
 
 
-@settings(max_examples=30)
 @given(data=st.data(), num_requests=st.integers(0, 20), chunk_bytes=st.integers(1, 3_000))
 def test_single_requests_survive_the_wire(
     data: st.DataObject, num_requests: int, chunk_bytes: int
@@ -154,7 +150,6 @@ _CANDIDATE_COUNTS += ("prefill_replicas", "prefill_tp", "prefill_pp", "prefill_e
 _CANDIDATE_COUNTS += ("prefill_batch_size",)
 
 
-@settings(max_examples=30)
 @given(data=st.data(), num_points=st.integers(0, 10))
 def test_candidates_survive_the_wire(data: st.DataObject, num_points: int) -> None:
     def column(name: str) -> list[object]:
@@ -173,7 +168,6 @@ def test_candidates_survive_the_wire(data: st.DataObject, num_points: int) -> No
     assert candidates == received
 
 
-@settings(max_examples=30)
 @given(values=st.lists(FLOATS, max_size=20))
 def test_a_series_survives_the_wire(values: list[float]) -> None:
     names = SeriesColumns.__dataclass_fields__

@@ -125,7 +125,6 @@ def _launch(framework: str, scenario: TrainingScenario) -> TrainingLaunch:
 
 
 @pytest.mark.parametrize("framework", sorted(_SPACES))
-@settings(max_examples=100)
 @given(data=st.data())
 def test_what_files_say_is_the_strategy(framework: str, data: st.DataObject) -> None:
     """Read back, degrees, batches, stages, recomputation and formats are those of the scenario."""
@@ -139,7 +138,6 @@ def test_what_files_say_is_the_strategy(framework: str, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("framework", sorted(_SPACES))
-@settings(max_examples=100)
 @given(data=st.data())
 def test_files_are_read_into_the_scenario_they_were_written_of(
     framework: str, data: st.DataObject
@@ -159,7 +157,7 @@ def test_files_are_read_into_the_scenario_they_were_written_of(
 
 
 @pytest.mark.parametrize("framework", sorted(_SPACES))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=_scenarios(_EVERYTHING))
 def test_of_everything_files_say_the_strategy_or_fields_are_told(
     framework: str, scenario: TrainingScenario
@@ -214,7 +212,6 @@ def _searches(draw: st.DrawFn, framework: str) -> TrainingSearchRequest:
 
 
 @pytest.mark.parametrize("framework", sorted(_SEARCHED))
-@settings(max_examples=25, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_every_strategy_of_a_search_can_be_written(
     framework: str, data: st.DataObject, seed: int

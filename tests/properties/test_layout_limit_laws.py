@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.models.architecture import find_model
@@ -56,7 +56,6 @@ def _join(scenarios: list[TrainingScenario]) -> Strategies:
 
 
 @given(scenarios=_scenarios())
-@settings(max_examples=40, deadline=None)
 def test_columns_break_the_limits_that_each_case_breaks_alone(
     scenarios: list[TrainingScenario],
 ) -> None:
@@ -71,7 +70,6 @@ def test_columns_break_the_limits_that_each_case_breaks_alone(
 
 
 @given(scenarios=_scenarios())
-@settings(max_examples=40, deadline=None)
 def test_columns_hold_the_shares_that_each_case_holds_alone(
     scenarios: list[TrainingScenario],
 ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.hardware.device import all_devices
@@ -45,7 +45,6 @@ def _largest(terms: RooflineTerms) -> float:
 
 @pytest.mark.parametrize("name", _OPERATORS)
 @given(data=st.data(), element_bytes=_ELEMENT_BYTES)
-@settings(max_examples=40)
 def test_work_never_falls_when_a_dimension_grows(
     name: str, data: st.DataObject, element_bytes: float
 ) -> None:
@@ -64,7 +63,6 @@ def test_work_never_falls_when_a_dimension_grows(
 
 @pytest.mark.parametrize("name", _COMPUTE)
 @given(data=st.data(), device=_DEVICES, dtype=_DTYPES)
-@settings(max_examples=40)
 def test_a_roofline_is_positive_and_never_falls_when_a_dimension_grows(
     name: str, data: st.DataObject, device: Any, dtype: DType
 ) -> None:
@@ -77,7 +75,6 @@ def test_a_roofline_is_positive_and_never_falls_when_a_dimension_grows(
 
 @pytest.mark.parametrize("name", _COMPUTE)
 @given(data=st.data(), dtype=_DTYPES)
-@settings(max_examples=20)
 def test_a_pass_without_backward_work_costs_nothing_and_others_in_proportion(
     name: str, data: st.DataObject, dtype: DType
 ) -> None:
@@ -95,7 +92,6 @@ def test_a_pass_without_backward_work_costs_nothing_and_others_in_proportion(
     per_node=st.integers(1, 64),
     num_nodes=st.integers(1, 64),
 )
-@settings(max_examples=60)
 def test_a_collective_over_several_ranks_takes_time_and_more_for_more_bytes(
     name: str, topology: Any, message_bytes: int, per_node: int, num_nodes: int
 ) -> None:
@@ -118,7 +114,6 @@ def test_a_collective_over_several_ranks_takes_time_and_more_for_more_bytes(
 
 @pytest.mark.parametrize("name", _COLLECTIVES)
 @given(topology=_TOPOLOGIES, per_node=st.integers(1, 16), num_nodes=st.integers(2, 16))
-@settings(max_examples=40)
 def test_as_many_ranks_on_one_node_are_never_slower(
     name: str, topology: Any, per_node: int, num_nodes: int
 ) -> None:

@@ -32,9 +32,6 @@ _CONFIG = PredictorConfig(state_folder="", booster=BoosterConfig(num_trees=20))
 _GEMM = SeriesKey("gemm", "a30", "", "fp16", "forward", "vllm")
 _ALL_REDUCE = SeriesKey("all_reduce", "a100_sxm_80", "a100_dgx", "", "forward", "vllm")
 
-# The first example pays for training.
-laws = settings(max_examples=50)
-
 gemm_calls = st.lists(
     st.tuples(st.integers(1, 2**17), st.integers(1, 2**17), st.integers(1, 2**17)),
     min_size=1,
@@ -86,7 +83,6 @@ def _ask(operator: str, device: str, calls: Calls) -> LatencyColumns:
 
 
 @pytest.mark.parametrize("device", ["a30", "h200_sxm"])
-@laws
 @given(calls=gemm_calls)
 def test_no_estimate_is_below_the_stated_share_of_the_roofline(device: str, calls: Calls) -> None:
     estimates = _ask("gemm", device, calls)
@@ -97,7 +93,6 @@ def test_no_estimate_is_below_the_stated_share_of_the_roofline(device: str, call
     assert (estimates.latency_us >= least_us * (1 - 1e-12)).all()
 
 
-@laws
 @given(calls=gemm_calls)
 def test_bounds_enclose_the_estimate(calls: Calls) -> None:
     for device in ("a30", "h200_sxm"):
@@ -108,7 +103,6 @@ def test_bounds_enclose_the_estimate(calls: Calls) -> None:
         assert np.isfinite(estimates.high_us).all()
 
 
-@laws
 @given(calls=all_reduce_calls)
 def test_bounds_enclose_the_estimate_of_a_collective(calls: Calls) -> None:
     estimates = _ask("all_reduce", "a100_sxm_80", calls)
@@ -117,7 +111,6 @@ def test_bounds_enclose_the_estimate_of_a_collective(calls: Calls) -> None:
     assert (estimates.latency_us <= estimates.high_us).all()
 
 
-@laws
 @given(calls=gemm_calls, seed=st.integers(0, 2**32 - 1))
 def test_the_order_of_rows_does_not_matter(calls: Calls, seed: int) -> None:
     order = np.random.default_rng(seed).permutation(len(calls))
@@ -127,7 +120,6 @@ def test_the_order_of_rows_does_not_matter(calls: Calls, seed: int) -> None:
     assert straight.provenance[order].tolist() == shuffled.provenance.tolist()
 
 
-@laws
 @given(calls=gemm_calls)
 def test_a_row_answers_alone_as_in_company(calls: Calls) -> None:
     together = _ask("gemm", "a30", calls)

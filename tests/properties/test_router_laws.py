@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.plugins import scan_modules
@@ -36,7 +36,6 @@ def _moments(draw: st.DrawFn) -> _Moment:
 
 @pytest.mark.parametrize("name", _ROUTERS)
 @given(moments=st.lists(_moments(), max_size=12), seed=_SEEDS)
-@settings(max_examples=40)
 def test_every_router_chooses_an_engine_that_is_there(
     name: str, moments: Sequence[_Moment], seed: int
 ) -> None:
@@ -48,7 +47,6 @@ def test_every_router_chooses_an_engine_that_is_there(
 
 @pytest.mark.parametrize("name", _ROUTERS)
 @given(moments=st.lists(_moments(), max_size=12), seed=_SEEDS)
-@settings(max_examples=40)
 def test_the_same_seed_chooses_the_same(name: str, moments: Sequence[_Moment], seed: int) -> None:
     """Two routers of one seed choose alike, always."""
     first, second = (find_router(name)({}, seed) for _ in range(2))

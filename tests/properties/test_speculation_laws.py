@@ -14,7 +14,7 @@ from foretoken.simulator.serving.record import RequestOutcome, ServingRecord, St
 from foretoken.simulator.serving.speculation import Speculation, draw_yields
 
 _SCHEDULERS = ("chunked_prefill", "sglang")
-_SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+_SETTINGS = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -109,7 +109,6 @@ def test_a_cluster_conserves_requests_and_tokens(case: ClusterCase) -> None:
                 assert _count_left(steps) == steps.num_rows.sum()
 
 
-@settings(max_examples=40)
 @given(
     acceptance_ratio=st.integers(0, 100).map(lambda percent: percent / 100),
     num_drafts=st.integers(1, 9),

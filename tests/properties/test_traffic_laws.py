@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -73,7 +73,6 @@ def _matrix(traffic: TrafficColumns, axis: str, num_devices: int) -> NDArray[np.
     return matrix
 
 
-@settings(max_examples=60, deadline=None)
 @given(_scenarios())
 def test_what_is_sent_is_what_the_timed_operators_move(scenario: TrainingScenario) -> None:
     """All bytes are those of the operators, times the ranks and the micro batches that run them."""
@@ -103,7 +102,6 @@ def test_what_is_sent_is_what_the_timed_operators_move(scenario: TrainingScenari
     assert np.isclose(sum(traffic.bytes), expected, rtol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(_scenarios())
 def test_devices_send_to_those_of_their_groups_alone(scenario: TrainingScenario) -> None:
     """Devices that share an axis differ in its coordinate; each sends as much as it receives."""

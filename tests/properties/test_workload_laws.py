@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.requests.slo import SloClass
@@ -100,7 +100,6 @@ def _columns(plan: RequestPlan) -> dict[str, object]:
     return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()}
 
 
-@settings(max_examples=200)
 @given(_ANY, _SEEDS)
 def test_a_plan_is_in_order_and_refers_backwards(spec: WorkloadSpec, seed: int) -> None:
     plan = resolve_workload(spec, _CLASSES, seed)
