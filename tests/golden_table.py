@@ -1,6 +1,6 @@
 """Answers kept as small tables, compared cell by cell: `tests/golden/<name>.csv`.
 
-Such a table stands beside the laws that its answers obey, and says what a changed rule changes.
+Such a table complements the laws that its answers obey, and says what a changed rule changes.
 After a change that is meant, take the table that the failed test left in `build/golden`.
 """
 

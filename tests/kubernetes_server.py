@@ -147,7 +147,7 @@ class ObjectStore:
         return copy.deepcopy(body)
 
     def _check(self, plural: str, body: Resource) -> None:
-        """Refuse what the schemas, or the rules beside them, do not allow."""
+        """Refuse what the schemas, or the rules that go with them, do not allow."""
         version, kind = _KINDS[plural]
         try:
             given = (body.get("apiVersion"), body.get("kind"))

@@ -1,4 +1,4 @@
-"""What a lake needs beside the program: PostgreSQL and an object store, started for tests."""
+"""What a lake needs besides the program: PostgreSQL and an object store, started for tests."""
 
 import contextlib
 import os

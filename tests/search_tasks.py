@@ -79,7 +79,7 @@ def spend(cpu_s: float, _shared: None) -> float:
 
 
 def wait_for_file(item: int, path: str) -> int:
-    """Return the item once a file is there; that it waits is told by a file beside it."""
+    """Return the item once a file is there; that it waits is shown by a file next to it."""
     Path(f"{path}.waits-{item}").touch()
     while not Path(path).exists():
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Records of serving simulations for tests, with what happened to every token beside them.
+"""Records of serving simulations for tests, with what happened to every token.
 
 A tiny engine runs the requests step by step and writes both: the columns as the engines do, and
 plain lists that need no interpretation.

@@ -2,7 +2,8 @@
 
 from importlinter.cli import lint_imports_command
 
-# Imported, the package knows all its source roots; the linter asks it, and imports nothing itself.
+# Imported, the package knows all its source roots; the linter queries it, and imports nothing
+# itself.
 import foretoken
 
 if __name__ == "__main__":

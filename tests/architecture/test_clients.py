@@ -54,7 +54,7 @@ def test_a_client_has_every_method_of_its_port(port: type, place: int) -> None:
 
 
 def test_results_are_read_the_same_way_with_asyncio() -> None:
-    """What asks a catalog has an awaited twin."""
+    """What queries a catalog has an awaited twin."""
     asking = {name: names for name, names in _functions(results).items() if names[0] == "catalog"}
     assert {"list_results", "read_result"} <= set(asking)
     assert asking == _functions(aio_results)

@@ -19,7 +19,7 @@ _MODULES = {
     "nvidia-ml-py": "pynvml",
     "prometheus-client": "prometheus_client",
 }
-# The extras that a service's features need beside a plain installation.
+# The extras that a service's features need on top of a plain installation.
 _EXTRAS = {
     "app": (),
     "catalog": (),

@@ -65,7 +65,7 @@ def test_no_command_waits_for_what_only_some_need() -> None:
 def test_a_light_command_imports_little(
     words: str, packages: Sequence[str], tmp_path: Path
 ) -> None:
-    """Who asks for help, names or arithmetic does not wait for what moves and learns from data."""
+    """Help, names and arithmetic do not wait for what moves and learns from data."""
     command = [sys.executable, "-c", _PROGRAM, "--home", str(tmp_path), *words.split()]
     done = subprocess.run(
         command, input=json.dumps((*packages, *_HEAVY)), capture_output=True, text=True, check=True

@@ -1,6 +1,6 @@
 """Which known defects of the shared measurements a check finds by itself, and its false alarms.
 
-Prints for every known defect how many rows of its table are in doubt and by which tests, for every
+Prints for every known defect how many rows of its table are flagged and by which tests, for every
 sound table set how many are, and the seconds that judging takes at ingest and in a full check. Runs
 on `../shared/data`; `python bench_catalog_quality.py skew` checks the skew tables as sums only.
 """
@@ -96,7 +96,7 @@ _FOUND_HERE = (
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Rows of one pass of one file: how many, how many in doubt, and by which tests."""
+    """Rows of one pass of one file: how many, how many flagged, and by which tests."""
 
     run: str
     device: str
@@ -146,7 +146,7 @@ def check(catalog: CatalogService) -> QualityReport:
 
 
 def count_flags(catalog: CatalogService) -> Iterator[_Table]:
-    """Yield how many rows of each table our tests doubt."""
+    """Yield how many rows of each table our tests flag."""
     rows = read_table(catalog.read_measurements(_ALL))
     keys = ("run_id", "device", "source_file", "phase")
     totals = rows.group_by(keys).aggregate([([], "count_all")]).to_pylist()
@@ -174,7 +174,7 @@ def say_defect(defect: _Defect, tables: list[_Table]) -> str:
 
 
 def say_rate(name: str, tables: list[_Table]) -> str:
-    """Return a line with the part of some tables that is in doubt."""
+    """Return a line with the part of some tables that is flagged."""
     num_rows = sum(table.num_rows for table in tables)
     num_flagged = sum(table.num_flagged for table in tables)
     return f"{name:40} {num_flagged:>6}/{num_rows:<8} {num_flagged / num_rows:.2%}\n"
@@ -194,7 +194,7 @@ def report_all(folder: Path) -> None:
     bad = (*_DEFECTS, *_FOUND_HERE)
     for defect in bad:
         write(say_defect(defect, tables))
-    write("\nin doubt among sound tables (those above left out)\n")
+    write("\nflagged among sound tables (those above left out)\n")
     sound = [table for table in tables if not any(table.shows(defect) for defect in bad)]
     for name in _SOURCES:
         devices = sorted({table.device for table in sound if table.run == name})

@@ -1,7 +1,7 @@
 """How long readers of a large catalog wait, and how much memory answering takes.
 
 Prints the median and the least of five for each question, and the peak memory of the process after
-it, which only grows. A share of the rows is flagged or doubted, as in real catalogs.
+it, which only grows. A share of the rows is flagged, at once or later, as in real catalogs.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def make_rows(operator: str, device: str, seed: int) -> pa.Table:
     columns["latency_us_min"] = pa.array(0.9 * latency_us, mask=is_failed)
     columns["status"] = pa.array(np.where(is_failed, "failed", "ok").tolist())
     columns["status_reason"] = pa.array([("no memory" if f else None) for f in is_failed])
-    columns["flags"] = [["bench: a doubt"] if n % 100 == 1 else None for n in numbers.tolist()]
+    columns["flags"] = [["bench: flagged"] if n % 100 == 1 else None for n in numbers.tolist()]
     arrays = [
         pa.array(columns[field.name], field.type)
         if isinstance(columns.get(field.name), list)
@@ -84,7 +84,7 @@ def make_rows(operator: str, device: str, seed: int) -> pa.Table:
 
 
 def fill(catalog: CatalogService, num_rows: int) -> None:
-    """Record a profile per device, and doubt one row in a thousand."""
+    """Record a profile per device, and flag one row in a thousand."""
     num_batches = max(1, num_rows // BATCH_ROWS)
     for place, device in enumerate(DEVICES):
         seeds = range(place, num_batches, len(DEVICES))

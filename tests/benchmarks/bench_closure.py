@@ -1,11 +1,11 @@
-"""Whole steps of small Hugging Face models on this CPU, beside what their operators make of them.
+"""Whole steps of small Hugging Face models on this CPU, compared with predicted ones.
 
 Run: python tests/benchmarks/bench_closure.py [--home FOLDER] [--sweep]
 
 Times the operators that the steps consist of, the host, and the steps, each by Foretoken's own
 profiler; trains; predicts. Nothing is fitted to a step. With `--sweep` the predictor learns from
 the sweep of the models' shapes instead of the very calls, as a user's would. A `--home` is kept:
-what it has measured is not measured again. Takes a few minutes; other work beside it shows.
+what it has measured is not measured again. Takes a few minutes; other work meanwhile shows.
 """
 
 import argparse

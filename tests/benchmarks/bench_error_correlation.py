@@ -5,7 +5,8 @@ measured on the operators of `training_tables.py`, which hold no training step:
 
 - own: a model of a device's own measurements is asked for sizes, configurations and octaves that
   were left out of its training, as training itself leaves them out;
-- transferred: a device (for collectives a topology) is left out whole, and its calls are told from
+- transferred: a device (for collectives a topology) is left out whole, and its calls are estimated
+from
   the same operator elsewhere.
 
 Of each model so made the mean product of the errors of two calls is held against their mean
@@ -137,7 +138,7 @@ def _own(series: Sequence[Series]) -> dict[int, _Sums]:
     for item in series:
         unseen, shares = _leave_out(item)
         for part in unseen:
-            # Single calls left out at random have neighbours on all sides: no search asks these.
+            # Single calls left out at random have neighbours on all sides: no search queries these.
             errors = to_errors([part], shares)
             if part.kind is not SplitKind.RANDOM and errors is not None:
                 for family, rows in _split(item, part.points):

@@ -3,8 +3,8 @@
 Run: python tests/benchmarks/bench_profile.py [--device cpu] [--model MODEL] [--tp 1,2] [--full]
 
 Profiles the same plan twice, one run after the other, into a catalog of its own. The difference at
-a point is that of the two medians over their mean; a flagged point is doubted in one of the runs.
-Peers print no such figure; the design asks for 0.4-0.8 % in the median and 1.4-3.4 % at P90 on a
+a point is that of the two medians over their mean; a flagged point is flagged in one of the runs.
+Peers print no such figure; the design requires 0.4-0.8 % in the median and 1.4-3.4 % at P90 on a
 GPU. Other work on the machine shows on a CPU.
 """
 
@@ -54,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home, front.open(home) as foretoken:
         outline = foretoken.profiler.outline_profile(request)
         print(f"{given.model} on {given.device}: {outline.num_calls} cases, ", end="")
-        print(f"told beforehand to take {outline.estimated_s:.0f} s")
+        print(f"predicted to take {outline.estimated_s:.0f} s")
         reports = [foretoken.profile(request, on_progress=_ignore) for _ in range(2)]
         runs = [_read_run(foretoken, report) for report in reports]
     _print_operators(reports[0], runs)

@@ -4,7 +4,7 @@ The question is Vidur's: Qwen2-7B on one A30, the Splitwise conversations with r
 tokens, Sarathi in chunks of 512: the highest rate with P99 TTFT under 2 s and P99 ITL under 200 ms,
 to 1 %. Prints CPU seconds, probes and the interval. Vidur's own search bisects, too, and simulates
 every probe whole, 340 to 420 requests in a CPU second (measured on this kind of machine with these
-tables); what that takes for as many probes is said beside. Steps cost what Vidur's tables say,
+tables); what that takes for as many probes is printed, too. Steps cost what Vidur's tables say,
 linear between their points; how far that is from Vidur's own latencies is printed first.
 
 Then the interval on queues whose capacity is known: one server, constant service (M/D/1), requests

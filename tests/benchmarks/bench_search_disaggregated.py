@@ -4,9 +4,10 @@ DeepSeek-V3 on H200, prefill and decode replicas apart, at a fixed concurrency: 
 Operator times come from AIConfigurator's own H200 tables, imported and learned; lengths are 0.8 to
 1 of the nominal ones, as InferenceMAX sends them. Prints errors and rank correlations, and why rows
 were not answered. AIConfigurator's own errors on these rows are not published with them: none are
-printed beside. The closed form's TTFT is that of a steady load when the prompt is computed. The
-measured one has more in it, which nothing here says: servers and a router before the pools, what
-passes between them before a client has its first token, and the first requests coming all at once.
+printed next to them. The closed form's TTFT is that of a steady load when the prompt is computed.
+The measured one has more in it, which nothing here says: servers and a router before the pools,
+what passes between them before a client has its first token, and the first requests coming all at
+once.
 
     python tests/benchmarks/bench_search_disaggregated.py [path of the shared measurements]
         [--home FOLDER] [--rows]

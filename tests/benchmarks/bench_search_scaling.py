@@ -1,11 +1,12 @@
 """The simulations of a search of about 1,000 points on two worker processes against one.
 
 The question: Llama-3.1-8B on up to 8 H200, isl 4000, osl 1000; the best points are simulated
-request by request. The search is run once in this thread, and what it asks its workers for is kept;
-then the same tasks are given to one worker and to two, and must give the same, bit for bit. Printed
-are wall times, which mean something on a machine that does nothing else: efficiency is one worker's
-time over twice that of two, with the start of the workers and once they have started. CPU times
-beside them tell on a busy machine, too, what workers and the feeding of them add to the work.
+request by request. The search is run once in this thread, and what it gives its workers to do is
+kept; then the same tasks are given to one worker and to two, and must give the same, bit for bit.
+Printed are wall times, which mean something on a machine that does nothing else: efficiency is one
+worker's time over twice that of two, with the start of the workers and once they have started. CPU
+times next to them show on a busy machine, too, what workers and the feeding of them add to the
+work.
 
 Steps cost what data sheets say, or with `--home` what a trained predictor does: that folder of
 bench_search.py, for example.

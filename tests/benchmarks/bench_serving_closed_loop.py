@@ -3,7 +3,7 @@
 Five models on H200 (`--system h100_sxm`: on H100, all of it transferred) under vLLM, SGLang and
 TensorRT-LLM: mean TTFT and TPOT at a fixed concurrency. Operator times come from AIConfigurator's
 own tables, imported and learned; what neither these nor an engine profile say is in `_Client` and
-`_Launch`, with its source. Prints the errors by group beside AIConfigurator's own, and says which
+`_Launch`, with its source. Prints the errors by group next to AIConfigurator's own, and says which
 rows were not run and why. H200 takes 2 minutes, most of them to learn the tables.
 
     python tests/benchmarks/bench_serving_closed_loop.py [path of the shared measurements]
@@ -361,7 +361,7 @@ def _limit_tokens(run: _Run, launch: _Launch, max_num_seqs: int) -> int:
     if launch.step_limit == "a prompt":
         # InferenceMAX's script: all that run, and in whole 64s.
         return max(8192, (run.concurrency + run.prefill + 127) // 64 * 64)
-    # AIConfigurator's generator, beside all that run.
+    # AIConfigurator's generator, on top of all that run.
     return max_num_seqs + run.prefill + 1500
 
 

@@ -1,4 +1,4 @@
-"""CPU time of whole serving simulations and of their engines alone, beside other simulators.
+"""CPU time of whole serving simulations and of their engines alone, compared with other simulators.
 
 The first 2,000 and 10,000 Splitwise requests, and up to 100,000 synthetic ones, one A100 with
 Llama 2 7B. Whole is what a job does: resolve the workload, ask for the costs (of the data sheet

@@ -1,15 +1,15 @@
 """Our schedulers against Vidur's, on Vidur's own operator tables: scheduling and nothing else.
 
-Prints TTFT, TPOT and end-to-end latency of each reference run beside Vidur's; needs ../shared/data.
-What differs by definition:
+Prints TTFT, TPOT and end-to-end latency of each reference run next to Vidur's; needs
+../shared/data. What differs by definition:
 
 - A prompt's last piece of a single token. Vidur charges it as a prefill, we as a decode, which is
   how kernels run one query over a context. The last columns say what that does.
 - Vidur's vLLM counts a batch of prompts against the token limit as if all were as long as the
   longest, as vLLM did before 0.2.6; the runs here set `counts_padding` for it.
 - The time between tokens in Vidur's documentation is the time of batches, which lacks the steps
-  that a request sits out. The gap between a user's tokens, weighted by tokens, is printed beside it
-  and beside what Vidur has per token (decode_token_execution_plus_preemption_time).
+  that a request sits out. The gap between a user's tokens, weighted by tokens, is printed next to
+  it and to what Vidur has per token (decode_token_execution_plus_preemption_time).
 - Tokens of a restarted request count from its restart in Vidur, from the first token the user saw
   here. No request of these runs restarts.
 """
@@ -179,7 +179,7 @@ def _compare(folder: Path, strict: VidurCost, ours: VidurCost) -> float:
 
 
 def _compare_gaps(folder: Path, record: _Record) -> None:
-    """Print the gaps between tokens beside what Vidur gives for them, where it does."""
+    """Print the gaps between tokens next to what Vidur gives for them, where it does."""
     path = folder / "decode_token_execution_plus_preemption_time.csv"
     if not path.is_file():
         return

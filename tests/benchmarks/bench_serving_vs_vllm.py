@@ -2,7 +2,7 @@
 
 Everything comes from the operator profiles of the same GPU, read through one predictor: nothing is
 fitted to the runs. The KV capacity is the one vLLM logged, where it did. Prints the errors of every
-figure beside LLMServingSim's own; a case without a published run prints what it takes.
+figure next to LLMServingSim's own; a case without a published run prints what it takes.
 
     python tests/benchmarks/bench_serving_vs_vllm.py [path of the shared measurements]
 """

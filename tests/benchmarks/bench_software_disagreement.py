@@ -32,7 +32,7 @@ _SOURCES = (("aiconfigurator", "aiconfigurator/systems"), ("llmservingsim", "llm
 _MIN_SHARED = 8
 
 Floats = npt.NDArray[np.float64]
-# Apart in log units, by what is told apart: group or operator, and another version or software.
+# Apart in log units, by what is compared: group or operator, and another version or software.
 Apart = dict[tuple[str, str], list[Floats]]
 
 
@@ -53,13 +53,13 @@ def main(data: Path) -> None:
                 by_operator[name, relation].append(apart)
         catalog.close()
     for title, found in (("group", by_group), ("operator", by_operator)):
-        print(f"\n{title:28}{'told apart':12}{'pairs':>6}{'points':>9}{'p50':>7}{'p90':>7}")
+        print(f"\n{title:28}{'compared':12}{'pairs':>6}{'points':>9}{'p50':>7}{'p90':>7}")
         for (name, relation), pairs in sorted(found.items()):
             print(f"{name:28}{relation:12}{_describe(pairs)}")
 
 
 def _compare(series: Sequence[Series]) -> Iterator[tuple[str, str, Floats]]:
-    """Yield plain case or variant, what is told apart, and how far at each point they share."""
+    """Yield plain case or variant, what is compared, and how far apart at each point they share."""
     alike: dict[SeriesKey, list[Series]] = defaultdict(list)
     for item in series:
         if item.key.framework and not item.key.kernel and not _has_launches(item.key):

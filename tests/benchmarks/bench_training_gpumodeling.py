@@ -1,4 +1,4 @@
-"""Training steps of GPT-NeoX on DeepSpeed, from operators alone, beside those measured.
+"""Training steps of GPT-NeoX on DeepSpeed, from operators alone, compared with those measured.
 
 Run: python tests/benchmarks/bench_training_gpumodeling.py [DATA_FOLDER]
 

@@ -1,11 +1,11 @@
-"""Training throughput on H100, H800 and B200 beside what NVIDIA, PyTorch and DeepSeek published.
+"""Training throughput on H100, H800 and B200 compared with published figures.
 
 Run: python tests/benchmarks/bench_training_hopper.py --home FOLDER
 
 FOLDER has the predictor of `foretoken train`. `hopper_steps.yaml` has every published run as a
 scenario, with its source; nothing in it or in the models is fitted to these figures. Prints, row by
-row and by source, tokens a second and GPU, the error, and whether the scenario is told to fit: what
-was run did. Models with experts are summed up apart.
+row and by source, tokens a second and GPU, the error, and whether the scenario is predicted to fit:
+what was run did. Models with experts are summed up apart.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def _build(content: Mapping[str, Any], source: str) -> TrainingScenario:
 def _tell(row: _Published, predictor: PredictorPort) -> float:
     report = simulate_training(row.scenario, predictor, None)
     error = report.tokens_per_s_per_gpu / row.measured - 1
-    fits = "" if report.feasibility.is_feasible else ", told not to fit"
+    fits = "" if report.feasibility.is_feasible else ", predicted not to fit"
     sys.stdout.write(
         f"{row.source}, {row.label}: {report.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, published"
         f" {row.measured:,.0f}, {error:+.1%}{fits}\n"

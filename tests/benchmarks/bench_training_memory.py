@@ -40,7 +40,7 @@ _COMPILED_RULES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """A measured peak in GiB (0: not told); of the first rank only, or of the fullest."""
+    """A measured peak in GiB (0: not stated); of the first rank only, or of the fullest."""
 
     source: str
     label: str

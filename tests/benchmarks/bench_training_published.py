@@ -8,7 +8,7 @@ profiles, what machines are in their files. Nothing is fitted to the steps. Prin
 mean signed, mean absolute and median error of the step, the share of steps inside the simulated
 interval, the error of the peak memory, and what the time of the busiest stage rests on: measured on
 the device itself (or between its measurements), carried over from other devices, or the roofline;
-beside them the goal and the errors of other simulators. `--rows` prints every configuration.
+next to them the goal and the errors of other simulators. `--rows` prints every configuration.
 """
 
 import argparse

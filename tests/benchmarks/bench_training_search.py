@@ -4,8 +4,8 @@ The predictor learns the operators of `training_tables.py` alone. Printed are
 
 - for the spaces of a 7B model on 128 A100 and a 70B model on 1,024, 4,194,304 tokens a step:
   points, legal and fitting ones, CPU seconds from the request to the report (nothing asked before,
-  and once more), strategies per CPU second, and memory, beside other tools;
-- InternEvo's question on 128 devices in its own points, beside the counts of its simulator;
+  and once more), strategies per CPU second, and memory, compared with other tools;
+- InternEvo's question on 128 devices in its own points, next to the counts of its simulator;
 - how far the closed form is from the event simulator, over strategies drawn from both spaces;
 - CPU milliseconds of cutting 700 graph nodes to 64 stages, by method;
 - vTrain's 47 measured strategies of a 39B model on 512 A100: how far the one that is ranked first
@@ -212,7 +212,7 @@ def _list_internlm(steps: Sequence[PublishedStep], predictor: PredictorPort) -> 
 
 
 def _rank_fasop(path: Path, predictor: PredictorPort) -> None:
-    """Rank FASOP's own placements of Llama 70B on eight nodes of A40; its sequence is not told."""
+    """Rank FASOP's own placements of Llama 70B on eight nodes of A40; no sequence is stated."""
     rows = list(csv.DictReader(path.open(encoding="utf-8")))
     theirs = {
         tuple(int(row[name]) for name in ("tp", "dp", "pp", "mbs")): float(row["step_time(s)"])

@@ -81,7 +81,7 @@ _TABLE_1 = {
     "529.6B": (1, 1),
     "1008.0B": (1, 0),
 }
-# PyTorch's DDP reduces buckets of 25 MiB of 16-bit gradients beside the backward pass.
+# PyTorch's DDP reduces buckets of 25 MiB of 16-bit gradients during the backward pass.
 _DDP = {"overlaps_gradient_reduction": "true", "bucket_elements": str(25 * 2**20 // 2)}
 
 

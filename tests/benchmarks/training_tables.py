@@ -2,7 +2,7 @@
 
 GPUModeling's operators, forward and backward, and collectives on A100 and GH200; AIConfigurator's
 tables of 16-bit GEMM, prefill attention and NCCL on A100, H200 and GB200; and operators on a B200
-as SimuMax publishes them, in `b200_operators` beside this file.
+as SimuMax publishes them, in `b200_operators` next to this file.
 """
 
 import functools
@@ -29,7 +29,7 @@ _B200 = Path(__file__).resolve().parent / "b200_operators"
 _BF16 = ["bfloat16"]
 # None of the steps ran on it.
 _OTHER_DEVICE = "l40s"
-# The rows of each table that training asks for; other tables are left out.
+# The rows of each table that training needs; other tables are left out.
 _PICKS: Mapping[str, pc.Expression] = {
     "gemm_perf": _one_of(m=_GEMM_TOKENS, gemm_dtype=_BF16),
     "context_attention_perf": _one_of(

@@ -125,7 +125,7 @@ def test_a_node_without_a_leader_says_where_it_looked(home: Path, port: int) -> 
 
 
 def test_a_killed_rank_costs_one_row_and_a_killed_node_the_rest(home: Path, port: int) -> None:
-    """The other node starts its rank anew; once that node is gone, its silence is told."""
+    """The other node starts its rank anew; once that node is gone, its silence is reported."""
     calls = [call_of(2, 2**power, devices_per_node=1) for power in range(12, 17)]
     with start_node(home, port, 1, *_ASKED) as other:
         rows = time_collectives(calls, lead(port, num_ranks=1), _ROWS)

@@ -113,7 +113,7 @@ def test_a_step_that_does_not_fit_fails_and_the_next_one_runs(device: LocalDevic
 
 
 def test_host_times_have_graphs_too(device: LocalDevice) -> None:
-    """Launches and replays of graphs beside the eager ones."""
+    """Launches and replays of graphs next to the eager ones."""
     catalog = _Catalog()
     report = measure_host(device, catalog, _progress(), quick=True, num_threads=1)  # type: ignore[arg-type]
     parts = {f"part={part}" for part in ("launch_eager", "launch_graph", "replay", "model_graph")}

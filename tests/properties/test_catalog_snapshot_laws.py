@@ -80,7 +80,7 @@ def _row(device: str, m: int, failed: bool, flagged: bool) -> dict[str, Any]:
         "latency_us_median": None if failed else 100.0 + m,
         "status": "failed" if failed else "ok",
         "status_reason": "out of memory" if failed else None,
-        "flags": ["mine: a doubt"] if flagged else None,
+        "flags": ["mine: flagged"] if flagged else None,
     }
 
 

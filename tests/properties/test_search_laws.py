@@ -1,4 +1,4 @@
-"""Laws of the parts of a serving search, beside what brute force says."""
+"""Laws of the parts of a serving search, compared with brute force."""
 
 from itertools import product
 

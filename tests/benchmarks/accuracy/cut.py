@@ -1,4 +1,4 @@
-"""Which points to leave out: each cut asks how well a model answers one kind of question.
+"""Which points to leave out: each cut shows how well a model answers one kind of question.
 
 A cut gets the columns of a table's points and a generator, and returns a mask of the points held
 out, nowhere true where the table cannot be asked that way.

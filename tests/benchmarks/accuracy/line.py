@@ -1,4 +1,4 @@
-"""A line of the listing: many scores made one figure, beside what peers reach and what we want."""
+"""A line of the listing: many scores made one figure, next to what peers reach and the goal."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""Rows on a line, one of them in doubt, and how a test has them checked."""
+"""Rows on a line, one of them flagged, and how a test has them checked."""
 
 from typing import Any
 

@@ -104,7 +104,7 @@ def test_an_unknown_device_says_how_to_add_it(tmp_path: Path) -> None:
 def test_rows_of_unknown_kinds_are_noted(
     tmp_path: Path, table: str, row: Mapping[str, Any], note: str
 ) -> None:
-    """Rows beside them are read."""
+    """Rows next to them are read."""
     write_table(tmp_path / f"{table}.parquet", row)
     write_table(tmp_path / "rest" / "gemm_perf.parquet", GEMM)
     plan = read_plan(tmp_path)

@@ -18,7 +18,7 @@ _SLOW = "SELECT sum(sin(a.m * b.n + c.k)) FROM op_gemm a, op_gemm b, op_gemm c"
 
 
 def test_closing_ends_a_query_that_runs(catalog: CatalogService) -> None:
-    """A service that is told to stop does not wait for it, nor fail because of it."""
+    """A service that has to stop does not wait for it, nor fail because of it."""
     list(catalog.record(run(), batches(gemms(range(1, 20_000)))))
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(lambda: read_table(catalog.query_sql(SqlQuery(text=_SLOW))))

@@ -131,7 +131,7 @@ def test_no_batch_is_there_in_part(survived: CatalogService) -> None:
 
 @pytest.mark.slow
 def test_an_import_cut_short_is_resumed_and_doubles_nothing(survived: CatalogService) -> None:
-    """Whoever sends all again completes the run, and what was there is told apart."""
+    """Whoever sends all again completes the run, and what was there is recognised."""
     before = _receipts(survived)
     imports = [s.run for s in survived.list_runs() if s.run.kind is RunKind.IMPORT]
     chosen = max(imports, key=lambda run: sum(run.run_id == run_id for run_id, _ in before))

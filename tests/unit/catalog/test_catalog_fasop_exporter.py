@@ -231,7 +231,7 @@ def test_fused_projections_count_by_their_widths(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"variant": "quant=fp8"}, {"flags": ["doubt: x"]}, {"dtype": "fp16"}, {"phase": "backward"}],
+    [{"variant": "quant=fp8"}, {"flags": ["odd: x"]}, {"dtype": "fp16"}, {"phase": "backward"}],
 )
 def test_rows_that_are_not_plain_compose_nothing(change: dict[str, Any], tmp_path: Path) -> None:
     rows = [

@@ -59,7 +59,7 @@ def source(catalog: CatalogService) -> CatalogService:
         row(2, device="a40", num_samples=2**53 + 1),
         row(3, status="failed", status_reason="out of memory", latency_us_median=None),
         row(4096, latency_us_median=2.0, source_file="gemm.csv", source_row=7, source_hash="ff"),
-        row(5, flags=["mine: a doubt, with a comma", "another: ü"]),
+        row(5, flags=["mine: odd, with a comma", "another: ü"]),
         row(dims={"num_tokens": 8, "hidden": 4096}, operator="rms_norm"),
         row(**_COLLECTIVE),
     )
@@ -114,7 +114,7 @@ def test_a_round_trip_has_the_same_content(
 def test_rows_keep_the_judgement_they_come_with(
     catalog: CatalogService, target: CatalogService, tmp_path: Path
 ) -> None:
-    """A slip that was not judged yet; a review of the whole run would doubt it."""
+    """A slip that was not judged yet; a review of the whole run would flag it."""
     slip = [row(m, latency_us_median=3e5 if m == 8 else 1e5) for m in range(1, 16)]
     list(catalog.record(_PROFILE, batches(table(*slip), is_complete=False)))
     _export(catalog, tmp_path / "set")

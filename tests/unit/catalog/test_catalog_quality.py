@@ -1,4 +1,4 @@
-"""Impossible rows fail, doubtful rows are flagged with the reason, good rows stay as they are."""
+"""Impossible rows fail, implausible rows are flagged with a reason, good rows stay as they are."""
 
 from typing import Any
 
@@ -93,7 +93,7 @@ def test_a_collective_needs_a_topology() -> None:
 
 
 def test_a_row_that_comes_flagged_keeps_its_flag() -> None:
-    judged = _judge(row(), row(flags=["mine: a doubt"], latency_us_median=1.0), row(flags=["x: y"]))
+    judged = _judge(row(), row(flags=["mine: odd"], latency_us_median=1.0), row(flags=["x: y"]))
     assert [[], ["mine", "faster_than_physics"], ["x"]] == _flags(judged)
     assert 2 == judged.num_flagged
 

@@ -1,4 +1,4 @@
-"""Each test finds the defect it is for, and lets the sound data beside it be."""
+"""Each test finds the defect it is for, and lets the sound data next to it be."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ def _stored(rows: Iterable[dict[str, Any]], *, run_id: str = "run-1", **fields: 
 
 
 def _names(rows: StoredRows) -> dict[str, int]:
-    """Return how many rows each test doubts."""
+    """Return how many rows each test flags."""
     found = find_doubts(rows)
     return Counter(flag.split(":")[0] for flags in found.values() for flag in flags)
 

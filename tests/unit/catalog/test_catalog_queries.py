@@ -125,7 +125,7 @@ def test_devices_and_models_are_listed_by_name(catalog: CatalogService) -> None:
         row(1, model="b"),
         row(2, device="a40", model="b"),
         row(3, device="a40", model="a", **normed),
-        row(4, status="failed", status_reason="x", flags=["mine: a doubt"]),
+        row(4, status="failed", status_reason="x", flags=["mine: odd"]),
     )
     list(catalog.record(run("run-1"), batches(rows, is_complete=False)))
     list(catalog.record(run("run-2"), batches(gemms([5], model="b"), is_complete=False)))
@@ -144,7 +144,7 @@ def test_devices_and_models_are_listed_by_name(catalog: CatalogService) -> None:
 
 
 def test_a_run_counts_what_was_doubted_since_it_was_recorded(catalog: CatalogService) -> None:
-    rows = table(row(1), row(2, flags=["mine: a doubt"]), row(3))
+    rows = table(row(1), row(2, flags=["mine: odd"]), row(3))
     list(catalog.record(run("run-1"), batches(rows, is_complete=False)))
     _doubt(catalog, (1, 0), (1, 1))
     (found,) = catalog.list_runs()
@@ -206,7 +206,7 @@ def test_a_snapshot_is_the_content_not_how_it_came(tmp_path: Path) -> None:
         {"latency_us_median": 65.00000001},
         {"kernel": "another"},
         {"framework_version": None},
-        {"flags": ["mine: a doubt"]},
+        {"flags": ["mine: odd"]},
         {"dims": {"m": 1, "n": 4096, "k": 4095}},
     ],
 )

@@ -27,9 +27,9 @@ def test_a_remark_counts_the_files_it_is_about() -> None:
     """A remark made for each row of a file counts the file once."""
     notes = ImportNotes()
     for place in ("a.csv", "a.csv", "b.csv", "a.csv"):
-        notes.add(place, "times are doubted")
+        notes.add(place, "times are flagged")
     notes.add("a.csv", "ends early")
-    assert ("a.csv and 1 more: times are doubted", "a.csv: ends early") == notes.lines()
+    assert ("a.csv and 1 more: times are flagged", "a.csv: ends early") == notes.lines()
 
 
 def test_an_import_that_finds_nothing_says_what_it_read_past_and_what_it_looked_for(

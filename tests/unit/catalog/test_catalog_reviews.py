@@ -1,4 +1,4 @@
-"""Stored rows are judged together; doubts begin and end with reviews, and rows never change."""
+"""Stored rows are judged together; flags begin and end with reviews, and rows never change."""
 
 import threading
 from datetime import UTC, datetime
@@ -88,7 +88,7 @@ def test_a_check_that_finds_nothing_new_writes_no_doubt(catalog: CatalogService)
 
 
 def test_the_report_says_who_what_and_where(catalog: CatalogService) -> None:
-    """Doubts of the review, and flags the rows got at ingest."""
+    """Flags of the review, and those the rows got at ingest."""
     rows = [
         *residual_adds(slip=10_000, source_file="a.csv"),
         *gemms([4096], kernel="k").to_pylist(),

@@ -44,7 +44,7 @@ def _record(catalog: CatalogService, run_id: str, *tables: Any, **options: Any) 
 
 
 def _review(catalog: CatalogService, flag: str, places: Sequence[tuple[int, int]]) -> None:
-    """Doubt rows, given by batch and place, and withdraw all earlier doubts, as a review does."""
+    """Flag rows, given by batch and place, and withdraw all earlier flags, as a review does."""
     with catalog._store.transaction() as cursor:
         number = next_moment(cursor)
         cursor.execute("INSERT INTO review VALUES (?, '', '', '', 0, ?)", [number, _NOW])
@@ -103,7 +103,7 @@ def test_a_snapshot_keeps_the_doubts_of_its_moment(catalog: CatalogService) -> N
     _record(catalog, "run-1", table(row(1), row(2, flags=["mine: own"]), row(3)))
     before = catalog.create_snapshot(_ALL)
     trusted = catalog.create_snapshot(MeasurementFilter())
-    _review(catalog, "late: doubt", [(1, 1), (1, 2)])
+    _review(catalog, "late: odd", [(1, 1), (1, 2)])
     doubted = catalog.create_snapshot(_ALL)
     _review(catalog, "", [])
 
@@ -111,7 +111,7 @@ def test_a_snapshot_keeps_the_doubts_of_its_moment(catalog: CatalogService) -> N
         return list(read_table(catalog.read_measurements(selection)).column("flags").to_pylist())
 
     assert [None, ["mine: own"], None] == flags(_within(before))
-    assert [None, ["mine: own", "late: doubt"], ["late: doubt"]] == flags(_within(doubted))
+    assert [None, ["mine: own", "late: odd"], ["late: odd"]] == flags(_within(doubted))
     assert [None, ["mine: own"], None] == flags(_ALL)
     assert [1, 3] == _sizes(catalog, _within(trusted))
     assert [1] == _sizes(catalog, _within(doubted, include_flagged=False))
@@ -233,7 +233,7 @@ def test_rows_of_other_filters_cancel_out_in_a_difference(catalog: CatalogServic
 def test_a_row_with_other_flags_is_removed_and_added(catalog: CatalogService) -> None:
     _record(catalog, "run-1", gemms([1, 2, 3]), gemms([4]))
     before = catalog.create_snapshot(_ALL)
-    _review(catalog, "late: doubt", [(1, 1)])
+    _review(catalog, "late: odd", [(1, 1)])
     after = catalog.create_snapshot(_ALL)
     expected = SnapshotChange(
         operator="gemm", device="a30", topology="", num_added=1, num_removed=1

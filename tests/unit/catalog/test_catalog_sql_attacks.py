@@ -1,4 +1,4 @@
-"""No question in SQL writes, reaches files or the network, or asks what is not its business."""
+"""No question in SQL writes, reaches files or the network, or reads what is not its business."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.wire.arrow import read_table
 
-# A variable of this module is a table to DuckDB, unless it is told not to look.
+# A variable of this module is a table to DuckDB, unless it is set not to look.
 secret_table = pa.table({"password": ["hunter2"]})
 
 _WRITES = [

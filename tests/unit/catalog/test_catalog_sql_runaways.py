@@ -1,4 +1,4 @@
-"""Whatever a question takes, it ends, and neither the catalog nor who asks next notices."""
+"""Whatever a question takes, it ends, and neither the catalog nor the next query notices."""
 
 import os
 import shutil

@@ -31,7 +31,7 @@ class _Catalog:
     """A store, what records into it, and what answers questions about it."""
 
     def __init__(self, path: Path, log_bytes: int) -> None:
-        # Several threads read the file beside each other.
+        # Several threads read the file at once.
         config = CatalogConfig(path=str(path), num_threads=4)
         self.store = Store(config, FileAttachment(path, log_bytes))
         self.ingest = Ingest(self.store, lambda: datetime.now(UTC), 1_000_000)

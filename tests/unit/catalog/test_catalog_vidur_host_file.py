@@ -19,7 +19,7 @@ _TIMES = {
 
 
 def _host_file(root: Path) -> Path:
-    """The place where Vidur's predictor looks, beside an empty profile of the device."""
+    """The place where Vidur's predictor looks, next to an empty profile of the device."""
     (root / "compute" / "a100").mkdir(parents=True)
     return root / "cpu_overhead" / "a100_dgx" / "meta-llama" / "Llama-2-7b-hf" / "cpu_overheads.csv"
 

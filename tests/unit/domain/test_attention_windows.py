@@ -1,4 +1,4 @@
-"""Layers that see a window of the tokens before, beside layers that see all."""
+"""Layers that see a window of the tokens before, mixed with layers that see all."""
 
 import dataclasses
 

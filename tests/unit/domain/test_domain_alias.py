@@ -64,7 +64,7 @@ def test_a_request_goes_by_the_devices_own_name(cls: type[Any]) -> None:
 
 
 def _build(cls: type[Any], given: Mapping[str, Any]) -> Any:
-    """Return the request with what it needs beside: only its own checks are not run before."""
+    """Return the request with what it needs as well: only its own checks are not run before."""
     instance = object.__new__(cls)
     for field in dataclasses.fields(cls):
         default = field.default if field.default is not dataclasses.MISSING else ""

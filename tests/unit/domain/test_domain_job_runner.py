@@ -33,7 +33,7 @@ class _Answer:
 
 
 class _Gate:
-    """Work that says when it runs and goes on when told to."""
+    """Work that says when it runs and goes on when released."""
 
     def __init__(self) -> None:
         self.has_started = threading.Event()
@@ -247,7 +247,7 @@ class _Question:
 
 
 class _Counting:
-    """Work that publishes two numbers; told to stop it says so, and stops when it may."""
+    """Work that publishes two numbers; cancelled it says so, and stops when it may."""
 
     def __init__(self) -> None:
         self.is_told_to_stop = threading.Event()

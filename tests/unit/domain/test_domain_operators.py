@@ -266,7 +266,7 @@ _WORK = {
     "gradient_norm": _Work(dims={"num_params": 100}, flops=200, moved_bytes=400),
     "unscale": _Work(dims={"num_params": 100}, flops=100, moved_bytes=800),
     "launch_gap": _Work(dims={"num_kernels": 4}, moved_bytes=32),
-    # Two of three matrices of 3 x 5 are read, beside two rows of 5 and of 3.
+    # Two of three matrices of 3 x 5 are read, and two rows of 5 and of 3.
     "lora_gemm": _Work(
         dims={"num_slots": 3, "num_active": 2, "m": 2, "n": 3, "k": 5},
         flops=60,

@@ -1,4 +1,4 @@
-"""What runs beside a call is in its variant, and can be had back from it."""
+"""What runs concurrent with a call is in its variant, and can be had back from it."""
 
 import pytest
 from hypothesis import given

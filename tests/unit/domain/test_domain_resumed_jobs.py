@@ -108,7 +108,7 @@ def test_a_job_of_a_stopped_service_goes_on_under_its_name(open_runner: OpenRunn
 
 
 def test_who_watched_is_told_that_the_service_ends(open_runner: OpenRunner) -> None:
-    """And not left waiting, nor told that the job was cancelled."""
+    """And not left waiting, nor informed that the job was cancelled."""
     work = _Count(2)
     runner = open_runner(work)
     job = _create(runner, work)

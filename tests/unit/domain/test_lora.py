@@ -68,7 +68,7 @@ def test_pipeline_stages_hold_all_of_an_adapter_between_them() -> None:
 
 
 def test_every_expert_has_adapters() -> None:
-    """Qwen3-30B-A3B: 128 experts of width 768 in 48 layers, beside its attention."""
+    """Qwen3-30B-A3B: 128 experts of width 768 in 48 layers, besides its attention."""
     hidden, q, kv, width, num = 2048, 4096, 512, 768, 128
     attention = (hidden + q) + 2 * (hidden + kv) + (q + hidden)
     experts = num * (2 * (hidden + width) + (width + hidden))

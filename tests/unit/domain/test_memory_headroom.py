@@ -85,7 +85,7 @@ def test_a_trainers_own_figure_stands_for_the_rule() -> None:
 def test_a_kv_cache_leaves_the_context_its_memory(rule: str, expected_gib: float) -> None:
     """Of 80 GiB that are all an engine's the context's half is not the KV cache's.
 
-    Where weights and KV cache have a fixed share, graphs and activations must fit beside both.
+    Where weights and KV cache have a fixed share, graphs and activations must fit next to both.
     """
     memory = ServingMemory(
         usable_bytes=(79.5 if rule == "utilization" else 80) * GIB,

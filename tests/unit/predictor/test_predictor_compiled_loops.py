@@ -27,7 +27,7 @@ def test_many_calls_are_told_as_few_are(num_neighbours: int, num_calls: int, num
 
 
 def test_places_far_apart_have_nothing_in_common() -> None:
-    """Where the correlation is too small for a float, a call is told by the mean."""
+    """Where the correlation is too small for a float, a call is estimated by the mean."""
     places, calls = np.array([[0.0], [1e6]]), np.full((20, 1), -1e9)
     mean, variance = krige(places, np.array([1.0, 3.0]), calls, np.tile([0, 1], (20, 1)), 0.1)
     assert pytest.approx(np.full(20, 2.0)) == mean
@@ -35,7 +35,7 @@ def test_places_far_apart_have_nothing_in_common() -> None:
 
 
 def test_without_a_place_for_machine_code_loops_are_compiled_all_the_same() -> None:
-    """A function that no file holds has no place beside its source."""
+    """A function that no file holds has no place next to its source."""
 
     def double(value: float) -> float:
         return 2.0 * value

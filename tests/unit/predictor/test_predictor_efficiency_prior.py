@@ -1,4 +1,4 @@
-"""How efficient an operator is where it was not measured: what tells it, and in what doubt."""
+"""How efficient an operator is where it was not measured: from what, and how uncertain."""
 
 from collections.abc import Callable
 
@@ -49,7 +49,7 @@ def test_other_work_is_told_by_the_widest_kind_alone(
 def test_the_doubt_is_what_devices_err_on_one_left_out_but_never_little(
     slowdown: float, expected: float, make_predictor: MakePredictor, train: Train
 ) -> None:
-    """Told from the other, one of two devices is too fast by the factor, the other too slow."""
+    """Estimated from the other, one of two devices is too fast by the factor, one too slow."""
     fast = gemm_rows(lambda _: 4.0, device="a30")
     slow = gemm_rows(lambda _: 4.0 * slowdown, device="a100_sxm_80")
     service = make_predictor([*fast, *slow])

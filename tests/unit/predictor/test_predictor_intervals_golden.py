@@ -1,4 +1,4 @@
-"""Intervals, number by number: tables of answers beside the laws that intervals obey."""
+"""Intervals, number by number: tables of answers in addition to the laws that intervals obey."""
 
 import itertools
 from collections.abc import Sequence

@@ -78,7 +78,7 @@ def test_alike_are_as_many_of_the_same_chip_on_the_same_links(
 def test_a_node_answers_as_one_that_is_linked_alike(
     make_predictor: MakePredictor, train: Train
 ) -> None:
-    """Not as the A100, whose collectives reach less of its links; and in more doubt."""
+    """Not as the A100, whose collectives reach less of its links; and more uncertain."""
     service = make_predictor([*_rows(_H200, 1.2), *_rows(_A100, 3.0)])
     train(service)
     own, other = _ask(service, _H200, (8, 1)), _ask(service, _H100, (8, 1))

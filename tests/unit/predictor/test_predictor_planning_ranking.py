@@ -73,7 +73,7 @@ def test_the_same_question_gives_the_same_plan() -> None:
 
 
 def test_one_by_one_is_the_same_as_all_known_at_once() -> None:
-    """Conditioning on points after each other or together leaves the same doubt."""
+    """Conditioning on points after each other or together leaves the same uncertainty."""
     stepwise = ErrorField(_LINE, _LINE, _LINE[:0], _SCALES)
     for row in (3, 17, 8):
         stepwise.measure(row)

@@ -1,4 +1,4 @@
-"""How doubtful calls are: far from points, or where the members of a model disagree."""
+"""How uncertain calls are: far from points, or where the members of a model disagree."""
 
 import numpy as np
 import pytest

@@ -53,7 +53,7 @@ _RECORDED_AT = datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 
 
 class FakeCatalog:
-    """Keeps every batch; implements `CatalogPort` as far as the profiler asks.
+    """Keeps every batch; implements `CatalogPort` as far as the profiler needs.
 
     It raises `errors` first, one for each batch it is sent.
     """

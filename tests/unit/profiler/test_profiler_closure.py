@@ -159,7 +159,7 @@ def test_a_catalog_that_is_away_for_a_while_gets_the_report() -> None:
 
 
 def test_a_cancelled_job_waits_for_no_catalog() -> None:
-    """Whoever cancelled is told so, though the report is not kept."""
+    """Whoever cancelled is informed, though the report is not kept."""
     catalog = FakeCatalog()
     catalog.errors = [ServiceUnavailableError("away")] * 1000
     request = _request(num_layers=1, steps=(_GRAPH, _GRAPH))

@@ -72,7 +72,7 @@ def test_the_update_is_of_every_parameter_of_the_model(name: str) -> None:
 
 
 def test_dropout_is_off() -> None:
-    """Also where a configuration asks for it."""
+    """Also where a configuration requires it."""
     content = {**json.loads(config_json("gpt2")), "resid_pdrop": 0.5, "attn_pdrop": 0.5}
     module = build_model(content, "gpt2", torch.float32, _CPU).module
     dropouts = [part.p for part in module.modules() if isinstance(part, torch.nn.Dropout)]

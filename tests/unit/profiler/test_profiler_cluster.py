@@ -46,7 +46,7 @@ class _Cluster:
         self.controller = JobController(self.server, folder / "pods", program=self.program())
 
     def program(self, text: str = "") -> list[str]:
-        """Return a program in the place of a shard's own: it waits unless told otherwise."""
+        """Return a program in the place of a shard's own: it waits unless set otherwise."""
         text = text or _WAITS.format(go=str(self.go))
         return [
             "python3",
@@ -68,7 +68,7 @@ class _Cluster:
         return profiler
 
     def record(self, shard: str, num_rows: int, num_planned: int, num_doubted: int = 0) -> None:
-        """Record what a shard would; the first `num_doubted` timed rows are doubted."""
+        """Record what a shard would; the first `num_doubted` timed rows are flagged."""
         environment = {"profile": "short", "shard": shard, "num_planned": str(num_planned)}
         run = Run(
             run_id=f"run-{shard}".replace("/", "-"),
@@ -147,7 +147,7 @@ def test_shards_run_and_what_they_recorded_is_the_report(cluster: _Cluster) -> N
 
 
 def test_calls_that_were_timed_again_count_once(cluster: _Cluster) -> None:
-    """A shard of 4 calls that timed 2 of them again has 6 rows: 2 doubted ones do not count."""
+    """A shard of 4 calls that timed 2 of them again has 6 rows: 2 flagged ones do not count."""
     cluster.record("0/1", num_rows=6, num_planned=4, num_doubted=2)
     cluster.go.touch()
     profiler = cluster.profiler(num_shards=1)

@@ -22,7 +22,7 @@ from foretoken.profiler.ranks.rows import in_group_order, time_collectives
 from foretoken.profiler.recording.rows import RowBuilder
 from foretoken.profiler.timing.timer import TimingSummary
 
-# A busy machine may run what should be beside each other one after the other.
+# A busy machine may run what should be concurrent one after the other.
 _NUM_TRIES = 10
 FAST = TimerSpec(
     min_samples=3, warm_up_s_min=0.0, warm_up_s_max=0.002, case_s_max=0.01, sample_us_min=50.0

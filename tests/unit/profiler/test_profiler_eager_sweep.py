@@ -39,7 +39,7 @@ def _sweep(*, has_training: bool, tp: int = 1) -> ModelCalls:
     [("prefill", 1, 512), ("decode", 16, 1023), ("training", 2, 2048)],
 )
 def test_steps_of_the_grid_are_all_known(kind: str, batch_size: int, num_tokens: int) -> None:
-    """What validating such a step asks for is in the plan of a model's training."""
+    """What validating such a step needs is in the plan of a model's training."""
     asked = ModelCalls()
     step = ClosureStep(kind=kind, batch_size=batch_size, num_tokens=num_tokens)
     for node in lower_step(step, _LLAMA, DType.BF16, ModelForm()):

@@ -125,7 +125,7 @@ def test_a_device_without_memory(tmp_path: Path) -> None:
 
 
 def test_a_sweep_ends_where_memory_does(tmp_path: Path) -> None:
-    """What fits is kept; the size that does not is told by the report, which the catalog keeps."""
+    """What fits is kept; the size that does not is in the report, which the catalog keeps."""
     catalog = FakeCatalog()
     # Asked for the weights, a pass of one sample, then for one of two.
     report = profile(
@@ -224,7 +224,7 @@ def test_models_are_checked_first() -> None:
 
 
 def test_memory_errors_are_recognised() -> None:
-    """What torch and the limit say of full memory is told from other failures."""
+    """What torch and the limit say of full memory differs from other failures."""
     limit = MemoryLimit(device=_DEVICE, free_bytes=lambda _device: GIB)
     limit.check(0.5 * GIB, "half")
     with pytest.raises(DeviceMemoryError, match="all takes 1 GiB") as caught:

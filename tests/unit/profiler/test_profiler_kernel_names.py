@@ -53,7 +53,7 @@ def test_names_keep_what_tells_kernels_apart(name: str, expected: str) -> None:
 
 @given(st.text(min_size=1, max_size=400), st.text(min_size=1, max_size=400))
 def test_names_are_short_and_stay_different(one: str, other: str) -> None:
-    """Two long names that begin alike are told apart by their ends."""
+    """Two long names that begin alike differ by their ends."""
     stem = "kernel<" + "x" * LONGEST_NAME
     names = {shorten(f"{stem}{one.encode().hex()}"), shorten(f"{stem}{other.encode().hex()}")}
     assert all(len(name) <= LONGEST_NAME for name in names)
@@ -137,7 +137,7 @@ class Ticks:
 
 
 def test_lookups_keep_to_their_share_of_the_time() -> None:
-    """Each is two calls of a second; 5 % of two minutes is six, beside the first two of a kind."""
+    """Each is two calls of a second; 5 % of two minutes is six, and the first two of a kind."""
     ticks = Ticks()
     namer = KernelNamer(CPU, share_max=0.05, now_s=lambda: ticks.now_s)
     namer.open()

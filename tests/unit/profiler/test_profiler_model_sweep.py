@@ -1,4 +1,4 @@
-"""Plans for models hold exactly what the lowering asks for."""
+"""Plans for models hold exactly what the lowering requires."""
 
 import pytest
 

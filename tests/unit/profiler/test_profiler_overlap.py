@@ -1,4 +1,4 @@
-"""Calls beside the timed ones go on until those have ended, on every rank alike."""
+"""Calls concurrent with the timed ones go on until those have ended, on every rank alike."""
 
 import threading
 import time
@@ -16,12 +16,12 @@ class Ranks:
         self._answers = list(answers)
 
     def agree(self, *values: float) -> list[float]:
-        # The start of a sample is agreed upon, then whether calls beside it were too short.
+        # The start of a sample is agreed upon, then whether concurrent calls were too short.
         return [self._answers.pop(0) if self._answers else 0.0 for _ in values]
 
 
 class Beside:
-    """Lets the timed calls wait until all calls beside have begun, and counts them."""
+    """Lets the timed calls wait until all concurrent calls have begun, and counts them."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -50,7 +50,7 @@ def test_timed_calls_run_while_the_others_do() -> None:
 
 
 def test_a_rank_whose_calls_beside_were_too_short_makes_all_begin_again() -> None:
-    """With twice as many: 2, then 4, then 8 calls beside one timed call."""
+    """With twice as many: 2, then 4, then 8 calls during one timed call."""
     beside, seen = Beside(), []
 
     def timed(index: int) -> None:

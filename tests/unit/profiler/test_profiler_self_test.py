@@ -1,4 +1,4 @@
-"""What the self-test and the check of each row refuse or doubt."""
+"""What the self-test and the check of each row refuse or flag."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A run over a plan: failures are rows, and it stops when told to."""
+"""A run over a plan: failures are rows, and it stops when it has to."""
 
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -168,7 +168,7 @@ def test_rows_timed_while_the_reference_was_off_are_doubted(harness: Harness) ->
 
 
 def test_disturbed_cases_are_timed_again_at_the_end(harness: Harness) -> None:
-    """Their doubted rows stay; a case that fails, or that physics doubts, is not tried again."""
+    """Their flagged rows stay; a case that fails, or that physics flags, is not tried again."""
     harness.spec = replace(harness.spec, drift=Drift(), retime_ratio=1e3)
     harness.run(gemm(1), RAGGED, gemm(2), gemm(3))
     table = harness.catalog.table

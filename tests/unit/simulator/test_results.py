@@ -26,7 +26,7 @@ _SCENARIO = TrainingScenario(
 
 
 def _simulate(folder: Path, catalog: CatalogService, scenarios: int, max_kept: int) -> list[str]:
-    """Return the job ids of as many training steps, simulated beside a catalog."""
+    """Return the job ids of as many training steps, simulated with a catalog."""
     predictor = PredictorService(PredictorConfig(state_folder=str(folder / "p")), catalog)
     predictor.open()
     config = SimulatorConfig(state_folder=str(folder / "s"), max_kept_results=max_kept)

@@ -1,4 +1,4 @@
-"""The ranks a simulation asks about."""
+"""The ranks a simulation queries."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What one prefill more takes, measured or told from the part of the device that it fills."""
+"""What one prefill more takes, measured or estimated from the part of the device that it fills."""
 
 import numpy as np
 import pytest

@@ -58,7 +58,7 @@ def test_values_are_told_as_in_a_scenario_file() -> None:
 
 
 def test_a_long_trace_is_one_change() -> None:
-    """Told by its length, and by its content where the lengths are alike."""
+    """Shown by its length, and by its content where the lengths are alike."""
     one = {"trace": [{"at": number} for number in range(100)]}
     other = {"trace": [{"at": number + 1} for number in range(100)]}
     (values,) = _changes(one, other).values()
@@ -68,7 +68,7 @@ def test_a_long_trace_is_one_change() -> None:
 
 
 def test_another_model_is_one_change() -> None:
-    """Its name stands for its sizes; without another name they are told."""
+    """Its name stands for its sizes; without another name they are shown."""
     small, large = {"name": "s", "layers": 2}, {"name": "l", "layers": 4}
     wanted = {"scenario.model.name": ("s", "l")}
     assert _changes({"scenario": {"model": small}}, {"scenario": {"model": large}}) == wanted
@@ -233,7 +233,7 @@ def test_so_many_cannot_be_told_apart(count: int) -> None:
 
 
 def test_remarks_tell_of_intervals_that_overlap() -> None:
-    """Those that do not touch are not told of."""
+    """Those that do not touch are not reported."""
     bounds = ((90.0, 120.0), (110.0, 130.0), (121.0, 140.0))
     runs = name_runs(
         [

@@ -110,7 +110,7 @@ def test_runs_that_cannot_be_are_still_set_side_by_side() -> None:
 
 
 def test_capacities_that_are_none_are_set_beside_others() -> None:
-    """The reason is told, and the one that is has its picture."""
+    """The reason is stated, and the one that is has its picture."""
     none = build_no_capacity()
     structure = parse_page(_page([build_capacity(), none]))
     assert none.feasibility.reason in structure.text

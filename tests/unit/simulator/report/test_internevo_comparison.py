@@ -1,4 +1,4 @@
-"""The counts of InternEvo's simulator beside those of a search, in words and as a section."""
+"""The counts of InternEvo's simulator next to those of a search, in words and as a section."""
 
 import numpy as np
 import pytest

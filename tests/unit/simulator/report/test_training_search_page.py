@@ -321,7 +321,7 @@ def test_a_whole_run_is_of_whole_steps() -> None:
 
 
 def test_colours_tell_clusters_apart_while_they_are_few() -> None:
-    """More clusters than colours are told apart by device, more devices not at all."""
+    """More clusters than colours are distinguished by device, more devices not at all."""
 
     def legend(num_clusters: int, num_devices: int) -> list[str]:
         names = [f"s{place}" for place in range(num_clusters)]

@@ -48,7 +48,7 @@ def build_spans(num_stages: int, num_micro_batches: int, num_chunks: int = 1) ->
     for stage in range(num_stages):
         begin = end + 10.0 * stage
         spans += [
-            # Half of the reduction runs beside the last backward pass.
+            # Half of the reduction runs during the last backward pass.
             (stage, -1, -1, "gradient_reduction", begin - 15, begin - 7),
             (stage, -1, -1, "optimizer", begin, begin + 10),
         ]

@@ -136,7 +136,7 @@ def test_steady_state_is_that_of_the_simulation(profile: str, batch: int, limit:
 
 
 def test_one_request_alone_takes_its_own_steps() -> None:
-    """With nobody beside it a request takes its prompt's step and one more for each token."""
+    """Alone a request takes its prompt's step and one more for each token."""
     found = _answer(find_engine("vllm-0.20"), 1, 8192)
 
     prompt_us = _STEP_US + _TOKEN_US * _PROMPT

@@ -105,7 +105,7 @@ def _limits(ttft_ms: float, tpot_ms: float) -> ServingTargets:
 
 
 def _search(predictor: _Roofline) -> ServingSearch:
-    # A search asks a predictor for no more than this.
+    # A search queries a predictor for no more than this.
     return ServingSearch(cast("PredictorPort", predictor))
 
 
@@ -144,7 +144,7 @@ def test_candidates_are_in_order_of_their_objective() -> None:
 
 
 def test_without_error_only_equals_tie() -> None:
-    """A predictor that is sure leaves a winner; one that is not leaves ties beside it."""
+    """A predictor that is sure leaves a winner; one that is not leaves ties with it."""
     sure, unsure = _run(_request(), 0.0), _run(_request(), 0.9)
 
     assert sure.best == unsure.best
@@ -232,7 +232,7 @@ def test_prices_rank_by_cost() -> None:
 
 
 def test_what_was_answered_is_not_asked_again() -> None:
-    """A second search of the same engines asks about its best alone, which is not simulated."""
+    """A second search of the same engines queries its best alone, which is not simulated."""
     predictor = _Roofline()
     search = _search(predictor)
     search.run(_request(), InlineContext())

@@ -1,4 +1,4 @@
-"""Tests of which request asks for which adapter, and of the adapters an engine holds."""
+"""Tests of which request uses which adapter, and of the adapters an engine holds."""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -114,7 +114,7 @@ def test_an_adapter_in_use_does_not_give_way() -> None:
 
 
 def test_a_failed_engine_forgets_its_adapters() -> None:
-    """What was there has to load again; requests that waited are told."""
+    """What was there has to load again; requests that waited are counted."""
     cache = AdapterCache(max_loaded=1, load_ns=_LOAD_NS)
     cache.ask(0, 7, 0)
     cache.take_ready(10)

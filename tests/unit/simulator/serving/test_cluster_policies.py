@@ -48,7 +48,7 @@ def _run(
 def test_a_router_knows_the_loads_of_the_last_report() -> None:
     """Until 1 ms all loads are those of 0 ms, none: all go to the first. Then to the other.
 
-    Requests take long, so what was sent stays. Who sees loads as they are alternates.
+    Requests take long, so what was sent stays. A router that sees loads as they are alternates.
     """
     plan = _plan([0.1 * place + 0.05 for place in range(20)], num_decode=50)
     stale = RoutingSpec(router="least_outstanding", load_interval_ms=1.0)

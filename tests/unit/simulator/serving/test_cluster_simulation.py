@@ -79,7 +79,7 @@ def test_a_pool_of_replicas_is_what_data_parallel_replicas_are() -> None:
 
 
 def test_an_idle_cluster_moves_a_cache_in_its_bytes_over_the_bandwidth() -> None:
-    """A prompt of 600 tokens over 10 GB/s, 50 us beside."""
+    """A prompt of 600 tokens over 10 GB/s, and 50 us."""
     transfer = KvTransferSpec(bandwidth_bytes_per_s=10e9, latency_us=50)
     scenario = build_scenario(
         workload=_one(600, 5), cluster=_cluster(*_PROMPTS_AND_ANSWERS, kv_transfer=transfer)

@@ -170,7 +170,7 @@ def test_an_autoscaler_sees_requests_that_wait_for_room() -> None:
 def test_what_an_engine_preempted_comes_before_those_that_would_come() -> None:
     """Two answers outgrow four blocks; short requests come all the time, eight µs apart.
 
-    Who is preempted once all of them have room again is the last to end but not behind all others.
+    Preempted once all of them have room again, one is the last to end but not behind all others.
     """
     short = [(20.0 + 8 * place, 15, 4) for place in range(60)]
     record = run(plan_of((0, 15, 40), (0, 15, 40), *short), pair_of(num_kv_blocks=4))

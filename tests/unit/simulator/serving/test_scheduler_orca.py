@@ -1,4 +1,4 @@
-"""Orca: whole prompts beside decodes; room for the answer is reserved on admission."""
+"""Orca: whole prompts along with decodes; room for the answer is reserved on admission."""
 
 from scheduler_steps import SchedulerRun
 

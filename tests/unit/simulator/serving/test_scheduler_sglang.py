@@ -22,7 +22,7 @@ def test_a_prompt_is_cut_at_the_chunk_and_goes_on() -> None:
 
 
 def test_a_new_request_needs_room_for_its_whole_answer() -> None:
-    """100 + 100 + 2 tokens are not in 200 beside the share of the answer that runs."""
+    """100 + 100 + 2 tokens are not in 200 with the share of the answer that runs."""
     run = SchedulerRun("sglang-0.5", [(50, 50), (50, 50)], 185)
     assert {0: 50} == run.step().prompts
 

@@ -4,7 +4,7 @@ from scheduler_steps import SchedulerRun
 
 
 def test_a_prompt_joins_only_as_a_whole() -> None:
-    """Beside one that decodes 99 of 100 tokens are left."""
+    """Next to one that decodes 99 of 100 tokens are left."""
     run = SchedulerRun("trtllm-1.0", [(20, 5)], 100, max_num_batched_tokens=100)
     run.step()
     run.arrive(100, 5)

@@ -39,7 +39,7 @@ def test_a_prompt_beyond_the_budget_is_computed_in_pieces() -> None:
 
 
 def test_the_watermark_stays_free_on_admission() -> None:
-    """Of 100 blocks, one (1 %) is not given to a new request beside one that runs."""
+    """Of 100 blocks, one (1 %) is not given to a new request while one runs."""
     run = SchedulerRun("vllm-v0", [(16 * 50, 2), (16 * 50, 2)], 100)
     assert {0: 800} == run.step().prompts
 

@@ -1,4 +1,4 @@
-"""What every scheduler computes, step by step: a table of runs beside the laws of schedulers."""
+"""What every scheduler computes, step by step: a table of runs, besides the laws."""
 
 from collections.abc import Iterator
 from itertools import groupby

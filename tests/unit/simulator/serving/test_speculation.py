@@ -207,7 +207,7 @@ def test_a_draft_takes_memory_that_the_cache_would_have() -> None:
 def test_layers_of_the_model_bring_no_head_of_their_own() -> None:
     """One layer of Qwen2 7B: attention of 28 + 2 * 4 heads of 128 and its output, and the MLP.
 
-    Beside them the rotation of every position.
+    In addition the rotation of every position.
     """
     scenario = _scenario(speculative=_LAYERS)
     (memory,) = plan_memories(scenario, scenario.engine.resolve())

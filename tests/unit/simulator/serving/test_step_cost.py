@@ -201,7 +201,7 @@ def test_engines_in_lock_step_share_what_their_experts_take() -> None:
     own_us = _stages_us(cost, _STEPS["decodes"])[0]
     expected = (own_us + shared_us(cost.tables, 0, 14)) / 1e6
     assert cost.account(record).busy_s == pytest.approx(expected)
-    # The engine beside it had another 249.
+    # The engine next to it had another 249.
     unequal = replace(record, num_group_tokens=np.array([256]))
     expected = (own_us + shared[1]) / 1e6
     assert cost.account(unequal).busy_s == pytest.approx(expected)

@@ -282,7 +282,7 @@ def test_variants_of_prices_are_timed_as_other_predictors_would_be() -> None:
 
 
 def test_bounds_of_some_are_those_of_all() -> None:
-    """Whoever asks for the estimates first, on two kinds of device, and in any order."""
+    """Whoever requests the estimates first, on two kinds of device, and in any order."""
     base = _base(model=replace(find_model("llama-2-7b"), num_layers=4))
     space = TrainingSpace(pp=(1, 2), devices=("a100_sxm_80", "h100_sxm"))
     strategies = _legal(base, space)

@@ -1,4 +1,4 @@
-"""What strategies hold, to the byte: a table of answers beside the laws that memory obeys."""
+"""What strategies hold, to the byte: a table of answers, besides the laws of memory."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""One pass of a chunk on two streams: computation, and communication beside it."""
+"""One pass of a chunk on two streams: computation, and communication during it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -210,7 +210,7 @@ _cases = st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), _layer_nodes
 
 
 def _one_by_one(nodes: Sequence[OperatorNode]) -> list[OperatorNode]:
-    """Return the same layers told apart, so that no two of them are alike."""
+    """Return the same layers distinguished, so that no two of them are alike."""
     return [
         dataclasses.replace(node, first_layer=layer, repeat=1)
         for layer in range(nodes[0].repeat)

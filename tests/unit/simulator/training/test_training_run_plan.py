@@ -251,7 +251,7 @@ def test_a_layout_that_cannot_be_is_a_result() -> None:
 
 
 def test_what_does_not_fit_has_no_days_and_says_so() -> None:
-    """Its step is told, as of devices with more memory; what would be paid for it is not."""
+    """Its step is estimated, as of devices with more memory; what would be paid for it is not."""
     scenario = replace(_SCENARIO, layout=ParallelLayout(dp=4), recompute="none", zero_stage=0)
     report = _plan(replace(_RUN, scenario=scenario, prices=PriceRules(price_list="lambda")))
     assert not report.feasibility.is_feasible

@@ -1,4 +1,4 @@
-"""Gradients of many strategies: what is run beside their sums, against the simulator."""
+"""Gradients of many strategies: what is run in addition to their sums, against the simulator."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What ranks with the same parameters exchange in a step: a table beside the laws of states."""
+"""What ranks with the same parameters exchange in a step: a table, besides the laws of states."""
 
 from collections import Counter
 from typing import Any

@@ -15,7 +15,7 @@ from foretoken.simulator.training.memory_plan import plan_memory
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 3, 7])
 def test_a_bucket_is_reduced_when_the_pass_has_made_it(num_buckets: int) -> None:
-    """Reductions over two nodes take longer than what they run beside, so the first counts."""
+    """Reductions over two nodes take longer than what they overlap with, so the first counts."""
     model = replace(find_model("llama-2-7b"), num_layers=4)
     plain = build_scenario(
         ParallelLayout(dp=16), model=model, global_batch_size=16, sequence_length=256

@@ -166,7 +166,7 @@ def test_a_difference_in_collectives_alone_ties_by_their_error_alone(
     """However unsure the products are, which both run.
 
     Collectives of a and b µs with an error of r: messages of other sizes have a part c of it in
-    common, more where it is told from other links, so the difference b - a errs by
+    common, more where it is estimated from other links, so the difference b - a errs by
     r sqrt(a^2 + b^2 - 2 c a b).
     """
     strategies = _two()

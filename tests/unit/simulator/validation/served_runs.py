@@ -81,7 +81,7 @@ def serve(
     max_num_seqs: int = 64,
     seed: int = 0,
 ) -> Served:
-    """Serve random requests: one prompt a step beside everything that decodes."""
+    """Serve random requests: one prompt a step with everything that decodes."""
     random = np.random.default_rng(seed)
     arrivals = np.cumsum(random.exponential(gap_ms, num_requests))
     requests = [

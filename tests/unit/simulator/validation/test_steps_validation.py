@@ -1,4 +1,4 @@
-"""Predicted steps beside measured ones, over a predictor whose every answer is known."""
+"""Predicted steps compared with measured ones, over a predictor whose every answer is known."""
 
 import math
 from collections.abc import Mapping
