@@ -10,17 +10,17 @@ class SimulatorConfig:
     """Where jobs keep their results, how many run at once, and where searches compute.
 
     `max_cached_surfaces` latency surfaces stay in memory, each a few MB. With `compiles_at_start`
-    the engines are compiled when the service opens, beside everything else, and not when the first
-    large simulation asks for them, and with `resumes_at_start` searches that an earlier process
+    the engines are compiled when the service opens, in the background, and not when the first
+    large simulation needs them, and with `resumes_at_start` searches that an earlier process
     left unfinished go on then, and not when they are asked for again: both right for a service that
     stays, a waste for one command.
 
-    Up to `num_searches` serving searches, and as many training searches, run beside `num_workers`
-    simulations and as many capacity searches. They share `num_search_workers` processes (0: one for
-    each core), or so many cores of the Ray cluster at `ray_address` (empty: none), and get equal
-    turns. A search of more than `max_search_points` deployments, `max_training_points` strategies
-    or `max_finalists` simulated ones is refused. The catalog, where there is one, keeps the newest
-    `max_kept_results` results (0: none).
+    Up to `num_searches` serving searches, and as many training searches, run along with
+    `num_workers` simulations and as many capacity searches. They share `num_search_workers`
+    processes (0: one for each core), or so many cores of the Ray cluster at `ray_address` (empty:
+    none), and get equal turns. A search of more than `max_search_points` deployments,
+    `max_training_points` strategies or `max_finalists` simulated ones is refused. The catalog,
+    where there is one, keeps the newest `max_kept_results` results (0: none).
     """
 
     state_folder: str

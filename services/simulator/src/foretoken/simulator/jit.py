@@ -49,7 +49,7 @@ def _take_shipped() -> None:
 
 _take_shipped()
 
-# What machine code rests on beside the sources: versions, and the processor as numba names it.
+# What machine code rests on besides the sources: versions, and the processor as numba names it.
 _CODEGEN: Any = cpu_target.target_context.codegen()
 _COMPILER = (
     *(f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")),
@@ -60,11 +60,11 @@ _COMPILER = (
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Return the function compiled on its first call.
 
-    It runs beside other threads, without the lock of the interpreter, which it does not need. The
-    machine code is kept beside the module or in the user's cache, for the next process; where
-    neither can be written it is compiled anew in each. numba keeps it by the function's name and
-    looks only at its own file, so the name says which sources it was compiled from: all that its
-    module imports, for constants are compiled in.
+    It runs concurrent with other threads, without the lock of the interpreter, which it does not
+    need. The machine code is kept next to the module or in the user's cache, for the next process;
+    where neither can be written it is compiled anew in each. numba keeps it by the function's name
+    and looks only at its own file, so the name says which sources it was compiled from: all that
+    its module imports, for constants are compiled in.
     """
     if not IS_COMPILED:
         return _interpreted(function)

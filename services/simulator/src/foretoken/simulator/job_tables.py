@@ -1,4 +1,4 @@
-"""The Arrow tables that jobs of the simulator keep beside their results."""
+"""The Arrow tables that jobs of the simulator keep with their results."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar

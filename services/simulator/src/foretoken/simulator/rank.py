@@ -1,4 +1,4 @@
-"""The ranks a simulation asks about: one of every pipeline stage, for the others are alike."""
+"""The ranks a simulation queries: one of every pipeline stage, for the others are alike."""
 
 from dataclasses import replace
 

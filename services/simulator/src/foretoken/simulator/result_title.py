@@ -13,7 +13,7 @@ from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import AnyReport
 from foretoken.domain.results.training_report import TrainingReport
 
-# More sizes of clusters are told from the smallest to the largest.
+# More sizes of clusters are given as the smallest to the largest.
 _MAX_COUNTS = 3
 
 

@@ -67,7 +67,7 @@ class ResultKeeper:
         try:
             self.keep(job, report)
         except Exception:  # noqa: BLE001
-            # Nobody awaits this: what goes wrong is told here or nowhere.
+            # Nobody awaits this: what goes wrong is reported here or nowhere.
             _log.exception("result not kept in the catalog job_id=%s", job.job_id)
         finally:
             self._places.release()

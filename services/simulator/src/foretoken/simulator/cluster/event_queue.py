@@ -1,4 +1,4 @@
-"""What will happen to a cluster and when, beside the steps of its engines."""
+"""What will happen to a cluster and when, other than the steps of its engines."""
 
 import enum
 import heapq

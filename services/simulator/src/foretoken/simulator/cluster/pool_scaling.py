@@ -14,7 +14,7 @@ _LEAST_NEEDED = (Phase.STARTING, Phase.DOWN, Phase.READY)
 
 
 class PoolScaling:
-    """Asks a pool's autoscaler at every interval and does what it wants."""
+    """Queries a pool's autoscaler at every interval and does what it wants."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class RoutedRequest(NamedTuple):
 
     `number` is its place in the plan, `session` names a conversation, `blocks` what the prompt
     says: equal leading entries of `blocks` are equal prompts so far, `block_tokens` tokens each.
-    `adapter` is the LoRA adapter it asks for (-1: none).
+    `adapter` is the LoRA adapter it uses (-1: none).
     """
 
     number: int

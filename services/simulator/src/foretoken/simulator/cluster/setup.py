@@ -42,7 +42,7 @@ class PoolSetup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KvTransferSetup:
-    """How a prompt's KV cache moves: its bytes in the whole model, `latency_ns` beside.
+    """How a prompt's KV cache moves: its bytes in the whole model, and `latency_ns` more.
 
     Every token has `bytes_per_token`, the last `window_tokens` of a prompt also those of layers
     with a sliding window, `window_bytes_per_token`.

@@ -119,7 +119,7 @@ class Cluster:
     def _advance(self, horizon_ns: int) -> tuple[int, int]:
         """Let pools go on by themselves; return the next instant, and how many requests ended.
 
-        Those have been dealt with, and what happens at that instant beside is yet to come.
+        Those have been dealt with, and what else happens at that instant is yet to come.
         """
         while True:
             times_ns = [pool.engines.next_ns for pool in self.pools]

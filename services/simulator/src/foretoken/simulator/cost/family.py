@@ -79,7 +79,7 @@ def prefill_axes(limits: StepLimits) -> Axes:
 
 
 def mixed_axes(limits: StepLimits) -> Axes:
-    """Return the longest prefill, then the axes of the decoding sequences beside it."""
+    """Return the longest prefill, then the axes of the sequences that decode with it."""
     longest = min(limits.num_tokens, limits.context)
     first = spaced_integers(
         min(_SHORTEST_MIXED_PREFILL, longest), longest, _MIXED_PREFILL_PER_OCTAVE

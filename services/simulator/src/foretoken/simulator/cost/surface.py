@@ -64,7 +64,7 @@ class LatencySurfaces:
     """All surfaces of a deployment.
 
     Axes: `tokens` (tokens), `rows` (sequences), `decode` (sequences, mean context, longest context
-    over mean), `mixed` (new tokens of the longest prefill beside them, then as `decode`), `prefill`
+    over mean), `mixed` (new tokens of the longest prefill with them, then as `decode`), `prefill`
     (new tokens, context) of one sequence and `prefill_more` of each more in the same step, `group`
     (tokens of all engines in lock step; None where each runs on its own). `decode_tokens` and
     `mixed_tokens` give, from 0 tokens on, the point of `tokens` a step is padded to; `floor_us` by

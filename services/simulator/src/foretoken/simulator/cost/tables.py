@@ -15,7 +15,7 @@ DECODE, MIXED = 0, 1
 
 
 class StepShape(NamedTuple):
-    """What the cost of a step depends on, beside the prefills in it.
+    """What the cost of a step depends on, besides the prefills in it.
 
     `num_rows` sequences get a token. `decode_kv_tokens` and `decode_kv_tokens_max` count the
     contexts of the decoding sequences with the new token. A prefill computes some tokens after the
@@ -35,7 +35,7 @@ class CostTables(NamedTuple):
 
     `tokens_us` is by (only decodes or not, tokens of the step), `rows_us` by sequences that get a
     token, both from 0. `decode_us` is by (sequences, mean context, longest over mean) of sequences
-    that decode on their own, `mixed_us` by (new tokens of the longest prefill beside them, then the
+    that decode on their own, `mixed_us` by (new tokens of the longest prefill with them, then the
     same) and `prefill_us` by (new tokens, context before them); all are linear between the points
     of their axes. Prefills fill a device together: the one that takes longest pays `prefill_us`,
     the others `prefill_more_us`. A step takes at least

@@ -98,8 +98,8 @@ def _give_block(state: State, e: int, r: int, num_spare: int) -> bool:
 def num_repeats(state: State, e: int) -> int:
     """Return for how many more steps a scheduler that always looks at the queue admits nobody.
 
-    Any number where nobody waits or may run. Who waits and was not admitted to a step that only
-    decodes will not be either: free blocks only get fewer. A hit in the cache may change that.
+    Any number where nobody waits or may run. A request not admitted to a step that only decodes
+    is not admitted later either: free blocks only get fewer. A hit in the cache may change that.
     """
     engine = engines_of(state)[e]
     if engine.num_tokens == 0:

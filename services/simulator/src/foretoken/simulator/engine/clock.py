@@ -115,7 +115,7 @@ def _unit_quiet_until(state: State, tables: CostTables, u: int) -> int:
     """Return a time before which no request of a unit ends.
 
     A batch that decodes takes some steps until one has all its tokens, or until blocks may be
-    short; each is at least as long as its work beside attention, and they come one by one.
+    short; each is at least as long as its work besides attention, and they come one by one.
     """
     unit = units_of(state)[u]
     if unit.tick == IDLE or not unit.is_steady:

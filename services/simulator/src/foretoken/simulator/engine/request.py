@@ -27,7 +27,8 @@ from foretoken.simulator.serving.record import RequestOutcome
 _COMPLETED = int(RequestOutcome.COMPLETED)
 _CONTEXT_TOO_LONG = int(RequestOutcome.CONTEXT_TOO_LONG)
 _EXCEEDS_KV_CACHE = int(RequestOutcome.EXCEEDS_KV_CACHE)
-# What a waiting request weighs, beside a running one. Source: vLLM's data-parallel balancing.
+# What a waiting request weighs, compared with a running one. Source: vLLM's data-parallel
+# balancing.
 _WAITING_WEIGHT = 4
 
 

@@ -18,7 +18,7 @@ from foretoken.domain.results.result import AnyReport, KeptResult
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.report.search_candidates import Row, list_rows
 
-# As many as there are colours that can be told apart.
+# As many as there are colours that can be distinguished.
 MAX_RUNS = 6
 _FEWEST = 2
 # Names are made of so many differences, and of so many letters at most.
@@ -168,7 +168,7 @@ def _words(place: int, changes: Sequence[Change]) -> str:
     )
 
 
-# Longer lists, such as the requests of a trace, are told by their length and content.
+# Longer lists, such as the requests of a trace, are shown by their length and content.
 _MAX_ENTRIES = 16
 _DIGEST = 6
 # What a configuration has not.
@@ -180,7 +180,7 @@ _MODEL, _MODEL_NAME = "model.", "model.name"
 def list_changes(configurations: Sequence[str]) -> tuple[Change, ...]:
     """Return what differs between configurations (JSON), in the order of their keys.
 
-    Of models with different names the name alone is told, which stands for all that they are.
+    Of models with different names the name alone is shown, which stands for all that they are.
     """
     flat = [dict(_flatten(json.loads(text) if text else {}, "")) for text in configurations]
     paths = dict.fromkeys(path for entries in flat for path in entries)

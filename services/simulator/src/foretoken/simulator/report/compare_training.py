@@ -103,7 +103,7 @@ def _communication(reports: Reports) -> Picture:
             "compare-axes", "Communication of the critical stage", "time (ms)", rows, OF_STREAM
         ),
         caption=(
-            "By the axis of parallelism that communicates. Hidden communication runs beside"
+            "By the axis of parallelism that communicates. Hidden communication overlaps"
             " computation."
         ),
     )

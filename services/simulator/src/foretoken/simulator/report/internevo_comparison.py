@@ -1,4 +1,4 @@
-"""What InternEvo's simulator says of its own points, beside what a search says of them."""
+"""What InternEvo's simulator says of its own points, compared with what a search says."""
 
 from collections.abc import Sequence
 
@@ -60,7 +60,7 @@ def comparison_remarks(rows: Sequence[Row], verdicts: SimulatorVerdicts) -> list
 def comparison_section(
     report: TrainingSearchReport, rows: Sequence[Row], verdicts: SimulatorVerdicts
 ) -> Section:
-    """Return the part of a page that sets both beside each other."""
+    """Return the part of a page that sets both side by side."""
     remarks = [f"{text[0].upper()}{text[1:]}." for text in comparison_remarks(rows, verdicts)]
     counts = [
         (name, *(f"{count:,}" for count in numbers))

@@ -16,7 +16,7 @@ from foretoken.simulator.report.training_detail import memory_parts
 from foretoken.simulator.report.training_sections import scenario_section
 
 _MAX_BARS = 32
-# What the allocator, the driver and communicators take beside tensors.
+# What the allocator, the driver and communicators take besides tensors.
 _RESERVE = "allocator and headroom"
 _COLORS = {**OF_MEMORY, _RESERVE: GREY}
 
@@ -76,7 +76,7 @@ def _stages(stages: Sequence[StageMemory]) -> Section:
 
 
 def draw_stages(stages: Sequence[StageMemory], title: str) -> str:
-    """Draw a stacked bar for every stage, beside the memory of the smallest device."""
+    """Draw a stacked bar for every stage, next to the memory of the smallest device."""
     fullest = sorted(stages, key=lambda stage: stage.margin_bytes)[:_MAX_BARS]
     shown = sorted(fullest, key=lambda stage: stage.stage)
     sizes = sorted({stage.device_bytes / GIB for stage in stages})

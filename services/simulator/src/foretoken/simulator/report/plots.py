@@ -135,7 +135,7 @@ def draw_stacked_rows(
 def draw_ranked(
     slug: str, title: str, unit: str, values: Mapping[str, float], colors: Mapping[str, str]
 ) -> str:
-    """Draw one bar per name, largest first, each with its value and share written beside it."""
+    """Draw one bar per name, largest first, each with its value and share written next to it."""
     ordered = sorted(values.items(), key=lambda item: -item[1])
     total = sum(values.values()) or 1.0
     reach = max([value for _, value in ordered] or [1.0])

@@ -79,7 +79,7 @@ def _points(curve: FittedCurve, *, is_fit: bool) -> tuple[Any, Any]:
 
 
 def rate_unit(key: CurveKey) -> tuple[str, float]:
-    """Return the unit a rate is told in, and how many per second are one of it."""
+    """Return the unit a rate is given in, and how many per second are one of it."""
     return ("TFLOP/s", 1e12) if key.has_flops else ("GB/s", 1e9)
 
 

@@ -17,7 +17,7 @@ from foretoken.page.figure import (
 
 _ROW_INCHES = 0.27
 _LETTER_INCHES = 0.068
-# Longer names are cut; beside the lines they take at most this share of the width on each side.
+# Longer names are cut; next to the lines they take at most this share of the width on each side.
 _MAX_LETTERS = 52
 _MAX_SHARE = 0.42
 
@@ -67,7 +67,7 @@ def draw_ranks(
 
 
 def _margin(names: Iterable[str], width: int) -> float:
-    """Return the room on each side of lines that are so wide, for the longest name beside them."""
+    """Return the room on each side of lines that are so wide, for the longest name next to them."""
     letters = min(max(map(len, names)), _MAX_LETTERS) + len("  1,000")
     share = min(letters * _LETTER_INCHES / WIDTH_INCHES, _MAX_SHARE)
     return width * share / (1 - 2 * share)

@@ -45,7 +45,7 @@ _WEIGHTS = tuple(_LOOKS)
 class Mark:
     """A point with what is said of it; `x_range` and `y_range` are its bounds, if it has any.
 
-    A `label` is written beside it. Those of little weight are smaller and stand behind.
+    A `label` is written next to it. Those of little weight are smaller and stand behind.
     """
 
     x: float
@@ -317,7 +317,7 @@ def _mark(frame: _Frame, mark: Mark, details_top: float) -> Iterator[str]:
 
 
 def _has_room(frame: _Frame, x: float, y: float, num_letters: int) -> bool:
-    """Return whether a label beside a point covers no earlier one, and take the room if so."""
+    """Return whether a label next to a point covers no earlier one, and take the room if so."""
     right = x + _LABEL_LETTER * num_letters
     for left, end, top in frame.taken:
         if left < right and x < end and abs(y - top) < _LABEL_HEIGHT:

@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 _WORDS = frozenset(
     {"name", "device", "mode", "profile", "quantization", "router", "verdict", "reason"}
 )
-# What makes a layout, beside how many replicas there are and how much runs on each.
+# What makes a layout, besides how many replicas there are and how much runs on each.
 _LAYOUT = (
     *("device", "mode", "profile", "quantization", "router", "tp", "pp", "dp", "ep"),
     *("prefill_tp", "prefill_pp", "prefill_ep"),

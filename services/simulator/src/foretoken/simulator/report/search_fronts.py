@@ -247,7 +247,7 @@ def _with_range(row: Row, name: str, start: str, end: str = "") -> str:
 
 
 def _tpot_limit_ms(request_json: str) -> float:
-    """Return the tightest limit of TPOT that the request asks for; 0 where it asks for none."""
+    """Return the tightest limit of TPOT that the request sets; 0 where it sets none."""
     targets = (json.loads(request_json) if request_json else {}).get("targets", {})
     limits = [
         float(limit["limit_ms"])

@@ -147,9 +147,9 @@ def draw_counts(
     colors: Mapping[str, str],
     total: int = 0,
 ) -> str:
-    """Draw one bar per name in the given order, each with its count and share beside it.
+    """Draw one bar per name in the given order, each with its count and share next to it.
 
-    Shares are of `total` (0: of their sum).
+    Shares are parts of `total` (0: of their sum).
     """
     total = total or sum(counts.values()) or 1
     reach = max([*counts.values(), 1])

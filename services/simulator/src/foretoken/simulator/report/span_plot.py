@@ -192,7 +192,7 @@ def _boxes(
 
 
 def _shared(spans: SpanArrays, lanes: Sequence[int]) -> Sequence[bool]:
-    """Return whether each span runs beside another one of its stream, or began beside it."""
+    """Return whether each span overlaps another one of its stream, or began during it."""
     second = np.asarray(lanes) > 0
     shared = second.copy()
     for index in np.flatnonzero(second).tolist():

@@ -137,7 +137,7 @@ def _streams(spans: SpanArrays) -> Picture:
     svg = draw_stacked_rows("streams", "Every stage, one step", "time (ms)", rows, OF_STREAM)
     caption = (
         "Passes contain the tensor-parallel communication that waits for nothing else. Exposed"
-        " communication is transfers, reductions and gathers with no computation beside them."
+        " communication is transfers, reductions and gathers with no computation during them."
     )
     return Picture(svg=svg, caption=caption + cut)
 
@@ -157,7 +157,7 @@ def _axes(report: TrainingReport) -> Picture:
             "axes", "Communication of the critical stage", "time (ms)", rows, OF_STREAM
         ),
         caption=(
-            "By the axis of parallelism that communicates. Hidden communication runs beside"
+            "By the axis of parallelism that communicates. Hidden communication overlaps"
             " computation; by how much it slows that is the overlap slowdown."
         ),
     )

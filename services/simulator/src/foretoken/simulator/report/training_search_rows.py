@@ -205,7 +205,7 @@ def describe_verdict(verdict: str) -> str:
 
 
 def describe_choices(row: Row) -> str:
-    """Return what a strategy chooses beside its degrees, in words."""
+    """Return what a strategy chooses besides its degrees, in words."""
     count = row["num_micro_batches"]
     words = [
         f"{count:,} micro batch{'es' * (count != 1)} of {row['micro_batch_size']:,}",

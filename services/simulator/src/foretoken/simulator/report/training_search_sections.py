@@ -256,7 +256,7 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
     cut = f" Drawn are {len(shown)} of them." if len(shown) < len(names) else ""
     return Section(
         title="Ties",
-        intro=f"{len(names):,} strategies cannot be told apart: they differ from the first"
+        intro=f"{len(names):,} strategies cannot be distinguished: they differ from the first"
         f" by less than the error of the difference.{cut} {in_words}{to_measure}",
         table=DataTable(
             headers=("command", "its error moves"),
@@ -306,7 +306,7 @@ def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Sec
         title="What if",
         intro="The whole space answered again with one thing changed, against the best of today"
         + (f", {best}." if best else ".")
-        + " Beside the best of each change stands what today's best makes of it.",
+        + " Next to the best of each change stands what today's best makes of it.",
         pictures=[
             Picture(
                 svg=draw_changes(

@@ -26,7 +26,7 @@ _CONFIGURATION = (
     *("moe_routing", "moe_imbalance_ratio", "overflow_ratio", "straggler_ratio"),
     *("network_spread_ratio", "module_times", "calibration"),
 )
-# These also where they are as a scenario has them unless told.
+# These also where they are as a scenario has them by default.
 _ALWAYS_SHOWN = {
     *("dtype", "sequence_length", "micro_batch_size", "global_batch_size"),
     *("pipeline_schedule", "recompute"),

@@ -18,7 +18,7 @@ from foretoken.simulator.statistics import SimulatorStatistics
 
 _log = logging.getLogger(__name__)
 
-# What a search's job keeps beside its result: finalists as they are found, and finished items.
+# What a search's job keeps with its result: finalists as they are found, and finished items.
 FINALISTS = "finalists"
 _JOURNAL = "journal"
 
@@ -27,7 +27,7 @@ Found = Finalist | StrategyFinalist
 
 
 class SearchContext(Protocol):
-    """What a search may do beside computing."""
+    """What a search may do besides computing."""
 
     @property
     def num_workers(self) -> int:

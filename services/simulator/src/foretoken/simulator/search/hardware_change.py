@@ -92,8 +92,8 @@ class HardwareChange:
         return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.links)
 
 
-# What a buyer asks: a generation of links or of arithmetic is about twice the one before, one of
-# memory about half as much again, in capacity, in bandwidth, or in both.
+# What a buyer compares: a generation of links or of arithmetic is about twice the one before, one
+# of memory about half as much again, in capacity, in bandwidth, or in both.
 HARDWARE_CHANGES = {
     "links 2x": HardwareChange(links=2.0),
     "memory bandwidth +50 %": HardwareChange(memory_bandwidth=1.5),

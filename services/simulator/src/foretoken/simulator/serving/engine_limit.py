@@ -1,4 +1,4 @@
-"""Whether a serving engine can do what a replica asks for."""
+"""Whether a serving engine can do what a replica requires."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""LoRA adapters of a workload: which request asks for which, and how long one takes to load."""
+"""LoRA adapters of a workload: which request uses which, and how long one takes to load."""
 
 from collections.abc import Sequence
 from dataclasses import replace

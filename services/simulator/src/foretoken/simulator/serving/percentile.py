@@ -11,7 +11,7 @@ from foretoken.domain.results.report import Histogram, Percentiles
 Floats = NDArray[np.float64]
 
 _PERCENTS = (50, 90, 95, 99, 100)
-# Room for a count beside a value in one integer; the value has 43 bits, 2.4 hours in ns.
+# Room for a count and a value in one integer; the value has 43 bits, 2.4 hours in ns.
 _COUNT_BITS = 20
 # Ranges of a histogram; whole numbers up to this many have one each.
 _MAX_RANGES = 64

@@ -104,7 +104,7 @@ class PreparedDeployment:
         return count_group_tokens(record, _groups_of(setup))
 
     def report(self, record: ServingRecord, known: ServingReport) -> ServingReport:
-        """Return what a run tells beside what is known of it, without its bulk columns."""
+        """Return what a run tells besides what is known of it, without its bulk columns."""
         known = replace(known, model_version=self.model_version, notes=self.notes)
         fleet = make_fleet(self.scenario, record)
         accounts = [

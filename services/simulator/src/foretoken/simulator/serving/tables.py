@@ -102,7 +102,7 @@ def steps_table(
 ) -> pa.Table:
     """Return one row per step, those of an engine in order and one engine after the other.
 
-    Beside the columns of `StepRecord` it has the name of the engine's pool, the share of the KV
+    Besides the columns of `StepRecord` it has the name of the engine's pool, the share of the KV
     blocks in use, the prompt tokens in the step, and where breakdowns are given `<group>_us` for
     the time of each operator group.
     """

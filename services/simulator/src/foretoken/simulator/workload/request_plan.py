@@ -26,7 +26,7 @@ class RequestPlan:
     else by `stream`. Blocks of equal name and place have equal content, prompt or answer; requests
     of a session share a stream. `slo_class` indexes the scenario's classes; of waiting requests the
     higher `priority` goes first where the scheduler knows priorities. `adapter` is the LoRA adapter
-    each asks for (None: of none).
+    each uses (None: none).
     """
 
     arrival_ns: Ints

@@ -1,6 +1,6 @@
 """Keep the requests that wait for a replica near a target.
 
-An empty queue asks for the fewest replicas, so what runs is never counted; the window for scaling
+An empty queue wants the fewest replicas, so what runs is never counted; the window for scaling
 down is what keeps replicas. Source of the target: llm-d's workload variant autoscaler takes a
 replica with 5 requests waiting as saturated (`queueLengthThreshold`).
 """

@@ -1,6 +1,6 @@
 """Continuous batching with chunked prefill: running requests first, then waiting ones in order.
 
-All share one budget of tokens per step, so a long prompt is computed over several steps beside
+All share one budget of tokens per step, so a long prompt is computed over several steps with
 the decoding requests. When blocks run out, the latest running request is preempted. Source: vLLM
 v1's default scheduler.
 """

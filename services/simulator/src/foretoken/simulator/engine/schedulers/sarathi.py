@@ -1,6 +1,6 @@
 """Decoding requests first; the rest of a step of fixed size is filled with pieces of prompts.
 
-A prompt gets all its blocks on admission, beside a watermark. When blocks run out, the latest
+A prompt gets all its blocks on admission, less a watermark. When blocks run out, the latest
 running request is preempted. Source: Agrawal et al., Sarathi-Serve, OSDI 2024, algorithm 3, and
 microsoft/vidur, sarathi_replica_scheduler.py.
 """

@@ -1,6 +1,6 @@
 """In-flight batching that never evicts: decoding requests first, then prompts in order.
 
-A request is admitted when all blocks it will ever need are free beside what others may still take;
+A request is admitted when all blocks it will ever need are free besides what others may still take;
 it gets them at once. A prompt is computed as a whole, or with `max_chunk_tokens` in pieces. Source:
 TensorRT-LLM 1.x, GUARANTEED_NO_EVICT and the micro-batch scheduler of _torch/pyexecutor/scheduler.
 """

@@ -1,6 +1,6 @@
 """Prompts first, in batches of their own; where none can be computed, all that runs decodes.
 
-A prompt gets all its blocks on admission, beside a watermark. When blocks run out, the latest
+A prompt gets all its blocks on admission, less a watermark. When blocks run out, the latest
 running request is preempted, by recompute or swap; what was swapped out comes back before anybody
 new. Source: vLLM 0.6.6, core/scheduler.py without chunked prefill.
 """

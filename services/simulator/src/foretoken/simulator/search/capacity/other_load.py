@@ -1,6 +1,6 @@
 """The highest rate of other requests, or with other step times, near one that is known.
 
-Of plain data, so that the workers of a search find many of them beside each other.
+Of plain data, so that the workers of a search find many of them at the same time.
 """
 
 from collections.abc import Mapping

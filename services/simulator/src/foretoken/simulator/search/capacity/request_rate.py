@@ -12,9 +12,9 @@ from foretoken.simulator.serving.outcome import rate_of
 from foretoken.simulator.workload.request_plan import NONE, Ints, RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
 
-# Arrivals later than this, 146 years, do not fit beside what the simulation adds to them.
+# Arrivals later than this, 146 years, do not fit with what the simulation adds to them.
 _MAX_NS = 2.0**62
-# What a plan has beside columns that are taken row by row.
+# What a plan has besides columns that are taken row by row.
 _NOT_COLUMNS = {
     "follows",
     "think_ns",
@@ -39,7 +39,7 @@ def draw_plan(scenario: ServingScenario, seed: int) -> RequestPlan:
 def rate_of_plan(spec: WorkloadSpec, plan: RequestPlan) -> float:
     """Return the rate per second at which a plan was made of its workload.
 
-    Of a synthetic workload that is what its `rate_rps` asks for (sessions, where it has them), of
+    Of a synthetic workload that is what its `rate_rps` states (sessions, where it has them), of
     all others the arrivals over the time they take.
 
     Raises:

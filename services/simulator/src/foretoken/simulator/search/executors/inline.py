@@ -1,4 +1,4 @@
-"""Run the tasks of a search in the thread that asks for them."""
+"""Run the tasks of a search in the caller's thread."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,7 +16,7 @@ class InlineExecutor:
 
     @property
     def workers(self) -> WorkerCounts:
-        """None beside the caller."""
+        """None but the caller."""
         return WorkerCounts()
 
     def run(

@@ -1,1 +1,1 @@
-"""The question that InternEvo's simulator asks: its points, in its terms."""
+"""The question of InternEvo's simulator: its points, in its terms."""

@@ -25,7 +25,7 @@ from foretoken.simulator.steps.strategies import (
 
 _ALGORITHMS = ("isp", "msp", "fsp")
 _RECOMPUTE = tuple(RECOMPUTE_MODES.index(mode) for mode in ("none", "full"))
-# The profile's own: gradients and parameters are exchanged beside computation. With experts the
+# The profile's own: gradients and parameters are exchanged during computation. With experts the
 # framework refuses both together.
 _OVERLAP, _OVERLAP_OF_EXPERTS = OVERLAPS.index("data"), OVERLAPS.index("none")
 _EVEN_TO = 8

@@ -62,7 +62,7 @@ class InternEvoTerms:
     """A strategy as InternEvo's configuration says it.
 
     `algo` is `tensor.mode`, `pp` `pipeline.size`, `sp` `tensor.size`, `wp` `weight.size` and `zo`
-    `zero1.size`; `micro_bsz` and `micro_num` are of `data`, `ckpt` is `model.checkpoint`.
+    `zero1.size`; `micro_bsz` and `micro_num` stand in `data`, `ckpt` is `model.checkpoint`.
     """
 
     algo: str

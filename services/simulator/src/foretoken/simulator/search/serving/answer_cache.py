@@ -29,7 +29,7 @@ class EngineAnswers:
 
 
 class AnswerCache:
-    """Asks the predictor once about all engines of a search that are not known yet.
+    """Queries the predictor once about all engines of a search that are not known yet.
 
     An answer is known by all it depends on and the version of the predictor's model; what a
     predictor without one active model answers is not kept.

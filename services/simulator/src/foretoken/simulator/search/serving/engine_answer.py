@@ -38,7 +38,7 @@ class EngineAnswer:
     """The answers of a kind of engine in each role, and the KV bytes of a token on its ranks.
 
     `passes` are those of the prefill replicas, whose state is that of full ones; its TTFT is alone.
-    `window_bytes_per_token` are those of each token in a sliding window beside.
+    `window_bytes_per_token` are those of each token in a sliding window as well.
     """
 
     kind: EngineKind

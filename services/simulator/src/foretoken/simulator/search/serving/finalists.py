@@ -40,7 +40,7 @@ OTHER_RATIOS = (0.25, 0.5, 0.75, 1.25)
 _NUM_ROUNDS, _NUM_ROUNDS_BEYOND, _NUM_MEASURED = 3, 8, 400
 # How often a run that is not steady yet at the load proposed is warmed up for longer.
 _MAX_LONGER = 2
-# What is told of each load where the targets limit no latency; far beyond any.
+# What is reported of each load where the targets limit no latency; far beyond any.
 _SHOWN_METRICS, _UNLIMITED_MS = ("ttft_ms", "tpot_ms"), 1e12
 _SHOWN_PERCENTILE = 99
 # Fine surfaces kept from one search to the next.

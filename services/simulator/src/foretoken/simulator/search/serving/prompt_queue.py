@@ -60,7 +60,7 @@ def random_wait_us(
     """Return how much longer than alone prompts take that come at random to several replicas.
 
     `rate_rps` is that of each, [variant, setting]. One replica by itself: passes H of B prompts, of
-    which `rate E[H^2] / 2 E[B]` is the wait for the pass in progress, beside the others of one's
+    which `rate E[H^2] / 2 E[B]` is the wait for the pass in progress, besides the others of one's
     own; `E[H^2]` follows from what comes during one pass being the next, and `E[B]` at its least
     makes the wait an upper bound (Inoue, 2021, "Queueing analysis of GPU-based inference servers
     with dynamic batching", here with prompts of different lengths). Full passes are as M/G/1 of a

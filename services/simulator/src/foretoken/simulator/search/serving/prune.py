@@ -23,8 +23,8 @@ _PLANNED_BATCHES = (1, 64, 256, 1024)
 class KvRoom:
     """How many requests the KV cache of a replica holds, by batch; or why a replica cannot run.
 
-    `kv_bytes_per_token` is of the rank that holds most, `window_bytes_per_token` what it holds
-    beside of each token in a sliding window.
+    `kv_bytes_per_token` is of the rank that holds most, `window_bytes_per_token` what it also
+    holds of each token in a sliding window.
     """
 
     num_requests: Floats

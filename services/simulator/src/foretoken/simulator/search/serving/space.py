@@ -18,7 +18,7 @@ from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_la
 # Requests on a replica where none are named: about four per doubling, sizes engines capture.
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
 _LARGE_BATCHES = (256, 320, 384, 448, 512, 640, 768, 896, 1024)
-# Tokens of a step where none are named, beside the profile's own.
+# Tokens of a step where none are named, besides the profile's own.
 _STEP_LIMITS = (2048, 4096, 8192, 16384)
 # Before replicas that are as full as their limit allows, turns would leave some waiting.
 _ROUTER = "least_outstanding"

@@ -1,4 +1,4 @@
-"""The few points at which a search asks how long steps take, and the answers on them."""
+"""The few points at which a search queries how long steps take, and the answers on them."""
 
 from collections.abc import Mapping, Sequence
 

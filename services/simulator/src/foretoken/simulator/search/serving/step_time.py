@@ -20,7 +20,7 @@ class MixedSteps:
     """Steps that compute prompts, one entry of each array a step.
 
     `num_prefills` pieces of `piece_tokens` come after `piece_context` tokens each, all of them
-    alike; `num_decodes` sequences decode beside them. `num_group_tokens` counts the tokens of all
+    alike; `num_decodes` sequences decode with them. `num_group_tokens` counts the tokens of all
     engines in lock step.
     """
 

@@ -3,7 +3,7 @@
 Source: perf_analyzer's profile export: `experiments`, each with `requests`, of which `timestamp`
 and `response_timestamps` are readings of one clock in ns, and `response_outputs` the pieces. It
 holds no token counts: they come from `usage` in the answers, else output tokens are the pieces with
-text, and input tokens the mean in `profile_export_genai_perf.json` beside it where all are alike.
+text, and input tokens the mean in `profile_export_genai_perf.json` next to it where all are alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _SUMMARY = "profile_export_genai_perf.json"
 # Input lengths of a spread below this share of the mean count as alike.
 _ALIKE_RATIO = 0.02
 _NO_LENGTHS = (
-    "the answers have no `usage`, and {summary} beside it does not tell one input length for all."
+    "the answers have no `usage`, and {summary} next to it does not state one input length for all."
     " Measure with --extra-inputs 'stream_options:{{\"include_usage\":true}}'"
 )
 

@@ -2,8 +2,8 @@
 
 Times are seconds, or what the ending of a column's name says (`_ms`, `_us`, `_ns`). The first and
 last token are times of the clock (`first_token_s`) or count from the arrival (`ttft_ms`, `e2e_ms`).
-Beside it may lie `workload.jsonl` with the prompts' content: `prompt_block_ids_16` names each block
-of 16 tokens, by `request_id` or by line.
+Next to it may lie `workload.jsonl` with the prompts' content: `prompt_block_ids_16` names each
+block of 16 tokens, by `request_id` or by line.
 """
 
 import csv

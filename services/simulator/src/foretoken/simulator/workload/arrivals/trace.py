@@ -130,7 +130,7 @@ def _order_turns(arrival_s: Floats, session: Ints) -> Floats:
 def _share_streams(prompts: Ints, answers: Ints, previous: Ints) -> Ints:
     """Return names of content: a turn shares its session's if its prompt can hold the turns before.
 
-    One that is shorter began anew, or was told without its history.
+    One that is shorter began anew, or was recorded without its history.
     """
     stream = np.arange(len(prompts), dtype=np.int64)
     later = np.flatnonzero(previous != NONE)
