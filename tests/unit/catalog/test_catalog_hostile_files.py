@@ -265,13 +265,18 @@ def test_a_damaged_zip_is_refused(place: int) -> None:
         read_zip_members(_source(bytes(content[:50])), _PATH)
 
 
+def test_yaml_aliases_are_read() -> None:
+    found = parse_source_yaml(_source(b"a: &one {b: 1}\nc: [*one, *one]"), _PATH)
+    assert {"a": {"b": 1}, "c": [{"b": 1}, {"b": 1}]} == found
+
+
 def test_yaml_aliases_that_multiply_are_refused() -> None:
     """Nine levels of nine are 400 million values."""
     lines = [
         "a0: &a0 [x]",
         *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)),
     ]
-    with pytest.raises(InvalidRequestError, match=r"a\.file: line 2: a YAML alias"):
+    with pytest.raises(InvalidRequestError, match=r"a\.file: line 6: stands for more"):
         parse_source_yaml(_source("\n".join(lines).encode()), _PATH)
 
 
@@ -279,6 +284,7 @@ def test_yaml_aliases_that_multiply_are_refused() -> None:
     ("content", "message"),
     [
         (b"a: " + b"[" * 1000, "line 1: nested deeper"),
+        (b"a: &a [*a]", "line 1: stands for more"),
         (b"a: 1\n" * 200_000, "too much for a YAML file"),
         (b"a: !!python/object/apply:os.system [ls]", "not valid YAML"),
         (b"a: " + b"9" * 5000, "not valid YAML"),
@@ -287,7 +293,7 @@ def test_yaml_aliases_that_multiply_are_refused() -> None:
         (b"[1]", "expected a mapping"),
         (b"a: 1: 2", "not valid YAML"),
     ],
-    ids=["deep", "large", "object", "number", "date", "bytes", "list", "syntax"],
+    ids=["deep", "in itself", "large", "object", "number", "date", "bytes", "list", "syntax"],
 )
 def test_yaml_that_cannot_be_used_is_refused(content: bytes, message: str) -> None:
     with _little_memory(), pytest.raises(InvalidRequestError, match=rf"a\.file: .*{message}"):

@@ -73,6 +73,13 @@ def test_faster_than_the_device_can_is_flagged() -> None:
     assert "faster_than_physics: 400 us where a30 needs at least 833" in flag
 
 
+def test_a_peak_that_is_not_known_is_no_limit() -> None:
+    """2 * 4096^3 FLOPs take 139 us at an H200's BF16 peak; its file has none of INT4."""
+    fast = {"device": "h200_sxm", "m": 4096, "latency_us_median": 100.0}
+    judged = _judge(row(**fast, dtype="bf16"), row(**fast, dtype="int4"))
+    assert [["faster_than_physics"], []] == _flags(judged)
+
+
 def test_what_fits_the_cache_need_not_come_from_memory() -> None:
     """12 MB take 13 us from the A30's memory, and less from its 24 MB cache."""
     norm = {"operator": "residual_add", "dims": {"num_tokens": 500, "hidden": 4096}}

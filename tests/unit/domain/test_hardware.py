@@ -1,5 +1,6 @@
 """Devices and topologies: the data files, their sources, and how they are found."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.plugins import scan_yaml
 
 _DEVICES = sorted(all_devices())
+# Blackwell Ultra's tensor cores have next to no INT8.
+_SLOW_INT8 = ("b300", "gb300")
 _GPUS = [name for name in _DEVICES if name != "cpu"]
 _TOPOLOGIES = sorted(all_topologies())
 
@@ -89,7 +92,9 @@ def test_every_figure_is_positive_and_of_its_order(name: str) -> None:
 @pytest.mark.parametrize("name", _DEVICES)
 def test_a_narrower_format_is_never_slower(name: str) -> None:
     device = find_device(name)
-    order = [DType.FP32, DType.TF32, DType.BF16, DType.INT8]
+    order = [DType.FP32, DType.TF32, DType.BF16]
+    if name not in _SLOW_INT8:
+        order.append(DType.INT8)
     peaks = [device.peak_flops(dtype) for dtype in order]
     assert sorted(peaks) == peaks
 
@@ -232,3 +237,11 @@ def test_every_source_is_cited_and_says_something(folder: str) -> None:
     for _, content in scan_yaml("foretoken.domain.hardware", folder):
         assert set(content["sources"]) == cited(content)
         assert all(len(citation) > 20 for citation in content["sources"].values())
+
+
+def test_the_peak_of_a_format_that_a_file_leaves_out_is_not_known() -> None:
+    """A device without the format computes in a wider one, whose peak is its limit."""
+    peaks = {DType.BF16: 2.25e15}
+    assert not replace(find_device("b200"), peak_flops_per_s=peaks).knows_peak(DType.FP4)
+    assert find_device("b200").knows_peak(DType.FP4)
+    assert find_device("a30").knows_peak(DType.FP8)

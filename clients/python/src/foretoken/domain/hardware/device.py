@@ -49,6 +49,13 @@ class DeviceSpec:
                 return self.peak_flops_per_s[candidate]
         raise InvalidRequestError.of_field("dtype", f"{self.name} cannot compute in {dtype.name}")
 
+    def knows_peak(self, dtype: DType) -> bool:
+        """Return whether nothing computes in a format faster than `peak_flops` says.
+
+        Where the device has the format and its file no peak of it, a wider one's is no limit.
+        """
+        return dtype in self.peak_flops_per_s or bool(self.find_missing_format(dtype))
+
     def find_missing_format(self, dtype: DType) -> str:
         """Return why matrices cannot be multiplied in a format, empty where they can.
 

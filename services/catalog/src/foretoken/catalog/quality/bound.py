@@ -33,7 +33,8 @@ class Bounds:
 
     `compute_us` and `memory_us` are the work at the device's peak and the traffic at its bandwidth,
     `link_us` that of a collective (then the other two are 0). `cached_us` of the memory traffic may
-    have been spared by the cache. `floor_us` is the launch or link latency.
+    have been spared by the cache. `floor_us` is the launch or link latency. Of a device that has a
+    format but whose file lacks its peak, `compute_us` is what a wider format takes, and no limit.
     """
 
     compute_us: Floats
@@ -41,12 +42,17 @@ class Bounds:
     link_us: Floats
     cached_us: float
     floor_us: Floats
+    has_peak: bool = True
+
+    @property
+    def exact_us(self) -> Floats:
+        """What work and messages alone take, 0 where the peak is not known."""
+        return np.maximum(self.compute_us if self.has_peak else 0.0, self.link_us)
 
     @property
     def least_us(self) -> Floats:
         """The roofline, with everything that the last-level cache holds already there."""
-        uncached_us = self.memory_us - self.cached_us
-        return np.maximum(np.maximum(self.compute_us, uncached_us), self.link_us)
+        return np.maximum(self.exact_us, self.memory_us - self.cached_us)
 
     @property
     def work_us(self) -> Floats:
@@ -80,6 +86,7 @@ def bounds_of(spec: OperatorSpec, columns: Columns, subject: Subject) -> Bounds:
         link_us=np.zeros(1),
         cached_us=device.l2_cache_bytes * us_per_byte,
         floor_us=np.full(1, device.launch_latency_us),
+        has_peak=device.knows_peak(dtype),
     )
 
 

@@ -145,8 +145,8 @@ def _flag_impossible(
 ) -> None:
     """Flag rows faster than the peak FLOP/s, the memory or the links allow."""
     bounds = bounds_of(group.spec, group.columns, subject)
-    exact_us = np.maximum(bounds.compute_us, bounds.link_us) / _PEAK_RATIO_MAX
-    least_us = np.maximum(exact_us, (bounds.memory_us - bounds.cached_us) / _BANDWIDTH_RATIO_MAX)
+    moved_us = (bounds.memory_us - bounds.cached_us) / _BANDWIDTH_RATIO_MAX
+    least_us = np.maximum(bounds.exact_us / _PEAK_RATIO_MAX, moved_us)
     for place in np.flatnonzero(times_us < least_us).tolist():
         needed_us = bounds.least_us[place]
         flags.add(

@@ -25,9 +25,13 @@ from foretoken.domain.plugins import parse_yaml
 
 # PyYAML reads about 0.2 MB/s; side files of profiles are a few kB.
 _YAML_MAX_BYTES = 512 << 10
+# In C where PyYAML was built with it.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _JSON_MAX_BYTES = 64 << 20
 # Deeper than any side file, and well within the interpreter's own limit.
 _DEPTH_MAX = 64
+# As many as there are in a file of the largest size that has no alias.
+_NODES_MAX = 1 << 18
 _DECODE_STEP = 1 << 20
 # Real lines have some kB.
 _LINE_MAX_BYTES = 1 << 20
@@ -86,8 +90,8 @@ def parse_source_yaml(source: SourceFile, path: Path) -> Mapping[str, Any]:
     """Return the mapping in a YAML file.
 
     Raises:
-        InvalidRequestError: it is no YAML mapping, too large or too deep, or uses aliases, by
-            which a small file stands for an immense one.
+        InvalidRequestError: it is no YAML mapping, too large or too deep, or its aliases stand for
+            too much.
 
     """
     if len(source.content) > _YAML_MAX_BYTES:
@@ -101,15 +105,28 @@ def parse_source_yaml(source: SourceFile, path: Path) -> Mapping[str, Any]:
 
 
 def _check_yaml_events(text: str, path: Path) -> None:
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1 if event.start_mark else 0
-        if isinstance(event, yaml.AliasEvent):
-            refuse(path, f"line {line}: a YAML alias, which is not read; write the value again")
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEPTH_MAX:
+    """Refuse what is deep, or immense once each alias is what it stands for."""
+    # The nodes that are open: their anchors, and the nodes and levels they hold up to here.
+    stack: list[tuple[str | None, int, int]] = [(None, 0, 0)]
+    anchors: dict[str | None, tuple[int, int]] = {}
+    for event in yaml.parse(text, Loader=_Loader):
+        size, depth, line = 1, 0, event.start_mark.line + 1 if event.start_mark else 0
+        if isinstance(event, yaml.CollectionStartEvent):
+            stack.append((event.anchor, 1, 1))
+        elif isinstance(event, yaml.AliasEvent):
+            # One inside what it stands for has no end.
+            size, depth = anchors.get(event.anchor, (_NODES_MAX, 0))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size, depth = stack.pop()
+            anchors[anchor] = size, depth
+        elif isinstance(event, yaml.ScalarEvent):
+            anchors[event.anchor] = size, depth
+        anchor, outer_size, outer_depth = stack[-1]
+        stack[-1] = anchor, outer_size + size, max(outer_depth, depth + 1)
+        if len(stack) - 1 + depth > _DEPTH_MAX:
             refuse(path, f"line {line}: nested deeper than {_DEPTH_MAX}")
+        if stack[-1][1] > _NODES_MAX:
+            refuse(path, f"line {line}: stands for more than {_NODES_MAX} values")
 
 
 def parse_source_json(source: SourceFile, path: Path) -> Any:

@@ -17,6 +17,7 @@ from foretoken.domain.units import US_PER_S
 _SYSTEMS = {
     "a100_sxm_80": "a100_sxm",
     "b200": "b200_sxm",
+    "b300": "b300_sxm",
     "rtx_pro_6000": "rtx_pro_6000_server",
 }
 _PEAKS = {
@@ -27,7 +28,7 @@ _PEAKS = {
 }
 # CUDA compute capability. Source: NVIDIA CUDA C++ programming guide, table of compute capabilities.
 _SM_OF_ARCHITECTURE = {"volta": 70, "ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100}
-_SM_OF_DEVICE = {"a40": 86, "rtx_pro_6000": 120}
+_SM_OF_DEVICE = {"a40": 86, "b300": 103, "gb300": 103, "rtx_pro_6000": 120}
 # Alike in the system files of every NVIDIA device there. Source: systems/h200_sxm.yaml.
 _BANDWIDTH_RATIO = 0.8
 _CONSTANT_LATENCY_S = 3e-6
