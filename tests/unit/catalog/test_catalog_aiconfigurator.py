@@ -1,6 +1,10 @@
 """AIConfigurator's tables become canonical operators with everything that tells them apart."""
 
+import hashlib
+import os
 import re
+import shutil
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -292,7 +296,7 @@ def test_a_lent_table_is_recorded_once(tmp_path: Path) -> None:
         "provenance: collected\ntables:\n  gemm_perf:\n    status: partial\n"
     )
     plan = read_plan(tmp_path)
-    assert 1 == plan.num_rows
+    assert 1 == len(plan_rows(plan))
     assert [
         f"{vllm}/0.22.0/reuse.yaml: gemm_perf is that of version 0.24.0: no rows of its own",
         f"{vllm}/0.24.0/collection_meta.yaml: gemm_perf is partial",
@@ -308,6 +312,93 @@ def test_only_the_device_and_model_asked_for_are_read(tmp_path: Path) -> None:
     model = "deepseek-ai/DeepSeek-R1"
     operators = [row["operator"] for row in plan_rows(read_plan(tmp_path, model=model))]
     assert ["mla_prefill_module"] == operators
+
+
+def _zip_of(folder: Path, path: Path) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.rglob("*")):
+            archive.write(file, Path("systems") / file.relative_to(folder))
+    return path
+
+
+def test_a_wheel_is_read_as_it_is(tmp_path: Path) -> None:
+    """Its rows are those of its folder, and the run says which wheel it was."""
+    folder = tmp_path / "unpacked"
+    write_table(folder / "data/h200_sxm/gemm/vllm/0.24.0/gemm_perf.parquet", GEMM, GEMM)
+    write_table(folder / "data/h100_sxm/moe/vllm/0.24.0/moe_perf.parquet", MOE)
+    wheel = _zip_of(folder, tmp_path / "a-1-py3-none-any.whl")
+    plan = read_plan(wheel)
+    rows = plan_rows(plan)
+    assert [r["latency_us_median"] for r in plan_rows(read_plan(folder))] == [
+        r["latency_us_median"] for r in rows
+    ]
+    assert "systems/data/h200_sxm/gemm/vllm/0.24.0/gemm_perf.parquet" == rows[-1]["source_file"]
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert digest == plan.run.environment["archive_sha256"]
+
+
+def test_folders_say_what_columns_leave_out(tmp_path: Path) -> None:
+    """Engine, version (of a build, too) and device."""
+    version = "dev-1aa0e962b206"
+    path = tmp_path / f"data/b300_sxm/gemm/sglang/{version}/gemm_perf.parquet"
+    path.parent.mkdir(parents=True)
+    row = {**GEMM, "latency": 0.5, "kernel_source": "k", "sample_count": 3}
+    parquet.write_table(pa.Table.from_pylist([row]), path)
+    for place in (tmp_path, path):
+        (found,) = plan_rows(read_plan(place))
+        assert ("b300", "sglang", version) == (
+            found["device"],
+            found["framework"],
+            found["framework_version"],
+        )
+
+
+def test_a_file_that_is_there_twice_is_read_once(tmp_path: Path) -> None:
+    first = write_table(tmp_path / "comm/nccl/1/nccl_perf.parquet", NCCL)
+    other = tmp_path / "comm/trtllm/1/nccl_perf.parquet"
+    other.parent.mkdir(parents=True)
+    shutil.copy(first, other)
+    write_table(tmp_path / "gemm_perf.parquet", GEMM)
+    plan = read_plan(tmp_path)
+    assert 2 == len(plan_rows(plan))
+    assert (
+        "comm/trtllm/1/nccl_perf.parquet: the same file as comm/nccl/1/nccl_perf.parquet",
+    ) == plan.notes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": "h200"},
+        {"options": {"systems": "h200_sxm,l40s"}},
+        {"options": {"engines": "vllm/0.24.0"}},
+    ],
+)
+def test_what_is_not_wanted_is_not_read(tmp_path: Path, changes: Mapping[str, Any]) -> None:
+    """By its folders, so that it may be broken; collectives are of no engine."""
+    system = tmp_path / "data" / "h200_sxm"
+    write_table(system / "gemm/vllm/0.24.0/gemm_perf.parquet", GEMM)
+    write_table(system / "comm/nccl/2.27/nccl_perf.parquet", NCCL)
+    broken = tmp_path / "data/b200_sxm/gemm/vllm/0.19.0/gemm_perf.parquet"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"PAR1")
+    plan = read_plan(tmp_path, **changes)
+    assert {"gemm", "all_gather"} == {row["operator"] for row in plan_rows(plan)}
+    assert () == plan.notes
+
+
+@pytest.mark.slow
+def test_every_table_of_the_wheel_is_read_or_named() -> None:
+    """Of the systems with few rows; `FORETOKEN_AISIMULATE_WHEEL` says where the wheel is."""
+    wheel = os.environ.get("FORETOKEN_AISIMULATE_WHEEL", "")
+    if not wheel:
+        pytest.skip("FORETOKEN_AISIMULATE_WHEEL names no wheel")
+    plan = read_plan(Path(wheel), options={"systems": "b60,a100_sxm"})
+    num_read = sum(batch.rows.num_rows for batch in plan.batches)
+    num_raw = sum(table.num_rows for table in plan.raw_tables)
+    assert plan.num_rows == num_read + num_raw + plan.remarks.num_passed
+    assert num_read > 300_000
+    assert not [note for note in plan.notes if "not read: " in note]
 
 
 def test_the_shared_tables_are_read_whole(shared_data: Path) -> None:
@@ -332,6 +423,6 @@ def test_the_shared_tables_are_read_whole(shared_data: Path) -> None:
 
 def _num_tables_without_operator(notes: Iterable[str]) -> Counter[str]:
     """Return how many tables of a kind the notes leave out: `place and 7 more: kind: why`."""
-    left_out = re.compile(r"\S+(?: and (\d+) more)?: (\w+): no operator here is what it measured")
+    left_out = re.compile(r"\S+(?: and (\d+) more)?: (\w+): no operator here is what it measured.*")
     matches = (left_out.fullmatch(note) for note in notes)
     return Counter({match[2]: 1 + int(match[1] or 0) for match in matches if match})

@@ -92,6 +92,10 @@ class Archive(Mapping[str, bytes]):
         """What all files unpack to."""
         return sum(info.file_size for info in self._files.values())
 
+    def num_bytes_of(self, name: str) -> int:
+        """Return what a file unpacks to, at most."""
+        return self._files[name].file_size
+
     def __getitem__(self, name: str) -> bytes:
         """Return the content of a file."""
         info = self._files[name]

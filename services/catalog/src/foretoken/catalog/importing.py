@@ -6,8 +6,9 @@ plan's batches travel through `CatalogPort.record`, to a catalog in this process
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from foretoken.domain.errors import (
     UnknownModelError,
     UnknownPluginError,
 )
+from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.plugins import scan_modules
+from foretoken.domain.ports import CatalogPort
 
 # Options every importer takes: what the files themselves cannot say.
 _SHARED_OPTIONS = {
@@ -51,17 +54,55 @@ class ImportRequest:
         settle_model(self, "model")
 
 
+# The kind of the artifacts that `RawTable` are kept as.
+RAW_TABLE = "raw_table"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawTable:
+    """A table that no operator here is what it measured, kept as the file it is.
+
+    `facts` say what it holds: table, device, framework, version, rows.
+    """
+
+    name: str
+    num_rows: int
+    content_hash: str
+    facts: Mapping[str, str | int]
+    read: Callable[[], bytes]
+
+    def store(self, catalog: CatalogPort) -> None:
+        """Keep the file in a catalog; once more changes nothing."""
+        content = self.read()
+        artifact = Artifact(
+            kind=RAW_TABLE,
+            name=self.name,
+            content_hash=self.content_hash,
+            num_bytes=len(content),
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            metadata_json=json.dumps(self.facts, sort_keys=True),
+        )
+        catalog.store_artifact(artifact, [content])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportPlan:
     """Everything an import will record; nothing of it is stored yet.
 
-    `notes` say what was left out and why, for people.
+    `batches` may be read as they are asked for, once; of the `num_rows` of the files some are then
+    left out. `remarks` say which and why, for people, when the batches are read.
     """
 
     run: Run
-    batches: tuple[MeasurementBatch, ...]
+    batches: Iterable[MeasurementBatch]
     num_rows: int
-    notes: tuple[str, ...] = ()
+    remarks: "ImportNotes"
+    raw_tables: tuple[RawTable, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out up to now and why, a line each."""
+        return self.remarks.lines()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,22 +145,40 @@ class Importer:
 
 
 class ImportNotes:
-    """What an importer did not read, or read and flagged; the same remark once for all files."""
+    """What an importer did not read, or read and flagged; the same remark once for all files.
+
+    `num_passed` rows were looked at and are not recorded.
+    """
 
     def __init__(self) -> None:
-        self._places: dict[str, dict[str, None]] = {}
+        self._rows_by_place: dict[str, dict[str, int]] = {}
+        self.num_passed = 0
 
     def add(self, place: str, text: str) -> None:
         """Remark on a file or folder; the same remark on it again counts once."""
-        self._places.setdefault(text, {})[place] = None
+        self._rows_by_place.setdefault(text, {})[place] = 0
+
+    def leave_out(self, place: str, num_rows: int, reason: str) -> None:
+        """Remark on rows of a file that are not recorded."""
+        if num_rows:
+            rows = self._rows_by_place.setdefault(reason, {})
+            rows[place] = rows.get(place, 0) + num_rows
+            self.num_passed += num_rows
 
     def lines(self) -> tuple[str, ...]:
         """Return one line per remark."""
-        return tuple(f"{_say_places([*places])}: {text}" for text, places in self._places.items())
+        return tuple(
+            f"{_say_places([*rows])}: {_say_rows(sum(rows.values()))}{text}"
+            for text, rows in self._rows_by_place.items()
+        )
 
 
 def _say_places(places: Sequence[str]) -> str:
     return f"{places[0]} and {len(places) - 1} more" if len(places) > 1 else places[0]
+
+
+def _say_rows(num_rows: int) -> str:
+    return f"{num_rows:,} rows are not read: " if num_rows else ""
 
 
 def name_model(own_name: str) -> str:
@@ -151,7 +210,7 @@ def build_plan(
     tool: str,
     request: ImportRequest,
     sources: Sequence[SourceFile],
-    tables: Iterable[pa.Table],
+    tables: "Iterable[pa.Table] | TableStream",
     *,
     notes: ImportNotes,
     environment: Mapping[str, str] | None = None,
@@ -161,16 +220,14 @@ def build_plan(
     The run's id follows from the files and the request, so importing them again changes nothing.
 
     Raises:
-        InvalidRequestError: there is no row at all.
+        InvalidRequestError: there is no row at all; of a stream, as far as its files say.
 
     """
-    batches = [table for table in tables if table.num_rows]
-    num_rows = sum(table.num_rows for table in batches)
+    if not isinstance(tables, TableStream):
+        tables = [table for table in tables if table.num_rows]
+    num_rows = sum(t.num_rows for t in tables) if isinstance(tables, list) else tables.num_rows
     if not num_rows:
-        reasons = "; ".join((*notes.lines(), _say_nothing_found(tool, request)))
-        raise InvalidRequestError.of_field(
-            "path", f"nothing to import in {request.path}: {reasons}"
-        )
+        raise _nothing_found(tool, request, notes)
     content_hash = _hash_of(tool, request, sources)
     run = Run(
         run_id=f"{tool}-{content_hash[:16]}",
@@ -181,15 +238,44 @@ def build_plan(
         licence=request.options.get("licence", ""),
         environment=environment or {},
     )
+    batches = _number(tables, lambda: _nothing_found(tool, request, notes))
     return ImportPlan(
         run=run,
-        batches=tuple(
-            MeasurementBatch(batch_index=index, rows=table, is_last=index == len(batches) - 1)
-            for index, table in enumerate(batches)
-        ),
+        batches=batches if isinstance(tables, TableStream) else tuple(batches),
         num_rows=num_rows,
-        notes=notes.lines(),
+        remarks=notes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TableStream:
+    """Tables that are read as they are asked for, once; their files hold `num_rows` in all."""
+
+    tables: Iterator[pa.Table]
+    num_rows: int
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """Read them."""
+        return self.tables
+
+
+def _number(
+    tables: Iterable[pa.Table], explain: Callable[[], InvalidRequestError]
+) -> Iterator[MeasurementBatch]:
+    """Yield a batch for every table that has rows, each when it is known whether it is the last."""
+    last: MeasurementBatch | None = None
+    for index, table in enumerate(table for table in tables if table.num_rows):
+        if last is not None:
+            yield last
+        last = MeasurementBatch(batch_index=index, rows=table)
+    if last is None:
+        raise explain()
+    yield replace(last, is_last=True)
+
+
+def _nothing_found(tool: str, request: ImportRequest, notes: ImportNotes) -> InvalidRequestError:
+    reasons = "; ".join((*notes.lines(), _say_nothing_found(tool, request)))
+    return InvalidRequestError.of_field("path", f"nothing to import in {request.path}: {reasons}")
 
 
 def _say_nothing_found(tool: str, request: ImportRequest) -> str:

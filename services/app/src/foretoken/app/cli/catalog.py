@@ -1,6 +1,6 @@
 """`foretoken catalog`: bring measurements in and out, see what is there, and draw it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +24,7 @@ from foretoken.catalog.exporting import ExportRequest, all_exporters, find_expor
 from foretoken.catalog.importing import ImportPlan, ImportRequest, all_importers, find_importer
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.measurements.measurement import MeasuredSubject
+from foretoken.domain.measurements.measurement import MeasuredSubject, MeasurementBatch
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import CatalogPort
 from foretoken.simulator.report.profile_groups import FittedCurve, fit_curves, read_curves
@@ -63,8 +63,8 @@ def import_measurements(
 ) -> None:
     """Import another tool's measurements.
 
-    All files are read and checked before the first row is stored, and the rows become visible
-    together. Importing the same files again changes nothing.
+    The rows become visible together. Importing the same files again changes nothing, and goes on
+    with what was cut short.
 
     Example: `foretoken catalog import vidur profiling --device a30`
     """
@@ -80,9 +80,9 @@ def import_measurements(
         )
         note(f"reading {path}")
         plan = find_importer(source_format).read(request)
+        was_there = _record(services.catalog, plan)
         for line in plan.notes:
             note(f"note: {line}")
-        was_there = _record(services.catalog, plan)
         summary = next(
             found for found in services.catalog.list_runs() if found.run.run_id == plan.run.run_id
         )
@@ -259,12 +259,24 @@ def _print_options(state: CliState, name: str) -> None:
 
 def _record(catalog: CatalogPort, plan: ImportPlan) -> bool:
     """Record a plan with a progress bar, and return whether all of it was there before."""
-    num_rows, was_there = 0, True
+    num_stored, was_there = 0, True
+
+    def batches() -> Iterator[MeasurementBatch]:
+        yield from plan.batches
+        update.set(ratio(), "checking the rows against each other")
+
+    def ratio() -> float:
+        return min((num_stored + plan.remarks.num_passed) / plan.num_rows, 1.0)
+
     with show_progress(f"storing {plan.num_rows:,} rows") as update:
-        for receipt in catalog.record(plan.run, plan.batches):
-            num_rows += receipt.num_rows
+        for table in plan.raw_tables:
+            table.store(catalog)
+            num_stored += table.num_rows
+            update.set(ratio(), f"{num_stored:,} rows")
+        for receipt in catalog.record(plan.run, batches()):
+            num_stored += receipt.num_rows
             was_there &= receipt.was_duplicate
-            update.set(num_rows / plan.num_rows, f"{num_rows:,} rows")
+            update.set(ratio(), f"{num_stored:,} rows")
     return was_there
 
 

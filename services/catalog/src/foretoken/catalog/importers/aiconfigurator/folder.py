@@ -1,124 +1,152 @@
 """Which files to read under a path, and what the side files say of them.
 
 `data/<system>/<family>/<backend>/<version>/<table>.parquet`, in older releases
-`data/<system>/<backend>/<version>/<table>.txt` with comma-separated values. Everything a row needs
-stands in the file, so any folder above or below serves as well.
+`data/<system>/<backend>/<version>/<table>.txt` with comma-separated values, in a folder or in the
+wheel. A row says what it was measured with, or these folders do.
 """
 
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pyarrow as pa
+from pyarrow import parquet
+
+from foretoken.catalog.importers.aiconfigurator.formats import LIBRARIES
+from foretoken.catalog.importers.aiconfigurator.perf_table import Place
 from foretoken.catalog.importers.aiconfigurator.tables import READERS
-from foretoken.catalog.importing import ImportNotes, ImportRequest
+from foretoken.catalog.importing import ImportNotes, ImportRequest, RawTable
 from foretoken.catalog.sources.content import parse_source_yaml
-from foretoken.catalog.sources.file import read_source_file, refuse
+from foretoken.catalog.sources.file import SourceFile, refuse
+from foretoken.catalog.sources.tree import SourceTree
+from foretoken.domain.alias import canonical_device
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.name import text_to_name
 
 _SUFFIXES = (".parquet", ".csv", ".txt")
 _TABLE_END = "_perf"
 _META = "collection_meta.yaml"
 _REUSE = "reuse.yaml"
-# Side files of older releases.
-_OLD_REUSE = "SHARED_LAYER_REUSE.txt"
-_OLD_PARTIAL = "INCOMPLETE.txt"
+# Side files of older releases, and what they say.
+_OLD = {
+    "SHARED_LAYER_REUSE.txt": "tables of other versions serve here: no rows of their own",
+    "INCOMPLETE.txt": "the tables of this version are not complete",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class TableFiles:
-    """Files to read, in order, and what their side files say of how they were collected."""
+class TableFile:
+    """A table without its content; `is_raw` if no operator here is what it measured."""
 
-    paths: tuple[Path, ...]
-    environment: Mapping[str, str]
+    source: SourceFile
+    path: Path
+    num_rows: int
+    is_raw: bool
 
 
-def find_tables(request: ImportRequest, notes: ImportNotes) -> TableFiles:
-    """Return the tables under a path that an operator can hold; what else is there is noted.
+def find_tables(
+    tree: SourceTree, request: ImportRequest, notes: ImportNotes
+) -> tuple[Sequence[TableFile], Mapping[str, str]]:
+    """Return the tables of a path that are wanted, and what side files say of them.
 
-    Raises:
-        InvalidRequestError: a link leads out of the path, or a side file cannot be read.
-
+    What cannot be read is noted.
     """
-    if request.path.is_file():
-        return TableFiles((request.path,) if _is_read(request.path, "", notes) else (), {})
-    paths: list[Path] = []
     environment: dict[str, str] = {}
-    for folder, names in _walk(request.path, notes):
-        _note_side_files(folder, names, request, notes)
-        if _META in names:
-            environment |= _read_meta(folder / _META, request, notes)
-        paths += [
-            folder / name
-            for name in names
-            if _is_read(folder / name, _place(folder / name, request), notes)
-        ]
-    return TableFiles(tuple(paths), environment)
+    tables: dict[tuple[str, str], TableFile] = {}
+    for link in tree.links:
+        notes.add(link, "a link, read where it leads")
+    for name in tree.names:
+        path = tree.path(name)
+        if not is_wanted(Place.of(path), request):
+            continue
+        try:
+            if path.suffix not in _SUFFIXES or not path.stem.endswith(_TABLE_END):
+                environment |= _read_side_file(tree, name, notes)
+                continue
+            table = _look_at(tree, name)
+        except InvalidRequestError as err:
+            notes.add(name, f"not read: {err.message}")
+            continue
+        twin = tables.setdefault((path.stem, table.source.content_hash), table)
+        if twin is not table:
+            notes.add(name, f"the same file as {twin.source.name}")
+        elif table.is_raw:
+            notes.add(name, f"{path.stem}: no operator here is what it measured, kept as it is")
+    return tuple(tables.values()), environment
 
 
-def _walk(root: Path, notes: ImportNotes) -> Iterator[tuple[Path, list[str]]]:
-    """Yield every folder and its files in order; links are not followed."""
-    for folder, folders, names in os.walk(root):
-        folders.sort()
-        links = [name for name in (*folders, *names) if (Path(folder) / name).is_symlink()]
-        for name in links:
-            link = Path(folder) / name
-            if not link.resolve().is_relative_to(root.resolve()):
-                refuse(link, f"leads out of {root}; copy what it names there")
-            notes.add(link.relative_to(root).as_posix(), "a link, read where it leads")
-        yield Path(folder), sorted(set(names) - set(links))
+def keep_raw(tree: SourceTree, table: TableFile) -> RawTable:
+    """Return a table as it is to be kept."""
+    place, stem, source = Place.of(table.path), table.path.stem, table.source
+    facts: dict[str, str | int] = {
+        "tool": "aiconfigurator",
+        "table": stem,
+        "device": place.device,
+        "framework": place.framework,
+        "framework_version": place.version,
+        "source_file": source.name,
+        "num_rows": table.num_rows,
+    }
+    return RawTable(
+        num_rows=table.num_rows,
+        name=f"{text_to_name(f'{place.device}.{stem}')}.{source.content_hash[:16]}",
+        content_hash=source.content_hash,
+        facts=facts,
+        read=lambda: tree.read(source.name).content,
+    )
 
 
-def _is_read(path: Path, place: str, notes: ImportNotes) -> bool:
-    if path.suffix not in _SUFFIXES or not path.stem.endswith(_TABLE_END):
+def is_wanted(place: Place, request: ImportRequest) -> bool:
+    """Return whether a table may have rows that are asked for, as far as its folders say."""
+    engines = [word for word in request.options.get("engines", "").split(",") if word]
+    systems = [request.device, *request.options.get("systems", "").split(",")]
+    devices = {canonical_device(name) for name in systems if name}
+    if devices and place.device and place.device not in devices:
         return False
-    if path.stem not in READERS:
-        notes.add(place or path.name, f"{path.stem}: no operator here is what it measured")
-        return False
-    return True
+    if not engines or not place.framework or place.framework in LIBRARIES:
+        return True
+    return not {place.framework, f"{place.framework}/{place.version}"}.isdisjoint(engines)
 
 
-def _note_side_files(
-    folder: Path, names: list[str], request: ImportRequest, notes: ImportNotes
-) -> None:
-    """Say which tables another version lends and which are not complete.
+def _look_at(tree: SourceTree, name: str) -> TableFile:
+    source, path = tree.read(name), tree.path(name)
+    if path.suffix == ".parquet":
+        try:
+            num_rows = int(parquet.read_metadata(io.BytesIO(source.content)).num_rows)
+        except (pa.ArrowException, OSError) as err:
+            refuse(path, f"not a Parquet file: {err}")
+    else:
+        num_rows = max(source.content.count(b"\n") - 1, 0)
+    return TableFile(replace(source, content=b""), path, num_rows, path.stem not in READERS)
+
+
+def _read_side_file(tree: SourceTree, name: str, notes: ImportNotes) -> Mapping[str, str]:
+    """Note which tables another version lends and which are not complete; return provenance.
 
     A table that is lent is recorded once, under the version it was measured with.
     """
-    if _REUSE in names:
-        source = read_source_file(folder / _REUSE, request.path)
-        for entry in _mappings(parse_source_yaml(source, folder / _REUSE).get("reuse")):
+    kind = PurePosixPath(name).name
+    if kind in _OLD:
+        notes.add(name, _OLD[kind])
+    if kind not in (_REUSE, _META):
+        return {}
+    content = parse_source_yaml(tree.read(name), tree.path(name))
+    if kind == _REUSE:
+        for entry in _mappings(content.get("reuse")):
             table, version = entry.get("table"), entry.get("from_version")
-            notes.add(
-                _place(folder / _REUSE, request),
-                f"{table} is that of version {version}: no rows of its own",
-            )
-    if _OLD_REUSE in names:
-        notes.add(
-            _place(folder / _OLD_REUSE, request),
-            "tables of other versions serve here: no rows of their own",
-        )
-    if _OLD_PARTIAL in names:
-        notes.add(
-            _place(folder / _OLD_PARTIAL, request), "the tables of this version are not complete"
-        )
-
-
-def _read_meta(path: Path, request: ImportRequest, notes: ImportNotes) -> dict[str, str]:
-    meta = parse_source_yaml(read_source_file(path, request.path), path)
-    tables = meta.get("tables")
+            notes.add(name, f"{table} is that of version {version}: no rows of its own")
+        return {}
+    tables = content.get("tables")
     for table, found in (tables if isinstance(tables, Mapping) else {}).items():
         status = found.get("status") if isinstance(found, Mapping) else None
         if status not in (None, "complete"):
-            notes.add(_place(path, request), f"{table} is {status}")
-    provenance = meta.get("provenance")
-    return {_place(path, request): f"provenance {provenance}"} if provenance else {}
+            notes.add(name, f"{table} is {status}")
+    provenance = content.get("provenance")
+    return {name: f"provenance {provenance}"} if provenance else {}
 
 
-def _place(path: Path, request: ImportRequest) -> str:
-    return path.relative_to(request.path).as_posix()
-
-
-def _mappings(found: Any) -> list[Mapping[str, Any]]:
+def _mappings(found: Any) -> Sequence[Mapping[str, Any]]:
     entries = found if isinstance(found, list) else []
     return [entry for entry in entries if isinstance(entry, Mapping)]

@@ -7,8 +7,10 @@ from types import MappingProxyType
 
 from foretoken.domain.measurements.estimate import DType
 
-# The engines whose versions name folders; `nccl` measures collectives without an engine.
+# The engines whose versions name folders.
 ENGINES = ("trtllm", "vllm", "sglang")
+# Libraries that measure collectives without an engine.
+LIBRARIES = ("nccl", "oneccl")
 
 # Table (the file's name without suffix) by its folder under `data/<system>/`.
 FAMILIES = MappingProxyType(
@@ -22,6 +24,7 @@ FAMILIES = MappingProxyType(
         "mla_generation_module_perf": "mla",
         "moe_perf": "moe",
         "nccl_perf": "comm",
+        "oneccl_perf": "comm",
         "custom_allreduce_perf": "comm",
     }
 )

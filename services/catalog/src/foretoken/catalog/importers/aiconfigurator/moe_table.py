@@ -34,21 +34,16 @@ _UNGATED_LAYERS = ((2688, 6, 128), (2048, 22, 512), (4096, 22, 512), (8192, 22, 
 
 
 def read_moe(table: PerfTable) -> Iterator[Points]:
-    """Yield `moe_experts` of rows on one rank, `moe_local_experts` of those on several.
-
-    Raises:
-        InvalidRequestError: ranks do not divide width or experts; names the row.
-
-    """
+    """Yield `moe_experts` of rows on one rank, `moe_local_experts` of those on several."""
     mlp = _mlp_kinds(table)
     described = table.describe(("moe_dtype", "distribution"), _describe, {"mlp": mlp})
     tp, ep = table.integers("moe_tp_size"), table.integers("moe_ep_size")
     width = table.integers("inter_size")
-    is_split = (tp >= 1) & (width % np.maximum(tp, 1) == 0)
-    if not is_split.all():
-        row = int(np.argmin(is_split))
-        raise table.origin.fault(row, f"inter_size {width[row]} on {tp[row]} ranks")
-    pairs, active = _loads(table, described, ep)
+    tp_ranks = np.maximum(tp, 1)
+    described = table.without(
+        described, (tp < 1) | (width % tp_ranks != 0), "moe_tp_size does not divide inter_size"
+    )
+    described, pairs, active = _loads(table, described, ep)
     num_experts = table.integers("num_experts")
     dims = {
         "num_tokens": table.integers("num_tokens"),
@@ -56,7 +51,7 @@ def read_moe(table: PerfTable) -> Iterator[Points]:
         "num_experts": num_experts,
         "num_active_experts": active,
         "hidden": table.integers("hidden_size"),
-        "intermediate": width // tp,
+        "intermediate": width // tp_ranks,
     }
     yield make_points("moe_experts", table, described.where(ep == 1), dims)
     dims |= {"num_local_experts": num_experts // np.maximum(ep, 1), "num_local_pairs": pairs}
@@ -88,19 +83,29 @@ def _mlp_kinds(table: PerfTable) -> Coded:
     return codes.astype(np.int64), ["", "ungated", "unsaid"]
 
 
-def _loads(table: PerfTable, described: Described, ep: Integers) -> tuple[Integers, Integers]:
-    """Return the pairs and active experts of the rank timed, by row of the file, 1 if not read."""
+def _loads(
+    table: PerfTable, described: Described, ep: Integers
+) -> tuple[Described, Integers, Integers]:
+    """Return the rows that can be, and by row of the file what the rank timed has.
+
+    That is its pairs of a token and an expert, and its active experts; 1 where a row is not read.
+    """
     codes, names = table.coded("distribution")
     counts = [table.integers(name) for name in ("num_tokens", "topk", "num_experts")]
     keys = [*counts, ep, codes]
     order, starts = group_rows([column[described.rows] for column in keys])
     pairs, active = (np.ones(table.origin.num_rows, dtype=np.int64) for _ in range(2))
+    faults: dict[str, list[Integers]] = {}
     for start, stop in itertools.pairwise([*starts.tolist(), len(order)]):
         rows = described.rows[order[start:stop]]
         num_tokens, top_k, num_experts, num_ranks, code = (int(key[rows[0]]) for key in keys)
         routing = Routing(num_tokens, top_k, num_experts, num_ranks, names[code])
         if routing.fault:
-            raise table.origin.fault(int(rows[0]), routing.fault)
+            faults.setdefault(routing.fault, []).append(rows)
+            continue
         load = local_load(routing)
         pairs[rows], active[rows] = load.num_pairs, load.num_active
-    return pairs, active
+    for fault, places in faults.items():
+        is_bad = np.isin(np.arange(table.origin.num_rows), np.concatenate(places))
+        described = table.without(described, is_bad, fault)
+    return described, pairs, active

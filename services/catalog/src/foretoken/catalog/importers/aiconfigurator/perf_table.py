@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 import pyarrow as pa
 
 from foretoken.catalog.array import Floats, Integers, Mask
+from foretoken.catalog.importers.aiconfigurator.formats import ENGINES, LIBRARIES
 from foretoken.catalog.importing import ImportNotes, ImportRequest, name_model
-from foretoken.catalog.sources.file import read_source_file
+from foretoken.catalog.sources.file import SourceFile
 from foretoken.catalog.sources.table import SourceTable, parse_csv, parse_parquet
+from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import UnknownDeviceError
-from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.device import all_devices, find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.spec.variant import format_variant
@@ -21,8 +23,31 @@ from foretoken.domain.units import US_PER_MS
 # A column of texts: a code for every row, and the texts that the codes stand for.
 Coded = tuple[Integers, list[str]]
 
-_REQUIRED = ("framework", "version", "device", "op_name", "kernel_source", "latency")
+# The others, where a file lacks them, are what its folders say.
+_REQUIRED = ("kernel_source", "latency")
 _COMMON_TEXTS = ("framework", "version", "device", "op_name", "kernel_source")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """What the folders of a table say: `.../<system>/[<family>/]<backend>/<version>/<table>`.
+
+    Empty where they are not named so; the device by its own name.
+    """
+
+    device: str = ""
+    framework: str = ""
+    version: str = ""
+
+    @classmethod
+    def of(cls, path: PurePath) -> "Place":
+        """Return what the folders above a table say."""
+        *above, framework, version, _ = ("",) * 4 + path.parts
+        systems = (canonical_device(name) for name in reversed(above[-2:]))
+        device = next((name for name in systems if name in all_devices()), "")
+        if framework not in (*ENGINES, *LIBRARIES):
+            return cls(device=device)
+        return cls(device=device, framework=framework, version=version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +103,11 @@ class Described:
 class PerfTable:
     """A file in memory; what cannot be used is an error that names the file and row."""
 
-    def __init__(self, origin: SourceTable, request: ImportRequest, notes: ImportNotes) -> None:
+    def __init__(
+        self, origin: SourceTable, place: Place, request: ImportRequest, notes: ImportNotes
+    ) -> None:
         self.origin = origin
+        self._place = place
         self._request = request
         self._notes = notes
 
@@ -88,15 +116,10 @@ class PerfTable:
         """Times by row, NaN where the file has none.
 
         Raises:
-            InvalidRequestError: a time is negative or not a number.
+            InvalidRequestError: a time is not a number.
 
         """
-        latency_us = self.origin.numbers("latency") * US_PER_MS
-        is_negative = latency_us < 0
-        if is_negative.any():
-            row = int(np.argmax(is_negative))
-            raise self.origin.fault(row, f"latency: {latency_us[row] / US_PER_MS} ms is negative")
-        return latency_us
+        return self.origin.numbers("latency") * US_PER_MS
 
     @property
     def power_w(self) -> Floats | None:
@@ -111,8 +134,13 @@ class PerfTable:
 
     def leave_out(self, num_rows: int, reason: str) -> None:
         """Note that rows are not read."""
-        if num_rows:
-            self._notes.add(self.origin.source.name, f"{num_rows} rows are not read: {reason}")
+        self._notes.leave_out(self.origin.source.name, num_rows, reason)
+
+    def without(self, described: Described, is_bad: Mask, reason: str) -> Described:
+        """Return the rows for which a value per row of the file is false, and note the others."""
+        kept = described.where(~is_bad)
+        self.leave_out(len(described.rows) - len(kept.rows), reason)
+        return kept
 
     def describe(
         self,
@@ -125,10 +153,6 @@ class PerfTable:
         It gets the common texts and those of `columns` (empty where there is no such column) and of
         `derived`, with `device` and `topology` as we name them; a text it returns is why the rows
         are not read.
-
-        Raises:
-            UnknownDeviceError: a device has no file.
-
         """
         coded = {name: self.coded(name) for name in (*_COMMON_TEXTS, *columns)} | dict(
             derived or {}
@@ -147,6 +171,8 @@ class PerfTable:
                 circumstances.append(answer)
             elif answer:
                 self.leave_out(int((inverse == number).sum()), answer)
+            else:
+                self._notes.num_passed += int((inverse == number).sum())
         codes = places[inverse.reshape(-1)]
         rows = np.flatnonzero(codes >= 0)
         return Described(rows, codes[rows], tuple(circumstances))
@@ -160,10 +186,7 @@ class PerfTable:
         try:
             device = find_device(said["device"]).name
         except UnknownDeviceError as err:
-            hint = "add a file for it to domain/hardware/devices, or its name to one that is there"
-            raise UnknownDeviceError(
-                f"{self.origin.path}: {err.message}; {hint}", **err.details
-            ) from err
+            return f"{err.message}; add a file for it, or its name to one that is there"
         wanted = self._request
         if wanted.device and find_device(wanted.device).name != device:
             return ""
@@ -176,12 +199,11 @@ class PerfTable:
 
     def coded(self, name: str) -> Coded:
         """Return a column of texts as codes and the texts they stand for, empty without it."""
-        if not self.origin.has(name):
-            return np.zeros(self.origin.num_rows, dtype=np.int64), [""]
-        column = self.origin.table.column(name)
-        if name == "version" and not _is_text(column.type):
-            # A CSV file's 1.10 looks like a number; the folder is named by the version.
-            return np.zeros(self.origin.num_rows, dtype=np.int64), [self.origin.path.parent.name]
+        column = self.origin.table.column(name) if self.origin.has(name) else None
+        # In a CSV file a version of 1.10 looks like a number.
+        if column is None or (name == "version" and not _is_text(column.type)):
+            word = str(getattr(self._place, name, ""))
+            return np.zeros(self.origin.num_rows, dtype=np.int64), [word]
         if not pa.types.is_dictionary(column.type):
             column = column.cast(pa.string()).dictionary_encode()
         column = column.unify_dictionaries().combine_chunks()
@@ -203,17 +225,23 @@ def topology_of(said: Mapping[str, str]) -> str:
 
 
 def open_perf_table(
-    path: Path, request: ImportRequest, notes: ImportNotes, required: tuple[str, ...]
+    source: SourceFile,
+    path: Path,
+    required: tuple[str, ...],
+    request: ImportRequest,
+    notes: ImportNotes,
 ) -> PerfTable:
     """Read a file, Parquet or (in older releases) CSV whatever its suffix.
 
     Raises:
-        InvalidRequestError: it cannot be read, or lacks a column.
+        InvalidRequestError: it cannot be read, or lacks a column that its folders do not make up.
 
     """
-    source = read_source_file(path, request.path)
+    place = Place.of(path)
+    needed = [name for name in ("framework", "version", "device") if not getattr(place, name)]
     parse = parse_parquet if path.suffix == ".parquet" else parse_csv
-    return PerfTable(parse(source, path, (*_REQUIRED, *required)), request, notes)
+    origin = parse(source, path, (*needed, *_REQUIRED, *required))
+    return PerfTable(origin, place, request, notes)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -14,10 +14,11 @@ from foretoken.catalog.importers.aiconfigurator.perf_table import (
     Described,
     PerfTable,
 )
-from foretoken.catalog.sources.row import NO_TIME, check_dims, fill_schema
+from foretoken.catalog.sources.row import NO_TIME, fill_schema
 from foretoken.domain.operators.spec.operator import find_operator
 
-_BATCH_ROWS = 200_000
+# A row group of DuckDB's, which it then writes once.
+_BATCH_ROWS = 122_880
 _TEXTS = tuple(field for field in Circumstances.__dataclass_fields__)
 
 
@@ -41,26 +42,26 @@ class Points:
 def make_points(
     operator: str, table: PerfTable, described: Described, dims: Mapping[str, Any]
 ) -> Points:
-    """Return the described rows of a file; `dims` have a value per row of the file, or one for all.
+    """Return the described rows of a file that can be; the others are noted.
 
-    Raises:
-        InvalidRequestError: a dimension is smaller than the operator's least, or a time negative;
-            names the row.
-
+    `dims` have a value per row of the file, or one for all.
     """
-    rows = described.rows
-    columns = {}
+    latency_us = table.latency_us
+    described = table.without(described, latency_us < 0, "the latency is negative")
+    columns: dict[str, Integers] = {}
     for dim in find_operator(operator).dims:
-        of_file = np.broadcast_to(np.asarray(dims[dim.name], dtype=np.int64), table.origin.num_rows)
-        columns[dim.name] = of_file[rows]
-    check_dims(operator, table.origin, rows, columns)
-    power_w = table.power_w
+        columns[dim.name] = np.broadcast_to(
+            np.asarray(dims[dim.name], dtype=np.int64), table.origin.num_rows
+        )
+        reason = f"{operator}: {dim.name} is below {dim.minimum}"
+        described = table.without(described, columns[dim.name] < dim.minimum, reason)
+    rows, power_w = described.rows, table.power_w
     return Points(
         operator=operator,
         table=table,
         described=described,
-        dims=columns,
-        latency_us=table.latency_us[rows],
+        dims={name: column[rows] for name, column in columns.items()},
+        latency_us=latency_us[rows],
         power_w=None if power_w is None else power_w[rows],
     )
 

@@ -55,9 +55,9 @@ def _read_gemm(table: PerfTable) -> Iterator[Points]:
     yield make_points("gemm", table, table.describe(("gemm_dtype",), _describe_gemm), dims)
 
 
-def _describe_nccl(said: Mapping[str, str]) -> Circumstances | str:
-    # The version is NCCL's, whatever engine's container it was timed in.
-    return _describe_collective({**said, "framework": "nccl"}, said["nccl_dtype"])
+def _nccl_describer(library: str) -> Callable[[Mapping[str, str]], Circumstances | str]:
+    # The version is the library's, whatever engine's container it was timed in.
+    return lambda said: _describe_collective({**said, "framework": library}, said["nccl_dtype"])
 
 
 def _describe_all_reduce(said: Mapping[str, str]) -> Circumstances | str:
@@ -82,26 +82,19 @@ def _collective_reader(
         cells, cell_names = table.coded(dtype_column)
         sizes = [CELL_DTYPES[name].num_bytes if name in CELL_DTYPES else 1 for name in cell_names]
         element_bytes = np.array(sizes, dtype=np.int64)[cells]
-        dims = {
-            "message_bytes": table.integers("message_size") * element_bytes,
-            **_group_dims(table, described),
-        }
+        described, groups = _group_dims(table, described)
+        dims = {"message_bytes": table.integers("message_size") * element_bytes, **groups}
         codes, names = table.coded("op_name")
         for code, name in enumerate(names):
             if name in COLLECTIVES:
                 rows = described.where(codes == code)
                 yield make_points(COLLECTIVES[name], table, rows, dims)
 
-    return TableReader((dtype_column, "num_gpus", "message_size"), read)
+    return TableReader(("op_name", dtype_column, "num_gpus", "message_size"), read)
 
 
-def _group_dims(table: PerfTable, described: Described) -> dict[str, Integers]:
-    """Return where the ranks are: as many as a node holds on each node.
-
-    Raises:
-        InvalidRequestError: the ranks do not fill their nodes evenly; names the row.
-
-    """
+def _group_dims(table: PerfTable, described: Described) -> tuple[Described, Mapping[str, Integers]]:
+    """Return the rows whose ranks fill their nodes evenly, as many on each, and where they are."""
     num_ranks = table.integers("num_gpus")
     node_sizes = [
         find_topology(found.topology or "").devices_per_node for found in described.circumstances
@@ -109,13 +102,9 @@ def _group_dims(table: PerfTable, described: Described) -> dict[str, Integers]:
     per_node = np.ones(table.origin.num_rows, dtype=np.int64)
     per_node[described.rows] = np.array(node_sizes, dtype=np.int64)[described.codes]
     num_nodes = np.maximum(ceil_divide(num_ranks, per_node), 1)
-    is_uneven = num_ranks[described.rows] % num_nodes[described.rows] != 0
-    if is_uneven.any():
-        row = int(described.rows[np.argmax(is_uneven)])
-        raise table.origin.fault(
-            row, f"num_gpus: {num_ranks[row]} on nodes of {per_node[row]} do not fill them evenly"
-        )
-    return {"devices_per_node": num_ranks // num_nodes, "num_nodes": num_nodes}
+    reason = "num_gpus do not fill their nodes evenly"
+    described = table.without(described, num_ranks % num_nodes != 0, reason)
+    return described, {"devices_per_node": num_ranks // num_nodes, "num_nodes": num_nodes}
 
 
 _BATCH = ("batch_size", "isl")
@@ -150,7 +139,8 @@ READERS: Mapping[str, TableReader] = MappingProxyType(
             ),
             read_moe,
         ),
-        "nccl_perf": _collective_reader("nccl_dtype", _describe_nccl),
+        "nccl_perf": _collective_reader("nccl_dtype", _nccl_describer("nccl")),
+        "oneccl_perf": _collective_reader("nccl_dtype", _nccl_describer("oneccl")),
         "custom_allreduce_perf": _collective_reader("allreduce_dtype", _describe_all_reduce),
     }
 )
