@@ -263,7 +263,7 @@ def _record(catalog: CatalogPort, plan: ImportPlan) -> bool:
 
     def batches() -> Iterator[MeasurementBatch]:
         yield from plan.batches
-        update.set(ratio(), "checking the rows against each other")
+        note("checking the rows against each other")
 
     def ratio() -> float:
         return min((num_stored + plan.remarks.num_passed) / plan.num_rows, 1.0)
