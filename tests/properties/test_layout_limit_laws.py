@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.limit import list_broken
-from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import CONTEXT_PARALLELS, TrainingScenario
 from foretoken.simulator.steps.legality import layout_limits, order_limits, shard_limits
 from foretoken.simulator.steps.sharding import ScenarioDegrees
 from foretoken.simulator.steps.strategies import Strategies, join_strategies
@@ -27,7 +27,7 @@ def _scenarios(draw: st.DrawFn) -> list[TrainingScenario]:
         device="h100_sxm",
         topology="h100_dgx",
         sequence_length=draw(st.sampled_from((96, 4096))),
-        context_parallel=draw(st.sampled_from(("ring", "all_to_all"))),
+        context_parallel=draw(st.sampled_from(CONTEXT_PARALLELS)),
         pipeline_schedule=draw(st.sampled_from(_SCHEDULES)),
         expert_tp=draw(st.sampled_from((0, 2))),
     )

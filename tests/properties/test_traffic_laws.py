@@ -11,7 +11,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.layout import ParallelLayout
-from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import CONTEXT_PARALLELS, TrainingScenario
 from foretoken.domain.results.training_report import TrafficColumns
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.training.accounting import pass_nodes
@@ -45,7 +45,7 @@ def _scenarios(draw: st.DrawFn) -> TrainingScenario:
         zero_stage=draw(st.integers(0, 3)),
         shard_degree=draw(st.sampled_from((0, 2))),
         sequence_parallel=draw(st.booleans()),
-        context_parallel=draw(st.sampled_from(("ring", "all_to_all"))),
+        context_parallel=draw(st.sampled_from(CONTEXT_PARALLELS)),
         weight_parallel=draw(st.sampled_from(("", "", "msp", "fsp", "isp"))),
         recompute=draw(st.sampled_from(("none", "full"))),
     )

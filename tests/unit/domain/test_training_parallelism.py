@@ -178,6 +178,35 @@ def test_ranks_exchange_tokens_for_heads_with_four_all_to_alls() -> None:
     )
 
 
+def test_hierarchical_ranks_exchange_heads_on_a_node_and_send_keys_around_nodes() -> None:
+    """Of 8 ranks 4 are on a node next to 2 of tp: pairs of nodes send what 4 have gathered."""
+    nodes = _lower(_rank(tp=2, cp=8), _options(_ALL_HIDDEN, context_parallel="hierarchical"))
+    inner = {"devices_per_node": 4, "num_nodes": 1}
+    query, send = (
+        nodes[f"attention_prefill_{name}"] for name in ("query_all_to_all", "ring_send_1")
+    )
+    assert {"message_bytes": _LENGTH // 8 * 16 * 128 * 2, **inner} == query.dims
+    # A key head is left of four: of it a rank has the tokens of its node, keys and values.
+    outer = {"devices_per_node": 1, "num_nodes": 2}
+    send = nodes["attention_prefill_ring_send_1"]
+    assert {"message_bytes": _LENGTH // 2 * 128 * 2 * 2, **outer} == send.dims
+    assert "attention_prefill_ring_send_2" not in nodes
+    attention = nodes["attention_prefill"].dims
+    assert (4, 1, _LENGTH // 2) == tuple(
+        attention[name] for name in ("num_heads", "num_kv_heads", "q_tokens")
+    )
+
+
+@pytest.mark.parametrize(("tp", "cp", "same"), [(2, 4, "all_to_all"), (8, 4, "ring")])
+def test_hierarchical_is_one_exchange_where_a_node_holds_all_ranks_or_one(
+    tp: int, cp: int, same: str
+) -> None:
+    rank = _rank(tp=tp, cp=cp)
+    for lower in (_lower, _backward):
+        both = [lower(rank, _options(context_parallel=name)) for name in (same, "hierarchical")]
+        assert both[0] == both[1]
+
+
 def test_isp_gathers_weights_ahead_and_scatters_their_gradients() -> None:
     options = _options(weight_parallel="isp", weight_degree=8)
     rank = _rank(tp=4, dp=2)
@@ -247,7 +276,9 @@ def test_layouts_that_cannot_be_say_why() -> None:
     assert "cut into 6 pieces" in _reasons(_rank(cp=3), _options())
     ulysses = _options(context_parallel="all_to_all")
     assert "64 ranks cannot share the 32 heads" in _reasons(_rank(tp=8, cp=8), ulysses)
-    assert "must be one of ring, all_to_all" in _reasons(_rank(cp=2), _options(context_parallel=""))
+    assert "must be one of ring, all_to_all, hierarchical" in _reasons(
+        _rank(cp=2), _options(context_parallel="")
+    )
     unfused = dataclasses.replace(_NOTHING_HIDDEN, attention="unfused")
     assert "whole rows of scores" in _reasons(_rank(cp=2), _options(unfused))
     isp = _options(weight_parallel="isp", weight_degree=3)

@@ -14,7 +14,7 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.measurements.training_truth import TrainingCalibration
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.requests.layout import ParallelLayout
-from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import CONTEXT_PARALLELS, TrainingScenario
 from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.memory import measure_strategies
 from foretoken.simulator.search.training.space import resolve_space
@@ -88,7 +88,7 @@ def _found_ms(times: StepTimes, rows: np.ndarray) -> np.ndarray:
     st.sampled_from(_TRAINERS),
     st.fixed_dictionaries(
         {
-            "context_parallel": st.sampled_from(["ring", "all_to_all"]),
+            "context_parallel": st.sampled_from(CONTEXT_PARALLELS),
             "dtype": st.sampled_from([DType.BF16, DType.FP16]),
             "partitions_activations": st.booleans(),
             "shard_degree": st.sampled_from([0, 0, 2]),

@@ -17,7 +17,7 @@ from foretoken.domain.requests.slo import Slo, SloClass
 from foretoken.domain.requests.workload import WorkloadSpec
 
 # How the ranks of cp exchange; each is a pass of `parallelism/`.
-CONTEXT_PARALLELS = ("ring", "all_to_all")
+CONTEXT_PARALLELS = ("ring", "all_to_all", "hierarchical")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
