@@ -200,10 +200,10 @@ _ADDITIONS = {
     ),
     "server to start": Addition(
         files={"simulator/launch/engines/newcomer.py": ("vllm", 'name = "vllm"')},
-        program="print(resolve('simulator.launch.write:all_servers')())",
+        program="print(resolve('simulator.launch.server:all_servers')())",
     ),
     "framework to launch": Addition(
-        files={"simulator/launch/trainers/newcomer.py": ("torchtitan", 'name = "torchtitan"')},
+        files={"simulator/launch/trainers/newcomer.py": ("torchtitan", '_NAME = "torchtitan"')},
         program="print(foretoken('generate', 'training', '--help'))",
     ),
     "method to cut layers to stages": Addition(
@@ -227,7 +227,7 @@ _ADDITIONS = {
     ),
     "format of measured runs": Addition(
         files={"simulator/serving/measured_runs/newcomer.py": ("table", "")},
-        program="print(resolve('simulator.validation.run_file:all_formats')())",
+        program="print(resolve('simulator.validation.measured_run:all_formats')())",
     ),
     "training framework": Addition(
         files={"domain/frameworks/trainers/newcomer.yaml": ("megatron-core", "")},

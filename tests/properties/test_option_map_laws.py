@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.measurements.estimate import DType
-from foretoken.simulator.launch.served_options import ServedOptions
-from foretoken.simulator.launch.server import text_arguments
-from foretoken.simulator.launch.write import all_servers
+from foretoken.simulator.launch.options import text_arguments
+from foretoken.simulator.launch.server import ServedOptions, all_servers
 
 # What a server has no option for.
 _UNSAID = {"vllm": {"mixes_prefill"}, "sglang": {"num_loras"}}
@@ -56,7 +55,7 @@ def test_a_servers_command_is_read_as_what_it_was_written_for(
 ) -> None:
     server = all_servers()[name]
     words = {"vllm": ["vllm", "serve", served.model_id], "sglang": ["-m", "sglang.launch_server"]}
-    arguments = text_arguments(server.options.write(served.fields))
+    arguments = text_arguments(server.options.write(served))
     found = server.read(shlex.join([*words[name], *arguments]))
     assert found is not None
     fields, unread = found

@@ -26,8 +26,8 @@ from foretoken.domain.requests.cluster import (
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
-from foretoken.simulator.launch.generated_file import render_scenario
-from foretoken.simulator.launch.write import LaunchOptions, write_deployment
+from foretoken.simulator.launch.deployment import LaunchOptions, write_deployment
+from foretoken.simulator.launch.files import render_scenario, write_files
 
 _PLAIN = ServingScenario(
     model=find_model("llama-3.1-8b"),
@@ -245,3 +245,10 @@ def test_what_cannot_be_started_is_refused_with_what_to_do(tmp_path: Path) -> No
     with pytest.raises(UnknownPluginError, match="vllm"):
         write_deployment(_PLAIN, tmp_path, LaunchOptions(engine="vlm"))
     assert [] == list(tmp_path.iterdir())
+
+
+def test_a_name_that_climbs_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    files = {"run.sh": "echo", "../climbed.sh": "echo"}
+    with pytest.raises(InvalidRequestError, match=r"folder: .* leads out of its folder"):
+        write_files(tmp_path / "out", files)
+    assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]

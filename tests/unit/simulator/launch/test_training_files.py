@@ -19,9 +19,9 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.simulator.launch.documented_option import all_options, find_options, flatten
-from foretoken.simulator.launch.framework import all_frameworks
-from foretoken.simulator.launch.write_training import check_framework_has, write_training_launch
+from foretoken.simulator.launch.options import all_options, find_options, flatten
+from foretoken.simulator.launch.trainer import all_frameworks
+from foretoken.simulator.launch.training import check_framework_has, write_training_launch
 
 _DENSE = TrainingScenario(
     name="llama on 16",

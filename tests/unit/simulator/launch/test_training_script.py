@@ -11,8 +11,8 @@ from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.simulator.launch.shell_script import read_array
-from foretoken.simulator.launch.write_training import write_training_launch
+from foretoken.simulator.launch.trainer import read_array
+from foretoken.simulator.launch.training import write_training_launch
 
 _SCENARIO = TrainingScenario(
     model=find_model("mixtral-8x7b"),

@@ -19,7 +19,7 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingSearchRequest, ServingSpace
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.launch.write import LaunchOptions, write_deployment
+from foretoken.simulator.launch.deployment import LaunchOptions, write_deployment
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.serving.search import search_serving
 from foretoken.simulator.serving.engine_limit import check_engines

@@ -75,13 +75,15 @@ def find_topology(name: str) -> TopologySpec:
     return UnknownTopologyError.look_up(name, all_topologies())
 
 
-def topology_of_device(device: str) -> TopologySpec:
-    """Return the first topology (by name) made of that device.
+def topology_of_device(device: str, name: str = "") -> TopologySpec:
+    """Return the topology of that name; where it is empty, the first one made of that device.
 
     Raises:
-        UnknownTopologyError: no topology file uses the device.
+        UnknownTopologyError: there is none of that name, or no topology file uses the device.
 
     """
+    if name:
+        return find_topology(name)
     for topology in all_topologies().values():
         if topology.device == device:
             return topology

@@ -22,7 +22,7 @@ from foretoken.domain.requests.training_search import (
     TrainingSearchRequest,
 )
 from foretoken.domain.text_file import read_text
-from foretoken.simulator.launch.framework import all_frameworks, choose_framework
+from foretoken.simulator.launch.trainer import all_frameworks, choose_framework
 
 _PANEL = "Results"
 app = typer.Typer(
@@ -83,7 +83,7 @@ class GenerateOptions:
         if self.generate is None:
             return request
         # Most searches write none, and what writes them takes numeric libraries.
-        from foretoken.simulator.launch.write_training import (
+        from foretoken.simulator.launch.training import (
             check_fills_nodes,
             check_framework_has,
         )
@@ -118,7 +118,7 @@ def launch_scenario(scenario: TrainingScenario, folder: Path, framework: str = "
 
     """
     # Most searches write none, and what writes them takes numeric libraries.
-    from foretoken.simulator.launch.write_training import write_training_launch
+    from foretoken.simulator.launch.training import write_training_launch
 
     paths = write_training_launch(scenario, folder, framework)
     note(f"{scenario.name} written to {folder}: {', '.join(path.name for path in paths)}")
@@ -204,7 +204,7 @@ def scenario(
     - `foretoken generate scenario --from-file train.sh --from-file train.toml --device h100_sxm`
     """
     # What reads commands takes numeric libraries, for which help does not wait.
-    from foretoken.simulator.launch.generated_file import render_scenario
+    from foretoken.simulator.launch.files import render_scenario
     from foretoken.simulator.launch.read import read_launch
 
     try:

@@ -40,12 +40,8 @@ from foretoken.domain.requests.search import (
     ServingSearchRequest,
 )
 from foretoken.domain.results.report import RequestColumns, SeriesColumns
-from foretoken.simulator.launch.write import (
-    LaunchOptions,
-    find_server,
-    find_server_of,
-    write_deployment,
-)
+from foretoken.simulator.launch.deployment import LaunchOptions, write_deployment
+from foretoken.simulator.launch.server import find_server, find_server_of
 
 # Headings of options.
 _ASKED = "What is served"

@@ -1,14 +1,12 @@
-"""Scenarios of the commands and files that start something: what `write` and its like write."""
+"""Scenarios of the commands and files that start something, as this package writes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.simulator.launch.framework import all_frameworks
-from foretoken.simulator.launch.served_options import scenario_content
-from foretoken.simulator.launch.trainer import SCRIPT, strategy_content
-from foretoken.simulator.launch.write import all_servers
+from foretoken.simulator.launch.server import all_servers, scenario_content
+from foretoken.simulator.launch.trainer import SCRIPT, all_frameworks, strategy_content
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +26,7 @@ def read_launch(command: str, files: Mapping[str, str], *, needs_model: bool = T
     """Return what a command starts, or a script with the files that it reads, by their names.
 
     Raises:
-        InvalidRequestError: nothing is given, nothing that is known is started, or it asks for what
+        InvalidRequestError: nothing is given, nothing that is known is started, or it says what
             no scenario can say.
 
     """
@@ -70,7 +68,7 @@ def read_serving_command(command: str) -> ReadLaunch | None:
 
 
 def read_training(files: Mapping[str, str], *, needs_model: bool = True) -> ReadLaunch:
-    """Return what the files of a training framework ask for, by the rules of its own profile.
+    """Return what the files of a training framework say, by the rules of its own profile.
 
     `files` has a script or a command as `SCRIPT`, and what it reads by its name.
 
@@ -87,7 +85,7 @@ def read_training(files: Mapping[str, str], *, needs_model: bool = True) -> Read
         raise InvalidRequestError.of_field("command", f"starts none of {known}")
     try:
         content = strategy_content(framework.read(files))
-        models = framework.find_models(files) if needs_model else ()
+        models = framework.find_models(framework.read_options(files)) if needs_model else ()
     except (LookupError, TypeError, ValueError) as err:
         raise InvalidRequestError.of_field(
             "files", f"{framework.name}: a file or an option is missing, or unknown: {err}"

@@ -1,20 +1,34 @@
-"""How a server is started: the contract of `engines/`."""
+"""How a server is started: the contract of `engines/`, and what its options say."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Protocol
 
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.frameworks.engine import EngineProfile, find_engine
 from foretoken.domain.frameworks.engine_capability import EngineCapabilities
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.cluster import ReplicaPool
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.launch.option_map import Fields, OptionMap
+from foretoken.simulator.launch.options import Fields, OptionMap
 
 # Where servers and routers listen.
-SERVER_PORT = 8000
+SERVER_HOST, SERVER_PORT = "0.0.0.0", 8000  # noqa: S104 - a pod's own network
 # Weights of large models take many minutes to load; a router waits so long for its servers.
 STARTUP_S = 3600
 # The environment variable whose value is the address of the pod.
 POD_ADDRESS = "POD_ADDRESS"
+# The words of options for number formats.
+DTYPE_WORDS = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
+# Formats that servers make of a 16-bit checkpoint while they load it.
+QUANTIZED_AT_LOAD = {"fp8": "fp8"}
+
+# Rules of an engine's profile that options say.
+_RULES = ("has_prefix_caching", "has_priority_scheduling", "mixes_prefill")
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,38 +63,164 @@ class Launch:
     remarks: Sequence[str] = ()
 
 
-class ServingEngine(Protocol):
-    """What a module of `engines/` offers as its `ENGINE`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedOptions:
+    """What one replica is started with.
+
+    Without speculation `drafts` is empty, of adapters without any `max_loras` is 0. `role` is that
+    of the replica's pool. A format of weights is only named where the server makes it of a 16-bit
+    checkpoint while it loads that.
+    """
+
+    model_id: str
+    dtype: DType
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    max_tokens: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    memory_utilization_ratio: float = 0.0
+    quantization: str = ""
+    kv_dtype: DType | None = None
+    has_prefix_caching: bool = True
+    has_graphs: bool = True
+    has_priority_scheduling: bool = False
+    mixes_prefill: bool = False
+    role: str = "aggregated"
+    max_loras: int = 0
+    num_loras: int = 0
+    lora_rank: int = 0
+    drafts: str = ""
+    num_draft_tokens: int = 0
+    draft_model: str = ""
+
+    @classmethod
+    def of_pool(cls, pool: LaunchPool) -> "ServedOptions":
+        """Return what a replica of a pool is started with."""
+        scenario, layout = pool.scenario, pool.scenario.layout
+        engine, lora, drafts = scenario.engine.resolve(), scenario.lora, scenario.speculative
+        return cls(
+            model_id=pool.model_id,
+            dtype=scenario.dtype,
+            tp=layout.tp,
+            pp=layout.pp,
+            dp=layout.dp,
+            ep=layout.ep,
+            max_tokens=pool.max_tokens,
+            **{name: getattr(engine, name) for name in (*_LIMITS, *_RULES)},
+            quantization=scenario.quantization,
+            kv_dtype=scenario.kv_dtype,
+            has_graphs=engine.graph_mode != "none",
+            role=pool.pool.role,
+            max_loras=lora.max_loaded if lora else 0,
+            num_loras=max(lora.num_adapters, lora.max_loaded) if lora else 0,
+            lora_rank=lora.rank if lora else 0,
+            drafts=drafts.method if drafts else "",
+            num_draft_tokens=drafts.num_draft_tokens if drafts else 0,
+            draft_model=hub_name(drafts.draft_model) if drafts and drafts.draft_model else "",
+        )
 
     @property
-    def name(self) -> str:
-        """Name of the engine, as profiles have it and as `foretoken collect --server` takes it."""
+    def fields(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def hub_name(model: ModelArchitecture) -> str:
+    """Return a model's name on Hugging Face, its own where none is known."""
+    return next((alias for alias in model.aliases if "/" in alias), model.name)
+
+
+def scenario_content(fields: Fields, profile: str) -> dict[str, Any]:
+    """Return fields that were read as the content of a scenario file, by the rules of a profile."""
+    rules = {name: fields[name] for name in _RULES if name in fields}
+    if not fields.get("has_graphs", True):
+        rules["graph_mode"] = "none"
+    content: dict[str, Any] = {
+        "model": fields.get("model_id"),
+        "dtype": fields.get("dtype"),
+        "layout": {axis: fields[axis] for axis in ("tp", "pp", "dp", "ep") if axis in fields},
+        "quantization": fields.get("quantization"),
+        "kv_dtype": fields.get("kv_dtype"),
+        "engine": {
+            "profile": profile,
+            **{name: fields[name] for name in _LIMITS if fields.get(name)},
+            "rules": rules,
+        },
+    }
+    if fields.get("max_loras"):
+        num_loras = fields.get("num_loras") or fields["max_loras"]
+        content["lora"] = {"num_adapters": num_loras, "max_loaded": fields["max_loras"]}
+        if fields.get("lora_rank"):
+            content["lora"]["rank"] = fields["lora_rank"]
+    if fields.get("drafts"):
+        content["speculative"] = {
+            "method": fields["drafts"],
+            "num_draft_tokens": fields["num_draft_tokens"],
+            "draft_model": fields.get("draft_model") or None,
+        }
+    return {name: value for name, value in content.items() if value}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Router:
+    """The program before several replicas.
+
+    `command` is its words before options, `disaggregates` the option that it has before prefill and
+    decode pools, `prefill_words` what follows the address of a prefill replica. `policies` names
+    its own by the routers of a cluster.
+    """
+
+    command: Sequence[str]
+    disaggregates: str
+    policies: Mapping[str, str]
+    image: str
+    prefill_words: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+
+
+class ServingEngine(Protocol):
+    """What a module of `engines/` offers as its `ENGINE`.
+
+    `name` is that of profiles and of `foretoken collect --server`, `label` its own. `profile` is
+    the engine profile of the newest release that files are written for.
+    """
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    profile: ClassVar[str]
+    options: ClassVar[OptionMap]
+    router: ClassVar[Router]
 
     @property
     def can(self) -> EngineCapabilities:
         """What the newest release that files are written for can do."""
+        return find_engine(self.profile).can
 
-    @property
-    def profile(self) -> str:
-        """Engine profile of the newest release that files are written for."""
-
-    @property
-    def options(self) -> OptionMap:
-        """The options of the server."""
-
+    @abstractmethod
     def read(self, command: str) -> tuple[Fields, list[str]] | None:
         """Return the fields of `ServedOptions` that a command says, and options that say none.
 
         None where the command starts something else.
         """
 
+    @abstractmethod
     def serve(self, pool: LaunchPool) -> Launch:
-        """Return what starts one replica of a pool.
+        """Return what starts one replica of a pool."""
 
-        Raises:
-            InvalidRequestError: the engine cannot do what the scenario says.
-
-        """
+    def remarks(self, served: ServedOptions, drafts: str) -> list[str]:
+        """Return what a reader has to know; `drafts` are where those of `layers` come from."""
+        remarks = {
+            f"weights are {served.quantization}: name a checkpoint that is, {self.label} takes its"
+            " format from it": served.quantization not in ("", *QUANTIZED_AT_LOAD),
+            f"drafts come from the model's own {drafts}; for EAGLE name its checkpoint": (
+                served.drafts == "layers"
+            ),
+            "KV caches move by NIXL, which must be in the image": served.role != "aggregated",
+        }
+        return [remark for remark, is_said in remarks.items() if is_said]
 
     def route(self, urls_by_role: Mapping[str, Sequence[str]], router: str) -> Launch:
         """Return what starts the router before servers at these addresses, by role of their pool.
@@ -89,15 +229,57 @@ class ServingEngine(Protocol):
             InvalidRequestError: the engine's router has no such policy.
 
         """
+        program = self.router
+        policy = program.policies.get(router)
+        if policy is None:
+            raise InvalidRequestError.of_field(
+                "cluster.routing.router",
+                f"{self.label}'s router has nothing like {router}; it knows"
+                f" {', '.join(program.policies)}",
+            )
+        words = [*program.command, "--host", SERVER_HOST, "--port", str(SERVER_PORT)]
+        words += ["--policy", policy, "--worker-startup-timeout-secs", str(STARTUP_S)]
+        if "prefill" in urls_by_role:
+            words.append(f"--{program.disaggregates}")
+            for url in urls_by_role["prefill"]:
+                words += ["--prefill", url, *program.prefill_words]
+            for url in urls_by_role["decode"]:
+                words += ["--decode", url]
+        else:
+            words += ["--worker-urls", *urls_by_role["aggregated"]]
+        remarks = [*program.remarks]
+        if policy != router:
+            remarks.append(f"the router's policy {policy} stands for {router}")
+        return Launch(command=words, image=program.image, remarks=remarks)
 
 
-def text_arguments(options: Mapping[str, object]) -> list[str]:
-    """Return options as arguments: `True` is the bare option, `None` and `False` leave it out."""
-    arguments: list[str] = []
-    for name, value in options.items():
-        if value is None or value is False:
-            continue
-        arguments.append(f"--{name}")
-        if value is not True:
-            arguments.append(str(value))
-    return arguments
+def all_servers() -> Mapping[str, ServingEngine]:
+    """Return every server that files are written for, by its name."""
+    return scan_modules("foretoken.simulator.launch.engines", "ENGINE")
+
+
+def find_server(name: str) -> ServingEngine:
+    """Return how the server of this name is started.
+
+    Raises:
+        UnknownPluginError: no files are written for it.
+
+    """
+    server: ServingEngine = UnknownPluginError.look_up(name, all_servers())
+    return server
+
+
+def find_server_of(profile: EngineProfile) -> ServingEngine:
+    """Return the server of a profile's engine.
+
+    Raises:
+        InvalidRequestError: no files are written for it.
+
+    """
+    if profile.engine not in all_servers():
+        raise InvalidRequestError.of_field(
+            "engine",
+            f"files are written for {' and '.join(sorted(all_servers()))}, not for"
+            f" {profile.engine}: choose one",
+        )
+    return find_server(profile.engine)

@@ -1,27 +1,46 @@
-"""How a training framework is started: the contract of `trainers/`."""
+"""How a training framework is started: the contract of `trainers/`, and what its options say."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
+from foretoken.domain.frameworks.trainer import TrainerProfile, find_trainer
 from foretoken.domain.frameworks.trainer_capability import TrainerCapabilities
-from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
+from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.lowering.placement import expert_mesh
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.simulator.launch.files import render
+from foretoken.simulator.launch.options import (
+    OptionMap,
+    Options,
+    argument_words,
+    flatten,
+    group_words,
+    nest,
+    split_words,
+)
 from foretoken.simulator.rank import even_layers
 from foretoken.simulator.steps.sharding import ScenarioDegrees
 from foretoken.simulator.training.recompute import selected_modules
 from foretoken.simulator.training.schedule import find_schedule
 
-# What a simulation of a step does not say, told with every script.
+# What a simulation of a step does not say, in the README of every framework.
 LEARNING_REMARK = (
     "the learning rate and the number of steps are placeholders: a simulation says nothing of"
     " learning"
 )
-# The file that starts a node's part of the run.
-SCRIPT = "train.sh"
+# The file that starts a node's part of the run, and where its processes meet.
+SCRIPT, MASTER_PORT = "train.sh", 29500
+# Names of the arrays in the script.
+_ARGUMENTS, _LAUNCHER = "ARGUMENTS", "LAUNCHER"
+# What is read of a script in addition to its options.
+NUM_DEVICES = "num-devices"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +50,27 @@ class TrainingJob:
     scenario: TrainingScenario
     num_nodes: int
     devices_per_node: int
+
+
+def plan_job(scenario: TrainingScenario) -> TrainingJob:
+    """Return on how many whole nodes a scenario runs.
+
+    Raises:
+        InvalidRequestError: it fills no whole number of nodes.
+
+    """
+    topology = topology_of_device(scenario.device, scenario.topology)
+    num_devices = scenario.layout.num_devices
+    per_node = min(num_devices, topology.devices_per_node)
+    if num_devices % per_node:
+        raise InvalidRequestError.of_field(
+            "layout",
+            f"{num_devices} devices fill no whole number of nodes of {topology.name}, which have"
+            f" {topology.devices_per_node}: choose degrees whose product is a multiple of it",
+        )
+    return TrainingJob(
+        scenario=scenario, num_nodes=num_devices // per_node, devices_per_node=per_node
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +87,7 @@ class TrainingLaunch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchedStrategy:
-    """What files of a framework ask for, in the words of a scenario.
+    """What files of a framework say, in the words of a scenario.
 
     `shard_degree` is 1 without ZeRO, `expert_tp` without experts; `stage_layers` are those of every
     chunk in the order of the model.
@@ -78,133 +118,42 @@ class LaunchedStrategy:
     dtype: DType = DType.BF16
 
 
-class TrainingFramework(Protocol):
-    """What a module of `trainers/` offers as its `TRAINER`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchedRun(LaunchedStrategy):
+    """What options are written of: the strategy, and the scenario that has it."""
+
+    scenario: TrainingScenario
 
     @property
-    def name(self) -> str:
-        """Name of the framework, as `--framework` takes it."""
+    def model(self) -> ModelArchitecture:
+        """The model."""
+        return self.scenario.model
 
     @property
-    def profiles(self) -> Sequence[str]:
-        """Trainer profiles that describe it."""
+    def rules(self) -> TrainerProfile:
+        """What the trainer does."""
+        return self.scenario.trainer.resolve()
 
-    @property
-    def can(self) -> TrainerCapabilities:
-        """What the release that files are written for can do."""
-
-    def launch(self, job: TrainingJob) -> TrainingLaunch:
-        """Return what starts a run.
-
-        Raises:
-            InvalidRequestError: the framework cannot do what the scenario says.
-
-        """
-
-    def starts(self, files: Mapping[str, str]) -> bool:
-        """Tell whether files start this framework: `SCRIPT` is a script or a command."""
-
-    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
-        """Return what files ask for, read from their text alone."""
-
-    def find_models(self, files: Mapping[str, str]) -> Sequence[str]:
-        """Return the presets whose geometry the files have."""
-
-
-@dataclass(slots=True)
-class Refusals:
-    """Collects what a framework cannot do, so that all of it is told at once."""
-
-    framework: str
-    found: list[FieldViolation] = field(default_factory=list)
-
-    def add(self, name: str, reason: str) -> None:
-        """Note that a field of the scenario asks for something else than the framework has."""
-        self.found.append(FieldViolation(name, f"{self.framework}: {reason}"))
-
-    def add_if(self, is_refused: object, name: str, reason: str) -> None:
-        """Note it where the condition holds."""
-        if is_refused:
-            self.add(name, reason)
-
-    def finish(self) -> None:
-        """Raise what was noted.
-
-        Raises:
-            InvalidRequestError: anything was.
-
-        """
-        if self.found:
-            raise InvalidRequestError.of_violations(self.found)
-
-    def add_lacks(self, scenario: TrainingScenario, can: TrainerCapabilities) -> None:
-        """Note what of a scenario the framework's capabilities have not."""
-        # The names of frameworks are in the help of commands, which waits for no numeric library.
-        from foretoken.simulator.steps.strategies import Strategies, TrainerBound
-        from foretoken.simulator.steps.trainer_limit import list_lacks
-
-        bound = TrainerBound(name=self.framework, can=can)
-        self.found += list_lacks(Strategies.of_scenario(scenario), bound)
-
-
-def topology_of(scenario: TrainingScenario) -> TopologySpec:
-    """Return the nodes of a scenario: those it names, or the first that its device is known in."""
-    if scenario.topology:
-        return find_topology(scenario.topology)
-    return topology_of_device(scenario.device)
-
-
-def plan_job(scenario: TrainingScenario) -> TrainingJob:
-    """Return on how many whole nodes a scenario runs.
-
-    Raises:
-        InvalidRequestError: it fills no whole number of nodes.
-
-    """
-    topology = topology_of(scenario)
-    num_devices = scenario.layout.num_devices
-    per_node = min(num_devices, topology.devices_per_node)
-    if num_devices % per_node:
-        raise InvalidRequestError.of_field(
-            "layout",
-            f"{num_devices} devices fill no whole number of nodes of {topology.name}, which have"
-            f" {topology.devices_per_node}: choose degrees whose product is a multiple of it",
-        )
-    return TrainingJob(
-        scenario=scenario, num_nodes=num_devices // per_node, devices_per_node=per_node
-    )
-
-
-def chunk_layers(scenario: TrainingScenario) -> tuple[int, ...]:
-    """Return the layers of every chunk in the order of the model; the first take what is over."""
-    if scenario.stage_layers:
-        return scenario.stage_layers
-    num_chunks = scenario.layout.pp * num_virtual_stages(scenario)
-    return even_layers(scenario.model.num_layers, num_chunks)
-
-
-def num_virtual_stages(scenario: TrainingScenario) -> int:
-    """Return the chunks of layers of a rank."""
-    return find_schedule(scenario.pipeline_schedule).virtual_stages or scenario.virtual_stages
-
-
-def splits_sequence(scenario: TrainingScenario) -> bool:
-    """Tell whether tensor-parallel ranks split tokens between their products."""
-    return scenario.sequence_parallel and scenario.layout.tp > 1
+    @classmethod
+    def of(cls, scenario: TrainingScenario) -> "LaunchedRun":
+        """Return what options for a scenario are written of."""
+        return cls(scenario=scenario, **_list_fields(strategy_of(scenario)))
 
 
 def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
-    """Return what files for a scenario have to ask for."""
+    """Return what files for a scenario have to say."""
     layout = scenario.layout
-    virtual_stages = num_virtual_stages(scenario)
+    virtual_stages = find_schedule(scenario.pipeline_schedule).virtual_stages
+    virtual_stages = virtual_stages or scenario.virtual_stages
     schedule = scenario.pipeline_schedule
     if schedule == "interleaved" and virtual_stages == 1:
         schedule = "one_f_one_b"
-    modules = selected_modules(scenario)
+    layers = scenario.stage_layers or even_layers(
+        scenario.model.num_layers, layout.pp * virtual_stages
+    )
     # The first layers of a chunk, all of them, are those of `full` without a number.
     recompute_layers = scenario.recompute_layers
-    if recompute_layers >= max(chunk_layers(scenario)):
-        recompute_layers = 0
+    modules = selected_modules(scenario)
     return LaunchedStrategy(
         tp=layout.tp,
         pp=layout.pp,
@@ -214,45 +163,27 @@ def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
         expert_tp=expert_mesh(layout, scenario.expert_tp).tp if scenario.model.moe else 1,
         has_experts=scenario.model.moe is not None,
         virtual_stages=virtual_stages,
-        stage_layers=chunk_layers(scenario),
+        stage_layers=layers,
         pipeline_schedule=schedule,
         sequence_length=scenario.sequence_length,
         micro_batch_size=scenario.micro_batch_size,
         global_batch_size=scenario.global_batch_size,
         zero_stage=scenario.zero_stage,
         shard_degree=ScenarioDegrees.of(scenario).shards,
-        sequence_parallel=splits_sequence(scenario),
+        sequence_parallel=scenario.sequence_parallel and layout.tp > 1,
         context_parallel=scenario.context_parallel if layout.cp > 1 else "ring",
         weight_parallel=scenario.weight_parallel,
         recompute=scenario.recompute,
-        recompute_layers=recompute_layers,
+        recompute_layers=recompute_layers if recompute_layers < max(layers) else 0,
         recompute_modules=modules if scenario.recompute == "selective" else (),
         partitions_activations=scenario.partitions_activations,
         dtype=scenario.dtype,
     )
 
 
-def launched_fields(scenario: TrainingScenario) -> dict[str, Any]:
-    """Return what options are written of: the strategy, the trainer's `rules.`, and the layers."""
-    strategy, trainer = strategy_of(scenario), scenario.trainer.resolve()
-    return {
-        **{item.name: getattr(strategy, item.name) for item in fields(strategy)},
-        **{f"rules.{item.name}": getattr(trainer, item.name) for item in fields(trainer)},
-        "num_layers": scenario.model.num_layers,
-        "num_experts": scenario.model.moe.num_experts if scenario.model.moe else 0,
-        "top_k": scenario.model.moe.top_k if scenario.model.moe else 0,
-    }
-
-
-def strategy_of_fields(read: Mapping[str, Any]) -> LaunchedStrategy:
-    """Return the strategy that options which were read ask for."""
-    names = {item.name for item in fields(LaunchedStrategy)}
-    return LaunchedStrategy(**{name: value for name, value in read.items() if name in names})
-
-
 def strategy_content(strategy: LaunchedStrategy) -> dict[str, Any]:
     """Return a strategy as the content of a scenario file, without what is as by default."""
-    said = {item.name: getattr(strategy, item.name) for item in fields(strategy)}
+    said = _list_fields(strategy)
     layout = {axis: said.pop(axis) for axis in ("tp", "pp", "dp", "cp", "ep")}
     counts = said.pop("stage_layers")
     if counts != even_layers(sum(counts), len(counts)):
@@ -264,43 +195,221 @@ def strategy_content(strategy: LaunchedStrategy) -> dict[str, Any]:
     return {"layout": layout, **said}
 
 
-def refuse_common(scenario: TrainingScenario, refusals: Refusals) -> None:
-    """Note what no framework of `trainers/` has files for, whatever it can do."""
-    devices = {name or scenario.device for name in scenario.stage_devices}
-    refusals.add_if(
-        devices - {scenario.device},
-        "stage_devices",
-        f"has no pipeline over {', '.join(sorted(devices))}; one kind of device can be written,"
-        " with stage_layers where stages differ",
+def _list_fields(strategy: LaunchedStrategy) -> dict[str, Any]:
+    return {item.name: getattr(strategy, item.name) for item in fields(LaunchedStrategy)}
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Collects what a framework cannot do, so that all of it is reported at once."""
+
+    framework: str
+    found: list[FieldViolation] = field(default_factory=list)
+
+    def add_if(self, is_refused: object, name: str, reason: str) -> None:
+        """Note, where the condition holds, that a field says what the framework does not have."""
+        if is_refused:
+            self.found.append(FieldViolation(name, f"{self.framework}: {reason}"))
+
+    def add_common(self, scenario: TrainingScenario) -> None:
+        """Note what no framework of `trainers/` has files for, whatever it can do."""
+        devices = {name or scenario.device for name in scenario.stage_devices}
+        self.add_if(
+            devices - {scenario.device},
+            "stage_devices",
+            f"has no pipeline over {', '.join(sorted(devices))}; one kind of device can be written,"
+            " with stage_layers where stages differ",
+        )
+        self.add_if(
+            set(scenario.stage_topologies) - {scenario.topology, ""},
+            "stage_topologies",
+            "all stages run on nodes of one kind",
+        )
+        pp, num_micro_batches = scenario.layout.pp, scenario.num_micro_batches
+        self.add_if(
+            scenario.virtual_stages > 1 and num_micro_batches % pp,
+            "global_batch_size",
+            f"interleaved stages take micro batches in groups of pp ({pp}), not"
+            f" {num_micro_batches}",
+        )
+
+    def add_lacks(self, scenario: TrainingScenario, can: TrainerCapabilities) -> None:
+        """Note what of a scenario the framework's capabilities have not."""
+        # The names of frameworks are in the help of commands, which waits for no numeric library.
+        from foretoken.simulator.steps.strategies import Strategies, TrainerBound
+        from foretoken.simulator.steps.trainer_limit import list_lacks
+
+        bound = TrainerBound(name=self.framework, can=can)
+        self.found += list_lacks(Strategies.of_scenario(scenario), bound)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigFile:
+    """A file that the program reads: its options, and nested tables of them as text."""
+
+    name: str
+    options: OptionMap
+    render: Callable[[dict[str, Any]], str]
+    parse: Callable[[str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingFramework:
+    """What a module of `trainers/` has as its `TRAINER`.
+
+    `name` is as `--framework` takes it, `release` as the `project` names it, `profiles` are the
+    trainer profiles that describe it, the first its own. `options` are those of the script, whose
+    blocks `script` has, for `templates/train.sh.j2`. `starts` tells whether files, of which
+    `SCRIPT` is a script or a command, start it. `refuse` notes what of a scenario it has not,
+    `remarks` are what a reader has to know, each with whether it applies, `find_models` returns the
+    presets whose geometry is that of options.
+    """
+
+    name: str
+    project: str
+    release: str
+    profiles: Sequence[str]
+    image: str
+    script: str
+    options: OptionMap
+    config: ConfigFile | None = None
+    starts: Callable[[Mapping[str, str]], bool]
+    refuse: Callable[[TrainingScenario, Refusals], None]
+    remarks: Callable[[LaunchedRun], Mapping[str, object]]
+    find_models: Callable[[Options], Sequence[str]]
+
+    @property
+    def can(self) -> TrainerCapabilities:
+        """What the release that files are written for can do."""
+        return find_trainer(self.profiles[0]).can
+
+    def launch(self, job: TrainingJob) -> TrainingLaunch:
+        """Return what starts a run.
+
+        Raises:
+            InvalidRequestError: the framework cannot do what the scenario says.
+
+        """
+        refusals = Refusals(self.name)
+        refusals.add_common(job.scenario)
+        refusals.add_lacks(job.scenario, self.can)
+        self.refuse(job.scenario, refusals)
+        if refusals.found:
+            raise InvalidRequestError.of_violations(refusals.found)
+        run = LaunchedRun.of(job.scenario)
+        lines = [shlex.join(words) for words in argument_words(self.options.write(run))]
+        about = {"job": job, "run": run, "framework": self, "port": MASTER_PORT, "arguments": lines}
+        files = {SCRIPT: render(SCRIPT, about, self.script)}
+        if self.config:
+            files[self.config.name] = self.config.render(nest(self.config.options.write(run)))
+        remarks = [remark for remark, is_said in self.remarks(run).items() if is_said]
+        return TrainingLaunch(files=files, image=self.image, remarks=remarks)
+
+    def read_options(self, files: Mapping[str, str]) -> Options:
+        """Return the options in files, and the number of devices as `NUM_DEVICES`."""
+        options = read_script(files[SCRIPT])
+        if self.config:
+            options |= flatten(self.config.parse(files[self.config.name]))
+        return options
+
+    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
+        """Return what files say, read from their text alone."""
+        options = self.read_options(files)
+        read = self.options.read(options)[0]
+        if self.config:
+            read |= self.config.options.read(options)[0]
+        names = {item.name for item in fields(LaunchedStrategy)}
+        return LaunchedStrategy(**{name: said for name, said in read.items() if name in names})
+
+
+def all_frameworks() -> Mapping[str, TrainingFramework]:
+    """Return every framework by its name: one module each in `trainers/`."""
+    modules: Mapping[str, TrainingFramework] = scan_modules(
+        "foretoken.simulator.launch.trainers", "TRAINER"
     )
-    refusals.add_if(
-        set(scenario.stage_topologies) - {scenario.topology, ""},
-        "stage_topologies",
-        "all stages run on nodes of one kind",
-    )
-    pp, num_micro_batches = scenario.layout.pp, scenario.num_micro_batches
-    refusals.add_if(
-        scenario.virtual_stages > 1 and num_micro_batches % pp,
-        "global_batch_size",
-        f"interleaved stages take micro batches in groups of pp ({pp}), not {num_micro_batches}",
+    return {trainer.name: trainer for trainer in modules.values()}
+
+
+def find_framework(name: str) -> TrainingFramework:
+    """Return how the framework of this name is started.
+
+    Raises:
+        UnknownPluginError: no files are written for it.
+
+    """
+    return UnknownPluginError.look_up(name, all_frameworks(), "framework", "framework")
+
+
+def choose_framework(scenario: TrainingScenario, name: str = "") -> TrainingFramework:
+    """Return the framework of a name, or the one that the scenario's trainer describes.
+
+    Raises:
+        UnknownPluginError: no files are written for a framework of that name.
+        InvalidRequestError: none is named, and none for the trainer.
+
+    """
+    if name:
+        return find_framework(name)
+    profile = scenario.trainer.profile
+    for framework in all_frameworks().values():
+        if profile in framework.profiles:
+            return framework
+    raise InvalidRequestError.of_field(
+        "trainer.profile",
+        f"files are written for {', '.join(all_frameworks())}, not for {profile}: choose one with"
+        " --framework",
     )
 
 
 def list_differences(
     scenario: TrainingScenario, followed: Iterable[tuple[str, object]]
-) -> list[str]:
+) -> Mapping[str, object]:
     """Return remarks on rules the times rest on and the framework has no option for.
 
     `followed` are rules of the trainer with the only value that the framework knows.
     """
     trainer = scenario.trainer.resolve()
-    return [
+    return {
         f"the scenario was simulated with {rule} {_text(getattr(trainer, rule))}, which the"
-        f" framework cannot change: it is {_text(value)}"
+        f" framework cannot change: it is {_text(value)}": getattr(trainer, rule) != value
         for rule, value in followed
-        if getattr(trainer, rule) != value
-    ]
+    }
 
 
 def _text(value: object) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_script(script: str) -> dict[str, Any]:
+    """Return the program's options and how many processes are started, as `NUM_DEVICES`.
+
+    Read from a script that was written here, or from a command: `torchrun ... program.py ...`.
+
+    Raises:
+        InvalidRequestError: it is neither, or a quotation is not closed.
+
+    """
+    if f"\n{_ARGUMENTS}=(" in script:
+        launcher, options = read_array(script, _LAUNCHER), read_array(script, _ARGUMENTS)
+    else:
+        words = split_words(script)
+        starts = [place for place, word in enumerate(words) if word.endswith(".py")]
+        if not starts:
+            raise InvalidRequestError.of_field("command", "starts no program: `torchrun x.py ...`")
+        launcher = group_words(words[: starts[0]])[1]
+        options = group_words(words[starts[0] + 1 :])[1]
+    per_node = launcher.get("nproc-per-node", 1)
+    return {**options, NUM_DEVICES: int(launcher.get("nnodes", 1)) * int(per_node)}
+
+
+def read_array(script: str, name: str) -> dict[str, Any]:
+    """Return the options of an array in a script.
+
+    Raises:
+        InvalidRequestError: the script has no such array.
+
+    """
+    found = re.search(rf"^{name}=\(\n(.*?)^\)$", script, re.DOTALL | re.MULTILINE)
+    if found is None:
+        raise InvalidRequestError.of_field(name, "the script has no such array")
+    return group_words(split_words(found[1]))[1]

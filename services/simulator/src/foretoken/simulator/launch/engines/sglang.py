@@ -1,37 +1,38 @@
 """SGLang's server, and its router.
 
-Sources: SGLang, `docs/advanced_features/{server_arguments,pd_disaggregation,router,lora}.md`.
+Sources: SGLang, `docs/advanced_features/{server_arguments,pd_disaggregation,router,lora}.md`
+(options of 0.5).
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.measurements.estimate import DType
-from foretoken.simulator.launch.option_map import (
+from foretoken.simulator.launch.options import (
     Fields,
     Link,
     OptionMap,
     Options,
     constant,
     group_words,
+    invert,
     split_words,
     switch,
+    text_arguments,
     value,
     word,
 )
-from foretoken.simulator.launch.served_options import ServedOptions
 from foretoken.simulator.launch.server import (
+    DTYPE_WORDS,
+    QUANTIZED_AT_LOAD,
+    SERVER_HOST,
     SERVER_PORT,
-    STARTUP_S,
     Launch,
     LaunchPool,
-    text_arguments,
+    Router,
+    ServedOptions,
+    ServingEngine,
 )
 
-_DTYPES = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
-_QUANTIZED_AT_LOAD = {"fp8": "fp8"}
 _POLICIES = {
     "round_robin": "round_robin",
     "random": "random",
@@ -51,34 +52,28 @@ _MAX_LORAS = 8
 _IMAGE = "lmsysorg/sglang:v0.5.9"
 
 
-def _write_ranks(fields: Fields) -> Options:
-    # SGLang counts the ranks of attention and experts together.
-    return {"tp-size": fields["tp"] * fields["dp"] if fields["ep"] > 1 else fields["tp"]}
-
-
 def _read_ranks(options: Options) -> Fields:
     ranks, dp = int(options.get("tp-size", 1)), int(options.get("dp-size", 1))
     return {"tp": ranks // dp if int(options.get("ep-size", 1)) > 1 else ranks}
 
 
-def _write_role(fields: Fields) -> Options:
-    role = fields["role"]
-    if role == "aggregated":
+def _write_role(served: ServedOptions) -> Options:
+    if served.role == "aggregated":
         return {}
     return {
-        "disaggregation-mode": role,
+        "disaggregation-mode": served.role,
         "disaggregation-transfer-backend": "nixl",
-        "disaggregation-bootstrap-port": _BOOTSTRAP_PORT if role == "prefill" else None,
+        "disaggregation-bootstrap-port": _BOOTSTRAP_PORT if served.role == "prefill" else None,
     }
 
 
-def _write_adapters(fields: Fields) -> Options:
-    if not fields["max_loras"]:
+def _write_adapters(served: ServedOptions) -> Options:
+    if not served.max_loras:
         return {}
     return {
         "enable-lora": True,
-        "max-loras-per-batch": fields["max_loras"],
-        "max-lora-rank": fields["lora_rank"],
+        "max-loras-per-batch": served.max_loras,
+        "max-lora-rank": served.lora_rank,
         "lora-target-modules": "all",
     }
 
@@ -92,25 +87,25 @@ def _read_adapters(options: Options) -> Fields:
     }
 
 
-def _write_drafts(fields: Fields) -> Options:
-    drafts, count = fields["drafts"], fields["num_draft_tokens"]
+def _write_drafts(served: ServedOptions) -> Options:
+    drafts, count = served.drafts, served.num_draft_tokens
     if not drafts:
         return {}
-    is_model = drafts == "draft_model"
-    options: dict[str, object] = {"speculative-algorithm": _DRAFTS[drafts]}
-    if is_model:
-        options["speculative-draft-model-path"] = fields["draft_model"]
-    # The token that verification adds counts as well.
-    options["speculative-num-draft-tokens"] = count + 1
-    if drafts != "ngram":
-        options |= {"speculative-num-steps": count, "speculative-eagle-topk": 1}
-    return options
+    is_model, is_ngram = drafts == "draft_model", drafts == "ngram"
+    return {
+        "speculative-algorithm": _DRAFTS[drafts],
+        "speculative-draft-model-path": served.draft_model if is_model else None,
+        # The token that verification adds counts as well.
+        "speculative-num-draft-tokens": count + 1,
+        "speculative-num-steps": None if is_ngram else count,
+        "speculative-eagle-topk": None if is_ngram else 1,
+    }
 
 
 def _read_drafts(options: Options) -> Fields:
     if "speculative-algorithm" not in options:
         return {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
-    drafts = {name: drafts for drafts, name in _DRAFTS.items()}[options["speculative-algorithm"]]
+    drafts = invert(_DRAFTS)[options["speculative-algorithm"]]
     is_model = drafts == "draft_model"
     return {
         "drafts": drafts,
@@ -119,74 +114,76 @@ def _read_drafts(options: Options) -> Fields:
     }
 
 
-_OPTIONS = OptionMap(
-    name="sglang",
-    versions="0.5",
-    source="SGLang, docs/advanced_features/server_arguments.md",
-    links=(
-        value("model_id", "model-path", str, aliases=("model",)),
-        constant(host="0.0.0.0", port=SERVER_PORT),  # noqa: S104 - a pod's own network
-        word("dtype", "dtype", _DTYPES),
-        Link(
-            flags=("tp-size",),
-            write=_write_ranks,
-            read=_read_ranks,
-            aliases={"tp": "tp-size", "tensor-parallel-size": "tp-size"},
-        ),
-        value("pp", "pp-size", default=1, aliases=("pp", "pipeline-parallel-size")),
-        value("dp", "dp-size", default=1, aliases=("dp", "data-parallel-size")),
-        Link(
-            flags=("enable-dp-attention",),
-            write=lambda fields: {"enable-dp-attention": fields["dp"] > 1},
-            read=lambda _: {},
-        ),
-        value("ep", "ep-size", default=1, aliases=("ep", "expert-parallel-size")),
-        value("max_tokens", "context-length"),
-        value("max_num_seqs", "max-running-requests"),
-        value("max_num_batched_tokens", "chunked-prefill-size"),
-        switch("mixes_prefill", "enable-mixed-chunk"),
-        value("memory_utilization_ratio", "mem-fraction-static", float, default=0.0),
-        word("quantization", "quantization", _QUANTIZED_AT_LOAD, default=""),
-        word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8_e4m3"}),
-        switch("has_prefix_caching", off="disable-radix-cache"),
-        switch("has_graphs", off="disable-cuda-graph"),
-        switch("has_priority_scheduling", "enable-priority-scheduling"),
-        Link(
-            flags=(
-                "disaggregation-mode",
-                "disaggregation-transfer-backend",
-                "disaggregation-bootstrap-port",
-            ),
-            write=_write_role,
-            read=lambda options: {"role": options.get("disaggregation-mode", "aggregated")},
-        ),
-        Link(
-            flags=("enable-lora", "max-loras-per-batch", "max-lora-rank", "lora-target-modules"),
-            write=_write_adapters,
-            read=_read_adapters,
-        ),
-        Link(
-            flags=(
-                "speculative-algorithm",
-                "speculative-draft-model-path",
-                "speculative-num-draft-tokens",
-                "speculative-num-steps",
-                "speculative-eagle-topk",
-            ),
-            write=_write_drafts,
-            read=_read_drafts,
-        ),
-    ),
-)
-
-
-class SglangEngine:
+class SglangEngine(ServingEngine):
     """Starts `sglang.launch_server`, and `sglang_router.launch_router` before several."""
 
     name = "sglang"
+    label = "SGLang"
     profile = "sglang-0.5"
-    can = find_engine(profile).can
-    options = _OPTIONS
+    options = OptionMap(
+        links=(
+            value("model_id", "model-path", str, aliases=("model",)),
+            constant({"host": SERVER_HOST, "port": SERVER_PORT}),
+            word("dtype", "dtype", DTYPE_WORDS),
+            Link(
+                flags=("tp-size",),
+                # SGLang counts the ranks of attention and experts together.
+                write=lambda it: {"tp-size": it.tp * it.dp if it.ep > 1 else it.tp},
+                read=_read_ranks,
+                aliases={"tp": "tp-size", "tensor-parallel-size": "tp-size"},
+            ),
+            value("pp", "pp-size", default=1, aliases=("pp", "pipeline-parallel-size")),
+            value("dp", "dp-size", default=1, aliases=("dp", "data-parallel-size")),
+            Link(
+                flags=("enable-dp-attention",),
+                write=lambda served: {"enable-dp-attention": served.dp > 1},
+            ),
+            value("ep", "ep-size", default=1, aliases=("ep", "expert-parallel-size")),
+            value("max_tokens", "context-length"),
+            value("max_num_seqs", "max-running-requests"),
+            value("max_num_batched_tokens", "chunked-prefill-size"),
+            switch("mixes_prefill", "enable-mixed-chunk"),
+            value("memory_utilization_ratio", "mem-fraction-static", float, default=0.0),
+            word("quantization", "quantization", QUANTIZED_AT_LOAD, default=""),
+            word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8_e4m3"}),
+            switch("has_prefix_caching", off="disable-radix-cache"),
+            switch("has_graphs", off="disable-cuda-graph"),
+            switch("has_priority_scheduling", "enable-priority-scheduling"),
+            Link(
+                flags=(
+                    "disaggregation-mode",
+                    "disaggregation-transfer-backend",
+                    "disaggregation-bootstrap-port",
+                ),
+                write=_write_role,
+                read=lambda options: {"role": options.get("disaggregation-mode", "aggregated")},
+            ),
+            Link(
+                flags=(
+                    *("enable-lora", "max-loras-per-batch"),
+                    *("max-lora-rank", "lora-target-modules"),
+                ),
+                write=_write_adapters,
+                read=_read_adapters,
+            ),
+            Link(
+                flags=(
+                    *("speculative-algorithm", "speculative-draft-model-path"),
+                    *("speculative-num-draft-tokens", "speculative-num-steps"),
+                    "speculative-eagle-topk",
+                ),
+                write=_write_drafts,
+                read=_read_drafts,
+            ),
+        ),
+    )
+    router = Router(
+        command=("python3", "-m", "sglang_router.launch_router"),
+        disaggregates="pd-disaggregation",
+        policies=_POLICIES,
+        image=_IMAGE,
+        prefill_words=(str(_BOOTSTRAP_PORT),),
+    )
 
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool."""
@@ -194,21 +191,11 @@ class SglangEngine:
         if pool.scenario.engine.resolve().memory_rule != "static":
             # Another engine's share is of other things.
             served = replace(served, memory_utilization_ratio=0.0)
-        remarks: list[str] = []
-        if served.quantization and served.quantization not in _QUANTIZED_AT_LOAD:
-            remarks.append(
-                f"weights are {served.quantization}: name a checkpoint that is, SGLang takes its"
-                " format from it"
-            )
-        if served.drafts == "layers":
-            remarks.append("drafts come from the model's own layers; for EAGLE name its checkpoint")
-        if served.role != "aggregated":
-            remarks.append("KV caches move by NIXL, which must be in the image")
-        options = self.options.write(served.fields)
+        options = self.options.write(served)
         return Launch(
             command=["python3", "-m", "sglang.launch_server", *text_arguments(options)],
             image=_IMAGE,
-            remarks=remarks,
+            remarks=self.remarks(served, "layers"),
         )
 
     def read(self, command: str) -> tuple[Fields, list[str]] | None:
@@ -217,28 +204,6 @@ class SglangEngine:
         if options.pop("m", "") != "sglang.launch_server":
             return None
         return self.options.read(options)
-
-    def route(self, urls_by_role: Mapping[str, Sequence[str]], router: str) -> Launch:
-        """Return what starts the router before servers."""
-        policy = _POLICIES.get(router)
-        if policy is None:
-            raise InvalidRequestError.of_field(
-                "cluster.routing.router",
-                f"SGLang's router has nothing like {router}; it knows {', '.join(_POLICIES)}",
-            )
-        arguments = ["python3", "-m", "sglang_router.launch_router"]
-        arguments += ["--host", "0.0.0.0", "--port", str(SERVER_PORT), "--policy", policy]  # noqa: S104
-        arguments += ["--worker-startup-timeout-secs", str(STARTUP_S)]
-        if "prefill" in urls_by_role:
-            arguments.append("--pd-disaggregation")
-            for url in urls_by_role["prefill"]:
-                arguments += ["--prefill", url, str(_BOOTSTRAP_PORT)]
-            for url in urls_by_role["decode"]:
-                arguments += ["--decode", url]
-        else:
-            arguments += ["--worker-urls", *urls_by_role["aggregated"]]
-        remarks = [f"the router's policy {policy} stands for {router}"] if policy != router else []
-        return Launch(command=arguments, image=_IMAGE, remarks=remarks)
 
 
 ENGINE = SglangEngine()

@@ -1,40 +1,39 @@
 """vLLM's server, and its router.
 
-Sources: vLLM, `vllm/engine/arg_utils.py` and `docs/features/nixl_connector_usage.md`; the README of
-vllm-project/router.
+Sources: vLLM, `vllm/engine/arg_utils.py` (options of 0.8 to 0.20) and
+`docs/features/nixl_connector_usage.md`; the README of vllm-project/router.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
 
-from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.measurements.estimate import DType
-from foretoken.simulator.launch.option_map import (
+from foretoken.simulator.launch.options import (
     Fields,
     Link,
     OptionMap,
     Options,
     group_words,
+    invert,
     split_words,
     switch,
+    text_arguments,
     value,
     word,
 )
-from foretoken.simulator.launch.served_options import ServedOptions
 from foretoken.simulator.launch.server import (
+    DTYPE_WORDS,
     POD_ADDRESS,
+    QUANTIZED_AT_LOAD,
+    SERVER_HOST,
     SERVER_PORT,
-    STARTUP_S,
     Launch,
     LaunchPool,
-    text_arguments,
+    Router,
+    ServedOptions,
+    ServingEngine,
 )
 
-_DTYPES = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
-# Formats that vLLM makes of a 16-bit checkpoint while it loads it.
-_QUANTIZED_AT_LOAD = {"fp8": "fp8"}
 _POLICIES = {
     "round_robin": "round_robin",
     "random": "random",
@@ -46,7 +45,11 @@ _POLICIES = {
     "least_loaded": "power_of_two",
 }
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-_HANDSHAKE_PORT = 5600
+_TRANSFER = {
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": f"{{{POD_ADDRESS}}}",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
+    "UCX_NET_DEVICES": "all",
+}
 # vLLM's name of the methods that draft without a model of their own.
 _DRAFTS = {"ngram": "ngram", "layers": "mtp"}
 # Source: `max_lora_rank` of `vllm/config/lora.py`.
@@ -59,14 +62,14 @@ def _read_experts(options: Options) -> Fields:
     return {"ep": math.prod(degrees) if "enable-expert-parallel" in options else 1}
 
 
-def _write_adapters(fields: Fields) -> Options:
-    if not fields["max_loras"]:
+def _write_adapters(served: ServedOptions) -> Options:
+    if not served.max_loras:
         return {}
     return {
         "enable-lora": True,
-        "max-loras": fields["max_loras"],
-        "max-cpu-loras": fields["num_loras"],
-        "max-lora-rank": fields["lora_rank"],
+        "max-loras": served.max_loras,
+        "max-cpu-loras": served.num_loras,
+        "max-lora-rank": served.lora_rank,
     }
 
 
@@ -82,12 +85,12 @@ def _read_adapters(options: Options) -> Fields:
     }
 
 
-def _write_transfer(fields: Fields) -> Options:
-    if fields["role"] not in _KV_ROLES:
+def _write_transfer(served: ServedOptions) -> Options:
+    if served.role not in _KV_ROLES:
         return {}
     settings = {
         "kv_connector": "NixlConnector",
-        "kv_role": _KV_ROLES[fields["role"]],
+        "kv_role": _KV_ROLES[served.role],
         "kv_load_failure_policy": "fail",
     }
     return {"kv-transfer-config": json.dumps(settings)}
@@ -96,18 +99,17 @@ def _write_transfer(fields: Fields) -> Options:
 def _read_transfer(options: Options) -> Fields:
     if "kv-transfer-config" not in options:
         return {"role": "aggregated"}
-    said = json.loads(options["kv-transfer-config"])["kv_role"]
-    return {"role": {name: role for role, name in _KV_ROLES.items()}[said]}
+    return {"role": invert(_KV_ROLES)[json.loads(options["kv-transfer-config"])["kv_role"]]}
 
 
-def _write_drafts(fields: Fields) -> Options:
-    if not fields["drafts"]:
+def _write_drafts(served: ServedOptions) -> Options:
+    if not served.drafts:
         return {}
-    settings: dict[str, object] = {"num_speculative_tokens": fields["num_draft_tokens"]}
-    if fields["drafts"] == "draft_model":
-        settings["model"] = fields["draft_model"]
+    settings: dict[str, object] = {"num_speculative_tokens": served.num_draft_tokens}
+    if served.drafts == "draft_model":
+        settings["model"] = served.draft_model
     else:
-        settings["method"] = _DRAFTS[fields["drafts"]]
+        settings["method"] = _DRAFTS[served.drafts]
     return {"speculative-config": json.dumps(settings)}
 
 
@@ -117,7 +119,7 @@ def _read_drafts(options: Options) -> Fields:
     settings = json.loads(options["speculative-config"])
     # A head of its own, such as EAGLE's, is a checkpoint and no model that drafts alone.
     method = settings.get("method", "draft_model")
-    drafts = {"ngram": "ngram", "draft_model": "draft_model"}.get(method, "layers")
+    drafts = method if method in ("ngram", "draft_model") else "layers"
     return {
         "drafts": drafts,
         "num_draft_tokens": int(settings["num_speculative_tokens"]),
@@ -125,135 +127,80 @@ def _read_drafts(options: Options) -> Fields:
     }
 
 
-_OPTIONS = OptionMap(
-    name="vllm",
-    versions="0.8 to 0.20",
-    source="vLLM, vllm/engine/arg_utils.py",
-    links=(
-        Link(
-            flags=("model",),
-            # The command's own word, not an option of it.
-            write=lambda _: {},
-            read=lambda options: {"model_id": options["model"]} if "model" in options else {},
-        ),
-        word("dtype", "dtype", _DTYPES),
-        value("tp", "tensor-parallel-size", default=1, aliases=("tp",), always=True),
-        value("pp", "pipeline-parallel-size", default=1, aliases=("pp",)),
-        value("dp", "data-parallel-size", default=1, aliases=("dp",)),
-        Link(
-            flags=("enable-expert-parallel",),
-            write=lambda fields: {"enable-expert-parallel": fields["ep"] > 1},
-            read=_read_experts,
-            aliases={"ep": "enable-expert-parallel"},
-        ),
-        value("max_tokens", "max-model-len"),
-        value("max_num_seqs", "max-num-seqs"),
-        value("max_num_batched_tokens", "max-num-batched-tokens"),
-        value("memory_utilization_ratio", "gpu-memory-utilization", float),
-        word("quantization", "quantization", _QUANTIZED_AT_LOAD, default="", aliases=("q",)),
-        word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8"}),
-        switch("has_prefix_caching", "enable-prefix-caching", "no-enable-prefix-caching"),
-        switch("has_graphs", off="enforce-eager"),
-        word(
-            "has_priority_scheduling",
-            "scheduling-policy",
-            {True: "priority"},
-            default=False,
-        ),
-        Link(
-            flags=("enable-lora", "max-loras", "max-cpu-loras", "max-lora-rank"),
-            write=_write_adapters,
-            read=_read_adapters,
-        ),
-        Link(flags=("kv-transfer-config",), write=_write_transfer, read=_read_transfer),
-        Link(flags=("speculative-config",), write=_write_drafts, read=_read_drafts),
-    ),
-)
-
-
-class VllmEngine:
+class VllmEngine(ServingEngine):
     """Starts `vllm serve`, and `vllm-router` before several."""
 
     name = "vllm"
+    label = "vLLM"
     profile = "vllm-0.20"
-    can = find_engine(profile).can
-    options = _OPTIONS
+    options = OptionMap(
+        links=(
+            # The model is the command's own word, not an option of it; it is read as one.
+            Link(
+                flags=("model",),
+                read=lambda options: {"model_id": options["model"]} if "model" in options else {},
+            ),
+            word("dtype", "dtype", DTYPE_WORDS),
+            value("tp", "tensor-parallel-size", default=1, aliases=("tp",), always=True),
+            value("pp", "pipeline-parallel-size", default=1, aliases=("pp",)),
+            value("dp", "data-parallel-size", default=1, aliases=("dp",)),
+            Link(
+                flags=("enable-expert-parallel",),
+                write=lambda served: {"enable-expert-parallel": served.ep > 1},
+                read=_read_experts,
+                aliases={"ep": "enable-expert-parallel"},
+            ),
+            value("max_tokens", "max-model-len"),
+            value("max_num_seqs", "max-num-seqs"),
+            value("max_num_batched_tokens", "max-num-batched-tokens"),
+            value("memory_utilization_ratio", "gpu-memory-utilization", float),
+            word("quantization", "quantization", QUANTIZED_AT_LOAD, default="", aliases=("q",)),
+            word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8"}),
+            switch("has_prefix_caching", "enable-prefix-caching", "no-enable-prefix-caching"),
+            switch("has_graphs", off="enforce-eager"),
+            word("has_priority_scheduling", "scheduling-policy", {True: "priority"}, default=False),
+            Link(
+                flags=("enable-lora", "max-loras", "max-cpu-loras", "max-lora-rank"),
+                write=_write_adapters,
+                read=_read_adapters,
+            ),
+            Link(flags=("kv-transfer-config",), write=_write_transfer, read=_read_transfer),
+            Link(flags=("speculative-config",), write=_write_drafts, read=_read_drafts),
+        ),
+    )
+    router = Router(
+        command=(
+            *("sh", "-c"),
+            'pip install --quiet --user vllm-router && exec "$HOME/.local/bin/$0" "$@"',
+            "vllm-router",
+        ),
+        disaggregates="vllm-pd-disaggregation",
+        policies=_POLICIES,
+        image="python:3.12-slim",
+        remarks=("the router's image has Python; it installs the package vllm-router at start",),
+    )
 
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool."""
-        engine = pool.scenario.engine.resolve()
         served = ServedOptions.of_pool(pool)
-        remarks: list[str] = []
-        if served.quantization and served.quantization not in _QUANTIZED_AT_LOAD:
-            remarks.append(
-                f"weights are {served.quantization}: name a checkpoint that is, vLLM takes its"
-                " format from it"
-            )
-        if served.drafts == "layers":
-            remarks.append(
-                "drafts come from the model's own MTP layers; for EAGLE name its checkpoint"
-            )
-        variables = {}
-        if served.role in _KV_ROLES:
-            variables = {
-                "VLLM_NIXL_SIDE_CHANNEL_HOST": f"{{{POD_ADDRESS}}}",
-                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_HANDSHAKE_PORT),
-                "UCX_NET_DEVICES": "all",
-            }
-            remarks.append("KV caches move by NIXL, which must be in the image")
-        options = {"host": "0.0.0.0", "port": SERVER_PORT, **self.options.write(served.fields)}  # noqa: S104 - a pod's own network
+        options = {"host": SERVER_HOST, "port": SERVER_PORT, **self.options.write(served)}
+        release = pool.scenario.engine.resolve().versions.rpartition("-")[2] or "0.18"
         return Launch(
             command=["vllm", "serve", pool.model_id, *text_arguments(options)],
-            image=f"vllm/vllm-openai:v{engine.versions.rpartition('-')[2] or '0.18'}.0",
-            variables=variables,
-            remarks=remarks,
+            image=f"vllm/vllm-openai:v{release}.0",
+            variables=_TRANSFER if served.role in _KV_ROLES else {},
+            remarks=self.remarks(served, "MTP layers"),
         )
 
     def read(self, command: str) -> tuple[Fields, list[str]] | None:
         """Return what a command starts; `vllm serve MODEL`, or its module with `--model`."""
         words, options = group_words(split_words(command))
         if "serve" in words and words[words.index("serve") - 1].endswith("vllm"):
-            models = words[words.index("serve") + 1 :]
-        elif str(options.get("m", "")).startswith("vllm.entrypoints"):
-            models = []
-        else:
+            options |= zip(["model"], words[words.index("serve") + 1 :], strict=False)
+        elif not str(options.get("m", "")).startswith("vllm.entrypoints"):
             return None
         options.pop("m", None)
-        if models:
-            options["model"] = models[0]
         return self.options.read(options)
-
-    def route(self, urls_by_role: Mapping[str, Sequence[str]], router: str) -> Launch:
-        """Return what starts the router before servers."""
-        policy = _POLICIES.get(router)
-        if policy is None:
-            raise InvalidRequestError.of_field(
-                "cluster.routing.router",
-                f"vLLM's router has nothing like {router}; it knows {', '.join(_POLICIES)}",
-            )
-        arguments = ["vllm-router", "--host", "0.0.0.0", "--port", str(SERVER_PORT)]  # noqa: S104
-        arguments += ["--policy", policy]
-        arguments += ["--worker-startup-timeout-secs", str(STARTUP_S)]
-        if "prefill" in urls_by_role:
-            arguments.append("--vllm-pd-disaggregation")
-            for role in ("prefill", "decode"):
-                for url in urls_by_role[role]:
-                    arguments += [f"--{role}", url]
-        else:
-            arguments += ["--worker-urls", *urls_by_role["aggregated"]]
-        remarks = ["the router's image has Python; it installs the package vllm-router at start"]
-        if policy != router:
-            remarks.append(f"the router's policy {policy} stands for {router}")
-        return Launch(
-            command=[
-                "sh",
-                "-c",
-                'pip install --quiet --user vllm-router && exec "$HOME/.local/bin/$0" "$@"',
-                *arguments,
-            ],
-            image="python:3.12-slim",
-            remarks=remarks,
-        )
 
 
 ENGINE = VllmEngine()

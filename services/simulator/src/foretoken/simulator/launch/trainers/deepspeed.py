@@ -7,15 +7,11 @@ ZeRO 0 and 1); deepspeedai/Megatron-DeepSpeed, `megatron/arguments.py` and
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from foretoken.domain.frameworks.trainer import TrainerProfile, find_trainer
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.simulator.launch.documented_option import find_options, flatten, nest
-from foretoken.simulator.launch.megatron_model import find_presets, refuse_model
-from foretoken.simulator.launch.option_map import (
+from foretoken.simulator.launch.options import (
     Fields,
     Link,
     OptionMap,
@@ -25,73 +21,34 @@ from foretoken.simulator.launch.option_map import (
     value,
     word,
 )
-from foretoken.simulator.launch.shell_script import (
-    NUM_DEVICES,
-    Program,
-    read_script,
-    render_script,
-)
 from foretoken.simulator.launch.trainer import (
     LEARNING_REMARK,
+    NUM_DEVICES,
     SCRIPT,
-    LaunchedStrategy,
+    ConfigFile,
+    LaunchedRun,
     Refusals,
-    TrainingJob,
-    TrainingLaunch,
-    launched_fields,
-    refuse_common,
-    strategy_of_fields,
+    TrainingFramework,
+)
+from foretoken.simulator.launch.trainers.megatron_core import (
+    IMAGE,
+    TRAINING_OPTIONS,
+    find_presets,
+    refuse_model,
 )
 from foretoken.simulator.rank import even_layers
 
-_RELEASE = "0.17.6"
-_COMMIT = "207b2d5aad1eea98464c37e0b991be6f8937226f"
-_IMAGE = "nvcr.io/nvidia/pytorch:25.09-py3"
 _CONFIG = "deepspeed.json"
 _GRADIENTS_STAGE = 2
+_PARTITIONS = "activation_checkpointing.partition_activations"
 
 
-# What a run needs and no simulation says: for the reader to choose.
-_RUN: Mapping[str, object] = {
-    "optimizer": "adam",
-    "lr": 1.0e-4,
-    "min-lr": 1.0e-5,
-    "lr-decay-style": "cosine",
-    "weight-decay": 0.1,
-    "train-iters": 100,
-    "eval-iters": 0,
-    "log-interval": 1,
-}
-_PREPARE = (
-    'MEGATRON_PATH="${MEGATRON_PATH:-/tmp/megatron-deepspeed}"',
-    'if [[ ! -f "${MEGATRON_PATH}/pretrain_gpt.py" ]]; then',
-    '    git clone --quiet https://github.com/deepspeedai/Megatron-DeepSpeed "${MEGATRON_PATH}"',
-    f'    git -C "${{MEGATRON_PATH}}" checkout --quiet {_COMMIT}',
-    "fi",
-    f'python -c "import deepspeed" 2> /dev/null || pip install deepspeed=={_RELEASE}',
-    "export CUDA_DEVICE_MAX_CONNECTIONS=1",
-)
-_DATA = (
-    'DATA=(--data-path "${DATA_PATH:?set it to the data that Megatron preprocessed}"',
-    "    --split 99,1,0 --tokenizer-type HFTokenizer",
-    '    --tokenizer-model "${TOKENIZER:?set it to the folder or name of a tokenizer}")',
-)
-
-
-def _refuse(scenario: TrainingScenario) -> None:
-    refusals = Refusals(DeepSpeed.name)
-    refuse_common(scenario, refusals)
-    refusals.add_lacks(scenario, DeepSpeed.can)
-    _refuse_geometry(scenario.model, refusals)
-    refusals.finish()
-
-
-def _refuse_geometry(model: ModelArchitecture, refusals: Refusals) -> None:
-    refuse_model(model, refusals)
+def _refuse(scenario: TrainingScenario, refusals: Refusals) -> None:
+    model, moe = scenario.model, scenario.model.moe
+    refuse_model(scenario, refusals)
     refusals.add_if(model.mla, "model.mla", "has no latent attention; megatron-core has")
     for field in ("has_qk_norm", "sliding_window"):
         refusals.add_if(getattr(model, field), f"model.{field}", "has none; megatron-core has")
-    moe = model.moe
     refusals.add_if(
         moe and (moe.num_shared_experts or moe.num_dense_layers),
         "model.moe",
@@ -104,18 +61,12 @@ def _refuse_geometry(model: ModelArchitecture, refusals: Refusals) -> None:
     )
 
 
-def _write_model(model: ModelArchitecture, trainer: TrainerProfile) -> Options:
-    moe = model.moe
-    experts = {"num-experts": moe.num_experts, "topk": moe.top_k} if moe else {}
-    return {**_model_options(model, trainer), **experts}
-
-
-def _model_options(model: ModelArchitecture, trainer: TrainerProfile) -> Mapping[str, object]:
-    width = model.moe.expert_intermediate if model.moe else model.intermediate
+def _write_model(run: LaunchedRun) -> Options:
+    model = run.model
     return {
         "num-layers": model.num_layers,
         "hidden-size": model.hidden,
-        "ffn-hidden-size": width,
+        "ffn-hidden-size": model.moe.expert_intermediate if model.moe else model.intermediate,
         "num-attention-heads": model.num_heads,
         "num-key-value-heads": model.num_kv_heads,
         "kv-channels": model.head_dim,
@@ -125,22 +76,22 @@ def _model_options(model: ModelArchitecture, trainer: TrainerProfile) -> Mapping
         "swiglu": model.is_gated,
         "disable-bias-linear": not model.has_bias,
         "untie-embeddings-and-output-weights": not model.has_tied_embedding,
-        "make-vocab-size-divisible-by": trainer.vocab_multiple,
+        "make-vocab-size-divisible-by": run.rules.vocab_multiple,
     }
 
 
-def _write_experts(fields: Fields) -> Options:
-    if not fields["has_experts"]:
+def _write_experts(run: LaunchedRun) -> Options:
+    moe = run.model.moe
+    if moe is None:
         return {}
-    is_split = fields["tp"] > 1 and fields["expert_tp"] == fields["tp"]
     return {
-        "num-experts": fields["num_experts"],
-        "topk": fields["top_k"],
+        "num-experts": moe.num_experts,
+        "topk": moe.top_k,
         "expert-interval": 1,
         "disable-moe-token-dropping": True,
-        "moe-expert-parallel-size": fields["ep"],
-        "enable-expert-tensor-parallelism": is_split,
-        "create-moe-param-group": fields["zero_stage"] > 0,
+        "moe-expert-parallel-size": run.ep,
+        "enable-expert-tensor-parallelism": run.tp > 1 and run.expert_tp == run.tp,
+        "create-moe-param-group": run.zero_stage > 0,
     }
 
 
@@ -159,15 +110,15 @@ def _read_stages(options: Options) -> Fields:
     return {"stage_layers": even_layers(int(options["num-layers"]), pp)}
 
 
-def _write_recompute(fields: Fields) -> Options:
-    if fields["recompute"] == "selective":
+def _write_recompute(run: LaunchedRun) -> Options:
+    if run.recompute == "selective":
         return {"recompute-granularity": "selective"}
-    is_full = fields["recompute"] == "full"
+    is_full = run.recompute == "full"
     return {
         "checkpoint-activations": is_full,
         "checkpoint-num-layers": 1 if is_full else None,
         "deepspeed-activation-checkpointing": is_full,
-        "partition-activations": fields["partitions_activations"],
+        "partition-activations": run.partitions_activations,
     }
 
 
@@ -184,21 +135,29 @@ def _read_exchange(options: Options) -> Fields:
     return {"context_parallel": "all_to_all" if is_split else "ring"}
 
 
-def _write_formats(fields: Fields) -> Options:
-    return {"bf16": fields["dtype"] is DType.BF16, "fp16": fields["dtype"] is DType.FP16}
+def _write_kernels(run: LaunchedRun) -> Options:
+    rules = run.rules
+    dropout = None if rules.has_dropout else 0.0
+    return {
+        "use-flash-attn-v2": rules.attention == "flash",
+        "no-gradient-accumulation-fusion": rules.gradient_accumulation != "fused",
+        "no-bias-gelu-fusion": not run.model.is_gated and not rules.fuses_bias_activation,
+        "no-bias-dropout-fusion": not rules.fuses_residual,
+        "attention-dropout": dropout,
+        "hidden-dropout": dropout,
+        "clip-grad": 1.0 if rules.clips_gradients else 0.0,
+    }
 
 
 _OPTIONS = OptionMap(
-    name="megatron-deepspeed",
-    versions=_RELEASE,
-    source="deepspeedai/Megatron-DeepSpeed, megatron/arguments.py",
+    documented="megatron-deepspeed",
     links=(
+        Link(write=_write_model),
         Link(write=_write_experts, read=_read_experts),
         value("tp", "tensor-model-parallel-size", default=1, always=True),
         switch("sequence_parallel", "sequence-parallel"),
         value("pp", "pipeline-model-parallel-size", default=1, always=True),
-        Link(write=lambda fields: {"no-pipeline-parallel": fields["pp"] == 1}),
-        Link(read=_read_stages),
+        Link(write=lambda run: {"no-pipeline-parallel": run.pp == 1}, read=_read_stages),
         word(
             "pipeline_schedule",
             "enable-zbh1-pipeline",
@@ -209,9 +168,15 @@ _OPTIONS = OptionMap(
         value("sequence_length", "seq-length"),
         value("micro_batch_size", "micro-batch-size"),
         value("global_batch_size", "global-batch-size"),
-        Link(read=_read_exchange),
-        Link(write=_write_formats),
+        Link(
+            write=lambda run: {"bf16": run.dtype is DType.BF16, "fp16": run.dtype is DType.FP16},
+            read=_read_exchange,
+        ),
         Link(write=_write_recompute, read=_read_recompute),
+        Link(write=_write_kernels),
+        constant({"deepspeed": True, "deepspeed_config": _CONFIG}),
+        Link(write=lambda run: {"zero-stage": run.zero_stage}),
+        constant(TRAINING_OPTIONS),
     ),
 )
 
@@ -227,39 +192,39 @@ def _read_shards(options: Options) -> Fields:
     }
 
 
-def _write_batch(fields: Fields) -> Options:
-    size, micro = fields["global_batch_size"], fields["micro_batch_size"]
+def _write_batch(run: LaunchedRun) -> Options:
+    size, micro = run.global_batch_size, run.micro_batch_size
     return {
         "train_batch_size": size,
         "train_micro_batch_size_per_gpu": micro,
-        "gradient_accumulation_steps": size // (fields["dp"] * micro),
+        "gradient_accumulation_steps": size // (run.dp * micro),
     }
 
 
-def _write_zero(fields: Fields) -> Options:
-    stage, elements = fields["zero_stage"], fields["rules.bucket_elements"]
-    gathers_ahead = stage > _GRADIENTS_STAGE and fields["rules.overlaps_parameter_gather"]
+def _write_zero(run: LaunchedRun) -> Options:
+    stage, elements = run.zero_stage, run.rules.bucket_elements
+    gathers_ahead = stage > _GRADIENTS_STAGE and run.rules.overlaps_parameter_gather
     zero: dict[str, object] = {"stage": stage}
     if stage:
         zero |= {
             "contiguous_gradients": True,
-            "reduce_scatter": not fields["rules.reduces_whole_gradients"],
+            "reduce_scatter": not run.rules.reduces_whole_gradients,
             "allgather_partitions": True,
-            "overlap_comm": fields["rules.overlaps_gradient_reduction"] or gathers_ahead,
+            "overlap_comm": run.rules.overlaps_gradient_reduction or gathers_ahead,
         }
         if elements:
             zero |= {"reduce_bucket_size": elements, "allgather_bucket_size": elements}
     return {f"zero_optimization.{name}": said for name, said in zero.items()}
 
 
-def _write_precision(fields: Fields) -> Options:
-    dtype = fields["dtype"]
+def _write_precision(run: LaunchedRun) -> Options:
+    dtype = run.dtype
     if dtype is DType.FP32:
         return {}
     if dtype is DType.FP16:
         return {"fp16.enabled": True, "fp16.loss_scale": 0, "fp16.initial_scale_power": 16}
-    is_converted = fields["rules.gradient_accumulation"] == "converted"
-    is_wide = is_converted or fields["rules.gradient_dtype"] is DType.FP32
+    is_converted = run.rules.gradient_accumulation == "converted"
+    is_wide = is_converted or run.rules.gradient_dtype is DType.FP32
     return {"bf16.enabled": True, "data_types.grad_accum_dtype": "fp32" if is_wide else "bf16"}
 
 
@@ -270,9 +235,7 @@ def _read_precision(options: Options) -> Fields:
 
 
 _CONFIG_OPTIONS = OptionMap(
-    name="deepspeed",
-    versions=_RELEASE,
-    source="DeepSpeed, docs/_pages/config-json.md",
+    documented="deepspeed-json",
     links=(
         Link(
             write=_write_batch,
@@ -281,107 +244,65 @@ _CONFIG_OPTIONS = OptionMap(
                 "micro_batch_size": options["train_micro_batch_size_per_gpu"],
             },
         ),
-        constant(steps_per_print=1, wall_clock_breakdown=False),
+        constant({"steps_per_print": 1, "wall_clock_breakdown": False}),
         Link(write=_write_zero, read=_read_shards),
         Link(write=_write_precision, read=_read_precision),
         Link(
-            write=lambda fields: {
-                "activation_checkpointing.partition_activations": fields["partitions_activations"]
-            },
-            read=lambda options: {
-                "partitions_activations": options["activation_checkpointing.partition_activations"]
-            },
+            write=lambda run: {_PARTITIONS: run.partitions_activations},
+            read=lambda options: {"partitions_activations": options[_PARTITIONS]},
         ),
-        Link(
-            write=lambda fields: (
-                {"gradient_clipping": 1.0} if fields["rules.clips_gradients"] else {}
-            )
-        ),
+        Link(write=lambda run: {"gradient_clipping": 1.0} if run.rules.clips_gradients else {}),
     ),
 )
 
 
-class DeepSpeed:
-    """Starts Megatron-DeepSpeed's `pretrain_gpt.py` with DeepSpeed's JSON."""
-
-    name = "deepspeed"
-    profiles = ("megatron-deepspeed", "megatron-deepspeed-bf16", "deepspeed-zero3-2021")
-    can = find_trainer("megatron-deepspeed").can
-    options = _OPTIONS
-
-    def launch(self, job: TrainingJob) -> TrainingLaunch:
-        """Return what starts a run."""
-        scenario = job.scenario
-        _refuse(scenario)
-        trainer = scenario.trainer.resolve()
-        config = _CONFIG_OPTIONS.write(launched_fields(scenario))
-        find_options("deepspeed-json").check(config)
-        options = {
-            **_model_options(scenario.model, trainer),
-            **self.options.write(launched_fields(scenario)),
-            **_kernel_options(scenario, trainer),
-            "deepspeed": True,
-            "deepspeed_config": _CONFIG,
-            "zero-stage": scenario.zero_stage,
-            **_RUN,
-        }
-        program = Program(
-            title=f"{scenario.model.name} on Megatron-DeepSpeed, DeepSpeed {_RELEASE}",
-            target='"${MEGATRON_PATH}/pretrain_gpt.py"',
-            lines=_PREPARE,
-            data_lines=_DATA,
-        )
-        script = render_script(job, program, options, find_options("megatron-deepspeed"))
-        return TrainingLaunch(
-            files={SCRIPT: script, _CONFIG: json.dumps(nest(config), indent=2) + "\n"},
-            image=_IMAGE,
-            remarks=_remarks(scenario, trainer),
-        )
-
-    def starts(self, files: Mapping[str, str]) -> bool:
-        """Tell whether the command is of `pretrain_gpt.py` with DeepSpeed."""
-        return "pretrain_gpt.py" in files[SCRIPT] and "--deepspeed" in files[SCRIPT]
-
-    def find_models(self, files: Mapping[str, str]) -> Sequence[str]:
-        """Return the presets whose geometry the arguments have."""
-        rules = find_trainer(self.profiles[0])
-        options = read_script(files[SCRIPT])
-        return find_presets(options, lambda model: _write_model(model, rules))
-
-    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
-        """Return what the arguments and the JSON ask for."""
-        options = read_script(files[SCRIPT])
-        config = flatten(json.loads(files[_CONFIG]))
-        read = self.options.read(options)[0] | _CONFIG_OPTIONS.read({**options, **config})[0]
-        return strategy_of_fields(read)
+# Blocks of `templates/train.sh.j2`.
+_SCRIPT = """\
+{% block prepare %}
+MEGATRON_PATH="${MEGATRON_PATH:-/tmp/megatron-deepspeed}"
+if [[ ! -f "${MEGATRON_PATH}/pretrain_gpt.py" ]]; then
+    git clone --quiet https://github.com/deepspeedai/Megatron-DeepSpeed "${MEGATRON_PATH}"
+    git -C "${MEGATRON_PATH}" checkout --quiet 207b2d5aad1eea98464c37e0b991be6f8937226f
+fi
+python -c "import deepspeed" 2> /dev/null || pip install deepspeed=={{ framework.release }}
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+{% endblock %}
+{% block data %}
+DATA=(--data-path "${DATA_PATH:?set it to the data that Megatron preprocessed}"
+    --split 99,1,0 --tokenizer-type HFTokenizer
+    --tokenizer-model "${TOKENIZER:?set it to the folder or name of a tokenizer}")
+{% endblock %}
+"""
 
 
-def _kernel_options(scenario: TrainingScenario, trainer: TrainerProfile) -> Mapping[str, object]:
-    dropout = None if trainer.has_dropout else 0.0
+def _remarks(run: LaunchedRun) -> Mapping[str, object]:
     return {
-        "use-flash-attn-v2": trainer.attention == "flash",
-        "no-gradient-accumulation-fusion": trainer.gradient_accumulation != "fused",
-        "no-bias-gelu-fusion": not scenario.model.is_gated and not trainer.fuses_bias_activation,
-        "no-bias-dropout-fusion": not trainer.fuses_residual,
-        "attention-dropout": dropout,
-        "hidden-dropout": dropout,
-        "clip-grad": 1.0 if trainer.clips_gradients else 0.0,
+        "set DATA_PATH to data that Megatron's `tools/preprocess_data.py` wrote, and TOKENIZER": 1,
+        f"a tokenizer of {run.model.vocab} tokens is what was simulated": 1,
+        LEARNING_REMARK: 1,
+        "buckets are DeepSpeed's own, of 500 million elements, where one was simulated": (
+            run.zero_stage and not run.rules.bucket_elements
+        ),
+        "experts are DeepSpeed's, with its gate; tokens are not dropped": run.model.moe,
     }
 
 
-def _remarks(scenario: TrainingScenario, trainer: TrainerProfile) -> list[str]:
-    remarks = [
-        "set DATA_PATH to data that Megatron's `tools/preprocess_data.py` wrote, and TOKENIZER",
-        f"a tokenizer of {scenario.model.vocab} tokens is what was simulated",
-        LEARNING_REMARK,
-    ]
-    if scenario.zero_stage and not trainer.bucket_elements:
-        remarks.append(
-            "buckets are DeepSpeed's own, of 500 million elements, where one was simulated"
-        )
-    if scenario.model.moe:
-        remarks.append("experts are DeepSpeed's, with its gate; tokens are not dropped")
-    return remarks
-
-
-TRAINER = DeepSpeed()
+TRAINER = TrainingFramework(
+    name="deepspeed",
+    project="Megatron-DeepSpeed, DeepSpeed",
+    release="0.17.6",
+    profiles=("megatron-deepspeed", "megatron-deepspeed-bf16", "deepspeed-zero3-2021"),
+    script=_SCRIPT,
+    image=IMAGE,
+    options=_OPTIONS,
+    config=ConfigFile(
+        name=_CONFIG,
+        options=_CONFIG_OPTIONS,
+        render=lambda content: json.dumps(content, indent=2) + "\n",
+        parse=json.loads,
+    ),
+    starts=lambda files: "pretrain_gpt.py" in files[SCRIPT] and "--deepspeed" in files[SCRIPT],
+    refuse=_refuse,
+    remarks=_remarks,
+    find_models=lambda options: find_presets(options, _OPTIONS),
+)

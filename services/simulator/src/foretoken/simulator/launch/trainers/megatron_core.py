@@ -1,50 +1,38 @@
 """Megatron-Core: the arguments of Megatron-LM's `pretrain_gpt.py`.
 
-Sources: NVIDIA/Megatron-LM, `megatron/training/arguments.py` (options, and what goes with what) and
-`docs` on Megatron-FSDP (with tensor, expert and context parallelism).
+Sources: NVIDIA/Megatron-LM, `megatron/training/arguments.py` (options of 0.15, and what goes with
+what) and `docs` on Megatron-FSDP (with tensor, expert and context parallelism).
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.frameworks.trainer import TrainerProfile, find_trainer
+from foretoken.domain.hardware.topology import topology_of_device
+from foretoken.domain.lowering.placement import expert_mesh
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.architecture import all_models
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.simulator.launch.documented_option import find_options
-from foretoken.simulator.launch.megatron_model import find_presets, model_options, refuse_model
-from foretoken.simulator.launch.option_map import (
+from foretoken.simulator.launch.options import (
     Fields,
     Link,
     OptionMap,
     Options,
+    constant,
+    invert,
     switch,
     value,
 )
-from foretoken.simulator.launch.shell_script import (
-    NUM_DEVICES,
-    Program,
-    read_script,
-    render_script,
-)
 from foretoken.simulator.launch.trainer import (
     LEARNING_REMARK,
+    NUM_DEVICES,
     SCRIPT,
-    LaunchedStrategy,
+    LaunchedRun,
     Refusals,
-    TrainingJob,
-    TrainingLaunch,
-    launched_fields,
+    TrainingFramework,
     list_differences,
-    refuse_common,
-    splits_sequence,
-    strategy_of_fields,
 )
 
-_RELEASE = "core_v0.15.0"
-# Has PyTorch, Transformer Engine, FlashAttention and git.
-_IMAGE = "nvcr.io/nvidia/pytorch:25.09-py3"
 _GRADIENTS_STAGE = 2
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 # Megatron's names of the modules that differ from the scenario's.
@@ -52,10 +40,19 @@ _MODULES = {"core_attention": "core_attn"}
 _EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
 # What may count as a layer when layers are cut to chunks.
 _ENDS: tuple[tuple[str, ...], ...] = ((), ("loss",), ("embedding",), ("embedding", "loss"))
-
+# The usual weight of the loss that balances experts. Source: the option's own help.
+_BALANCE_LOSS = 0.01
+# Options that tell one model from another, where they are given.
+_GEOMETRY = (
+    *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups"),
+    *("num-key-value-heads", "kv-channels", "max-position-embeddings", "q-lora-rank"),
+    *("moe-router-topk", "topk", "moe-ffn-hidden-size"),
+)
+# Without these a model has no such part.
+_PARTS = ("num-experts", "kv-lora-rank")
 
 # What a run needs and no simulation says: for the reader to choose.
-_RUN: Mapping[str, object] = {
+TRAINING_OPTIONS: Options = {
     "optimizer": "adam",
     "lr": 1.0e-4,
     "min-lr": 1.0e-5,
@@ -64,25 +61,131 @@ _RUN: Mapping[str, object] = {
     "train-iters": 100,
     "eval-iters": 0,
     "log-interval": 1,
-    "log-throughput": True,
 }
+# Has PyTorch, Transformer Engine, FlashAttention and git.
+IMAGE = "nvcr.io/nvidia/pytorch:25.09-py3"
 
 
-def _refuse(scenario: TrainingScenario) -> None:
-    refusals = Refusals(MegatronCore.name)
-    refuse_common(scenario, refusals)
-    refuse_model(scenario.model, refusals)
-    refusals.add_lacks(scenario, MegatronCore.can)
+def find_presets(options: Options, known: OptionMap) -> list[str]:
+    """Return the presets whose geometry, as a map writes it, is that of options."""
+    given = {name: str(options[name]) for name in _GEOMETRY if name in options}
+    given |= {name: str(options.get(name)) for name in _PARTS}
+    found = []
+    for name, model in all_models().items():
+        plain = TrainingScenario(model=model, device="h100_sxm", sequence_length=1)
+        written = known.write(LaunchedRun.of(plain))
+        if given == {key: str(written.get(key)) for key in given}:
+            found.append(name)
+    return found
+
+
+def refuse_model(scenario: TrainingScenario, refusals: Refusals) -> None:
+    """Note what of a model Megatron-LM does not have."""
+    model = scenario.model
+    refusals.add_if(
+        model.has_parallel_residual,
+        "model.has_parallel_residual",
+        "attention and MLP follow each other",
+    )
+    refusals.add_if(
+        model.is_gated != (model.activation == "silu"),
+        "model.activation",
+        "MLPs are gated with silu (--swiglu) or plain with gelu",
+    )
+
+
+def _refuse(scenario: TrainingScenario, refusals: Refusals) -> None:
+    refuse_model(scenario, refusals)
     refusals.add_if(
         scenario.layout.cp > 1 and scenario.context_parallel not in _EXCHANGES,
         "context_parallel",
         f"files are written for {' and '.join(_EXCHANGES)}",
     )
-    refusals.finish()
 
 
-def _write_chunks(fields: Fields) -> Options:
-    chunks, virtual_stages = fields["stage_layers"], fields["virtual_stages"]
+def _write_model(run: LaunchedRun) -> Options:
+    model = run.model
+    is_grouped = model.num_kv_heads != model.num_heads and model.mla is None
+    period = model.full_attention_period
+    return {
+        "num-layers": model.num_layers,
+        "hidden-size": model.hidden,
+        "ffn-hidden-size": model.intermediate or (model.moe and model.moe.expert_intermediate),
+        "num-attention-heads": model.num_heads,
+        "group-query-attention": is_grouped,
+        "num-query-groups": model.num_kv_heads if is_grouped else None,
+        "kv-channels": model.head_dim,
+        "max-position-embeddings": max(model.max_position, run.sequence_length),
+        "position-embedding-type": "rope" if model.position == "rope" else "learned_absolute",
+        "normalization": "RMSNorm" if model.norm == "rms_norm" else "LayerNorm",
+        "swiglu": model.is_gated,
+        "disable-bias-linear": not model.has_bias,
+        "add-qkv-bias": model.has_qkv_bias and not model.has_bias,
+        "qk-layernorm": model.has_qk_norm,
+        "untie-embeddings-and-output-weights": not model.has_tied_embedding,
+        "make-vocab-size-divisible-by": run.rules.vocab_multiple,
+        # Tokens to the left, without the token itself, and none to the right.
+        "window-size": f"{model.sliding_window - 1},0" if model.sliding_window else None,
+        "window-attn-skip-freq": str(period) if model.sliding_window and period else None,
+    }
+
+
+def _write_latent_attention(run: LaunchedRun) -> Options:
+    mla = run.model.mla
+    if mla is None:
+        return {}
+    return {
+        "multi-latent-attention": True,
+        "q-lora-rank": mla.q_lora_rank or None,
+        "kv-lora-rank": mla.kv_lora_rank,
+        "qk-head-dim": mla.qk_nope_head_dim,
+        "qk-pos-emb-head-dim": mla.qk_rope_head_dim,
+        "v-head-dim": mla.v_head_dim,
+    }
+
+
+def _write_expert_layers(run: LaunchedRun) -> Options:
+    moe = run.model.moe
+    if moe is None:
+        return {}
+    num_dense = moe.num_dense_layers
+    pattern = f"([0]*{num_dense}+[1]*{run.model.num_layers - num_dense})"
+    shared = moe.num_shared_experts * moe.expert_intermediate
+    return {
+        "num-experts": moe.num_experts,
+        "moe-router-topk": moe.top_k,
+        "moe-ffn-hidden-size": moe.expert_intermediate,
+        "moe-shared-expert-intermediate-size": shared or None,
+        "moe-layer-freq": pattern if num_dense else None,
+        "moe-grouped-gemm": True,
+        "moe-permute-fusion": True,
+        "moe-router-load-balancing-type": "aux_loss",
+        "moe-aux-loss-coeff": _BALANCE_LOSS,
+        **_token_exchange(run),
+    }
+
+
+def _token_exchange(run: LaunchedRun) -> Options:
+    """Return how tokens get to their experts: to each of them, or once to each node by DeepEP.
+
+    A router that limits the nodes of a token has a group of experts on each.
+    """
+    rules, scenario = run.rules, run.scenario
+    is_once = rules.sends_tokens_once and run.ep > 1
+    topology = topology_of_device(scenario.device, scenario.topology)
+    group = expert_mesh(scenario.layout, scenario.expert_tp).expert_group
+    num_nodes = group.dims(topology.devices_per_node)["num_nodes"]
+    is_limited = is_once and 0 < rules.nodes_per_token < num_nodes
+    return {
+        "moe-token-dispatcher-type": "flex" if is_once else "alltoall",
+        "moe-enable-deepep": is_once,
+        "moe-router-num-groups": num_nodes if is_limited else None,
+        "moe-router-group-topk": rules.nodes_per_token if is_limited else None,
+    }
+
+
+def _write_chunks(run: LaunchedRun) -> Options:
+    chunks, virtual_stages = run.stage_layers, run.virtual_stages
     ends = _find_ends(chunks)
     is_even = ends is not None
     return {
@@ -137,22 +240,21 @@ def _read_chunks(options: Options) -> Fields:
     }
 
 
-def _write_exchange(fields: Fields) -> Options:
-    has_ranks = fields["cp"] > 1
-    return {"cp-comm-type": (_EXCHANGES[fields["context_parallel"]],) if has_ranks else None}
+def _write_exchange(run: LaunchedRun) -> Options:
+    has_ranks = run.cp > 1
+    return {"cp-comm-type": (_EXCHANGES[run.context_parallel],) if has_ranks else None}
 
 
 def _read_exchange(options: Options) -> Fields:
-    names = {name: exchange for exchange, name in _EXCHANGES.items()}
-    return {"context_parallel": names[options.get("cp-comm-type", "p2p")]}
+    return {"context_parallel": invert(_EXCHANGES)[options.get("cp-comm-type", "p2p")]}
 
 
-def _write_experts(fields: Fields) -> Options:
-    if not fields["has_experts"]:
+def _write_experts(run: LaunchedRun) -> Options:
+    if not run.has_experts:
         return {}
     return {
-        "expert-model-parallel-size": fields["ep"],
-        "expert-tensor-parallel-size": fields["expert_tp"],
+        "expert-model-parallel-size": run.ep,
+        "expert-tensor-parallel-size": run.expert_tp,
     }
 
 
@@ -167,22 +269,22 @@ def _read_experts(options: Options) -> Fields:
     }
 
 
-def _write_recompute(fields: Fields) -> Options:
-    if fields["recompute"] == "none":
+def _write_recompute(run: LaunchedRun) -> Options:
+    if run.recompute == "none":
         return {}
-    if fields["recompute"] == "selective":
-        modules = tuple(_MODULES.get(name, name) for name in fields["recompute_modules"])
+    if run.recompute == "selective":
+        modules = tuple(_MODULES.get(name, name) for name in run.recompute_modules)
         return {"recompute-granularity": "selective", "recompute-modules": modules}
     return {
         "recompute-granularity": "full",
-        "recompute-method": "block" if fields["recompute_layers"] else "uniform",
-        "recompute-num-layers": fields["recompute_layers"] or 1,
-        "distribute-saved-activations": fields["partitions_activations"],
+        "recompute-method": "block" if run.recompute_layers else "uniform",
+        "recompute-num-layers": run.recompute_layers or 1,
+        "distribute-saved-activations": run.partitions_activations,
     }
 
 
 def _read_recompute(options: Options) -> Fields:
-    names = {name: module for module, name in _MODULES.items()}
+    names = invert(_MODULES)
     kind = options.get("recompute-granularity", "none")
     default = ("core_attn",) if kind == "selective" else ()
     modules = options.get("recompute-modules", default)
@@ -197,9 +299,9 @@ def _read_recompute(options: Options) -> Fields:
     }
 
 
-def _write_shards(fields: Fields) -> Options:
-    is_sharded = fields["zero_stage"] > 0
-    instances = fields["dp"] * fields["cp"] // fields["shard_degree"] if is_sharded else 1
+def _write_shards(run: LaunchedRun) -> Options:
+    is_sharded = run.zero_stage > 0
+    instances = run.dp * run.cp // run.shard_degree if is_sharded else 1
     return {
         "use-distributed-optimizer": is_sharded,
         "num-distributed-optimizer-instances": instances if instances > 1 else None,
@@ -207,9 +309,8 @@ def _write_shards(fields: Fields) -> Options:
 
 
 def _read_shards(options: Options) -> Fields:
-    stages = {name: stage for stage, name in _SHARDING.items()}
     sharding = options.get("data-parallel-sharding-strategy", "")
-    stage = stages.get(sharding, int("use-distributed-optimizer" in options))
+    stage = invert(_SHARDING).get(sharding, int("use-distributed-optimizer" in options))
     degrees = [f"{axis}-model-parallel-size" for axis in ("tensor", "pipeline")]
     replicas = int(options[NUM_DEVICES]) // math.prod(int(options.get(name, 1)) for name in degrees)
     instances = int(options.get("num-distributed-optimizer-instances", 1))
@@ -220,23 +321,23 @@ def _read_shards(options: Options) -> Fields:
     }
 
 
-def _write_gather(fields: Fields) -> Options:
-    is_ahead = fields["rules.overlaps_gradient_reduction"] and fields["zero_stage"] > 0
-    return {"overlap-param-gather": is_ahead and fields["rules.overlaps_parameter_gather"]}
+def _write_gather(run: LaunchedRun) -> Options:
+    is_ahead = run.rules.overlaps_gradient_reduction and run.zero_stage > 0
+    return {"overlap-param-gather": is_ahead and run.rules.overlaps_parameter_gather}
 
 
-def _write_fsdp(fields: Fields) -> Options:
-    if fields["zero_stage"] < _GRADIENTS_STAGE:
+def _write_fsdp(run: LaunchedRun) -> Options:
+    if run.zero_stage < _GRADIENTS_STAGE:
         return {}
     return {
         "use-megatron-fsdp": True,
-        "data-parallel-sharding-strategy": _SHARDING[fields["zero_stage"]],
+        "data-parallel-sharding-strategy": _SHARDING[run.zero_stage],
         "ckpt-format": "fsdp_dtensor",
     }
 
 
-def _write_formats(fields: Fields) -> Options:
-    dtype, gradients = fields["dtype"], fields["rules.gradient_dtype"]
+def _write_formats(run: LaunchedRun) -> Options:
+    dtype, gradients = run.dtype, run.rules.gradient_dtype
     is_16_bit = dtype in (DType.BF16, DType.FP16, DType.FP8)
     is_reduced_in_bf16 = dtype is not DType.FP16 and gradients is not DType.FP32
     return {
@@ -256,15 +357,34 @@ def _read_formats(options: Options) -> Fields:
     return {"dtype": DType.FP16 if "fp16" in options else DType.FP32}
 
 
-def _write_model(model: ModelArchitecture) -> Options:
-    return model_options(TrainingScenario(model=model, device="h100_sxm", sequence_length=1))
+def _write_kernels(run: LaunchedRun) -> Options:
+    model, rules = run.model, run.rules
+    is_fused = rules.fuses_bias_activation and rules.fuses_gate
+    dropout = None if rules.has_dropout else 0.0
+    return {
+        "transformer-impl": "transformer_engine",
+        "attention-backend": "flash" if rules.attention == "flash" else "unfused",
+        "no-gradient-accumulation-fusion": rules.gradient_accumulation != "fused",
+        "no-bias-swiglu-fusion": model.is_gated and not is_fused,
+        "no-bias-gelu-fusion": not model.is_gated and not rules.fuses_bias_activation,
+        "no-bias-dropout-fusion": not rules.fuses_residual,
+        "no-rope-fusion": model.position == "rope" and not rules.fuses_rope,
+        "cross-entropy-loss-fusion": not rules.casts_logits,
+        "attention-dropout": dropout,
+        "hidden-dropout": dropout,
+        "clip-grad": None if rules.clips_gradients else 0.0,
+        "no-check-for-nan-in-loss-and-grad": not rules.checks_gradients,
+        "tp-comm-overlap": rules.overlaps_tensor_collectives and run.sequence_parallel,
+        "overlap-moe-expert-parallel-comm": rules.overlaps_expert_exchange and run.ep > 1,
+    }
 
 
 _OPTIONS = OptionMap(
-    name="megatron-core",
-    versions="0.15",
-    source="NVIDIA/Megatron-LM, megatron/training/arguments.py",
+    documented="megatron-core",
     links=(
+        Link(write=_write_model),
+        Link(write=_write_latent_attention),
+        Link(write=_write_expert_layers),
         value("tp", "tensor-model-parallel-size", default=1, always=True),
         switch("sequence_parallel", "sequence-parallel"),
         value("pp", "pipeline-model-parallel-size", default=1, always=True),
@@ -282,132 +402,76 @@ _OPTIONS = OptionMap(
         value("rules.bucket_elements", "ddp-bucket-size", default=0),
         Link(write=_write_fsdp),
         Link(write=_write_formats, read=_read_formats),
+        Link(write=_write_kernels),
+        constant({**TRAINING_OPTIONS, "log-throughput": True}),
     ),
 )
 
 
-class MegatronCore:
-    """Starts Megatron-LM's `pretrain_gpt.py`."""
-
-    name = "megatron-core"
-    profiles = ("megatron-core", "megatron-lm-2022", "megatron-lm-2021", "plain")
-    can = find_trainer("megatron-core").can
-    options = _OPTIONS
-
-    def launch(self, job: TrainingJob) -> TrainingLaunch:
-        """Return what starts a run."""
-        scenario = job.scenario
-        _refuse(scenario)
-        trainer = scenario.trainer.resolve()
-        options = {
-            **model_options(scenario),
-            **self.options.write(launched_fields(scenario)),
-            **_kernel_options(scenario, trainer),
-            **_RUN,
-        }
-        program = Program(
-            title=f"{scenario.model.name} on Megatron-LM {_RELEASE}",
-            target='"${MEGATRON_PATH}/pretrain_gpt.py"',
-            lines=_prepare(scenario),
-            data_lines=_data(scenario),
-        )
-        script = render_script(job, program, options, find_options("megatron-core"))
-        return TrainingLaunch(
-            files={SCRIPT: script}, image=_IMAGE, remarks=_remarks(scenario, trainer)
-        )
-
-    def starts(self, files: Mapping[str, str]) -> bool:
-        """Tell whether the command is of `pretrain_gpt.py`, without DeepSpeed."""
-        return "pretrain_gpt.py" in files[SCRIPT] and "--deepspeed" not in files[SCRIPT]
-
-    def find_models(self, files: Mapping[str, str]) -> Sequence[str]:
-        """Return the presets whose geometry the arguments have."""
-        return find_presets(read_script(files[SCRIPT]), _write_model)
-
-    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
-        """Return what the arguments ask for."""
-        options = read_script(files[SCRIPT])
-        return strategy_of_fields(self.options.read(options)[0])
+# Blocks of `templates/train.sh.j2`.
+_SCRIPT = """\
+{% block prepare %}
+MEGATRON_PATH="${MEGATRON_PATH:-/tmp/megatron-lm}"
+if [[ ! -f "${MEGATRON_PATH}/pretrain_gpt.py" ]]; then
+    git clone --quiet --depth 1 --branch {{ framework.release }} \\
+        https://github.com/NVIDIA/Megatron-LM "${MEGATRON_PATH}"
+fi
+{% if run.rules.overlaps_expert_exchange and run.ep > 1 %}
+export CUDA_DEVICE_MAX_CONNECTIONS=32
+{% elif run.zero_stage < 2 %}
+# Before Blackwell, collectives are hidden only where kernels start in their order.
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+{% endif %}
+{% endblock %}
+{% block data %}
+if [[ -n "${DATA_PATH:-}" ]]; then
+    DATA=(--data-path "${DATA_PATH}" --split 99,1,0 --tokenizer-type HuggingFaceTokenizer
+        --tokenizer-model "${TOKENIZER:?set it to the folder or name of a tokenizer}")
+else
+    # Made-up tokens; this tokenizer adds one to its size.
+    DATA=(--mock-data --tokenizer-type NullTokenizer --vocab-size {{ run.model.vocab - 1 }})
+fi
+{% endblock %}
+"""
 
 
-def _kernel_options(scenario: TrainingScenario, trainer: TrainerProfile) -> Mapping[str, object]:
-    model = scenario.model
-    is_fused = trainer.fuses_bias_activation and trainer.fuses_gate
-    dropout = None if trainer.has_dropout else 0.0
-    fuses_loss = not trainer.casts_logits
+def _remarks(run: LaunchedRun) -> Mapping[str, object]:
+    rules = run.rules
+    tokens = rules.dispatch_dtype
+    is_ring = run.cp > 1 and run.context_parallel == "ring"
+    followed = [
+        *([("overlaps_tensor_gradients", True)] if run.tp > 1 else []),
+        *([("overlaps_context_exchange", True)] if is_ring else []),
+    ]
     return {
-        "transformer-impl": "transformer_engine",
-        "attention-backend": "flash" if trainer.attention == "flash" else "unfused",
-        "no-gradient-accumulation-fusion": trainer.gradient_accumulation != "fused",
-        "no-bias-swiglu-fusion": model.is_gated and not is_fused,
-        "no-bias-gelu-fusion": not model.is_gated and not trainer.fuses_bias_activation,
-        "no-bias-dropout-fusion": not trainer.fuses_residual,
-        "no-rope-fusion": model.position == "rope" and not trainer.fuses_rope,
-        "cross-entropy-loss-fusion": fuses_loss,
-        "attention-dropout": dropout,
-        "hidden-dropout": dropout,
-        "clip-grad": None if trainer.clips_gradients else 0.0,
-        "no-check-for-nan-in-loss-and-grad": not trainer.checks_gradients,
-        "tp-comm-overlap": trainer.overlaps_tensor_collectives and splits_sequence(scenario),
-        "overlap-moe-expert-parallel-comm": _overlaps_experts(scenario, trainer),
+        "without DATA_PATH the run makes up its data; set DATA_PATH and TOKENIZER for your own": 1,
+        LEARNING_REMARK: 1,
+        "FP8 is used with Megatron's default recipe; `--fp8-recipe` names others": (
+            run.dtype is DType.FP8
+        ),
+        "`--tp-comm-overlap` needs an MPI or NCCL bootstrap of user buffers": (
+            rules.overlaps_tensor_collectives and run.sequence_parallel
+        ),
+        "parameters are not gathered ahead: that needs overlaps_gradient_reduction": (
+            rules.overlaps_parameter_gather and not rules.overlaps_gradient_reduction
+        ),
+        f"tokens are sent to experts as activations are, not in {tokens and tokens.name.lower()}": (
+            tokens is not None and run.ep > 1
+        ),
+        **list_differences(run.scenario, followed),
     }
 
 
-def _overlaps_experts(scenario: TrainingScenario, trainer: TrainerProfile) -> bool:
-    return trainer.overlaps_expert_exchange and scenario.layout.ep > 1
-
-
-def _prepare(scenario: TrainingScenario) -> Sequence[str]:
-    lines = [
-        'MEGATRON_PATH="${MEGATRON_PATH:-/tmp/megatron-lm}"',
-        'if [[ ! -f "${MEGATRON_PATH}/pretrain_gpt.py" ]]; then',
-        f"    git clone --quiet --depth 1 --branch {_RELEASE} \\",
-        '        https://github.com/NVIDIA/Megatron-LM "${MEGATRON_PATH}"',
-        "fi",
-    ]
-    if _overlaps_experts(scenario, scenario.trainer.resolve()):
-        lines.append("export CUDA_DEVICE_MAX_CONNECTIONS=32")
-    elif scenario.zero_stage < _GRADIENTS_STAGE:
-        lines += [
-            "# Before Blackwell, collectives are hidden only where kernels start in their order.",
-            "export CUDA_DEVICE_MAX_CONNECTIONS=1",
-        ]
-    return lines
-
-
-def _data(scenario: TrainingScenario) -> Sequence[str]:
-    return [
-        'if [[ -n "${DATA_PATH:-}" ]]; then',
-        '    DATA=(--data-path "${DATA_PATH}" --split 99,1,0 --tokenizer-type HuggingFaceTokenizer',
-        '        --tokenizer-model "${TOKENIZER:?set it to the folder or name of a tokenizer}")',
-        "else",
-        "    # Made-up tokens; this tokenizer adds one to its size.",
-        (
-            "    DATA=(--mock-data --tokenizer-type NullTokenizer"
-            f" --vocab-size {scenario.model.vocab - 1})"
-        ),
-        "fi",
-    ]
-
-
-def _remarks(scenario: TrainingScenario, trainer: TrainerProfile) -> list[str]:
-    remarks = [
-        "without DATA_PATH the run makes up its data; set DATA_PATH and TOKENIZER for your own",
-        LEARNING_REMARK,
-    ]
-    if scenario.dtype is DType.FP8:
-        remarks.append("FP8 is used with Megatron's default recipe; `--fp8-recipe` names others")
-    if trainer.overlaps_tensor_collectives and splits_sequence(scenario):
-        remarks.append("`--tp-comm-overlap` needs an MPI or NCCL bootstrap of user buffers")
-    if trainer.overlaps_parameter_gather and not trainer.overlaps_gradient_reduction:
-        remarks.append("parameters are not gathered ahead: that needs overlaps_gradient_reduction")
-    if trainer.dispatch_dtype is not None and scenario.layout.ep > 1:
-        name = trainer.dispatch_dtype.name.lower()
-        remarks.append(f"tokens are sent to experts as activations are, not in {name}")
-    tensor_rules = [("overlaps_tensor_gradients", True)] if scenario.layout.tp > 1 else []
-    is_ring = scenario.layout.cp > 1 and scenario.context_parallel == "ring"
-    context_rules = [("overlaps_context_exchange", True)] if is_ring else []
-    return remarks + list_differences(scenario, (*tensor_rules, *context_rules))
-
-
-TRAINER = MegatronCore()
+TRAINER = TrainingFramework(
+    name="megatron-core",
+    project="Megatron-LM",
+    release="core_v0.15.0",
+    profiles=("megatron-core", "megatron-lm-2022", "megatron-lm-2021", "plain"),
+    script=_SCRIPT,
+    image=IMAGE,
+    options=_OPTIONS,
+    starts=lambda files: "pretrain_gpt.py" in files[SCRIPT] and "--deepspeed" not in files[SCRIPT],
+    refuse=_refuse,
+    remarks=_remarks,
+    find_models=lambda options: find_presets(options, _OPTIONS),
+)

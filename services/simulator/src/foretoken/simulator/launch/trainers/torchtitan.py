@@ -6,43 +6,37 @@ PyTorch, `torch/distributed/pipelining/schedules.py` (names of schedules).
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from foretoken.domain.frameworks.trainer import find_trainer
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.plugins import scan_yaml
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.simulator.launch.documented_option import find_options, flatten, nest
-from foretoken.simulator.launch.option_map import Fields, Link, OptionMap, Options, value
-from foretoken.simulator.launch.shell_script import (
-    NUM_DEVICES,
-    Program,
-    read_script,
-    render_script,
+from foretoken.simulator.launch.files import render_toml
+from foretoken.simulator.launch.options import (
+    Fields,
+    Link,
+    OptionMap,
+    Options,
+    constant,
+    invert,
+    value,
 )
-from foretoken.simulator.launch.toml_text import render_toml
 from foretoken.simulator.launch.trainer import (
     LEARNING_REMARK,
+    NUM_DEVICES,
     SCRIPT,
-    LaunchedStrategy,
+    ConfigFile,
+    LaunchedRun,
     Refusals,
-    TrainingJob,
-    TrainingLaunch,
-    launched_fields,
+    TrainingFramework,
     list_differences,
-    num_virtual_stages,
-    refuse_common,
-    strategy_of_fields,
 )
 from foretoken.simulator.training.operator_recompute import EVERY_OTHER_MATMUL
 
-_RELEASE = "0.2.2"
-# It needs a PyTorch of its own time.
-_IMAGE = "pytorch/pytorch:2.10.0-cuda12.8-cudnn9-devel"
-_CONFIG = "train.toml"
-_OUTPUTS = "/tmp/torchtitan"  # noqa: S108 - in the container
+_NAME = "torchtitan"
+_RELEASE, _CONFIG = "0.2.2", "train.toml"
 _SCHEDULES = {
     "one_f_one_b": "1F1B",
     "gpipe": "GPipe",
@@ -63,19 +57,8 @@ _FP8_EXPERTS_CONVERTER = "quantize.grouped_mm.float8"
 _AXES = "parallelism."
 _SELECTED = "activation_checkpoint.selective_ac_option"
 
-_DATA = (
-    'DATA=(--model.hf_assets_path "${TOKENIZER:?set it to the folder of the tokenizer}")',
-    'if [[ -n "${DATA_PATH:-}" ]]; then DATA+=(--training.dataset_path "${DATA_PATH}"); fi',
-)
 
-Tables = Mapping[str, Mapping[str, object]]
-
-
-def _refuse(scenario: TrainingScenario) -> tuple[str, str]:
-    """Return the model's name and flavor, or raise what torchtitan does not do."""
-    refusals = Refusals(Torchtitan.name)
-    refuse_common(scenario, refusals)
-    refusals.add_lacks(scenario, Torchtitan.can)
+def _refuse(scenario: TrainingScenario, refusals: Refusals) -> None:
     flavor = _find_flavor(scenario.model)
     refusals.add_if(
         not flavor,
@@ -83,51 +66,68 @@ def _refuse(scenario: TrainingScenario) -> tuple[str, str]:
         f"has no model of the geometry of {scenario.model.name}; it has"
         f" {', '.join(sorted(_flavors()))}",
     )
-    name, _, kind = flavor.partition("/")
+    name = flavor.partition("/")[0]
     refusals.add_if(
         name in _WITHOUT_CONTEXT and scenario.layout.cp > 1,
         "layout.cp",
         f"its {name} runs FlexAttention, which is not split by context: set it 1",
     )
-    refusals.finish()
-    return name, kind
 
 
-def _run_tables(scenario: TrainingScenario, name: str, flavor: str) -> Tables:
-    """Return what a run needs and no simulation says."""
-    title = f"{scenario.model.name} on {scenario.layout.num_devices} {scenario.device}"
+def _flavors() -> Mapping[str, str]:
+    content = dict(scan_yaml("foretoken.simulator.launch", "flavors"))
+    return {str(preset): str(flavor) for preset, flavor in content[_NAME].items()}
+
+
+def _find_flavor(model: ModelArchitecture) -> str:
+    """Return name and flavor of the model of that geometry; nothing where there is none."""
+    for preset, flavor in _flavors().items():
+        if _geometry(find_model(preset)) == _geometry(model):
+            return flavor
+    return ""
+
+
+def _geometry(model: ModelArchitecture) -> ModelArchitecture:
+    return replace(model, name="", aliases=(), max_position=1)
+
+
+def _read_preset(options: Options) -> ModelArchitecture:
+    return find_model(invert(_flavors())[f"{options['model.name']}/{options['model.flavor']}"])
+
+
+def _write_job(run: LaunchedRun) -> Options:
+    """Return what a run needs and no simulation says, and the model."""
+    name, _, flavor = _find_flavor(run.model).partition("/")
+    experts = [_FP8_EXPERTS_CONVERTER] if run.has_experts else []
+    converters = {"model.converters": [_FP8_CONVERTER, *experts]}
     return {
-        "job": {"dump_folder": _OUTPUTS, "description": title},
-        "metrics": {"log_freq": 1},
-        "model": {
-            "name": name,
-            "flavor": flavor,
-            **_converters(scenario),
-        },
-        "optimizer": {"name": "AdamW", "lr": 1.0e-4, "implementation": "fused"},
-        "lr_scheduler": {"warmup_steps": 10},
-        "checkpoint": {"enable": False},
+        "job.dump_folder": "/tmp/torchtitan",  # noqa: S108 - in the container
+        "job.description": (
+            f"{run.model.name} on {run.scenario.layout.num_devices} {run.scenario.device}"
+        ),
+        "metrics.log_freq": 1,
+        "model.name": name,
+        "model.flavor": flavor,
+        **(converters if run.dtype is DType.FP8 else {}),
+        "optimizer.name": "AdamW",
+        "optimizer.lr": 1.0e-4,
+        "optimizer.implementation": "fused",
+        "lr_scheduler.warmup_steps": 10,
+        "checkpoint.enable": False,
     }
 
 
-def _converters(scenario: TrainingScenario) -> Mapping[str, object]:
-    if scenario.dtype is not DType.FP8:
-        return {}
-    experts = [_FP8_EXPERTS_CONVERTER] if scenario.model.moe else []
-    return {"converters": [_FP8_CONVERTER, *experts]}
-
-
-def _write_training(fields: Fields) -> Options:
-    is_pipeline = fields["pp"] > 1
-    local = fields["global_batch_size"] // fields["dp"]
+def _write_training(run: LaunchedRun) -> Options:
+    is_pipeline = run.pp > 1
+    local = run.global_batch_size // run.dp
     return {
         "training.dataset": "c4",
         "training.steps": 100,
-        "training.local_batch_size": local if is_pipeline else fields["micro_batch_size"],
-        "training.global_batch_size": fields["global_batch_size"],
-        "training.seq_len": fields["sequence_length"],
+        "training.local_batch_size": local if is_pipeline else run.micro_batch_size,
+        "training.global_batch_size": run.global_batch_size,
+        "training.seq_len": run.sequence_length,
         "training.max_norm": 1.0,
-        "training.mixed_precision_param": _PRECISIONS[fields["dtype"]],
+        "training.mixed_precision_param": _PRECISIONS[run.dtype],
         "training.mixed_precision_reduce": "float32",
     }
 
@@ -145,11 +145,11 @@ def _read_training(options: Options) -> Fields:
     }
 
 
-def _write_shards(fields: Fields) -> Options:
-    stage = fields["zero_stage"]
-    shards = fields["shard_degree"] // fields["cp"] if stage else 1
+def _write_shards(run: LaunchedRun) -> Options:
+    stage = run.zero_stage
+    shards = run.shard_degree // run.cp if stage else 1
     return {
-        f"{_AXES}data_parallel_replicate_degree": fields["dp"] // shards,
+        f"{_AXES}data_parallel_replicate_degree": run.dp // shards,
         f"{_AXES}data_parallel_shard_degree": shards,
         f"{_AXES}fsdp_reshard_after_forward": _RESHARD.get(stage, "default"),
     }
@@ -160,8 +160,8 @@ def _read_shards(options: Options) -> Fields:
         options[f"{_AXES}{axis}_parallel_degree"] for axis in ("pipeline", "tensor", "context")
     )
     shards = options[f"{_AXES}data_parallel_shard_degree"] * context
-    stages = {policy: stage for stage, policy in _RESHARD.items()}
-    stage = stages[options[f"{_AXES}fsdp_reshard_after_forward"]] if shards > 1 else 0
+    policy = options[f"{_AXES}fsdp_reshard_after_forward"]
+    stage = invert(_RESHARD)[policy] if shards > 1 else 0
     return {
         "dp": options[NUM_DEVICES] // (pipeline * tensor * context),
         "zero_stage": stage,
@@ -170,32 +170,32 @@ def _read_shards(options: Options) -> Fields:
     }
 
 
-def _write_optional(fields: Fields) -> Options:
+def _write_optional(run: LaunchedRun) -> Options:
     options: dict[str, object] = {}
-    if fields["rules.overlaps_tensor_collectives"] and fields["tp"] > 1:
+    if run.rules.overlaps_tensor_collectives and run.tp > 1:
         options["enable_async_tensor_parallel"] = True
-    if fields["cp"] > 1:
+    if run.cp > 1:
         options["context_parallel_rotate_method"] = "alltoall"
-    if fields["has_experts"]:
-        options["expert_parallel_degree"] = fields["ep"]
-        options["expert_tensor_parallel_degree"] = fields["expert_tp"]
+    if run.has_experts:
+        options["expert_parallel_degree"] = run.ep
+        options["expert_tensor_parallel_degree"] = run.expert_tp
     return {f"{_AXES}{name}": said for name, said in options.items()}
 
 
-def _write_chunks(fields: Fields) -> Options:
+def _write_chunks(run: LaunchedRun) -> Options:
     """Return the modules of every chunk of layers in the order of the model."""
-    if fields["pp"] == 1:
+    if run.pp == 1:
         return {}
     chunks: list[list[str]] = []
     first = 0
-    for count in fields["stage_layers"]:
+    for count in run.stage_layers:
         chunks.append([f"layers.{index}" for index in range(first, first + count)])
         first += count
     chunks[0].insert(0, "tok_embeddings")
     chunks[-1] += ["norm", "output"]
     return {
-        f"{_AXES}pipeline_parallel_schedule": _SCHEDULES[fields["pipeline_schedule"]],
-        f"{_AXES}pipeline_parallel_microbatch_size": fields["micro_batch_size"],
+        f"{_AXES}pipeline_parallel_schedule": _SCHEDULES[run.pipeline_schedule],
+        f"{_AXES}pipeline_parallel_microbatch_size": run.micro_batch_size,
         f"{_AXES}module_fqns_per_model_part": chunks,
     }
 
@@ -206,22 +206,17 @@ def _read_chunks(options: Options) -> Fields:
         counts: tuple[int, ...] = (_read_preset(options).num_layers,)
     else:
         counts = tuple(sum(name.startswith("layers.") for name in chunk) for chunk in chunks)
-    schedules = {name: schedule for schedule, name in _SCHEDULES.items()}
+    schedule = options.get(f"{_AXES}pipeline_parallel_schedule", "1F1B")
     return {
         "stage_layers": counts,
         "virtual_stages": len(counts) // options[f"{_AXES}pipeline_parallel_degree"],
-        "pipeline_schedule": schedules[options.get(f"{_AXES}pipeline_parallel_schedule", "1F1B")],
+        "pipeline_schedule": invert(_SCHEDULES)[schedule],
     }
 
 
-def _read_preset(options: Options) -> ModelArchitecture:
-    wanted = f"{options['model.name']}/{options['model.flavor']}"
-    return find_model(next(preset for preset, flavor in _flavors().items() if flavor == wanted))
-
-
-def _write_recompute(fields: Fields) -> Options:
-    chosen = {_SELECTED: _BY_OPERATOR} if fields["recompute"] == "selective" else {}
-    return {"activation_checkpoint.mode": fields["recompute"], **chosen}
+def _write_recompute(run: LaunchedRun) -> Options:
+    chosen = {_SELECTED: _BY_OPERATOR} if run.recompute == "selective" else {}
+    return {"activation_checkpoint.mode": run.recompute, **chosen}
 
 
 def _read_recompute(options: Options) -> Fields:
@@ -232,9 +227,9 @@ def _read_recompute(options: Options) -> Fields:
     }
 
 
-def _write_compilation(fields: Fields) -> Options:
-    is_fp8 = fields["dtype"] is DType.FP8
-    is_async = fields["rules.overlaps_tensor_collectives"] and fields["tp"] > 1
+def _write_compilation(run: LaunchedRun) -> Options:
+    is_fp8 = run.dtype is DType.FP8
+    is_async = run.rules.overlaps_tensor_collectives and run.tp > 1
     options: dict[str, object] = {}
     if is_async or is_fp8:
         options |= {"compile.enable": True, "compile.components": ["model", "loss"]}
@@ -243,16 +238,15 @@ def _write_compilation(fields: Fields) -> Options:
             "quantize.linear.float8.enable_fsdp_float8_all_gather": False,
             "quantize.linear.float8.filter_fqns": ["output", "router.gate"],
         }
-    if is_fp8 and fields["has_experts"]:
+    if is_fp8 and run.has_experts:
         options["quantize.grouped_mm.float8.fqns"] = ["experts"]
     return options
 
 
 _OPTIONS = OptionMap(
-    name="torchtitan",
-    versions=_RELEASE,
-    source="torchtitan, torchtitan/config/job_config.py",
+    documented="torchtitan",
     links=(
+        Link(write=_write_job),
         Link(write=_write_training, read=_read_training),
         Link(write=_write_shards, read=_read_shards),
         value("tp", f"{_AXES}tensor_parallel_degree", always=True),
@@ -273,87 +267,53 @@ _OPTIONS = OptionMap(
 )
 
 
-class Torchtitan:
-    """Starts `torchtitan.train` with a TOML."""
-
-    name = "torchtitan"
-    profiles = ("torchtitan",)
-    can = find_trainer("torchtitan").can
-    options = _OPTIONS
-
-    def launch(self, job: TrainingJob) -> TrainingLaunch:
-        """Return what starts a run."""
-        scenario = job.scenario
-        flavor = _refuse(scenario)
-        leaves = {
-            **flatten(_run_tables(scenario, *flavor)),
-            **self.options.write(launched_fields(scenario)),
-        }
-        find_options("torchtitan").check(leaves)
-        program = Program(
-            title=f"{scenario.model.name} on torchtitan {_RELEASE}",
-            target="-m torchtitan.train",
-            lines=[
-                f'python -c "import torchtitan" 2> /dev/null || pip install torchtitan=={_RELEASE}'
-            ],
-            data_lines=_DATA,
-        )
-        # torchtitan has its options in the file, so its script has this one.
-        script = render_script(
-            job, program, {"job.config_file": _CONFIG}, find_options("torchtitan-command")
-        )
-        return TrainingLaunch(
-            files={SCRIPT: script, _CONFIG: render_toml(nest(leaves))},
-            image=_IMAGE,
-            remarks=_remarks(scenario, *flavor),
-        )
-
-    def starts(self, files: Mapping[str, str]) -> bool:
-        """Tell whether the command is of `torchtitan.train`, or there is a TOML."""
-        return "torchtitan" in files[SCRIPT] or _CONFIG in files
-
-    def find_models(self, files: Mapping[str, str]) -> Sequence[str]:
-        """Return the preset of the model's flavor."""
-        return [_read_preset(flatten(tomllib.loads(files[_CONFIG]))).name]
-
-    def read(self, files: Mapping[str, str]) -> LaunchedStrategy:
-        """Return what the TOML asks for."""
-        leaves = flatten(tomllib.loads(files[_CONFIG]))
-        started = read_script(files[SCRIPT])[NUM_DEVICES]
-        return strategy_of_fields(self.options.read({**leaves, NUM_DEVICES: started})[0])
+# Blocks of `templates/train.sh.j2`.
+_SCRIPT = """\
+{% block prepare %}
+python -c "import torchtitan" 2> /dev/null || pip install torchtitan=={{ framework.release }}
+{% endblock %}
+{% block data %}
+DATA=(--model.hf_assets_path "${TOKENIZER:?set it to the folder of the tokenizer}")
+if [[ -n "${DATA_PATH:-}" ]]; then DATA+=(--training.dataset_path "${DATA_PATH}"); fi
+{% endblock %}
+{% block program %}-m torchtitan.train{% endblock %}
+"""
 
 
-def _flavors() -> Mapping[str, str]:
-    content = dict(scan_yaml("foretoken.simulator.launch", "flavors"))
-    return {str(preset): str(flavor) for preset, flavor in content[Torchtitan.name].items()}
-
-
-def _find_flavor(model: ModelArchitecture) -> str:
-    """Return name and flavor of the model of that geometry; nothing where there is none."""
-    for preset, flavor in _flavors().items():
-        if _geometry(find_model(preset)) == _geometry(model):
-            return flavor
-    return ""
-
-
-def _geometry(model: ModelArchitecture) -> ModelArchitecture:
-    return replace(model, name="", aliases=(), max_position=1)
-
-
-def _remarks(scenario: TrainingScenario, name: str, flavor: str) -> list[str]:
-    trainer = scenario.trainer.resolve()
-    remarks = [
-        f"set TOKENIZER to the folder of the tokenizer of {name} {flavor}",
-        "set DATA_PATH to the data of `training.dataset` (left out: fetched from Hugging Face)",
-        LEARNING_REMARK,
-        f"torchtitan {_RELEASE} needs the PyTorch that its release names; later ones have no TOML",
-    ]
-    if num_virtual_stages(scenario) == 1 and scenario.layout.pp > 1:
-        remarks.append("a pipeline's micro batches are `local_batch_size` cut into pieces")
-    if trainer.overlaps_tensor_collectives and scenario.layout.tp > 1:
-        remarks.append("overlapped tensor parallelism needs torch.compile, which fuses kernels too")
+def _remarks(run: LaunchedRun) -> Mapping[str, object]:
+    flavor = _find_flavor(run.model).replace("/", " ")
     followed = [("overlaps_gradient_reduction", True), ("overlaps_parameter_gather", True)]
-    return remarks + list_differences(scenario, followed if scenario.zero_stage else ())
+    return {
+        f"set TOKENIZER to the folder of the tokenizer of {flavor}": 1,
+        "set DATA_PATH to the data of `training.dataset` (left out: fetched from Hugging Face)": 1,
+        LEARNING_REMARK: 1,
+        f"torchtitan {_RELEASE} needs the PyTorch that its release names; later ones have no TOML"
+        "": 1,
+        "a pipeline's micro batches are `local_batch_size` cut into pieces": (
+            run.virtual_stages == 1 and run.pp > 1
+        ),
+        "overlapped tensor parallelism needs torch.compile, which fuses kernels too": (
+            run.rules.overlaps_tensor_collectives and run.tp > 1
+        ),
+        **list_differences(run.scenario, followed if run.zero_stage else ()),
+    }
 
 
-TRAINER = Torchtitan()
+TRAINER = TrainingFramework(
+    name=_NAME,
+    project=_NAME,
+    release=_RELEASE,
+    profiles=("torchtitan",),
+    # It needs a PyTorch of its own time.
+    script=_SCRIPT,
+    image="pytorch/pytorch:2.10.0-cuda12.8-cudnn9-devel",
+    # torchtitan has its options in the file, so its script has this one.
+    options=OptionMap(
+        documented="torchtitan-command", links=(constant({"job.config_file": _CONFIG}),)
+    ),
+    config=ConfigFile(name=_CONFIG, options=_OPTIONS, render=render_toml, parse=tomllib.loads),
+    starts=lambda files: _NAME in files[SCRIPT] or _CONFIG in files,
+    refuse=_refuse,
+    remarks=_remarks,
+    find_models=lambda options: [_read_preset(options).name],
+)

@@ -12,7 +12,7 @@ from foretoken.domain.models.quantization import executed_quantization
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import SERVING_MODES, ServingSearchRequest
-from foretoken.simulator.launch.write import find_server
+from foretoken.simulator.launch.server import find_server
 from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_lacks
 
 # Requests on a replica where none are named: about four per doubling, sizes engines capture.

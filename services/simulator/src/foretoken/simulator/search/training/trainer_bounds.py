@@ -11,7 +11,7 @@ from foretoken.domain.frameworks.trainer_capability import OVERLAP_RULES
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import OVERLAPS, TrainingSearchRequest
 from foretoken.simulator.grid import Flags
-from foretoken.simulator.launch.framework import find_framework
+from foretoken.simulator.launch.trainer import find_framework
 from foretoken.simulator.steps.strategies import (
     AXES,
     Strategies,

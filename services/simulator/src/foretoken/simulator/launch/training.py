@@ -4,25 +4,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.simulator.launch.framework import choose_framework
-from foretoken.simulator.launch.generated_file import (
-    dump_manifests,
+from foretoken.simulator.launch.files import (
+    render,
+    render_manifests,
     render_scenario,
     write_files,
 )
 from foretoken.simulator.launch.trainer import (
+    MASTER_PORT,
     SCRIPT,
-    TrainingFramework,
-    TrainingJob,
-    TrainingLaunch,
+    LaunchedRun,
+    choose_framework,
     plan_job,
 )
-from foretoken.simulator.launch.training_manifests import NAME, training_manifests
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
 from foretoken.simulator.training.schedule import find_schedule, with_chunks
@@ -48,19 +45,22 @@ def write_training_launch(
     check_launched(scenario)
     job = plan_job(scenario)
     launch = trainer.launch(job)
-    kustomization = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": ["job.yaml"],
+    about = {
+        "job": job,
+        "run": LaunchedRun.of(scenario),
+        "launch": launch,
+        "framework": trainer,
+        "script": SCRIPT,
+        "port": MASTER_PORT,
     }
     return write_files(
         folder,
         {
             **launch.files,
-            "job.yaml": dump_manifests(training_manifests(job, launch)),
-            "kustomization.yaml": yaml.safe_dump(kustomization, sort_keys=False),
+            "job.yaml": render_manifests("job.yaml", about),
+            "kustomization.yaml": render("kustomization.yaml", {"resource": "job.yaml"}),
             "scenario.yaml": render_scenario(scenario),
-            "README.md": _describe(job, launch, trainer),
+            "README.md": render("training.md", about),
         },
     )
 
@@ -114,73 +114,3 @@ def check_fills_nodes(scenario: TrainingScenario, num_devices: Sequence[int]) ->
             return
     if problem is not None:
         raise problem
-
-
-def _describe(job: TrainingJob, launch: TrainingLaunch, trainer: TrainingFramework) -> str:
-    scenario = job.scenario
-    layout = scenario.layout
-    nodes = f"{job.num_nodes} node{'s' * (job.num_nodes > 1)}"
-    lines = [
-        f"# {scenario.name}",
-        "",
-        (
-            f"{scenario.model.name} on {layout.num_devices} {scenario.device}"
-            f" ({nodes} of {job.devices_per_node}) with {trainer.name}, as `scenario.yaml` says."
-        ),
-        "",
-        f"- `{SCRIPT}`: what starts a node's part of the run",
-        *(f"- `{name}`: what it reads" for name in launch.files if name != SCRIPT),
-        "- `job.yaml`, `kustomization.yaml`: the same for Kubernetes, one pod a node",
-        "- `scenario.yaml`: what was simulated: `foretoken simulate training scenario.yaml`",
-        "",
-        *_by_hand(job),
-        "",
-        "On Kubernetes:",
-        "",
-        "```bash",
-        "kubectl apply -k .",
-        f"kubectl logs --follow --selector job-name={NAME} --prefix",
-        "kubectl delete -k .",
-        "```",
-        "",
-        "Before you start it:",
-        "",
-        *(f"- {remark}" for remark in dict.fromkeys(_remarks(job, launch, trainer))),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _by_hand(job: TrainingJob) -> Sequence[str]:
-    if job.num_nodes == 1:
-        return ["By hand:", "", "```bash", f"bash {SCRIPT}", "```"]
-    return [
-        f"By hand, on each of {job.num_nodes} nodes, `NODE_RANK` from 0 to {job.num_nodes - 1}:",
-        "",
-        "```bash",
-        f"MASTER_ADDR=first-node NODE_RANK=0 bash {SCRIPT}",
-        "```",
-    ]
-
-
-def _remarks(job: TrainingJob, launch: TrainingLaunch, trainer: TrainingFramework) -> Sequence[str]:
-    scenario = job.scenario
-    remarks = list(launch.remarks)
-    profile = scenario.trainer.profile
-    if profile not in trainer.profiles[:1]:
-        remarks.insert(
-            0,
-            f"times were simulated by the rules of {profile}; simulate with `--set"
-            f" trainer.profile={trainer.profiles[0]}` for those of {trainer.name}",
-        )
-    if job.num_nodes > 1:
-        remarks.append(
-            "RDMA cards are resources of your cluster (`rdma/...`): add them to the container's"
-            " limits in `job.yaml`, or collectives go through the pods' network"
-        )
-    remarks.append(f"`job.yaml` runs the image {launch.image}: name another where yours differs")
-    remarks.append(
-        "checkpoints, data and logs want a volume: add a claim to `job.yaml` and the paths to"
-        " the arguments"
-    )
-    return remarks
