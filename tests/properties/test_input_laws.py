@@ -28,8 +28,8 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.text_file import read_json, read_text
 from foretoken.profiler.config_json import read_config_json
 from foretoken.simulator.training.measured_file import read_measured
-from foretoken.simulator.validation.run_file import load_run
-from foretoken.simulator.validation.training_truth_table import read_truth
+from foretoken.simulator.validation.measured_run import load_run
+from foretoken.simulator.validation.training_run import read_truth
 from foretoken.simulator.workload.trace_file import load_trace
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"

@@ -19,7 +19,7 @@ from foretoken.domain.requests.serving_run import (
     decode_run,
     encode_run,
 )
-from foretoken.simulator.validation.run_file import load_run
+from foretoken.simulator.validation.measured_run import load_run
 from foretoken.simulator.workload.request_plan import plan_requests
 
 _TEXTS = st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), min_size=1, max_size=30)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from foretoken.app.cli.main import app
 from foretoken.app.cli.request_options import with_option_groups
-from foretoken.simulator.validation.run_file import load_run
+from foretoken.simulator.validation.measured_run import load_run
 
 
 def _invoke(*words: str) -> Any:

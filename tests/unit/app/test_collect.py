@@ -32,7 +32,7 @@ from foretoken.domain.requests.serving_run import (
     encode_run,
 )
 from foretoken.domain.requests.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
-from foretoken.simulator.validation.replay import scenario_of_run
+from foretoken.simulator.validation.measured_run import scenario_of_run
 from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.workload.requests import resolve_workload
 

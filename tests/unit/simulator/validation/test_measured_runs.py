@@ -11,7 +11,7 @@ import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun, encode_run
-from foretoken.simulator.validation.run_file import load_run
+from foretoken.simulator.validation.measured_run import load_run
 
 _SHARED = Path(__file__).resolve().parents[4] / ".." / "shared" / "data"
 _RUNS = _SHARED / "llmservingsim" / "runs"

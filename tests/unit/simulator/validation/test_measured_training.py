@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.simulator.validation.training_run import ALL_STAGES, MeasuredComponent
-from foretoken.simulator.validation.training_run_file import read_run
+from foretoken.simulator.validation.training_run import ALL_STAGES, MeasuredComponent, read_run
 
 _EXAMPLE = Path(__file__).resolve().parents[4] / "docs" / "examples" / "measured-steps.csv"
 

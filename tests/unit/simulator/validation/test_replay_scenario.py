@@ -8,7 +8,7 @@ from foretoken.domain.models.load import load_model
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.serving_run import ServingRun
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.validation.replay import scenario_of_run
+from foretoken.simulator.validation.measured_run import scenario_of_run
 from foretoken.simulator.workload.request_plan import NONE
 from foretoken.simulator.workload.requests import resolve_workload
 

@@ -11,11 +11,17 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.serving_run import MeasuredRequest
 from foretoken.domain.results.report import Feasibility, RequestColumns
 from foretoken.simulator.report.page import render_page
-from foretoken.simulator.validation.comparison import token_gaps_ms
-from foretoken.simulator.validation.decode_step import DecodeComparison
-from foretoken.simulator.validation.residual import DECODE, FRONT_END, PREFILL, QUEUEING
-from foretoken.simulator.validation.section import validation_sections
-from foretoken.simulator.validation.serving import ServingValidation, validate_serving
+from foretoken.simulator.validation.decode_steps import DecodeComparison
+from foretoken.simulator.validation.serving import (
+    DECODE,
+    FRONT_END,
+    PREFILL,
+    QUEUEING,
+    ServingValidation,
+    validate_serving,
+)
+from foretoken.simulator.validation.serving_comparison import token_gaps_ms
+from foretoken.simulator.validation.serving_page import validation_sections
 
 
 def _slower(factor: float) -> StepCost:

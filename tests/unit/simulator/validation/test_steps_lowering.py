@@ -11,7 +11,7 @@ from foretoken.domain.lowering.graph import OperatorNode
 from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.domain.measurements.profiling import STEP_KINDS, ClosureStep
 from foretoken.domain.models.architecture import find_model
-from foretoken.simulator.validation.steps_kernels import count_kernels
+from foretoken.simulator.validation.steps import count_kernels
 
 _LLAMA, _GPT2 = find_model("tiny-llama"), find_model("gpt2-xl")
 _GPT2_FORM = ModelForm(model_type="gpt2", activation="gelu_new")

@@ -18,7 +18,7 @@ from foretoken.domain.measurements.estimate import (
 from foretoken.domain.measurements.profiling import ClosureReport, ClosureStep, MeasuredStep
 from foretoken.domain.models.architecture import find_model
 from foretoken.simulator.validation.steps import describe_shares, validate_steps
-from foretoken.simulator.validation.steps_section import steps_sections
+from foretoken.simulator.validation.steps_page import steps_sections
 
 _MODEL = find_model("tiny-llama")
 _DECODE = ClosureStep(kind="decode", batch_size=4, num_tokens=32)

@@ -15,11 +15,14 @@ from foretoken.domain.results.report import Feasibility
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.report.page import render_page
 from foretoken.simulator.validation.training import TrainingValidation, validate_training
-from foretoken.simulator.validation.training_attribution import REST
-from foretoken.simulator.validation.training_comparison import score_runs
-from foretoken.simulator.validation.training_proportion import REST as WAITING
-from foretoken.simulator.validation.training_proportion import forward_share, split_step
-from foretoken.simulator.validation.training_section import training_validation_sections
+from foretoken.simulator.validation.training_comparison import (
+    REST,
+    WAITING,
+    forward_share,
+    score_runs,
+    split_step,
+)
+from foretoken.simulator.validation.training_page import training_validation_sections
 
 
 def _slower(name: str, factor: float) -> dict[str, float]:

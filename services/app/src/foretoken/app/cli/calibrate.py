@@ -38,7 +38,7 @@ from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.training.calibration import CalibrationResult, calibrate_training
 from foretoken.simulator.training.calibration_fit import PARAMETERS
 from foretoken.simulator.training.measured_file import MeasuredTime, read_measured
-from foretoken.simulator.validation import training_truth_table
+from foretoken.simulator.validation import training_run
 
 _DEFAULT = "operators"
 
@@ -297,9 +297,9 @@ def _read_runs(paths: Sequence[Path], changes: dict[str, Any]) -> dict[str, Trai
 
 def _read_times(path: Path, names: Iterable[str]) -> tuple[MeasuredTime, ...]:
     """Return the measured times in a file; of GPUModeling25's table, those of named scenarios."""
-    if not training_truth_table.recognises(path):
+    if not training_run.recognises(path):
         return read_measured(path)
-    found = {name: training_truth_table.read_truth(path, name) for name in names}
+    found = {name: training_run.read_truth(path, name) for name in names}
     return tuple(
         MeasuredTime(
             scenario=name,

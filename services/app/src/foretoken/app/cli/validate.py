@@ -29,16 +29,14 @@ from foretoken.client.facade import Foretoken
 from foretoken.domain.metrics.metric import title_of
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.simulator.validation.comparison import STATISTICS, RequestComparison
-from foretoken.simulator.validation.decode_step import DecodeComparison
+from foretoken.simulator.validation.decode_steps import DecodeComparison
 from foretoken.simulator.validation.finding import Finding
-from foretoken.simulator.validation.replay import scenario_of_run
-from foretoken.simulator.validation.run_file import load_run
+from foretoken.simulator.validation.measured_run import load_run, scenario_of_run
 from foretoken.simulator.validation.serving import ServingValidation, validate_serving
+from foretoken.simulator.validation.serving_comparison import STATISTICS, RequestComparison
 from foretoken.simulator.validation.training import TrainingValidation, validate_training
 from foretoken.simulator.validation.training_comparison import ComponentComparison, score_runs
-from foretoken.simulator.validation.training_run import ALL_STAGES, MeasuredTraining
-from foretoken.simulator.validation.training_run_file import read_run
+from foretoken.simulator.validation.training_run import ALL_STAGES, MeasuredTraining, read_run
 
 app = typer.Typer(help="Compare a simulation with what was measured.", no_args_is_help=True)
 
@@ -92,7 +90,7 @@ def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
             _write_requests(requests_csv, validation.requests)
             note(f"requests written to {requests_csv}")
         if html is not None:
-            from foretoken.simulator.validation.section import validation_sections
+            from foretoken.simulator.validation.serving_page import validation_sections
 
             title = f"{replayed.model.name} on {replayed.device}: measured and simulated"
             write_page(html, title, validation_sections(validation))
@@ -241,7 +239,7 @@ def _validate(
 def _write_page(
     path: Path, scenarios: Sequence[TrainingScenario], validations: Sequence[TrainingValidation]
 ) -> None:
-    from foretoken.simulator.validation.training_section import training_validation_sections
+    from foretoken.simulator.validation.training_page import training_validation_sections
 
     named = [f"{item.model.name} on {item.layout.num_devices} {item.device}" for item in scenarios]
     title = f"{', '.join(dict.fromkeys(named))}: measured and simulated"

@@ -79,7 +79,7 @@ def steps(
                 validations.append(validate_steps(report, services.predictor))
         state.print_object(validations, lambda: _tables(validations))
         if html is not None:
-            from foretoken.simulator.validation.steps_section import steps_sections
+            from foretoken.simulator.validation.steps_page import steps_sections
 
             names = dict.fromkeys(f"{item.model} on {item.device}" for item in validations)
             title = f"{', '.join(names)}: steps, measured and predicted"

@@ -12,7 +12,7 @@ import aiohttp
 from foretoken.app.collect.target import Target
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.serving_run import UNKNOWN, UNKNOWN_S, MeasuredRequest
-from foretoken.simulator.validation.answer_chunk import AnswerChunk, parse_chunk
+from foretoken.simulator.validation.measured_run import AnswerChunk, parse_chunk
 
 # Of an error's body so much is kept.
 _MAX_ERROR_CHARACTERS = 300

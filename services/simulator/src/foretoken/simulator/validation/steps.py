@@ -1,7 +1,13 @@
-"""Whole steps of a model as they were measured, beside what operators alone make of them.
+"""Whole steps of a model as measured, compared with what operators alone make of them.
 
 Nothing is fitted: a step is the sum of its operators' estimates, and of what the host takes as
-`foretoken profile host` measures it on small models.
+`foretoken profile host` measures it on small models. On a CPU the host is the device: what a model
+takes in addition to its operators is added. On a GPU both run at the same time, and the slower
+decides; a graph is launched once and replayed.
+
+Kernels are those that `transformers` launches operator by operator, counted in its source and
+PyTorch's, and seen with a dispatch mode: llama, qwen3 and gpt2 in transformers 5.23. On a GPU some
+operators are two kernels, which the count leaves out.
 """
 
 from collections import defaultdict
@@ -14,19 +20,200 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.eager import ModelForm, lower_step
 from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.node_builder import EAGER_VARIANT
 from foretoken.domain.lowering.options import Nodes
-from foretoken.domain.measurements.estimate import OperatorCall, Provenance
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyColumns,
+    LatencyQuery,
+    OperatorCall,
+    OperatorTable,
+    Phase,
+    Provenance,
+)
 from foretoken.domain.measurements.profiling import (
     DISTURBED_KEY,
     ClosureReport,
     ClosureStep,
     MeasuredStep,
 )
+from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.units import ceil_divide
 from foretoken.simulator.training.operator_prices import OperatorPrices, Price, fetch_prices
-from foretoken.simulator.validation.steps_host import HostTime, HostTimes, fetch_host_times
-from foretoken.simulator.validation.steps_kernels import count_kernels
+
+_OPERATOR = "launch_gap"
+_OWN = (Provenance.MEASURED, Provenance.INTERPOLATED, Provenance.EXTRAPOLATED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostTime:
+    """A time in µs with its bounds."""
+
+    latency_us: float = 0.0
+    low_us: float = 0.0
+    high_us: float = 0.0
+
+    def plus(self, other: "HostTime") -> "HostTime":
+        """Return both one after the other."""
+        return HostTime(
+            latency_us=self.latency_us + other.latency_us,
+            low_us=self.low_us + other.low_us,
+            high_us=self.high_us + other.high_us,
+        )
+
+    def beside(self, other: "HostTime") -> "HostTime":
+        """Return both at the same time."""
+        return HostTime(
+            latency_us=max(self.latency_us, other.latency_us),
+            low_us=max(self.low_us, other.low_us),
+            high_us=max(self.high_us, other.high_us),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostTimes:
+    """Host times by part and number of kernels; a part that was not measured here has none."""
+
+    is_cpu: bool
+    by_part: Mapping[tuple[str, int], HostTime]
+    notes: tuple[str, ...] = ()
+
+    def compose(
+        self, operators: HostTime, step: ClosureStep, num_kernels: int
+    ) -> tuple[HostTime, float]:
+        """Return the time of a step, and the host's part of it in µs."""
+        none = HostTime()
+
+        def find(part: str) -> HostTime:
+            return self.by_part.get((part, num_kernels), none)
+
+        if step.mode == "compiled":
+            return operators, 0.0
+        if step.mode == "graph":
+            launch = find("launch_graph")
+            return operators.beside(find("replay")).plus(launch), launch.latency_us
+        suffix = _suffix(step)
+        model = find(f"model_{suffix}")
+        if not self.is_cpu:
+            return operators.beside(model), model.latency_us
+        alone = find(f"operators_{suffix}")
+        gap_us = max(0.0, model.latency_us - alone.latency_us)
+        # Both were measured side by side, so what disturbs one disturbs the other.
+        gap = HostTime(latency_us=gap_us, low_us=gap_us, high_us=gap_us)
+        return operators.plus(gap), gap_us
+
+
+def fetch_host_times(
+    steps: Sequence[tuple[ClosureStep, int]], device: str, dtype: DType, predictor: PredictorPort
+) -> HostTimes:
+    """Return the host times of steps of that many kernels, in one query."""
+    is_cpu = find_device(device).kind == "cpu"
+    wanted = sorted({(part, count) for step, count in steps for part in _parts_of(step, is_cpu)})
+    notes = []
+    if any(step.mode == "compiled" for step, _ in steps):
+        notes.append("the host's part of compiled steps is not modelled: device time alone")
+    if not wanted:
+        return HostTimes(is_cpu=is_cpu, by_part={}, notes=tuple(notes))
+    tables = tuple(
+        OperatorTable(
+            operator=_OPERATOR,
+            dtype=dtype,
+            columns={"num_kernels": [count]},
+            variant=f"part={part}",
+        )
+        for part, count in wanted
+    )
+    reply = predictor.predict(LatencyQuery(device=device, tables=tables))
+    answers = zip(wanted, reply.tables, strict=True)
+    known = {key: _time(columns) for key, columns in answers if _is_own(columns, key[0])}
+    missing = sorted({part for part, count in wanted if (part, count) not in known})
+    if missing:
+        notes.append(
+            f"host times not measured on {device}: {', '.join(missing)}; run"
+            f" `foretoken profile host --device {device}`, then `foretoken train`"
+        )
+    return HostTimes(is_cpu=is_cpu, by_part=known, notes=tuple(notes))
+
+
+def _suffix(step: ClosureStep) -> str:
+    return "training" if step.kind == "training" else "eager"
+
+
+def _parts_of(step: ClosureStep, is_cpu: bool) -> tuple[str, ...]:
+    if step.mode == "compiled":
+        return ()
+    if step.mode == "graph":
+        return ("launch_graph", "replay")
+    suffix = _suffix(step)
+    return (f"model_{suffix}", f"operators_{suffix}") if is_cpu else (f"model_{suffix}",)
+
+
+def _is_own(columns: LatencyColumns, part: str) -> bool:
+    """Whether the host of this device was timed in this very way."""
+    return Provenance(int(columns.provenance[0])) in _OWN and f"part={part}" in columns.basis
+
+
+def _time(columns: LatencyColumns) -> HostTime:
+    return HostTime(
+        latency_us=float(columns.latency_us[0]),
+        low_us=float(columns.low_us[0]),
+        high_us=float(columns.high_us[0]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """Kernels of a pass of an operator, and how many more convert between 16 bit and fp32."""
+
+    forward: int = 1
+    backward: int = 1
+    conversions: int = 0
+
+
+_CHAINS: Mapping[str, _Count] = {
+    "rms_norm": _Count(forward=6, backward=14, conversions=2),
+    "rope": _Count(forward=10, backward=14),
+    "gelu": _Count(forward=8, backward=11),
+}
+_COUNTS: Mapping[str, _Count] = {
+    "cross_entropy": _Count(forward=4, backward=3, conversions=1),
+    "kv_cache_write": _Count(forward=2),
+    "product": _Count(backward=2),
+}
+# Positions, and with rotary embedding their angles, sines and cosines.
+_NUM_POSITION_KERNELS = {"learned": 2, "rope": 9}
+_NUM_ANGLE_CONVERSIONS = 2
+# Before training, transformers looks whether several sequences share a row.
+_NUM_PACKING_KERNELS = 8
+# A launch of a fused optimizer takes this many tensors and elements, and one counts the steps.
+# Source: PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh (four lists of tensors: 36
+# tensors, 320 blocks of 65,536 elements).
+_TENSORS_PER_LAUNCH = 36
+_ELEMENTS_PER_LAUNCH = 320 * 65536
+
+
+def count_kernels(nodes: Nodes, step: ClosureStep, model: ModelArchitecture, dtype: DType) -> int:
+    """Return the kernels of a step that consists of these operators."""
+    is_narrow = dtype is not DType.FP32
+    count = _NUM_POSITION_KERNELS[model.position]
+    if model.position == "rope" and is_narrow:
+        count += _NUM_ANGLE_CONVERSIONS
+    if step.kind == "training":
+        count += _NUM_PACKING_KERNELS
+    return count + sum(node.repeat * _of_node(node, is_narrow=is_narrow) for node in nodes)
+
+
+def _of_node(node: OperatorNode, *, is_narrow: bool) -> int:
+    if node.operator == "fused_adam":
+        by_tensors = ceil_divide(node.dims["num_tensors"], _TENSORS_PER_LAUNCH)
+        by_elements = ceil_divide(node.dims["num_params"], _ELEMENTS_PER_LAUNCH)
+        return 1 + max(int(by_tensors), int(by_elements))
+    counts = _CHAINS if node.variant == EAGER_VARIANT else _COUNTS
+    count = counts.get(node.operator, _Count())
+    kernels = count.forward if node.phase is Phase.FORWARD else count.backward
+    return kernels + (count.conversions if is_narrow else 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,10 @@
-"""Measured components of a training step beside simulated ones, with their errors."""
+"""Measured components of a training step compared with simulated ones."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import ComponentTime, TrainingReport
 from foretoken.simulator.validation.training_run import (
     ALL_STAGES,
@@ -94,7 +95,7 @@ def compare_step(run: MeasuredTraining, report: TrainingReport) -> ComponentComp
 def compare_components(
     run: MeasuredTraining, report: TrainingReport
 ) -> tuple[ComponentComparison, ...]:
-    """Return every measured component beside the simulated one, by component and stage."""
+    """Return every measured component with the simulated one, by component and stage."""
     simulated = simulated_times(report.components)
     rows = [_compare(item, simulated) for item in run.components]
     return tuple(sorted(rows, key=lambda row: (_place(row.name), row.name, row.stage)))
@@ -178,3 +179,192 @@ def measure_stability(run: MeasuredTraining) -> tuple[Stability, ...]:
 
 def _place(name: str) -> int:
     return COMPONENTS.index(name) if name in COMPONENTS else len(COMPONENTS)
+
+
+FORWARD = "layers, forward"
+BACKWARD = "layers, backward"
+BESIDE_LAYERS = "rest of the passes"
+WAITING = "waiting and other"
+
+# Of the first stage: nothing there waits for another stage's update.
+_STAGE = 0
+
+Times = Mapping[str, float]
+
+
+def forward_share(scenario: TrainingScenario) -> float:
+    """Return the share of a layer's tensor-parallel reductions that are in its forward pass.
+
+    The backward pass has as many as the forward one, and as many again where it runs that again.
+    """
+    again = 0.0
+    if scenario.recompute == "full":
+        num_chunks = scenario.layout.pp * scenario.virtual_stages
+        num_layers = scenario.model.num_layers / num_chunks
+        again = min(scenario.recompute_layers / num_layers, 1.0) or 1.0
+    return 1.0 / (2.0 + again)
+
+
+def split_step(
+    step_ms: float, times: Times, calls: Mapping[str, int], reduced_forward: float
+) -> Mapping[str, float]:
+    """Return the ms of a step by part, from components' times and how often each is in the step.
+
+    A layer's passes contain `mp_allreduce`, `reduced_forward` of it the forward pass, a stage's
+    passes the layers, and `optimizer` contains `dp_allgather`: each part is without what it
+    contains. What is left of the step is waiting, and all that was not measured; nothing where the
+    parts are longer than the step.
+    """
+    whole = {name: time_ms * calls.get(name, 0) for name, time_ms in times.items()}
+    reduced = whole.get("mp_allreduce", 0.0)
+    shares = {"encoder_fwd": reduced_forward, "encoder_bwd": 1.0 - reduced_forward}
+    alone = {
+        name: max(whole[name] - share * reduced, 0.0)
+        for name, share in shares.items()
+        if name in whole
+    }
+    parts = {
+        FORWARD: alone.get("encoder_fwd", 0.0),
+        BACKWARD: alone.get("encoder_bwd", 0.0),
+        "mp_allreduce": reduced,
+    }
+    if "stage_fwd" in whole and "stage_bwd" in whole:
+        beside = whole["stage_fwd"] + whole["stage_bwd"] - sum(parts.values())
+        parts[BESIDE_LAYERS] = max(beside, 0.0)
+    gathered = whole.get("dp_allgather", 0.0)
+    parts["pp_p2p"] = whole.get("pp_p2p", 0.0)
+    parts["dp_allreduce"] = whole.get("dp_allreduce", 0.0)
+    if "optimizer" in whole:
+        gathered = min(gathered, whole["optimizer"])
+    parts["dp_allgather"] = gathered
+    parts["optimizer"] = whole.get("optimizer", gathered) - gathered
+    parts[WAITING] = max(step_ms - sum(parts.values()), 0.0)
+    return {name: time_ms for name, time_ms in parts.items() if time_ms > 0}
+
+
+def compare_proportions(
+    run: MeasuredTraining, report: TrainingReport, scenario: TrainingScenario
+) -> Mapping[str, Mapping[str, float]]:
+    """Return the parts in ms of the first stage's step, `measured` and `simulated`.
+
+    How often a component is in a step is the simulation's count for both. Flagged times count too:
+    a picture with a flagged part says more than one without. Empty without measured components.
+    """
+    here = [item for item in report.components if item.stage == _STAGE]
+    calls = {item.name: item.num_calls for item in here}
+    measured: dict[str, float] = {}
+    for item in sorted(run.components, key=lambda item: item.stage):
+        # What was measured of the stage itself replaces what stands for all.
+        if item.stage in (ALL_STAGES, _STAGE) and item.name in calls:
+            measured[item.name] = item.time_ms
+    if not measured:
+        return {}
+    simulated = {item.name: item.time_ms for item in here if item.name in measured}
+    share = forward_share(scenario)
+    return {
+        "measured": split_step(run.step.time_ms, measured, calls, share),
+        "simulated": split_step(report.step_time_ms, simulated, calls, share),
+    }
+
+
+REST = "not measured"
+
+_PASSES = (("stage_fwd", "encoder_fwd"), ("stage_bwd", "encoder_bwd"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contribution:
+    """What the error of a component adds to that of the step.
+
+    `error_ms` adds up to the step's error over all contributions; `share_ratio` is that over the
+    sum of all without their signs.
+    """
+
+    name: str
+    error_ms: float
+    share_ratio: float
+
+
+def attribute_error(
+    step: ComponentComparison,
+    rows: Sequence[ComponentComparison],
+    report: TrainingReport,
+    scenario: TrainingScenario,
+) -> tuple[Contribution, ...]:
+    """Return the contributions, the largest first; none without scored components.
+
+    Taken as small errors of a pipeline filled once: the slowest stage runs every micro batch on the
+    critical path, each other stage one, and each boundary is crossed once forward and once back.
+    Of a reduction and a gathering counts what no computation hides. The rest is what no scored
+    component explains.
+    """
+    scored = {(row.name, row.stage): row for row in rows if row.is_scored}
+    parts = _passes(scored, report, scenario)
+    pp = scenario.layout.pp
+    sends = [row.error_ms for (name, _), row in scored.items() if name == "pp_p2p"]
+    if sends and pp > 1:
+        parts["pp_p2p"] = 2 * (pp - 1) * statistics.fmean(sends)
+    exposed = _exposed_ratio(report)
+    for name in ("dp_allreduce", "dp_allgather"):
+        row = _at(scored, name, 0)
+        if row is not None:
+            parts[name] = row.error_ms * exposed
+    update = _at(scored, "optimizer", 0)
+    if update is not None:
+        # It contains the gathering of parameters.
+        parts["optimizer"] = update.error_ms - parts.get("dp_allgather", 0.0)
+    if not parts:
+        return ()
+    parts[REST] = step.error_ms - sum(parts.values())
+    whole = sum(map(abs, parts.values())) or 1.0
+    ordered = sorted(parts.items(), key=lambda item: -abs(item[1]))
+    return tuple(
+        Contribution(name=name, error_ms=error_ms, share_ratio=abs(error_ms) / whole)
+        for name, error_ms in ordered
+    )
+
+
+def _passes(
+    scored: Mapping[tuple[str, int], ComponentComparison],
+    report: TrainingReport,
+    scenario: TrainingScenario,
+) -> dict[str, float]:
+    """Return what the passes add: of whole stages where those were measured, else of layers."""
+    num_stages, num_micro_batches = scenario.layout.pp, report.num_micro_batches
+    calls = {(item.name, item.stage): item.num_calls for item in report.components}
+    parts = {}
+    errors: dict[str, list[float]] = {}
+    measured = [0.0] * num_stages
+    for whole, layer in _PASSES:
+        name = whole if any(found == whole for found, _ in scored) else layer
+        found = [_at(scored, name, stage) for stage in range(num_stages)]
+        if not any(found):
+            continue
+        errors[name] = []
+        for stage, row in enumerate(found):
+            # A layer occurs as often in a pass as the stage has layers.
+            per_pass = calls.get((name, stage), num_micro_batches) / max(num_micro_batches, 1)
+            errors[name].append(row.error_ms * per_pass if row else 0.0)
+            measured[stage] += row.measured_ms * per_pass if row else 0.0
+    slowest = max(range(num_stages), key=lambda stage: measured[stage])
+    for name, values in errors.items():
+        others = sum(values) - values[slowest]
+        fill = others / max(scenario.virtual_stages, 1)
+        parts[name] = num_micro_batches * values[slowest] + fill
+    return parts
+
+
+def _at(
+    scored: Mapping[tuple[str, int], ComponentComparison], name: str, stage: int
+) -> ComponentComparison | None:
+    """Return what was measured of the stage, of all stages, or of the nearest one before it."""
+    for number in (stage, ALL_STAGES):
+        if (name, number) in scored:
+            return scored[name, number]
+    before = [number for found, number in scored if found == name and 0 <= number < stage]
+    return scored[name, max(before)] if before else None
+
+
+def _exposed_ratio(report: TrainingReport) -> float:
+    whole = report.communication_ms_by_axis.get("dp", 0.0)
+    return min(report.exposed_ms_by_axis.get("dp", 0.0) / whole, 1.0) if whole else 1.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
 from foretoken.domain.units import NS_PER_S
-from foretoken.simulator.validation.run_file import MeasuredRunFormat, RunFile
+from foretoken.simulator.validation.measured_run import MeasuredRunFormat, RunFile
 
 _S_PER_UNIT = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _SUMMARY = "profile_export_aiperf.json"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.serving_run import RUN_FORMAT, ServingRun, decode_run
-from foretoken.simulator.validation.run_file import MeasuredRunFormat, RunFile
+from foretoken.simulator.validation.measured_run import MeasuredRunFormat, RunFile
 
 
 def _recognises(file: RunFile) -> bool:

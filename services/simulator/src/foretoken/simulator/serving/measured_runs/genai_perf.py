@@ -11,8 +11,12 @@ from typing import Any
 
 from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
 from foretoken.domain.units import NS_PER_S
-from foretoken.simulator.validation.answer_chunk import AnswerChunk, parse_chunk
-from foretoken.simulator.validation.run_file import MeasuredRunFormat, RunFile
+from foretoken.simulator.validation.measured_run import (
+    AnswerChunk,
+    MeasuredRunFormat,
+    RunFile,
+    parse_chunk,
+)
 
 _SUMMARY = "profile_export_genai_perf.json"
 # Input lengths of a spread below this share of the mean count as alike.

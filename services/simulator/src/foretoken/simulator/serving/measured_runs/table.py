@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
-from foretoken.simulator.validation.run_file import MeasuredRunFormat, RunFile
+from foretoken.simulator.validation.measured_run import MeasuredRunFormat, RunFile
 
 _SYNONYMS: Mapping[str, Sequence[str]] = {
     "request_id": ("request_id", "id", "request", "index"),

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
-from foretoken.simulator.validation.run_file import MeasuredRunFormat, RunFile
+from foretoken.simulator.validation.measured_run import MeasuredRunFormat, RunFile
 
 _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 _SUMMARY = ("mean_ttft_ms", "median_ttft_ms", "request_throughput")

@@ -7,8 +7,8 @@ import numpy as np
 from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.units import US_PER_MS
-from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
-from foretoken.simulator.validation.chart import draw_pairs
+from foretoken.page.section import Cell, Fact, Picture, Section
+from foretoken.simulator.validation.page import draw_pairs, error_cell, number_table
 from foretoken.simulator.validation.steps import StepComparison, StepsValidation, describe_shares
 
 # An error above this is pointed out.
@@ -55,38 +55,30 @@ def _overview(validations: Sequence[StepsValidation]) -> Section:
 
 
 def _errors(validation: StepsValidation) -> Section:
-    rows: list[Sequence[str | Cell]] = [_row(step) for step in validation.steps]
+    rows = [_row(step) for step in validation.steps]
     rows += [
         (_name(item.step), "not measured", "", "", "", "", item.reason)
         for item in validation.failed
     ]
+    headers = (
+        *("step", "measured (ms)", "predicted (ms)", "low to high", "error"),
+        *("kernels counted, seen", "rests on"),
+    )
     return Section(
         title=f"{validation.model} on {validation.device}",
         intro=" ".join((f"{validation.framework}.", *(f"{text}." for text in validation.notes))),
-        table=DataTable(
-            headers=(
-                "step",
-                "measured (ms)",
-                "predicted (ms)",
-                "low to high",
-                "error",
-                "kernels counted, seen",
-                "rests on",
-            ),
-            rows=rows,
-            text_columns=(6,),
-        ),
+        table=number_table(headers, rows, text_columns=(6,)),
     )
 
 
-def _row(step: StepComparison) -> Sequence[str | Cell]:
-    low, high = step.low_us / US_PER_MS, step.high_us / US_PER_MS
+def _row(step: StepComparison) -> Sequence[float | str | Cell]:
+    low, high = (format_number(bound / US_PER_MS) for bound in (step.low_us, step.high_us))
     return (
         _name(step.measured.step),
-        format_number(step.measured.latency_us_median / US_PER_MS),
-        format_number(step.predicted_us / US_PER_MS),
-        f"{format_number(low)} to {format_number(high)}",
-        _error_cell(step.error_ratio),
+        step.measured.latency_us_median / US_PER_MS,
+        step.predicted_us / US_PER_MS,
+        f"{low} to {high}",
+        error_cell(step.error_ratio, _ALERT_RATIO),
         f"{step.num_kernels or '-'}, {step.measured.num_kernels or '-'}",
         describe_shares(step),
     )
@@ -95,29 +87,18 @@ def _row(step: StepComparison) -> Sequence[str | Cell]:
 def _composition(validation: StepsValidation) -> Section:
     rows = [
         (
-            _name(step.measured.step),
-            part.name,
-            str(part.num_calls),
-            format_number(part.latency_us / US_PER_MS),
+            *(_name(step.measured.step), part.name, part.num_calls, part.latency_us / US_PER_MS),
             f"{part.latency_us / max(step.predicted_us, 1e-9):.1%}",
             part.provenance.name.lower(),
         )
         for step in validation.steps
         for part in step.parts[:_NUM_PARTS]
     ]
+    headers = ("step", "operator", "calls", "takes (ms)", "of the step", "weakest ground")
     return Section(
         title=f"{validation.model} on {validation.device}: what steps consist of",
-        table=DataTable(
-            headers=("step", "operator", "calls", "takes (ms)", "of the step", "weakest ground"),
-            rows=rows,
-            text_columns=(1, 5),
-        ),
+        table=number_table(headers, rows, text_columns=(1, 5)),
     )
-
-
-def _error_cell(error_ratio: float) -> str | Cell:
-    text = f"{error_ratio:+.1%}"
-    return Cell(text=text, tone="alert") if abs(error_ratio) > _ALERT_RATIO else text
 
 
 def _name(step: ClosureStep) -> str:

@@ -1,4 +1,10 @@
-"""Files of measured runs: which format one is in, and what its requests were."""
+"""Measured serving runs: formats of their files, events of streamed answers, their scenario.
+
+Events are those of OpenAI's streaming API: `data: {...}` with `choices` (completions: `text`, chat:
+`delta.content`) and, where `stream_options.include_usage` requests it, a last one with `usage`;
+`data: [DONE]` ends it. vLLM, SGLang and TensorRT-LLM add `reasoning_content`, `token_ids`, and
+`usage` in every event with `continuous_usage_stats`.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +15,9 @@ from typing import Any, NoReturn
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.plugins import scan_modules
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
+from foretoken.domain.requests.workload import Request, WorkloadSpec
 
 # Beyond any count and any clock, in ns since 1970 too; and exact enough as a float.
 _MAX_NUMBER = 1e19
@@ -211,4 +219,111 @@ def _shift(request: MeasuredRequest, start_s: float) -> MeasuredRequest:
         arrival_s=request.arrival_s - start_s,
         chunk_s=tuple(time_s - start_s for time_s in request.chunk_s),
         **{name: time_s - start_s if time_s >= 0 else time_s for name, time_s in times.items()},
+    )
+
+
+_DONE = "[DONE]"
+_TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerChunk:
+    """One event of an answer; without a choice it is a summary.
+
+    `num_tokens` are the tokens it says it holds (-1: it does not say), `total_tokens` those of the
+    answer so far or in all, `prompt_tokens` and `cached_tokens` those of the prompt (-1 likewise).
+    """
+
+    has_choice: bool = False
+    has_tokens: bool = False
+    is_last: bool = False
+    num_tokens: int = -1
+    total_tokens: int = -1
+    prompt_tokens: int = -1
+    cached_tokens: int = -1
+    finish_reason: str = ""
+    error: str = ""
+
+
+def parse_chunk(data: str) -> AnswerChunk:
+    """Return what the data of one event says.
+
+    Raises:
+        ValueError: it is neither JSON nor the end.
+
+    """
+    if data.strip() == _DONE:
+        return AnswerChunk(is_last=True)
+    content = json.loads(data)
+    if not isinstance(content, Mapping):
+        raise ValueError(f"expected an object, found {data[:60]!r}")  # noqa: TRY004 - bad content
+    error = content.get("error")
+    if error:
+        message = error.get("message", error) if isinstance(error, Mapping) else error
+        return AnswerChunk(error=str(message))
+    choices = [choice for choice in content.get("choices") or () if isinstance(choice, Mapping)]
+    usage = content.get("usage")
+    counts = usage if isinstance(usage, Mapping) else {}
+    details = counts.get("prompt_tokens_details")
+    return AnswerChunk(
+        has_choice=bool(choices),
+        has_tokens=any(_has_tokens(choice) for choice in choices),
+        num_tokens=_count_ids(choices),
+        total_tokens=_count(counts, "completion_tokens"),
+        prompt_tokens=_count(counts, "prompt_tokens"),
+        cached_tokens=_count(details if isinstance(details, Mapping) else {}, "cached_tokens"),
+        finish_reason=next(
+            (str(choice["finish_reason"]) for choice in choices if choice.get("finish_reason")), ""
+        ),
+    )
+
+
+def _has_tokens(choice: Mapping[str, Any]) -> bool:
+    delta = choice.get("delta")
+    texts = [delta.get(name) for name in _TEXTS] if isinstance(delta, Mapping) else []
+    return any([choice.get("text"), choice.get("token_ids"), *texts])
+
+
+def _count_ids(choices: list[Mapping[str, Any]]) -> int:
+    ids = [choice["token_ids"] for choice in choices if choice.get("token_ids")]
+    return sum(len(item) for item in ids) if ids else -1
+
+
+def _count(counts: Mapping[str, Any], name: str) -> int:
+    value = counts.get(name)
+    return value if isinstance(value, int) else -1
+
+
+def scenario_of_run(scenario: ServingScenario, run: ServingRun) -> ServingScenario:
+    """Return the scenario with the run's completed requests as its workload.
+
+    Each arrives when it was measured to; those of a closed loop arrive in the measured order, when
+    one before is complete in the simulation, the first ones over the time that it took to send
+    them. Answers are as long as the measured ones were.
+    """
+    start_s = min(request.arrival_s for request in run.completed)
+    workload = WorkloadSpec(
+        arrival="trace",
+        arrival_options=_loop_options(run),
+        trace_requests=tuple(_to_request(request, start_s) for request in run.completed),
+        hash_block_tokens=run.hash_block_tokens,
+    )
+    return replace(scenario, workload=workload)
+
+
+def _loop_options(run: ServingRun) -> Mapping[str, str]:
+    if not run.concurrency:
+        return {}
+    # Those that failed took a place too. The last of the ramp begins one place before its end.
+    begun_s = sorted(request.arrival_s for request in run.requests)[: run.concurrency]
+    ramp_s = (begun_s[-1] - begun_s[0]) * len(begun_s) / max(len(begun_s) - 1, 1)
+    return {"concurrency": str(run.concurrency), "ramp_s": repr(ramp_s)}
+
+
+def _to_request(request: MeasuredRequest, start_s: float) -> Request:
+    return Request(
+        arrival_s=request.arrival_s - start_s,
+        num_prefill_tokens=request.num_prefill_tokens,
+        num_decode_tokens=request.num_decode_tokens,
+        block_hashes=request.block_hashes,
     )

@@ -1,5 +1,6 @@
 """The sections of a page about a validation of training steps."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,13 +9,15 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
 from foretoken.simulator.report.plots import draw_stacked_rows
+from foretoken.simulator.validation.page import error_cell, findings_section, number_table
 from foretoken.simulator.validation.training import TrainingValidation
-from foretoken.simulator.validation.training_comparison import ComponentComparison, score_runs
-from foretoken.simulator.validation.training_proportion import (
+from foretoken.simulator.validation.training_comparison import (
     BACKWARD,
     BESIDE_LAYERS,
     FORWARD,
-    REST,
+    WAITING,
+    ComponentComparison,
+    score_runs,
 )
 from foretoken.simulator.validation.training_run import ALL_STAGES
 
@@ -29,7 +32,7 @@ _COLORS = {
     "dp_allreduce": VERMILION,
     "dp_allgather": "#e9a3c4",
     "optimizer": GREEN,
-    REST: GREY,
+    WAITING: GREY,
 }
 
 
@@ -69,19 +72,13 @@ def _runs(validations: Sequence[TrainingValidation]) -> Section:
     ]
     errors = [validation.step.error_ratio for validation in validations]
     mean = statistics.fmean(map(abs, errors))
+    headers = ("component", *(item.run_name for item in validations), "all runs")
     rows.append(("step, with its sign", *(f"{error:+.1%}" for error in errors), f"{mean:.1%}"))
     return Section(
         title="Errors of all runs",
         intro="Means without signs over the stages that are scored; flagged rows are left out.",
-        table=DataTable(
-            headers=("component", *(item.run_name for item in validations), "all runs"), rows=rows
-        ),
+        table=DataTable(headers=headers, rows=rows),
     )
-
-
-def stage_label(stage: int) -> str:
-    """Return how a table calls a stage."""
-    return "all" if stage == ALL_STAGES else str(stage)
 
 
 def _findings(validation: TrainingValidation) -> Section:
@@ -118,71 +115,60 @@ def _findings(validation: TrainingValidation) -> Section:
                 f" {overall.num_flagged} flagged left out",
             )
         )
-    rows = [(item.component, item.text, item.advice) for item in validation.findings]
-    return Section(
-        title="What the comparison says",
-        intro=(
-            f"{validation.run_name} ({validation.source}) beside its simulation. Errors are"
-            " simulated over measured, less one."
-        ),
-        facts=facts,
-        table=DataTable(
-            headers=("component", "finding", "what to do"), rows=rows, text_columns=(1, 2)
-        ),
+    intro = (
+        f"{validation.run_name} ({validation.source}) compared with its simulation. Errors are"
+        " simulated over measured, less one."
     )
+    return findings_section(intro, facts, validation.findings)
 
 
 def _components(validation: TrainingValidation) -> Section:
+    headers = ("component", "stage", "measured (ms)", "simulated (ms)", "error", "flags")
+    rows = [_component_row(row) for row in validation.components]
     return Section(
         title="Components",
         intro="Means of one occurrence. Flagged rows are shown and not scored.",
-        table=DataTable(
-            headers=("component", "stage", "measured (ms)", "simulated (ms)", "error", "flags"),
-            rows=[_component_row(row) for row in validation.components],
-            text_columns=(5,),
-        ),
+        table=number_table(headers, rows, text_columns=(5,)),
     )
 
 
-def _component_row(row: ComponentComparison) -> Sequence[str | Cell]:
+def _component_row(row: ComponentComparison) -> Sequence[float | str | Cell]:
     is_simulated = row.simulated_ms > 0
-    error: str | Cell = f"{row.error_ratio:+.1%}" if is_simulated else "-"
-    if row.is_scored and abs(row.error_ratio) > _ALERT_RATIO:
-        error = Cell(text=str(error), tone="alert")
-    elif not row.is_scored:
-        error = f"({error})"
+    error = error_cell(row.error_ratio, _ALERT_RATIO if row.is_scored else math.inf)
+    if not is_simulated:
+        error = "-"
     return (
-        row.name,
-        stage_label(row.stage),
-        format_number(row.measured_ms),
-        format_number(row.simulated_ms) if is_simulated else "-",
-        error,
+        *(row.name, _stage(row.stage), row.measured_ms),
+        row.simulated_ms if is_simulated else "-",
+        error if row.is_scored else f"({error})",
         row.flags,
     )
 
 
+def _stage(stage: int) -> str:
+    return "all" if stage == ALL_STAGES else str(stage)
+
+
 def _scores(validation: TrainingValidation) -> Section:
-    rows: list[Sequence[str | Cell]] = [
+    rows: list[Sequence[float | str]] = [
         (
-            item.name,
-            str(item.num_scored),
-            str(item.num_flagged),
+            *(item.name, item.num_scored, item.num_flagged),
             f"{item.mean_error_ratio:+.1%}" if item.num_scored else "-",
             f"{item.mape_ratio:.1%}" if item.num_scored else "-",
         )
         for item in validation.scores
     ]
-    step = validation.step
-    rows.append(("step", "1", "0", f"{step.error_ratio:+.1%}", f"{abs(step.error_ratio):.1%}"))
-    return Section(
-        title="Errors by component",
-        table=DataTable(
-            headers=("component", "scored", "flagged", "mean error", "without signs"), rows=rows
-        ),
-    )
+    error = validation.step.error_ratio
+    rows.append(("step", 1, 0, f"{error:+.1%}", f"{abs(error):.1%}"))
+    headers = ("component", "scored", "flagged", "mean error", "without signs")
+    return Section(title="Errors by component", table=number_table(headers, rows))
 
 
 def _contributions(validation: TrainingValidation) -> Section:
+    rows = [
+        (item.name, _signed(item.error_ms), f"{item.share_ratio:.0%}")
+        for item in validation.contributions
+    ]
     return Section(
         title="What the error of the step comes from",
         intro=(
@@ -190,13 +176,7 @@ def _contributions(validation: TrainingValidation) -> Section:
             " stage's passes count once for every micro batch, other stages' once, a transfer twice"
             " for every boundary, what follows the pipeline once."
         ),
-        table=DataTable(
-            headers=("component", "of the step (ms)", "share"),
-            rows=[
-                (item.name, _signed(item.error_ms), f"{item.share_ratio:.0%}")
-                for item in validation.contributions
-            ],
-        ),
+        table=number_table(("component", "of the step (ms)", "share"), rows),
     )
 
 
@@ -210,14 +190,13 @@ def _stability(validation: TrainingValidation) -> Section:
         )
     rows = [
         (
-            item.name,
-            stage_label(item.stage),
-            str(item.num_samples or "-"),
-            format_number(item.time_ms),
-            f"{item.mean_ratio:+.1%}",
-            f"{item.variation_ratio:.1%}" if item.num_samples else "-",
-            format_number(item.p10_ms) if item.num_samples else "-",
-            format_number(item.p90_ms) if item.num_samples else "-",
+            *(item.name, _stage(item.stage), item.num_samples or "-"),
+            *(item.time_ms, f"{item.mean_ratio:+.1%}"),
+            *(
+                (f"{item.variation_ratio:.1%}", item.p10_ms, item.p90_ms)
+                if item.num_samples
+                else ("-", "-", "-")
+            ),
         )
         for item in validation.stability
         if item.is_known
@@ -233,57 +212,42 @@ def _stability(validation: TrainingValidation) -> Section:
             " that is compared, and the standard deviation over the mean where single steps are"
             f" known. {simulated}"
         ),
-        table=DataTable(headers=headers, rows=rows) if rows else None,
+        table=number_table(headers, rows) if rows else None,
     )
 
 
 def _proportions(validation: TrainingValidation, slug: str) -> Section:
+    parts = validation.proportions
     percent = {
-        row: {name: 100 * time_ms / (sum(parts.values()) or 1.0) for name, time_ms in parts.items()}
-        for row, parts in validation.proportions.items()
+        run: {name: 100 * time_ms / (sum(times.values()) or 1.0) for name, time_ms in times.items()}
+        for run, times in parts.items()
     }
-    svg = draw_stacked_rows(
-        f"{slug}proportions",
-        "Shares of the first stage's step",
-        "share of the step (%)",
-        percent,
-        _COLORS,
-    )
-    names = [name for name in _COLORS if any(name in parts for parts in percent.values())]
+    title = "Shares of the first stage's step"
+    svg = draw_stacked_rows(f"{slug}proportions", title, "share of the step (%)", percent, _COLORS)
+    names = [name for name in _COLORS if any(name in times for times in parts.values())]
     rows = [
         (
             name,
             *(
                 cell
-                for row, parts in validation.proportions.items()
-                for cell in (format_number(parts.get(name, 0.0)), _percent(percent[row], name))
+                for run in parts
+                for cell in (parts[run].get(name, 0.0), f"{percent[run].get(name, 0.0):.1f}%")
             ),
         )
         for name in names
     ]
-    headers = [
-        "part",
-        *(head for row in percent for head in (f"{row} (ms)", "share")),
-    ]
+    headers = ["part", *(head for run in parts for head in (f"{run} (ms)", "share"))]
+    caption = (
+        "Each part is without what it contains: layers without their reductions of tensor"
+        " parallelism, the optimizer without the gathering of parameters. What is left of the step"
+        " is waiting, and what was not measured."
+    )
     return Section(
         title="Proportions",
-        pictures=(
-            Picture(
-                svg=svg,
-                caption=(
-                    "Each part is without what it contains: layers without their reductions of"
-                    " tensor parallelism, the optimizer without the gathering of parameters. What"
-                    " is left of the step is waiting, and what was not measured."
-                ),
-            ),
-        ),
-        table=DataTable(headers=headers, rows=rows),
+        pictures=(Picture(svg=svg, caption=caption),),
+        table=number_table(headers, rows),
     )
 
 
 def _signed(value: float) -> str:
     return f"{'-' if value < 0 else '+'}{format_number(abs(value))}"
-
-
-def _percent(parts: dict[str, float], name: str) -> str:
-    return f"{parts.get(name, 0.0):.1f}%"

@@ -1,6 +1,6 @@
-"""Pictures of two runs side by side, each as one SVG text."""
+"""What the pages of all comparisons have: findings, tables of numbers, pictures of two runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -8,12 +8,48 @@ from matplotlib.ticker import FuncFormatter
 
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.figure import BLUE, GREY, STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.simulator.validation.timing import Floats
+from foretoken.page.section import Cell, DataTable, Fact, Section
+from foretoken.simulator.validation.finding import Finding
+from foretoken.simulator.validation.serving_comparison import Floats
 
 # A logarithmic axis pays once the values span this ratio.
 _LOG_RATIO = 40.0
 # More dots than this only hide each other.
 _MAX_DOTS = 4000
+
+
+def findings_section(intro: str, facts: Sequence[Fact], findings: Iterable[Finding]) -> Section:
+    """Return what a comparison says in words, with what it is of and its first figures."""
+    rows = [(item.component, item.text, item.advice) for item in findings]
+    table = DataTable(
+        headers=("component", "finding", "what to do"), rows=rows, text_columns=(1, 2)
+    )
+    return Section(title="What the comparison says", intro=intro, facts=facts, table=table)
+
+
+def number_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[float | str | Cell]],
+    text_columns: Collection[int] = (),
+) -> DataTable:
+    """Return a table whose numbers are rounded for reading; counts are whole."""
+    return DataTable(
+        headers=headers,
+        rows=[[_cell(value) for value in row] for row in rows],
+        text_columns=text_columns,
+    )
+
+
+def _cell(value: float | str | Cell) -> str | Cell:
+    if isinstance(value, float):
+        return format_number(value)
+    return str(value) if isinstance(value, int) else value
+
+
+def error_cell(error_ratio: float, alert_ratio: float) -> str | Cell:
+    """Return simulated over measured less one; pointed out above a size."""
+    text = f"{error_ratio:+.1%}"
+    return Cell(text=text, tone="alert") if abs(error_ratio) > alert_ratio else text
 
 
 def draw_shares(
@@ -30,7 +66,7 @@ def draw_shares(
         everything = [value for values in series.values() for value in values if value > 0]
         if everything and max(everything) > _LOG_RATIO * min(everything):
             axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+        axes.xaxis.set_major_formatter(_number_formatter())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
         axes.set_ylim(0, 1.02)
         axes.grid(visible=True, axis="both")
@@ -49,12 +85,14 @@ def draw_pairs(slug: str, label: str, measured: Floats, simulated: Floats) -> st
         axes = figure.subplots()
         axes.plot([0, highest], [0, highest], color=GREY, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.scatter(measured[::step], simulated[::step], s=9, color=BLUE, alpha=0.55, linewidths=0)
-        formatter = FuncFormatter(lambda value, _: format_number(value))
-        axes.xaxis.set_major_formatter(formatter)
-        axes.yaxis.set_major_formatter(formatter)
-        axes.set_xlim(0, highest * 1.03)
-        axes.set_ylim(0, highest * 1.03)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(_number_formatter())
+        axes.set(xlim=(0, highest * 1.03), ylim=(0, highest * 1.03))
         axes.grid(visible=True, axis="both")
         axes.set_xlabel(f"{label}, measured")
         axes.set_ylabel("simulated")
         return figure_to_svg(figure, slug)
+
+
+def _number_formatter() -> FuncFormatter:
+    return FuncFormatter(lambda value, _: format_number(value))
