@@ -14,6 +14,7 @@ import numpy as np
 from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.lowering.lower import lower_rank
 from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.rank import chunk_ranks
@@ -97,8 +98,13 @@ class WholeModel:
     def weights(self, degree: int) -> HeldWeights:
         """Return the operators with weights, which `isp` splits over so many ranks."""
         forward = tuple(node for node in self.forward if node.shares_weights or node.num_weights)
-        trainer = self.scenario.trainer.resolve()
-        return HeldWeights(forward=forward, layers=self.layers, degree=degree, trainer=trainer)
+        return HeldWeights(
+            forward=forward,
+            layers=self.layers,
+            degree=degree,
+            trainer=self.scenario.trainer.resolve(),
+            splits_tokens=splits_tokens(self.rank, self.scenario),
+        )
 
 
 class ActivationMeter:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.domain.lowering.communication import PlacedGroup
-from foretoken.domain.lowering.graph import OperatorNode, Overlap, Partition, RankContext, Section
+from foretoken.domain.lowering.graph import OperatorNode, Overlap, RankContext, Section
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.lowering.placement import RankGroup, axis_group
 from foretoken.domain.lowering.sequence_parallel import splits_tokens
@@ -19,6 +19,15 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
+from foretoken.simulator.steps.parameters import (
+    EMBEDDING,
+    FIGURES,
+    HEAD,
+    LAYERS,
+    HeldWeights,
+    add_places,
+    is_expert,
+)
 from foretoken.simulator.steps.sharding import ScenarioDegrees, Sharding
 from foretoken.simulator.steps.state_sums import HeldParameters, StateCall, StateRule
 from foretoken.simulator.training.stage_hardware import StageHardware
@@ -73,69 +82,6 @@ def exchange_in_layers(
     return _Writer(forward, rank, scenario, scenario.trainer.resolve()).write_layers()
 
 
-def parameter_groups(
-    forward: Nodes, rank: RankContext, scenario: TrainingScenario
-) -> tuple[ParameterGroup, ...]:
-    """Return the parameters of a chunk by the ranks that hold the same."""
-    degrees = ScenarioDegrees.of(scenario)
-    experts = [node for node in forward if is_expert(node)]
-    dense = [node for node in forward if not is_expert(node)]
-    groups = [("dense", dense, degrees.weight_parts, degrees.dense)]
-    if experts:
-        groups.append(("expert", experts, 1, degrees.expert))
-    found = []
-    for name, nodes, parts, ranks in groups:
-        layer_params = _layer_params(nodes, rank, parts)
-        weighted = (node for node in nodes if int(node.num_weights))
-        group = ParameterGroup(
-            name=name,
-            num_params=sum(_num_kept(node, parts) for node in nodes),
-            num_tensors=sum(node.repeat * node.num_tensors for node in weighted),
-            num_layer_params=max(layer_params, default=0),
-            layer_params=layer_params,
-            ranks=ranks,
-        )
-        found.append(group)
-    return tuple(found)
-
-
-def is_expert(node: OperatorNode) -> bool:
-    """Tell whether an operator's weights are those of experts."""
-    return node.operator == "grouped_gemm"
-
-
-def weight_parts(node: OperatorNode, degree: int) -> int:
-    """Return over how many ranks `isp` splits an operator's weights: it leaves norms whole."""
-    return degree if node.operator in ("gemm", "embedding") else 1
-
-
-def is_summed_over_tp(node: OperatorNode, *, splits_tokens: bool) -> bool:
-    """Tell whether a rank of tp has gradients of its own tokens or heads alone.
-
-    Norms of heads are whole on every rank but saw its heads; with tokens split, all that is whole
-    saw its tokens.
-    """
-    is_own = splits_tokens and node.partition is Partition.REPLICATED and not is_expert(node)
-    return node.partition is Partition.HEADS or is_own
-
-
-def _num_kept(node: OperatorNode, degree: int) -> int:
-    """Return the parameters a rank keeps of an operator."""
-    return int(ceil_divide(int(node.num_weights), weight_parts(node, degree)))
-
-
-def _layer_params(
-    nodes: list[OperatorNode], rank: RankContext, weight_degree: int
-) -> tuple[int, ...]:
-    counts = dict.fromkeys(rank.stage_layers, 0)
-    for node in nodes:
-        if node.section is Section.LAYER and node.repeat:
-            count = _num_kept(node, weight_degree) // node.repeat
-            for index in range(node.repeat):
-                counts[node.first_layer + index * node.layer_stride] += count
-    return tuple(counts.values())
-
-
 class _Writer:
     """Writes the collectives of one chunk of a rank."""
 
@@ -153,7 +99,15 @@ class _Writer:
         self._dtype = scenario.dtype.kept_in_training
         self._gradient_dtype = trainer.gradient_dtype or self._dtype
         degrees = ScenarioDegrees.of(scenario)
-        self._weight_parts = degrees.weight_parts
+        self._counts = HeldWeights(
+            forward=forward,
+            layers=rank.stage_layers,
+            degree=degrees.weight_parts,
+            trainer=trainer,
+            splits_tokens=splits_tokens(rank, scenario),
+        ).count()
+        places = (EMBEDDING, HEAD, *range(LAYERS, self._counts.shape[1]))
+        self._held = add_places(self._counts, places, degrees)
         self._sharding = Sharding.of_stage(degrees.state_stage)
         self._is_once = degrees.is_once
         self._rule = StateRule(trainer=trainer, stage=degrees.state_stage, is_once=self._is_once)
@@ -170,11 +124,11 @@ class _Writer:
                 *self._embedding_reduction(),
             ),
             gather=tuple(node for group in groups for node in self._gather(group)),
-            num_updated=sum(ceil_divide(group.num_params, group.ranks.shards) for group in groups),
+            num_updated=int(self._held.num_updated),
         )
 
     def write_layers(self) -> StateExchange:
-        groups = parameter_groups(self._forward, self._rank, self._scenario)
+        groups = tuple(self._groups())
         gathers: Nodes = ()
         scatters: Nodes = ()
         if self._sharding.parameters and not self._is_once:
@@ -195,6 +149,18 @@ class _Writer:
             backward_host_us=list_us * (2 + is_again),
             backward_reduction=scatters,
         )
+
+    def _groups(self) -> Iterator[ParameterGroup]:
+        """Yield the parameters by the ranks that hold the same."""
+        for name, held in self._held.groups.items():
+            yield ParameterGroup(
+                name=name,
+                num_params=int(held.num_params),
+                num_tensors=int(held.num_tensors),
+                num_layer_params=int(held.num_layer_params),
+                layer_params=tuple(self._counts[FIGURES.index(name), LAYERS:].tolist()),
+                ranks=held.ranks,
+            )
 
     def _list_us(self, group: ParameterGroup) -> float:
         """Return how long the host takes in a layer over the lists of one exchange."""
@@ -293,30 +259,19 @@ class _Writer:
                 )
                 yield from (node for _ in range(num_calls))
             start = index
-        for section in (Section.EMBEDDING, Section.HEAD):
-            num_params = self._num_outside(group, section)
+        for section, place in ((Section.EMBEDDING, EMBEDDING), (Section.HEAD, HEAD)):
+            num_params = int(self._counts[FIGURES.index(group.name), place])
             if num_params:
                 node = self._collective(role, operator, num_params, ranks)
                 yield dataclasses.replace(node, section=section)
-
-    def _num_outside(self, group: ParameterGroup, section: Section) -> int:
-        if group.name == "expert":
-            return 0
-        parts = self._weight_parts
-        return sum(_num_kept(node, parts) for node in self._forward if node.section is section)
 
     def _norm_reduction(self) -> Iterator[OperatorNode]:
         """Yield the sum over tp of gradients that each rank has a part of."""
         ranks = axis_group(self._rank.layout, "tp")
         if ranks.degree == 1 or self._scenario.weight_parallel == "isp":
             return
-        splits = splits_tokens(self._rank, self._scenario)
-        num_params = sum(
-            int(node.num_weights)
-            for node in self._forward
-            if is_summed_over_tp(node, splits_tokens=splits)
-        )
-        if num_params:
+        if self._held.norms:
+            num_params = int(self._held.norms)
             yield self._collective("norm_gradient_all_reduce", "all_reduce", num_params, ranks)
 
     def _embedding_reduction(self) -> Iterator[OperatorNode]:
@@ -326,9 +281,7 @@ class _Writer:
         is_end = rank.stage in (0, rank.num_stages - 1)
         if not (rank.model.has_tied_embedding and pp > 1 and last and is_end):
             return
-        role = "embedding" if rank.stage == 0 else "lm_head"
-        table = next(node for node in self._forward if node.role == role)
-        num_params = _num_kept(table, self._weight_parts)
+        num_params = int(self._held.table)
         own, hardware = rank.stage % pp, StageHardware.of_scenario(self._scenario)
         group = hardware.pair(own, last - own, rank)
         yield self._placed("embedding_gradient_all_reduce", "all_reduce", num_params, group)

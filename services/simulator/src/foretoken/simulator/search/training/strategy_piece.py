@@ -16,7 +16,6 @@ from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.chunk_kinds import cut_model
-from foretoken.simulator.search.training.parameter_counts import ShapeWeights
 from foretoken.simulator.search.training.pass_timer import (
     NO_EXCHANGE,
     PassColumns,
@@ -25,17 +24,16 @@ from foretoken.simulator.search.training.pass_timer import (
 )
 from foretoken.simulator.search.training.priced_piece import PricedPiece, WrittenGroup
 from foretoken.simulator.search.training.shape_library import ShapeGroups
-from foretoken.simulator.search.training.state_columns import (
-    StateKeys,
-    StateRules,
-    StateWriter,
-)
+from foretoken.simulator.search.training.state_columns import StateWriter
 from foretoken.simulator.search.training.step_columns import (
     RankStates,
 )
 from foretoken.simulator.search.training.transfer_columns import TransferWriter
 from foretoken.simulator.steps.call_prices import CallBook
+from foretoken.simulator.steps.memory import WholeModel
+from foretoken.simulator.steps.parameters import number_layer_kinds
 from foretoken.simulator.steps.row_numbers import number_rows
+from foretoken.simulator.steps.sharding import ScenarioDegrees
 from foretoken.simulator.steps.strategies import (
     RECOMPUTE_MODES,
     Strategies,
@@ -73,7 +71,9 @@ class StrategyPiece:
         self._modes = [_mode(scenario, name) for name in RECOMPUTE_MODES]
         self.groups = groups
         self._book = book
-        self._weights, self._weight_of_shape = self._find_weights()
+        forward, num_layers = groups.shapes[0].forward, scenario.model.num_layers
+        self._layer_kinds = number_layer_kinds(forward, num_layers)
+        self._weights, self._weight_of_shape = self._count_weights()
         names = strategies.source.pipeline_schedules
         self._schedules = [find_schedule(name) for name in names]
         fixed = np.array([schedule.virtual_stages for schedule in self._schedules])
@@ -119,18 +119,19 @@ class StrategyPiece:
     def _scenario_of(self, row: int) -> TrainingScenario:
         return self._all.take(np.array([row])).scenario(0)
 
-    def _find_weights(self) -> tuple[list[ShapeWeights], Ints]:
-        """Return the different weights of shapes, and of each shape its own."""
-        known: dict[tuple[object, ...], int] = {}
-        found: list[ShapeWeights] = []
-        numbers = []
+    def _count_weights(self) -> tuple[Ints, Ints]:
+        """Return the different weights of shapes, [weights, figure, place], and those of each."""
+        counts = []
         for shape in self.groups.shapes:
-            weights = ShapeWeights(shape)
-            number = known.setdefault(weights.key, len(found))
-            if number == len(found):
-                found.append(weights)
-            numbers.append(number)
-        return found, np.array(numbers, dtype=np.int64)
+            model = WholeModel(
+                forward=shape.forward,
+                rank=shape.rank,
+                scenario=shape.scenario,
+                kinds=self._layer_kinds,
+            )
+            counts.append(model.weights(ScenarioDegrees.of(shape.scenario).weight_parts).count())
+        distinct, number = np.unique(np.stack(counts), axis=0, return_inverse=True)
+        return distinct, number.reshape(-1)
 
     def _find_sharding(self) -> None:
         """Find what each strategy splits its states over; see `steps/sharding.py`."""
@@ -209,19 +210,15 @@ class StrategyPiece:
         shape = self.groups.of_strategy[rows]
         weights = self._weight_of_shape[shape]
         first, key = self._number_states(rows, weights)
-        writer = StateWriter(self._state_keys(rows[first]), cut, self._state_rules(), self._book)
-        distinct, of_key = np.unique(weights[first], return_inverse=True)
-        states = tuple(
-            writer.write_chunk(kind, [self._weights[w].count(kind) for w in distinct], of_key)
-            for kind in cut.kinds
-        )
+        rank, counts = self.groups.shapes[0].rank, self._weights[weights[first]]
+        writer = StateWriter(self._all.take(rows[first]), cut, rank, self._book)
+        states = tuple(writer.write_chunk(kind, counts, self._layer_kinds) for kind in cut.kinds)
         rank_states = {}
         for kinds in cut.rank_kinds:
             num_updated = np.sum([states[kind].num_updated for kind in kinds], axis=0)
             checks, updates = writer.write_updates(num_updated)
             rank_states[kinds] = RankStates(checks=checks, updates=updates)
         stride = self._all.stage_ranks[rows]
-        rank = self.groups.shapes[0].rank
         return WrittenGroup(
             rows=rows,
             schedule=schedule.name,
@@ -239,24 +236,6 @@ class StrategyPiece:
         keys += [self._zero[rows], self._shards[rows], self._hides[rows].astype(np.int64)]
         keys += [self._all.is_isp[rows].astype(np.int64), self._degree[rows]]
         return number_rows(keys)
-
-    def _state_rules(self) -> StateRules:
-        return StateRules(
-            trainer=self._trainers[0], dtype=self._base.dtype, rank=self.groups.shapes[0].rank
-        )
-
-    def _state_keys(self, rows: Ints) -> StateKeys:
-        """Return what the ends of steps of some strategies depend on."""
-        columns = self._all.take(rows)
-        return StateKeys(
-            ranks={"dense": columns.dense, "expert": columns.expert},
-            stage=self._zero[rows],
-            is_once=self._is_once[rows],
-            tp=columns.tp,
-            num_sums=columns.dp * columns.cp,
-            is_isp=columns.is_isp,
-            stage_stride=columns.stage_ranks,
-        )
 
     def _write_agreements(self, rows: Ints) -> Ints:
         """Return the calls by which ranks agree on an update: (call, strategy)."""
