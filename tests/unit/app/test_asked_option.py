@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from foretoken.app.cli.main import app
 from foretoken.app.cli.option_text import AXES
-from foretoken.app.cli.request_options import Answers, Ask, with_option_groups
+from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType
@@ -46,7 +46,7 @@ class _Said:
     seen: list[Mapping[str, object]]
 
     def run(self, *words: str, is_partial: bool = False) -> str:
-        ask = Ask(_LargerRequest, partial=("",) if is_partial else ())
+        ask = OptionsOf(_LargerRequest, partial=("",) if is_partial else ())
 
         @with_option_groups
         def command(answers: Annotated[Answers, ask]) -> None:
@@ -119,7 +119,7 @@ def test_an_added_field_is_checked(value: tuple[int, ...], problem: str) -> None
     "cls", [ServingSearchRequest, CapacityRequest, TrainingSearchRequest, TrainingRunRequest]
 )
 def test_options_are_of_one_field_each(cls: type) -> None:
-    names = [name for asked in Ask(cls).list_options() for name in asked.names]
+    names = [name for asked in OptionsOf(cls).list_options() for name in asked.names]
     assert len(set(names)) == len(names)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from foretoken.app.cli.main import app
 from foretoken.app.cli.request_options import with_option_groups
+from foretoken.domain.requests.option import describe, option
 from foretoken.simulator.validation.measured_run import load_run
 
 
@@ -152,8 +153,10 @@ def test_a_key_comes_from_the_environment_and_stays_out_of_the_file(
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    size: Annotated[int, typer.Option(help="How large.")]
-    name: Annotated[str, typer.Option("--called", help="Its name.")] = "x"
+    size: int = field(metadata=describe("How large."))
+    name: str = option("x", "Its name.", names=("--called",))
+    limit: float | None = option(None, "How much.")
+    wait_s: float = option(90.0, "How long.", names=("--wait",), syntax="duration")
 
 
 def test_the_fields_of_a_group_are_options_of_their_own() -> None:
@@ -165,7 +168,10 @@ def test_the_fields_of_a_group_are_options_of_their_own() -> None:
 
     program = typer.Typer()
     program.command()(command)
-    outcome = CliRunner().invoke(program, ["here", "--size", "3", "--called", "y"])
-    assert 0 == outcome.exit_code, outcome.output
-    assert [("here", _Group(size=3, name="y"))] == seen
+    for words in (["--called", "y"], ["--limit", "2", "--wait", "2min"]):
+        outcome = CliRunner().invoke(program, ["here", "--size", "3", *words])
+        assert 0 == outcome.exit_code, outcome.output
+    groups = [_Group(size=3, name="y"), _Group(size=3, limit=2.0, wait_s=120.0)]
+    assert [("here", group) for group in groups] == seen
+    assert "1.5min" in CliRunner().invoke(program, ["--help"]).output
     assert 2 == CliRunner().invoke(program, ["here"]).exit_code

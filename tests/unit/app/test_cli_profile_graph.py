@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from foretoken.app.cli.main import app
-from foretoken.app.cli.profile_model import fasop_table, graph_table, parse_sizes, write_profiles
+from foretoken.app.cli.profile_model import fasop_table, graph_table, write_profiles
 from foretoken.app.module_times_file import read_module_times
 from foretoken.catalog.importers.fasop.columns import COLUMNS
 from foretoken.domain.errors import InvalidRequestError
@@ -161,16 +161,11 @@ def test_the_table_shows_both_passes(capsys: pytest.CaptureFixture[str]) -> None
     assert "- 2 of 4 layers were built" in shown
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,x", "-1"])
-def test_sizes_are_counts(text: str) -> None:
-    """Tensor-parallel sizes are counts from 1 on."""
-    with pytest.raises(InvalidRequestError, match="tp"):
-        parse_sizes(text)
-
-
-def test_sizes_are_read() -> None:
-    """Sizes are separated by commas."""
-    assert [1, 2, 8] == parse_sizes("1, 2,8")
+@pytest.mark.parametrize("text", ["0", "1,x", "-1"])
+def test_tensor_parallel_sizes_are_counts(text: str, tmp_path: Path) -> None:
+    words = ["--home", str(tmp_path), "profile", "graph", "tiny-llama", "--tp", text]
+    outcome = CliRunner().invoke(app, words)
+    assert (1, True) == (outcome.exit_code, "tp" in outcome.output)
 
 
 def test_a_model_that_cannot_be_split_ends_with_a_status_and_the_reason(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.requests.option import flag, option
 
 E = TypeVar("E", bound=enum.Enum)
 
@@ -17,11 +18,13 @@ class CallOptions:
 
     variant: str = ""
     kernel: str = ""
-    topology: str = ""
+    topology: str = option("", "Topology, for collectives.")
     framework: str = ""
-    refuse_extrapolation: bool = False
+    refuse_extrapolation: bool = flag("Fail rather than extrapolate.")
     model_version: str = ""
-    prefer_measured: bool = False
+    prefer_measured: bool = flag(
+        "A measured point is its measurement, no model in it.", names=("--as-measured",)
+    )
     correction: str = ""
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from foretoken.domain.alias import settle_devices
-from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.measurements.correction import Correction, CorrectionRequest
@@ -44,6 +43,7 @@ from foretoken.domain.measurements.profiling import (
     ProfileRequest,
 )
 from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
+from foretoken.domain.requests.option import check_options, option
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.search import (
     CapacityReport,
@@ -195,15 +195,14 @@ class ProfilerPort(JobsPort, Protocol):
 class TrainRequest:
     """What to train on: everything, or one device or operator only."""
 
-    device: str = ""
-    operator: str = ""
-    seed: int = 0
+    device: str = option("", "Only this device's measurements.")
+    operator: str = option("", "Only this operator.")
+    seed: int = option(0, "Seed of folds and sampling.", minimum=0)
 
     def __post_init__(self) -> None:
         """Check the seed."""
         settle_devices(self, "device")
-        if self.seed < 0:
-            raise InvalidRequestError.of_field("seed", "must not be negative")
+        check_options(self, "training")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ from math import inf
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.requests.option import describe, flag, option
 from foretoken.domain.results.methods import ResultMethods
 
 
@@ -36,12 +37,18 @@ class CorrectionRequest:
     as the observations are too few to tell.
     """
 
-    name: str
-    device: str
-    observations: tuple[Observation, ...]
-    topology: str = ""
-    framework: str = ""
-    by_group: bool = False
+    name: str = field(metadata=describe("Its name; one of that name is replaced.", argument="name"))
+    observations: tuple[Observation, ...] = field(
+        metadata=describe(
+            "What was observed (JSON).", argument="observations", syntax="observations"
+        )
+    )
+    device: str = field(metadata=describe("Device: see `foretoken list devices`."))
+    topology: str = option("", "Topology, for collectives.")
+    framework: str = option("", "Software whose measurements to use.")
+    by_group: bool = flag(
+        "A factor for each group of operators, as far as the observations can tell."
+    )
 
     def __post_init__(self) -> None:
         """Check what must be there."""

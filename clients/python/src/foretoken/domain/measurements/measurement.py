@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from foretoken.domain.alias import settle_devices, settle_model
+from foretoken.domain.requests.option import describe, flag, option
 from foretoken.domain.results.methods import ResultMethods
 
 
@@ -186,10 +187,10 @@ class CheckRequest:
     With `is_dry_run` nothing is written: the report says what would be.
     """
 
-    operator: str = ""
-    device: str = ""
-    run_id: str = ""
-    is_dry_run: bool = False
+    device: str = option("", "Only this device's measurements.")
+    operator: str = option("", "Only this operator.")
+    run_id: str = option("", "Only what this run brought.", names=("--run",))
+    is_dry_run: bool = flag("Report only; change no flags.")
 
     def __post_init__(self) -> None:
         """Put the device's own name in place of another of its names."""
@@ -235,10 +236,14 @@ class QualityReport(ResultMethods):
 class PruneRequest:
     """Delete runs recorded more than `older_than_days` ago that no snapshot needs."""
 
-    older_than_days: float
-    device: str = ""
-    tool: str = ""
-    is_dry_run: bool = False
+    older_than_days: float = field(
+        metadata=describe(
+            "Only runs recorded longer ago, in days.", minimum=0, names=("--older-than",)
+        )
+    )
+    device: str = option("", "Only runs that measured nothing but this device.")
+    tool: str = option("", "Only runs of this program: `vidur`.")
+    is_dry_run: bool = flag("Say what would go; delete nothing.")
 
     def __post_init__(self) -> None:
         """Put the device's own name in place of another of its names."""

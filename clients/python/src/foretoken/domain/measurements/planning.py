@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foretoken.domain.alias import settle_devices
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.measurements.axis import check_axes
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.requests.option import check_options, describe, option
 from foretoken.domain.results.methods import ResultMethods
 
 # More combinations of the axes than these are not weighed.
@@ -30,30 +30,34 @@ class PlanRequest:
     `max_num_points` 0 takes as many as the budget allows.
     """
 
-    device: str
-    operator: str
+    operator: str = field(
+        metadata=describe("Operator: see `foretoken list operators`.", argument="operator")
+    )
+    device: str = field(metadata=describe("Device: see `foretoken list devices`."))
     dtype: DType = DType.BF16
     phase: Phase = Phase.FORWARD
     axes: tuple[CandidateAxis, ...] = ()
-    topology: str = ""
+    topology: str = option("", "Topology, for collectives.")
     framework: str = ""
     variant: str = ""
-    budget_gpu_s: float = 600.0
-    max_num_points: int = 0
+    budget_gpu_s: float = option(
+        600.0, "GPU time there is: `60s`, `10min`.", names=("--budget",), syntax="duration"
+    )
+    max_num_points: int = option(
+        0, "Most points; 0: as many as fit.", minimum=0, names=("--max-points",)
+    )
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         settle_devices(self, "device")
-        violations = list(check_axes(self.axes, MAX_CANDIDATES))
-        if not self.budget_gpu_s > 0:
-            violations.append(FieldViolation("budget_gpu_s", "must be positive"))
-        if self.max_num_points < 0:
-            violations.append(FieldViolation("max_num_points", "must not be negative"))
-        if self.seed < 0:
-            violations.append(FieldViolation("seed", "must not be negative"))
-        if violations:
-            raise InvalidRequestError.of_violations(violations, "plan")
+        axes = check_axes(self.axes, MAX_CANDIDATES)
+        checks = {
+            **{violation.field: (False, violation.description) for violation in axes},
+            "budget_gpu_s": (self.budget_gpu_s > 0, "must be positive"),
+            "seed": (self.seed >= 0, "must not be negative"),
+        }
+        check_options(self, "plan", checks)
 
     def to_query(self) -> LatencyQuery:
         """Return the query of no call that all calls of the plan are like."""

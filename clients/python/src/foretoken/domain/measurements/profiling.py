@@ -180,21 +180,37 @@ class GraphRequest:
     many layers are built (0: all, or as many as fit); the others are taken to be like these.
     """
 
-    device: str
-    model: str
+    model: str = field(
+        metadata=describe(
+            "A model's `config.json` or its folder, or a preset's name.", argument="model"
+        )
+    )
     config_json: str
-    sequence_length: int = 2048
-    tp_sizes: tuple[int, ...] = ()
+    device: str = field(
+        metadata=describe("Device of this machine, by its catalog name: `cpu`, `h200_sxm`.")
+    )
+    sequence_length: int = option(
+        2048, "Tokens of every sequence.", minimum=1, names=("--seq-len",)
+    )
+    tp_sizes: tuple[int, ...] = option(
+        (),
+        "Tensor-parallel sizes, `1,2,4`: the shapes of one rank of each (default: 1).",
+        minimum=1,
+        names=("--tp",),
+    )
     micro_batch_size_max: int = 128
     num_layers: int = 0
-    dtype: DType = DType.BF16
+    dtype: DType = option(
+        DType.BF16, "Number format; fp32 on a CPU and bf16 elsewhere if left out."
+    )
     has_backward: bool = True
     seed: int = 0
     time_cap_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Put the device's own name in place of another of its names."""
+        """Check the sizes."""
         settle_devices(self, "device")
+        check_options(self, "graph profile")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -259,19 +275,36 @@ class ClosureRequest:
     Without `steps` some that fit the device are chosen, fewer and smaller with `quick`.
     """
 
-    device: str
-    model: str
+    model: str = field(
+        metadata=describe(
+            "A model's `config.json` or its folder, or a preset's name.", argument="model"
+        )
+    )
     config_json: str
-    steps: tuple[ClosureStep, ...] = ()
-    num_layers: int = 0
-    dtype: DType = DType.BF16
-    quick: bool = False
+    device: str = field(
+        metadata=describe("Device of this machine, by its catalog name: `cpu`, `h200_sxm`.")
+    )
+    steps: tuple[ClosureStep, ...] = option(
+        (),
+        "KIND:SEQUENCESxTOKENS[:MODE], such as `prefill:1x512`, `decode:8x1024:graph`,"
+        " `training:2x256:compiled`. Repeatable; some that fit the device if left out.",
+        names=("--step",),
+        syntax="steps",
+    )
+    num_layers: int = option(0, "Build so many layers only (0: as many as it has).", minimum=0)
+    dtype: DType = option(
+        DType.BF16, "Number format; fp32 on a CPU and bf16 elsewhere if left out."
+    )
+    quick: bool = flag("Fewer steps and fewer samples of each.")
     seed: int = 0
-    time_cap_s: float = 0.0
+    time_cap_s: float = option(
+        0.0, "Begin no step after this many seconds; those left are named (0: no cap).", minimum=0
+    )
 
     def __post_init__(self) -> None:
-        """Put the device's own name in place of another of its names."""
+        """Check the sizes."""
         settle_devices(self, "device")
+        check_options(self, "whole steps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

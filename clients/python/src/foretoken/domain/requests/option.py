@@ -23,7 +23,8 @@ class Option:
     and for the values of a mapping. `names` are those of the option (empty: made of the field's
     name), `syntax` is how its text is read (empty: by the field's type) and `group` the heading it
     is listed under (empty: its section's). `axis` are the field's names where it is an axis of a
-    space, one of many that share an option. `example` is a value of a document (None: the default).
+    space, one of many that share an option. `argument` is what help calls the field where it is
+    given by its place and not by name. `example` is a value of a document (None: the default).
     """
 
     help: str
@@ -34,6 +35,7 @@ class Option:
     syntax: str = ""
     group: str = ""
     axis: tuple[str, ...] = ()
+    argument: str = ""
     example: Any = None
 
     @property

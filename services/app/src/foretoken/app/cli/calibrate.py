@@ -10,6 +10,7 @@ import yaml
 from rich.table import Table
 from typer.core import TyperGroup
 
+from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
@@ -62,23 +63,8 @@ app = typer.Typer(
 
 
 @app.command(_DEFAULT)
-def calibrate(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Its name; one of that name is replaced.")],
-    observations: Annotated[
-        Path, typer.Argument(help="What was observed (JSON).", exists=True, dir_okay=False)
-    ],
-    device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")],
-    topology: Annotated[str, typer.Option(help="Topology, for collectives.")] = "",
-    framework: Annotated[str, typer.Option(help="Software whose measurements to use.")] = "",
-    by_group: Annotated[
-        bool,
-        typer.Option(
-            "--by-group",
-            help="A factor for each group of operators, as far as the observations can tell.",
-        ),
-    ] = False,
-) -> None:
+@with_option_groups
+def calibrate(context: typer.Context, request: CorrectionRequest) -> None:
     """Learn factors from times observed end to end, and what the calls in them are estimated at.
 
     `operators` may be left out: `foretoken calibrate NAME FILE`.
@@ -92,14 +78,6 @@ def calibrate(  # noqa: PLR0913, PLR0917 - the parameters are the command's opti
     """
     state = state_of(context)
     with open_composition(state) as services:
-        request = CorrectionRequest(
-            name=name,
-            device=device,
-            observations=read_observations(observations),
-            topology=topology,
-            framework=framework,
-            by_group=by_group,
-        )
         correction = services.foretoken("predictor").calibrate(request)
     state.print_object(correction, lambda: _correction_table(correction))
 
@@ -145,6 +123,11 @@ class ObservationFile:
     """What the file holds, under the name that messages call it by."""
 
     observations: tuple[_ObservationEntry, ...]
+
+
+def read_observed(_: str, path: Path) -> tuple[Observation, ...]:
+    """Return the observations of an option's file; see `read_observations`."""
+    return read_observations(path)
 
 
 def read_observations(path: Path) -> tuple[Observation, ...]:

@@ -9,6 +9,7 @@ import typer
 
 from foretoken.app.cli.option_text import parse_s
 from foretoken.app.cli.output_file import check_table_option, write_table
+from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     CliState,
     build_table,
@@ -96,14 +97,10 @@ def sql(
             note("there are more rows; --max-rows shows them, --save writes all of them")
 
 
+@with_option_groups
 def check(
     context: typer.Context,
-    device: Annotated[str, typer.Option(help="Only this device's measurements.")] = "",
-    operator: Annotated[str, typer.Option(help="Only this operator.")] = "",
-    run: Annotated[str, typer.Option(help="Only what this run brought.")] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report only; change no flags.")
-    ] = False,
+    request: CheckRequest,
     report: Annotated[
         Path | None, typer.Option(help="Write a page with pictures to this HTML file.")
     ] = None,
@@ -115,7 +112,6 @@ def check(
     """
     state = state_of(context)
     target = check_output_path(report)
-    request = CheckRequest(device=device, operator=operator, run_id=run, is_dry_run=dry_run)
     with open_composition(state) as services:
         with show_progress("check") as update:
             found = services.foretoken("catalog").check(request, on_progress=update)
@@ -233,29 +229,18 @@ def recover(
         note(f"the damaged log is now {found.kept_log}")
 
 
-def prune(
-    context: typer.Context,
-    older_than: Annotated[
-        float, typer.Option(min=0, metavar="DAYS", help="Only runs recorded longer ago.")
-    ],
-    device: Annotated[
-        str, typer.Option(help="Only runs that measured nothing but this device.")
-    ] = "",
-    tool: Annotated[str, typer.Option(help="Only runs of this program: `vidur`.")] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go; delete nothing.")
-    ] = False,
-) -> None:
+@with_option_groups
+def prune(context: typer.Context, request: PruneRequest) -> None:
     """Delete old runs, but none that a snapshot, and so a trained model, needs."""
     state = state_of(context)
-    request = PruneRequest(older_than_days=older_than, device=device, tool=tool, is_dry_run=dry_run)
     with open_composition(state) as services:
         found = services.catalog.prune(request)
+    fate = "would go" if request.is_dry_run else "deleted"
     rows = [
-        *((run_id, "would go" if dry_run else "deleted") for run_id in found.deleted_run_ids),
+        *((run_id, fate) for run_id in found.deleted_run_ids),
         *((run_id, "kept: a snapshot needs it") for run_id in found.kept_run_ids),
     ]
-    title = f"{found.num_deleted_rows:,} rows {'would go' if dry_run else 'deleted'}"
+    title = f"{found.num_deleted_rows:,} rows {fate}"
     state.print_object(found, lambda: build_table(title, ("run", "what"), rows))
 
 

@@ -1,7 +1,7 @@
 """`foretoken collect`: replay a workload against a server and record what its client saw."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -26,6 +26,7 @@ from foretoken.app.config import process_environment
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.requests.option import describe, flag, option
 from foretoken.domain.requests.serving_run import ServingRun, encode_run
 from foretoken.domain.requests.slo import SloClass
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
@@ -39,64 +40,48 @@ from foretoken.simulator.workload.trace_file import load_trace
 class ServerOptions:
     """Which server, and how to ask it."""
 
-    url: Annotated[str, typer.Option(help="Address of the server: `http://host:8000`.")]
-    model: Annotated[str, typer.Option(help="Name under which the server serves the model.")]
-    api: Annotated[
-        str, typer.Option(help="`completions` (prompts of exact lengths) or `chat`.")
-    ] = "completions"
-    server: Annotated[
-        str,
-        typer.Option(
-            help="What the server takes beyond OpenAI's own options: `vllm`, `sglang`, `trtllm`,"
-            " or `openai` (nothing: prompts are words, and answers may end early)."
-        ),
-    ] = "vllm"
-    api_key_variable: Annotated[
-        str, typer.Option(help="Environment variable that holds the API key.")
-    ] = "OPENAI_API_KEY"
-    timeout: Annotated[
-        str, typer.Option(help="Give a request up after this time: `30s`, `10min`.")
-    ] = "10min"
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Do not verify the server's certificate.")
-    ] = False
-    certificates: Annotated[
-        str, typer.Option(help="File of certificate authorities to trust (PEM).")
-    ] = ""
-    body: Annotated[
-        list[str] | None,
-        typer.Option(help="Add a field to every request: `top_k=1`. Repeatable."),
-    ] = None
+    url: str = field(metadata=describe("Address of the server: `http://host:8000`."))
+    model: str = field(metadata=describe("Name under which the server serves the model."))
+    api: str = option("completions", "`completions` (prompts of exact lengths) or `chat`.")
+    server: str = option(
+        "vllm",
+        "What the server takes beyond OpenAI's own options: `vllm`, `sglang`, `trtllm`,"
+        " or `openai` (nothing: prompts are words, and answers may end early).",
+    )
+    api_key_variable: str = option("OPENAI_API_KEY", "Environment variable that holds the API key.")
+    timeout: str = option("10min", "Give a request up after this time: `30s`, `10min`.")
+    insecure: bool = flag("Do not verify the server's certificate.")
+    certificates: str = option("", "File of certificate authorities to trust (PEM).")
+    body: tuple[str, ...] = option(
+        (), "Add a field to every request: `top_k=1`. Repeatable.", syntax="words"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """What to send when."""
 
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Replay this trace, in any format that scenarios take."),
-    ] = None
-    rate: Annotated[
-        float | None, typer.Option(help="Send so many requests per s, at random (Poisson).")
-    ] = None
-    concurrency: Annotated[
-        int | None,
-        typer.Option(help="Keep so many requests under way; each next when one is done."),
-    ] = None
-    num_requests: Annotated[int, typer.Option(help="How many, with --rate or --concurrency.")] = 100
-    input_tokens: Annotated[int, typer.Option(help="Length of each prompt.")] = 512
-    output_tokens: Annotated[int, typer.Option(help="Length of each answer.")] = 128
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one key of the scenario: `workload.rate_rps=4`."),
-    ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Decides arrivals, lengths and prompts.")] = 0
-    max_in_flight: Annotated[
-        int,
-        typer.Option(min=0, help="Never have more requests under way than this (0: any number)."),
-    ] = 0
-    warm_up: Annotated[int, typer.Option(min=0, help="Requests to send before, not recorded.")] = 1
+    trace: Path | None = option(None, "Replay this trace, in any format that scenarios take.")
+    rate: float | None = option(None, "Send so many requests per s, at random (Poisson).")
+    concurrency: int | None = option(
+        None, "Keep so many requests under way; each next when one is done."
+    )
+    num_requests: int = option(
+        100, "How many, with --rate or --concurrency.", names=("--num-requests",)
+    )
+    input_tokens: int = option(512, "Length of each prompt.")
+    output_tokens: int = option(128, "Length of each answer.")
+    change: tuple[str, ...] = option(
+        (),
+        "Change one key of the scenario: `workload.rate_rps=4`.",
+        names=("--set",),
+        syntax="words",
+    )
+    seed: int = option(0, "Decides arrivals, lengths and prompts.", minimum=0)
+    max_in_flight: int = option(
+        0, "Never have more requests under way than this (0: any number).", minimum=0
+    )
+    warm_up: int = option(1, "Requests to send before, not recorded.", minimum=0)
 
 
 @with_option_groups

@@ -15,6 +15,7 @@ from foretoken.app.scenario_file import (
 )
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.requests.option import option
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import (
     StrategyFinalist,
@@ -42,23 +43,18 @@ def check_framework(name: str) -> str:
 class GenerateOptions:
     """Where files that start the best strategy go, and for which framework."""
 
-    generate: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write what starts the best strategy here: a script with the framework's options,"
-            " its files, a Kubernetes job. Needs finalists.",
-            file_okay=False,
-            rich_help_panel=_PANEL,
-        ),
-    ] = None
-    framework: Annotated[
-        str,
-        typer.Option(
-            help=f"With --generate: {', '.join(all_frameworks())} (default: the trainer's own).",
-            callback=check_framework,
-            rich_help_panel=_PANEL,
-        ),
-    ] = ""
+    generate: Path | None = option(
+        None,
+        "Write what starts the best strategy here: a script with the framework's options,"
+        " its files, a Kubernetes job. Needs finalists.",
+        syntax="folder",
+        group=_PANEL,
+    )
+    framework: str = option(
+        "",
+        f"With --generate: {', '.join(all_frameworks())} (default: the trainer's own).",
+        group=_PANEL,
+    )
 
     def check(self, *, has_finalists: bool) -> None:
         """Refuse options that cannot be followed, before a search.
@@ -67,6 +63,7 @@ class GenerateOptions:
             typer.BadParameter: they cannot.
 
         """
+        check_framework(self.framework)
         if self.generate is None and self.framework:
             raise typer.BadParameter("--framework is of --generate DIR")
         if self.generate is not None and not has_finalists:

@@ -26,6 +26,7 @@ from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.plugins import read_yaml
+from foretoken.domain.requests.option import option
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_run import TrainingMemoryReport
 from foretoken.domain.results.training_report import StageMemory
@@ -41,39 +42,23 @@ _PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
 class StrategyOptions:
     """What is trained, on what and how. Options change what the scenario file says."""
 
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model: a preset (`foretoken list models`) or the path of a Hugging Face"
-            " `config.json`."
-        ),
-    ] = ""
-    device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")] = ""
-    layout: Annotated[
-        str, typer.Option(help="Degrees of parallelism: `tp=2,pp=4,dp=2,cp=1,ep=1`.")
-    ] = ""
-    sequence_length: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Tokens of a sample (4096).")
-    ] = None
-    micro_batch: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Samples of a micro batch (1).")
-    ] = None
-    global_batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            show_default=False,
-            help="Samples of a step (without a file: as many as fill the pipeline).",
-        ),
-    ] = None
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Set one key of the scenario: `recompute=full`, `zero_stage=1`,"
-            " `trainer.profile=fsdp2`. Repeatable.",
-        ),
-    ] = None
+    model: str = option(
+        "", "Model: a preset (`foretoken list models`) or the path of a Hugging Face `config.json`."
+    )
+    device: str = option("", "Device: see `foretoken list devices`.")
+    layout: str = option("", "Degrees of parallelism: `tp=2,pp=4,dp=2,cp=1,ep=1`.")
+    sequence_length: int | None = option(None, "Tokens of a sample (4096).", minimum=1)
+    micro_batch: int | None = option(None, "Samples of a micro batch (1).", minimum=1)
+    global_batch: int | None = option(
+        None, "Samples of a step (without a file: as many as fill the pipeline).", minimum=1
+    )
+    change: tuple[str, ...] = option(
+        (),
+        "Set one key of the scenario: `recompute=full`, `zero_stage=1`,"
+        " `trainer.profile=fsdp2`. Repeatable.",
+        names=("--set",),
+        syntax="words",
+    )
 
 
 @with_option_groups
@@ -122,9 +107,9 @@ def _read(path: Path | None, strategy: StrategyOptions) -> TrainingScenario:
     changes = {**dict(_changes(strategy)), **scenario_changes(strategy.change)}
     if path is not None:
         return build_training_scenario(read_yaml(path, "scenario"), changes, path)
-    for option, value in (("--model", strategy.model), ("--device", strategy.device)):
+    for name, value in (("--model", strategy.model), ("--device", strategy.device)):
         if not value:
-            raise InvalidRequestError.of_field(option, "is needed without a scenario file")
+            raise InvalidRequestError.of_field(name, "is needed without a scenario file")
     if "global_batch_size" not in changes:
         names = ("layout.pp", "layout.dp", "micro_batch_size")
         sizes = [schema.decode(int, changes.get(name, 1), name) for name in names]

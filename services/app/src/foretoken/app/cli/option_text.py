@@ -64,6 +64,26 @@ def read_words(_: str, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
+def read_device(_: str, name: str) -> str:
+    """Return a device's own name for another of its names."""
+    return canonical_device(name)
+
+
+def read_duration(option: str, text: str) -> float:
+    """Return a duration in s; see `parse_ms`."""
+    return parse_ms(text, option) / MS_PER_S
+
+
+def read_dtype(option: str, word: str) -> DType:
+    """Return a number format by its name.
+
+    Raises:
+        InvalidRequestError: there is no such format.
+
+    """
+    return find_member(DType, word, option.strip("-"))
+
+
 def read_off(_: str, is_given: bool) -> bool:
     """Return what a flag sets that turns its field off."""
     return not is_given
@@ -169,7 +189,7 @@ def read_dtypes(option: str, words: Sequence[str]) -> tuple[DType, ...]:
         InvalidRequestError: there is no such format.
 
     """
-    return tuple(find_member(DType, word, option.strip("-")) for word in words)
+    return tuple(read_dtype(option, word) for word in words)
 
 
 def read_models(_: str, words: Sequence[str]) -> tuple[ModelArchitecture, ...]:

@@ -2,20 +2,21 @@
 
 import csv
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from foretoken.app.cli.option_text import (
     order_dims,
-    parse_s,
     parse_values,
     parse_whole,
     split_words,
 )
 from foretoken.app.cli.output_file import page_option
+from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.app.cli.state import (
     CliState,
     build_table,
@@ -62,11 +63,10 @@ _Section = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
 _DEVICE = typer.Option(help="Device: see `foretoken list devices`.", callback=canonical_device)
 
 
-def train(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
+@with_option_groups
+def train(
     context: typer.Context,
-    device: Annotated[str, typer.Option(help="Only this device's measurements.")] = "",
-    operator: Annotated[str, typer.Option(help="Only this operator.")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of folds and sampling.", min=0)] = 0,
+    request: TrainRequest,
     splits: Annotated[
         bool, typer.Option("--splits", help="A row for each kind of points left out.")
     ] = False,
@@ -81,7 +81,6 @@ def train(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
     and the 90th percentile (P90) of the error, and how often its 90 % interval covered the truth.
     """
     state = state_of(context)
-    request = TrainRequest(device=device, operator=operator, seed=seed)
     with open_composition(state) as services:
         if job and request != TrainRequest():
             reason = "a past training has its own device, operator and seed"
@@ -188,10 +187,10 @@ def _print_models(state: CliState, models: Sequence[ModelVersion]) -> None:
     state.print_rows("Latency models", ("version", "active", "created", "points", "snapshot"), rows)
 
 
-def plan(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
+@with_option_groups
+def plan(
     context: typer.Context,
-    operator: Annotated[str, typer.Argument(help="Operator: see `foretoken list operators`.")],
-    device: Annotated[str, typer.Option(help="Device: see `foretoken list devices`.")],
+    answers: Annotated[Answers, OptionsOf(PlanRequest)],
     axes: Annotated[
         list[str] | None,
         typer.Argument(
@@ -201,9 +200,6 @@ def plan(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
             " `dtype=`, `phase=backward`, `framework=vllm`, `variant=`, `seed=`.",
         ),
     ] = None,
-    topology: Annotated[str, typer.Option(help="Topology, for collectives.")] = "",
-    budget: Annotated[str, typer.Option(help="GPU time there is: `60s`, `10min`.")] = "10min",
-    max_points: Annotated[int, typer.Option(help="Most points; 0: as many as fit.")] = 0,
     points_csv: Annotated[
         Path | None,
         typer.Option(help="Write the points here, as CSV.", callback=check_output_path),
@@ -217,19 +213,15 @@ def plan(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
     with open_composition(state) as services:
         said, values = split_words(axes or [], _WORDS)
         request = PlanRequest(
-            device=device,
-            operator=operator,
+            **answers.read(),
             dtype=find_member(DType, said.get("dtype", "bf16"), "dtype"),
             phase=find_member(Phase, said.get("phase", "forward"), "phase"),
             axes=tuple(
                 CandidateAxis(dim=name, values=parse_values(name, text))
                 for name, text in values.items()
             ),
-            topology=topology,
             framework=said.get("framework", ""),
             variant=said.get("variant", ""),
-            budget_gpu_s=parse_s(budget, "--budget"),
-            max_num_points=max_points,
             seed=parse_whole("seed", said.get("seed", "0")),
         )
         found = services.foretoken("predictor").plan(request)
@@ -278,7 +270,8 @@ def _write_points(path: Path, request: PlanRequest, found: ProfilePlan) -> None:
             writer.writerow((*kind, *order_dims(request.operator, point.dims).values(), *figures))
 
 
-def predict(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
+@with_option_groups
+def predict(
     context: typer.Context,
     operator: Annotated[str, typer.Argument(help="Operator: see `foretoken list operators`.")],
     dims: Annotated[
@@ -290,14 +283,7 @@ def predict(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
         ),
     ],
     device: Annotated[str, _DEVICE],
-    topology: Annotated[str, typer.Option(help="Topology, for collectives.")] = "",
-    refuse_extrapolation: Annotated[
-        bool, typer.Option("--refuse-extrapolation", help="Fail rather than extrapolate.")
-    ] = False,
-    as_measured: Annotated[
-        bool,
-        typer.Option("--as-measured", help="A measured point is its measurement, no model in it."),
-    ] = False,
+    options: CallOptions,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the limits, models and points behind it.")
     ] = False,
@@ -309,18 +295,14 @@ def predict(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
     state = state_of(context)
     with open_composition(state) as services:
         said, sizes = split_words(dims, ("dtype", "phase", *_OPTIONS))
+        words: dict[str, Any] = {name: said[name] for name in _OPTIONS if name in said}
         query = build_single_query(
             operator,
             {name: parse_whole(name, value) for name, value in sizes.items()},
             device=device,
             dtype=said.get("dtype", "bf16"),
             phase=said.get("phase", "forward"),
-            options=CallOptions(
-                topology=topology,
-                refuse_extrapolation=refuse_extrapolation,
-                prefer_measured=as_measured,
-                **{name: said[name] for name in _OPTIONS if name in said},
-            ),
+            options=replace(options, **words),
         )
         if explain:
             explanation = services.predictor.explain(query)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.option_text import parse_s, parse_whole
+from foretoken.app.cli.option_text import parse_whole
 from foretoken.app.cli.profile_collectives import collectives, find_place, serve_place
 from foretoken.app.cli.profile_model import closure, graph
-from foretoken.app.cli.request_options import Answers, Ask, with_option_groups
+from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.app.cli.state import (
     CliState,
     build_table,
@@ -38,6 +38,7 @@ from foretoken.domain.measurements.planning import PlanRequest
 from foretoken.domain.measurements.profiling import ProfileOutline, ProfileReport, ProfileRequest
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import CatalogPort
+from foretoken.domain.requests.option import flag, option
 from foretoken.domain.text_file import read_json, read_text
 from foretoken.domain.units import describe_seconds
 from foretoken.jobs.runner import JobProgress
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from foretoken.profiler.host.measuring import HostReport
 
 app = typer.Typer(invoke_without_command=True)
-AskedProfile = Annotated[Answers, Ask(ProfileRequest, defaults={"device": "cpu"})]
+AskedProfile = Annotated[Answers, OptionsOf(ProfileRequest, defaults={"device": "cpu"})]
 WrittenRequest = Annotated[
     Path | None,
     typer.Option(
@@ -69,33 +70,29 @@ _NUM_CPU_RANKS = 2
 class PlanningOptions:
     """Points that the predictor asks for."""
 
-    planned: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Time the points of this operator that lower the predictor's error most, within"
-            " --budget. Repeatable."
-        ),
-    ] = None
-    budget: Annotated[
-        str, typer.Option(help="With --planned: GPU time for all of them, `60s` or `10min`.")
-    ] = "60s"
+    planned: tuple[str, ...] = option(
+        (),
+        "Time the points of this operator that lower the predictor's error most, within"
+        " --budget. Repeatable.",
+        syntax="words",
+    )
+    budget_s: float = option(
+        60.0,
+        "With --planned: GPU time for all of them, `60s` or `10min`.",
+        names=("--budget",),
+        syntax="duration",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions:
     """Where it runs."""
 
-    on: Annotated[
-        str | None,
-        typer.Option(help="`local`, or `kubernetes`: in pods of a cluster (default: configured)."),
-    ] = None
-    shards: Annotated[
-        int,
-        typer.Option(min=0, help="With --on kubernetes: how many pods (0: configured)."),
-    ] = 0
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be timed, as `profile plan`.")
-    ] = False
+    on: str | None = option(
+        None, "`local`, or `kubernetes`: in pods of a cluster (default: configured)."
+    )
+    shards: int = option(0, "With --on kubernetes: how many pods (0: configured).", minimum=0)
+    dry_run: bool = flag("Only show what would be timed, as `profile plan`.")
 
 
 @app.callback()
@@ -176,7 +173,7 @@ def _planned_calls(
     services: Composition, request: ProfileRequest, planning: PlanningOptions
 ) -> tuple[OperatorCall, ...]:
     """Return the points that the predictor ranks first; each operator gets its part of the time."""
-    names = planning.planned or []
+    names = planning.planned
     dtype = request.dtypes[0] if request.dtypes else DType.BF16
     calls: list[OperatorCall] = []
     for operator in names:
@@ -185,7 +182,7 @@ def _planned_calls(
                 device=request.device,
                 operator=operator,
                 dtype=dtype,
-                budget_gpu_s=parse_s(planning.budget, "--budget") / len(names),
+                budget_gpu_s=planning.budget_s / len(names),
                 seed=request.seed,
             )
         )

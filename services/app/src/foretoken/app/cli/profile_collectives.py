@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -32,11 +32,11 @@ from foretoken.app.cli.state import (
 from foretoken.app.config import EMBEDDED, AppConfig, process_environment
 from foretoken.client.single_query import find_member
 from foretoken.domain import schema
-from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
 from foretoken.domain.operators.spec.operator import all_operators, find_operator
+from foretoken.domain.requests.option import flag, option
 from foretoken.jobs.runner import JobProgress
 
 if TYPE_CHECKING:
@@ -49,59 +49,37 @@ _CPU = "cpu"
 class GroupOptions:
     """What is timed, between whom."""
 
-    device: Annotated[
-        str,
-        typer.Option(help="Device: see `foretoken profile devices`.", callback=canonical_device),
-    ] = _CPU
-    operator: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this collective. Repeatable. With --overlap all_reduce alone."),
-    ] = None
-    dtype: Annotated[
-        str, typer.Option(help="Number format (default: fp32 on a CPU, bf16 on a GPU).")
-    ] = ""
-    ranks: Annotated[
-        str,
-        typer.Option(
-            help="Devices of a group on one node, `2,4` or `2:8`; on a CPU processes (default: 2 on"
-            " a CPU, 2, 4 and 8 as far as there are on a GPU)."
-        ),
-    ] = ""
-    nodes: Annotated[
-        str, typer.Option(help="Nodes of a group, `1,2` (default: 1, and all of a rendezvous).")
-    ] = ""
-    sizes: Annotated[
-        str,
-        typer.Option(
-            help="Message sizes: `1KiB:1GiB` doubles, `64KiB,1MiB` are two (default: that, in steps"
-            " of eight up to 32MiB with --quick)."
-        ),
-    ] = ""
+    device: str = option(_CPU, "Device: see `foretoken profile devices`.", syntax="device")
+    operator: tuple[str, ...] = option(
+        (), "Only this collective. Repeatable. With --overlap all_reduce alone.", syntax="words"
+    )
+    dtype: str = option("", "Number format (default: fp32 on a CPU, bf16 on a GPU).")
+    ranks: str = option(
+        "",
+        "Devices of a group on one node, `2,4` or `2:8`; on a CPU processes (default: 2 on"
+        " a CPU, 2, 4 and 8 as far as there are on a GPU).",
+    )
+    nodes: str = option("", "Nodes of a group, `1,2` (default: 1, and all of a rendezvous).")
+    sizes: str = option(
+        "",
+        "Message sizes: `1KiB:1GiB` doubles, `64KiB,1MiB` are two (default: that, in steps"
+        " of eight up to 32MiB with --quick).",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeOptions:
     """How it is timed, and what is shown."""
 
-    quick: Annotated[bool, typer.Option("--quick", help="Few sizes, timed less precisely.")] = False
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure points the catalog already has, too.")
-    ] = False
-    overlap: Annotated[
-        bool,
-        typer.Option(
-            "--overlap",
-            help="Time a matrix product and a collective alone and beside each other instead.",
-        ),
-    ] = False
-    gemm: Annotated[
-        str,
-        typer.Option(help="With --overlap: the product, as MxNxK (default: 512 or 4096 cubed)."),
-    ] = ""
-    picture: Annotated[
-        Path | None,
-        typer.Option(help="Draw bus bandwidth over message size into this .svg, .png or .pdf."),
-    ] = None
+    quick: bool = flag("Few sizes, timed less precisely.")
+    again: bool = flag("Measure points the catalog already has, too.")
+    overlap: bool = flag(
+        "Time a matrix product and a collective alone and beside each other instead."
+    )
+    gemm: str = option("", "With --overlap: the product, as MxNxK (default: 512 or 4096 cubed).")
+    picture: Path | None = option(
+        None, "Draw bus bandwidth over message size into this .svg, .png or .pdf."
+    )
 
 
 @with_option_groups

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.request_options import with_option_groups
+from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.app.cli.state import (
     build_table,
     check_output_path,
@@ -55,44 +54,10 @@ _FUSED = {"qkv_proj": _QKV, "gate_up_proj": _GATE_UP}
 _OPTIONAL = frozenset(("mlp_gate", "mlp_act_fn"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClosureEffort:
-    """How much is timed."""
-
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer steps and fewer samples of each.")
-    ] = False
-    time_cap_s: Annotated[
-        float,
-        typer.Option(
-            min=0.0, help="Begin no step after this many seconds; those left are named (0: no cap)."
-        ),
-    ] = 0.0
-
-
 @with_option_groups
-def closure(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
+def closure(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help="A model's `config.json` or its folder, or a preset's name.")
-    ],
-    effort: ClosureEffort,
-    device: Annotated[
-        str, typer.Option(help="Device of this machine, by its catalog name: `cpu`, `h200_sxm`.")
-    ] = _CPU,
-    step: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="KIND:SEQUENCESxTOKENS[:MODE], such as `prefill:1x512`, `decode:8x1024:graph`,"
-            " `training:2x256:compiled`. Repeatable; some that fit the device if left out."
-        ),
-    ] = None,
-    num_layers: Annotated[
-        int, typer.Option("--layers", help="Build so many layers only (0: as many as it has).")
-    ] = 0,
-    dtype: Annotated[
-        str, typer.Option(help="Number format; fp32 on a CPU and bf16 elsewhere if left out.")
-    ] = "",
+    answers: Annotated[Answers, OptionsOf(ClosureRequest, defaults={"device": _CPU})],
     out: Annotated[
         Path | None,
         typer.Option(help="Write the report here as JSON, too.", callback=check_output_path),
@@ -109,18 +74,8 @@ def closure(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
     """
     state = state_of(context)
     with open_composition(state) as services:
-        name, config_json = read_model_config(model)
-        request = ClosureRequest(
-            device=device,
-            model=name,
-            config_json=config_json,
-            steps=tuple(parse_step(word) for word in step or ()),
-            num_layers=num_layers,
-            dtype=parse_dtype(dtype, device),
-            quick=effort.quick,
-            time_cap_s=effort.time_cap_s,
-        )
-        with show_progress(f"time steps of {name}") as update:
+        request = ClosureRequest(**_of_model(answers))
+        with show_progress(f"time steps of {request.model}") as update:
             report = services.foretoken("profiler").measure_closure(request, on_progress=update)
         state.print_object(report, lambda: closure_table(report))
         if out is not None:
@@ -153,19 +108,17 @@ def parse_step(word: str) -> ClosureStep:
     )
 
 
-def parse_dtype(name: str, device: str) -> DType:
-    """Return the number format of that name, the usual one of the device where there is none.
+def read_steps(_: str, words: Sequence[str]) -> tuple[ClosureStep, ...]:
+    """Return the steps that an option's words say."""
+    return tuple(parse_step(word) for word in words)
 
-    Raises:
-        InvalidRequestError: there is no such format.
 
-    """
-    if not name:
-        return DType.FP32 if device == _CPU else DType.BF16
-    if name.upper() not in DType.__members__:
-        names = ", ".join(member.lower() for member in DType.__members__)
-        raise InvalidRequestError.of_field("dtype", f"{name!r} is not one of {names}")
-    return DType[name.upper()]
+def _of_model(answers: Answers) -> dict[str, Any]:
+    """Return what was given, with the model's `config.json` and the usual number format."""
+    given = answers.read()
+    name, config_json = read_model_config(given["model"])
+    usual = DType.FP32 if given["device"] == _CPU else DType.BF16
+    return {"dtype": usual, **given, "model": name, "config_json": config_json}
 
 
 def read_model_config(name_or_path: str) -> tuple[str, str]:
@@ -235,23 +188,10 @@ def _row(step: MeasuredStep, *, has_device: bool) -> Sequence[object]:
     return (*row, step.device_us / US_PER_MS, step.host_us / US_PER_MS, memory_gib)
 
 
-def graph(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
+@with_option_groups
+def graph(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help="A model's `config.json` or its folder, or a preset's name.")
-    ],
-    device: Annotated[
-        str, typer.Option(help="Device of this machine, by its catalog name: `cpu`, `h200_sxm`.")
-    ] = _CPU,
-    sequence_length: Annotated[
-        int, typer.Option("--seq-len", help="Tokens of every sequence.", min=1)
-    ] = 2048,
-    tp: Annotated[
-        str, typer.Option(help="Tensor-parallel sizes, `1,2,4`: the shapes of one rank of each.")
-    ] = "1",
-    dtype: Annotated[
-        str, typer.Option(help="Number format; fp32 on a CPU and bf16 elsewhere if left out.")
-    ] = "",
+    answers: Annotated[Answers, OptionsOf(GraphRequest, defaults={"device": _CPU})],
     out: Annotated[
         Path | None,
         typer.Option(help="Write FASOP's tables (.npz) and profiles for scenarios (.json) here."),
@@ -276,21 +216,12 @@ def graph(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
     """
     state = state_of(context)
     with open_composition(state) as services:
-        name, config_json = read_model_config(model)
-        facts = {
-            "dtype": parse_dtype(dtype, device).name.lower(),
-            "tp_sizes": parse_sizes(tp),
-            **scenario_changes(change),
-            "device": device,
-            "model": name,
-            "config_json": config_json,
-            "sequence_length": sequence_length,
-        }
+        facts = {**_of_model(answers), **scenario_changes(change)}
         request = schema.decode(GraphRequest, facts, "graph profile")
-        with show_progress(f"profile the graph of {name}") as update:
+        with show_progress(f"profile the graph of {request.model}") as update:
             report = services.foretoken("profiler").profile_graph(request, on_progress=update)
         state.print_object(report, lambda: graph_table(report))
-        _write_out(report, config_json, out)
+        _write_out(report, request.config_json, out)
 
 
 def _write_out(report: GraphReport, config_json: str, folder: Path | None) -> None:
@@ -301,19 +232,6 @@ def _write_out(report: GraphReport, config_json: str, folder: Path | None) -> No
     if folder is not None:
         for line in write_profiles(report, json.loads(config_json), folder):
             note(line)
-
-
-def parse_sizes(text: str) -> list[int]:
-    """Return the numbers of `1,2,4`.
-
-    Raises:
-        InvalidRequestError: it is no list of counts.
-
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise InvalidRequestError.of_field("tp", f"{text!r} is no list of counts such as 1,2,4")
-    return [int(word) for word in words]
 
 
 def graph_table(report: GraphReport) -> Table:

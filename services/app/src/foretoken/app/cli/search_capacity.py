@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.output_file import page_option, write_page
-from foretoken.app.cli.request_options import Answers, Ask, with_option_groups
+from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.app.cli.state import (
     build_table,
     leave_unless,
@@ -35,7 +35,7 @@ from foretoken.domain.results.report import RequestColumns, SeriesColumns, Servi
 @with_option_groups
 def capacity(
     context: typer.Context,
-    answers: Annotated[Answers, Ask(CapacityRequest)],
+    answers: Annotated[Answers, OptionsOf(CapacityRequest)],
     scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
     change: Annotated[
         list[str] | None,

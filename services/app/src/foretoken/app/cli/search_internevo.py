@@ -2,18 +2,13 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from foretoken.app.cli.output_file import (
-    check_page_option,
-    check_picture_option,
-    check_table_option,
-    page_option,
     write_columns,
     write_page,
 )
@@ -30,10 +25,10 @@ from foretoken.app.cli.state import (
 )
 from foretoken.client.facade import Foretoken
 from foretoken.domain import schema
-from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.models.load import load_model
+from foretoken.domain.requests.option import describe, option
 from foretoken.domain.requests.training_search import TrainingSearchReport, TrainingSearchRequest
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.simulator.report.internevo_comparison import (
@@ -66,53 +61,42 @@ _TERMS = tuple(item.name for item in fields(InternEvoTerms))
 class InternEvoOptions:
     """The question."""
 
-    world_size: Annotated[
-        int, typer.Option("--world-size", "--world_size", min=1, help="GPUs to train on.")
-    ]
-    global_batch_size: Annotated[
-        int,
-        typer.Option("--global-batch-size", "--global_batch_size", min=1, help="Tokens of a step."),
-    ]
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model: see `foretoken list models`, or the path of a Hugging Face `config.json`."
-        ),
-    ] = "internlm2-7b"
-    device: Annotated[
-        str,
-        typer.Option(help="Device: see `foretoken list devices`.", callback=canonical_device),
-    ] = "a100_sxm_80"
-    sequence_length: Annotated[
-        int,
-        typer.Option("--sequence-length", "--seq_len", min=1, help="Tokens of a sample."),
-    ] = SEQUENCE_LENGTH
-    finalists: Annotated[
-        int, typer.Option(min=0, help="How many of the best to simulate event by event.")
-    ] = 5
+    world_size: int = field(
+        metadata=describe("GPUs to train on.", names=("--world-size", "--world_size"), minimum=1)
+    )
+    global_batch_size: int = field(
+        metadata=describe(
+            "Tokens of a step.", names=("--global-batch-size", "--global_batch_size"), minimum=1
+        )
+    )
+    model: str = option(
+        "internlm2-7b",
+        "Model: see `foretoken list models`, or the path of a Hugging Face `config.json`.",
+    )
+    device: str = option("a100_sxm_80", "Device: see `foretoken list devices`.", syntax="device")
+    sequence_length: int = option(
+        SEQUENCE_LENGTH, "Tokens of a sample.", names=("--sequence-length", "--seq_len"), minimum=1
+    )
+    finalists: int = option(5, "How many of the best to simulate event by event.", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions:
     """Where the answer goes."""
 
-    top: Annotated[int, typer.Option(min=1, help="How many to print.")] = 10
-    page: Annotated[Path | None, page_option(check=check_page_option)] = None
-    heat_map: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a heat map here of what devices send to each other with the best strategy,"
-            " as .png, .svg or .pdf.",
-            callback=check_picture_option,
-        ),
-    ] = None
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the listed strategies here, best first, as .csv, .jsonl or .parquet.",
-            callback=check_table_option,
-        ),
-    ] = None
+    top: int = option(10, "How many to print.", minimum=1)
+    page: Path | None = option(None, "Write a page with pictures here (HTML).", syntax="page")
+    heat_map: Path | None = option(
+        None,
+        "Write a heat map here of what devices send to each other with the best strategy,"
+        " as .png, .svg or .pdf.",
+        syntax="picture",
+    )
+    export: Path | None = option(
+        None,
+        "Write the listed strategies here, best first, as .csv, .jsonl or .parquet.",
+        syntax="table",
+    )
 
 
 @with_option_groups

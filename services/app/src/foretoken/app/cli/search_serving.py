@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.app.cli.option_text import check_prices, parse_ms
-from foretoken.app.cli.output_file import check_table_option, page_option, write_columns, write_page
-from foretoken.app.cli.request_options import Answers, Ask, with_option_groups
+from foretoken.app.cli.output_file import write_columns, write_page
+from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.app.cli.search_text import report_table
 from foretoken.app.cli.state import (
     leave_unless,
@@ -32,6 +32,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.job import Job
 from foretoken.domain.ports import SimulatorPort
+from foretoken.domain.requests.option import option
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import (
     Finalist,
@@ -53,85 +54,58 @@ _RESULTS = "Where results go"
 class QuestionOptions:
     """What is to be served. Options change what the scenario file says."""
 
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model: a preset (`foretoken list models`) or the path of a Hugging Face"
-            " `config.json`.",
-            rich_help_panel=_ASKED,
-        ),
-    ] = ""
-    isl: Annotated[
-        int | None,
-        typer.Option(
-            "--isl",
-            min=1,
-            show_default=False,
-            help="Prompt tokens of every request (default: the scenario's, or 512).",
-            rich_help_panel=_ASKED,
-        ),
-    ] = None
-    osl: Annotated[
-        int | None,
-        typer.Option(
-            "--osl",
-            min=1,
-            show_default=False,
-            help="Answer tokens of every request (default: the scenario's, or 128).",
-            rich_help_panel=_ASKED,
-        ),
-    ] = None
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Change one key of the scenario: `workload.num_requests=500`. Repeatable.",
-            rich_help_panel=_ASKED,
-        ),
-    ] = None
-    request: Annotated[
-        Path | None,
-        typer.Option(
-            help="A whole request in a file (YAML or JSON), as a report shows it: `scenario`,"
-            " `space`, `targets` and the rest. Other options of what to search for are not read.",
-            exists=True,
-            dir_okay=False,
-            rich_help_panel=_ASKED,
-        ),
-    ] = None
+    model: str = option(
+        "",
+        "Model: a preset (`foretoken list models`) or the path of a Hugging Face `config.json`.",
+        group=_ASKED,
+    )
+    isl: int | None = option(
+        None,
+        "Prompt tokens of every request (default: the scenario's, or 512).",
+        minimum=1,
+        group=_ASKED,
+    )
+    osl: int | None = option(
+        None,
+        "Answer tokens of every request (default: the scenario's, or 128).",
+        minimum=1,
+        group=_ASKED,
+    )
+    change: tuple[str, ...] = option(
+        (),
+        "Change one key of the scenario: `workload.num_requests=500`. Repeatable.",
+        names=("--set",),
+        syntax="words",
+        group=_ASKED,
+    )
+    request: Path | None = option(
+        None,
+        "A whole request in a file (YAML or JSON), as a report shows it: `scenario`,"
+        " `space`, `targets` and the rest. Other options of what to search for are not read.",
+        syntax="file",
+        group=_ASKED,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
     """What a deployment has to meet on average."""
 
-    ttft: Annotated[
-        str,
-        typer.Option(
-            "--ttft",
-            help="Longest mean time to first token: `2s`, `500ms`. For a percentile use --limit.",
-            rich_help_panel=_TARGETS,
-        ),
-    ] = ""
-    tpot: Annotated[
-        str,
-        typer.Option(
-            "--tpot", help="Longest mean time per output token: `30ms`.", rich_help_panel=_TARGETS
-        ),
-    ] = ""
+    ttft: str = option(
+        "",
+        "Longest mean time to first token: `2s`, `500ms`. For a percentile use --limit.",
+        group=_TARGETS,
+    )
+    tpot: str = option("", "Longest mean time per output token: `30ms`.", group=_TARGETS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EffortOptions:
     """Which search is watched."""
 
-    job: Annotated[
-        str,
-        typer.Option(
-            help="Go on watching a search that was started before, instead of a new one.",
-            rich_help_panel=_EFFORT,
-        ),
-    ] = ""
+    job: str = option(
+        "", "Go on watching a search that was started before, instead of a new one.", group=_EFFORT
+    )
 
 
 def build_request(
@@ -160,9 +134,9 @@ def _resolve(
     content = read_searched_scenario(scenario)
     overrides = _overrides(question, space)
     known = {*content, *overrides}
-    for key, option in (("model", "--model"), ("device", "--device")):
+    for key, name in (("model", "--model"), ("device", "--device")):
         if key not in known:
-            raise InvalidRequestError.of_field(option, "is needed where no scenario file names one")
+            raise InvalidRequestError.of_field(name, "is needed where no scenario file names one")
     has_trace = bool(_section(content, "workload").get("trace_path"))
     if has_trace and (question.isl or question.osl):
         raise InvalidRequestError.of_field("--isl", "a trace has lengths of its own")
@@ -201,53 +175,44 @@ def _mean_limits(targets: TargetOptions) -> list[LatencyLimit]:
 class ResultOptions:
     """Where results go."""
 
-    top: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="How many layouts to print, each with its best batch.",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = 10
-    out: Annotated[Path | None, page_option("--out", panel=_RESULTS)] = None
-    candidates: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write every distinct point here, ruled out or not, as .parquet or .csv.",
-            callback=check_table_option,
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None
-    generate: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the best deployment that meets the targets here: commands, Kubernetes"
-            " manifests, a job that measures it. Needs finalists.",
-            file_okay=False,
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None
-    server: Annotated[
-        str,
-        typer.Option(
-            help="With --generate: `vllm` or `sglang` (default: the engine's own).",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = ""
-    model_id: Annotated[
-        str,
-        typer.Option(
-            help="With --generate: what the server loads, a name on Hugging Face or a path.",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = ""
+    top: int = option(
+        10, "How many layouts to print, each with its best batch.", minimum=1, group=_RESULTS
+    )
+    out: Path | None = option(
+        None,
+        "Write a page with pictures here (HTML).",
+        names=("--page", "--out"),
+        syntax="output",
+        group=_RESULTS,
+    )
+    candidates: Path | None = option(
+        None,
+        "Write every distinct point here, ruled out or not, as .parquet or .csv.",
+        syntax="table",
+        group=_RESULTS,
+    )
+    generate: Path | None = option(
+        None,
+        "Write the best deployment that meets the targets here: commands, Kubernetes"
+        " manifests, a job that measures it. Needs finalists.",
+        syntax="folder",
+        group=_RESULTS,
+    )
+    server: str = option(
+        "", "With --generate: `vllm` or `sglang` (default: the engine's own).", group=_RESULTS
+    )
+    model_id: str = option(
+        "",
+        "With --generate: what the server loads, a name on Hugging Face or a path.",
+        group=_RESULTS,
+    )
 
 
 @with_option_groups
 def serving(  # noqa: PLR0913, PLR0917 - groups of options
     context: typer.Context,
     question: QuestionOptions,
-    answers: Annotated[Answers, Ask(ServingSearchRequest)],
+    answers: Annotated[Answers, OptionsOf(ServingSearchRequest)],
     targets: TargetOptions,
     effort: EffortOptions,
     results: ResultOptions,

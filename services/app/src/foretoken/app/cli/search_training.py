@@ -18,16 +18,12 @@ from foretoken.app.cli.option_text import (
     parse_values,
 )
 from foretoken.app.cli.output_file import (
-    check_page_option,
-    check_table_option,
-    page_option,
     write_columns,
     write_page,
 )
-from foretoken.app.cli.request_options import Answers, Ask, with_option_groups
+from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.app.cli.search_training_text import describe_finalist, report_table
 from foretoken.app.cli.state import (
-    check_output_path,
     leave_unless,
     note,
     note_search,
@@ -50,6 +46,7 @@ from foretoken.domain.job import Job
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.ports import SimulatorPort
 from foretoken.domain.requests.dataset import find_dataset
+from foretoken.domain.requests.option import flag, option
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import (
     TrainingSearchReport,
@@ -78,70 +75,45 @@ _LAST_FINALIST_S = 5.0
 class QuestionOptions:
     """What is to be trained. Options change what the scenario file says."""
 
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model: a preset (`foretoken list models`) or the path of a Hugging Face"
-            " `config.json`.",
-            rich_help_panel=_ASKED,
-        ),
-    ] = ""
-    global_batch_tokens: Annotated[
-        str,
-        typer.Option(
-            help="Tokens of a step, several with commas: `4194304`. A multiple of the sequence"
-            " length.",
-            rich_help_panel=_ASKED,
-        ),
-    ] = ""
-    sequence_length: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            show_default=False,
-            help="Tokens of a sample (default: the scenario's, or 4096).",
-            rich_help_panel=_ASKED,
-        ),
-    ] = None
-    trainer: Annotated[
-        str,
-        typer.Option(
-            help="The training framework: see `foretoken list trainers`.", rich_help_panel=_ASKED
-        ),
-    ] = ""
-    tokens: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            help="Also tell steps, days and cost of a run to so many tokens: `2e12`.",
-            rich_help_panel=_ASKED,
-        ),
-    ] = 0.0
-    dataset: Annotated[
-        str,
-        typer.Option(
-            help="The same for a known dataset, once through (`foretoken list datasets`).",
-            rich_help_panel=_ASKED,
-        ),
-    ] = ""
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Change one key of the scenario that is not searched: `dtype=bf16`. Repeatable.",
-            rich_help_panel=_ASKED,
-        ),
-    ] = None
-    request: Annotated[
-        Path | None,
-        typer.Option(
-            help="A whole request in a file (YAML or JSON), as a report shows it: `scenario`,"
-            " `space` and the rest. Other options of what to search for are not read.",
-            exists=True,
-            dir_okay=False,
-            rich_help_panel=_ASKED,
-        ),
-    ] = None
+    model: str = option(
+        "",
+        "Model: a preset (`foretoken list models`) or the path of a Hugging Face `config.json`.",
+        group=_ASKED,
+    )
+    global_batch_tokens: str = option(
+        "",
+        "Tokens of a step, several with commas: `4194304`. A multiple of the sequence length.",
+        group=_ASKED,
+    )
+    sequence_length: int | None = option(
+        None, "Tokens of a sample (default: the scenario's, or 4096).", minimum=1, group=_ASKED
+    )
+    trainer: str = option(
+        "", "The training framework: see `foretoken list trainers`.", group=_ASKED
+    )
+    tokens: float = option(
+        0.0,
+        "Also tell steps, days and cost of a run to so many tokens: `2e12`.",
+        minimum=0,
+        group=_ASKED,
+    )
+    dataset: str = option(
+        "", "The same for a known dataset, once through (`foretoken list datasets`).", group=_ASKED
+    )
+    change: tuple[str, ...] = option(
+        (),
+        "Change one key of the scenario that is not searched: `dtype=bf16`. Repeatable.",
+        names=("--set",),
+        syntax="words",
+        group=_ASKED,
+    )
+    request: Path | None = option(
+        None,
+        "A whole request in a file (YAML or JSON), as a report shows it: `scenario`,"
+        " `space` and the rest. Other options of what to search for are not read.",
+        syntax="file",
+        group=_ASKED,
+    )
 
     @property
     def num_tokens(self) -> float:
@@ -160,49 +132,34 @@ class QuestionOptions:
 class SpaceOptions:
     """Where else it is said what may vary, and what devices cost."""
 
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Try only these values of an axis, repeatable: `tp=1,2,4`, `micro_batch_size=1:8`,"
-            f" `recompute=none,full`. Axes: {', '.join(AXES)}.",
-            rich_help_panel=_SPACE,
-        ),
-    ] = None
-    space: Annotated[
-        Path | None,
-        typer.Option(
-            help="A file (YAML) of a space: lists by axis, as a request has them under `space`.",
-            exists=True,
-            dir_okay=False,
-            rich_help_panel=_SPACE,
-        ),
-    ] = None
-    price_list: Annotated[
-        str,
-        typer.Option(
-            help="Price devices by a list (`foretoken list prices`), or by a YAML file of yours.",
-            rich_help_panel=_CLUSTER,
-        ),
-    ] = ""
-    spot: Annotated[
-        bool,
-        typer.Option(
-            "--spot", help="With --price-list: take the spot prices.", rich_help_panel=_CLUSTER
-        ),
-    ] = False
+    vary: tuple[str, ...] = option(
+        (),
+        "Try only these values of an axis, repeatable: `tp=1,2,4`, `micro_batch_size=1:8`,"
+        f" `recompute=none,full`. Axes: {', '.join(AXES)}.",
+        syntax="words",
+        group=_SPACE,
+    )
+    space: Path | None = option(
+        None,
+        "A file (YAML) of a space: lists by axis, as a request has them under `space`.",
+        syntax="file",
+        group=_SPACE,
+    )
+    price_list: str = option(
+        "",
+        "Price devices by a list (`foretoken list prices`), or by a YAML file of yours.",
+        group=_CLUSTER,
+    )
+    spot: bool = flag("With --price-list: take the spot prices.", group=_CLUSTER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
     """Which search is watched."""
 
-    job: Annotated[
-        str,
-        typer.Option(
-            help="Go on watching a search that was started before, instead of a new one.",
-            rich_help_panel=_EFFORT,
-        ),
-    ] = ""
+    job: str = option(
+        "", "Go on watching a search that was started before, instead of a new one.", group=_EFFORT
+    )
 
 
 def build_training_request(
@@ -352,42 +309,36 @@ def _check_priced(space: TrainingSpace, device: str) -> None:
 class ResultOptions:
     """Where results go."""
 
-    top: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="How many layouts to print, each with its best strategy.",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = 10
-    page: Annotated[Path | None, page_option("--out", panel=_RESULTS, check=check_page_option)] = (
-        None
+    top: int = option(
+        10, "How many layouts to print, each with its best strategy.", minimum=1, group=_RESULTS
     )
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the listed strategies here, best first, as .csv, .jsonl or .parquet.",
-            callback=check_table_option,
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None
-    fasop: Annotated[
-        Path | None,
-        typer.Option(
-            "--fasop",
-            "--fasop-csv",
-            help="Write them with the columns of FASOP here, as .csv or .jsonl.",
-            callback=check_output_path,
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None
+    page: Path | None = option(
+        None,
+        "Write a page with pictures here (HTML).",
+        names=("--page", "--out"),
+        syntax="page",
+        group=_RESULTS,
+    )
+    export: Path | None = option(
+        None,
+        "Write the listed strategies here, best first, as .csv, .jsonl or .parquet.",
+        syntax="table",
+        group=_RESULTS,
+    )
+    fasop: Path | None = option(
+        None,
+        "Write them with the columns of FASOP here, as .csv or .jsonl.",
+        names=("--fasop", "--fasop-csv"),
+        syntax="output",
+        group=_RESULTS,
+    )
 
 
 @with_option_groups
 def training(  # noqa: PLR0913, PLR0917 - groups of options
     context: typer.Context,
     question: QuestionOptions,
-    answers: Annotated[Answers, Ask(TrainingSearchRequest, partial=("space.",))],
+    answers: Annotated[Answers, OptionsOf(TrainingSearchRequest, partial=("space.",))],
     space: SpaceOptions,
     watch: WatchOptions,
     results: ResultOptions,

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.output_file import page_option, write_page
-from foretoken.app.cli.request_options import Answers, Ask, with_option_groups
+from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.app.cli.state import (
     build_table,
     describe_feasibility,
@@ -52,7 +52,7 @@ def run(
             " `scenario`, `num_tokens`, `failures`, `sites`, `prices`."
         ),
     ],
-    answers: Annotated[Answers, Ask(TrainingRunRequest, partial=("",))],
+    answers: Annotated[Answers, OptionsOf(TrainingRunRequest, partial=("",))],
     change: Annotated[
         list[str] | None,
         typer.Option(
