@@ -137,7 +137,7 @@ def test_too_few_steps_are_refused(sizes: tuple[int, ...], reason: str) -> None:
 def test_steps_that_are_alike_cannot_tell_a_gap_from_a_factor() -> None:
     raw_us = np.array([1e6, 2e6, 4e6])
     table = StepTable(measured_us=1.1 * raw_us, raw_us=raw_us, sensitivity=raw_us / 1e3)
-    assert "cannot be told apart" in find_obstacle(table, ("factor", "gap"))
+    assert "cannot be separated" in find_obstacle(table, ("factor", "gap"))
     assert find_obstacle(table, ("factor",)) == ""
 
 

@@ -1,6 +1,6 @@
 """The passes of a chunk of layers for one micro batch, and what its gradients wait for at the end.
 
-The last backward pass of a step is slower than the others, for gradients are reduced beside it, in
+The last backward pass of a step is slower than the others, for gradients are reduced during it, in
 buckets of which each is ready as soon as its share of that pass is done. All times are columns of
 cases in µs.
 """
@@ -41,7 +41,7 @@ class ChunkPasses:
     `backward` is both halves; a schedule that splits it runs `backward_input` and
     `backward_weight`, which are none elsewhere. The first backward pass of a step takes
     `not_accumulated_us` less, for there is nothing to add its gradients to. `buckets` are reduced
-    beside the last one.
+    during the last one.
     """
 
     forward: PassTime
@@ -81,7 +81,7 @@ class ChunkPasses:
 
     @cached_property
     def num_buckets(self) -> Any:
-        """How many collectives reduce gradients beside the last pass."""
+        """How many collectives reduce gradients during the last pass."""
         return sum(item.count for item in self.buckets)
 
     @cached_property
@@ -131,7 +131,7 @@ def time_pair(forward: PassTime, backward: PassTime, slowdown_ratio: float) -> F
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LastPass:
-    """The last backward pass of a chunk on its rank, from `start_us` on, with what goes beside it.
+    """The last backward pass of a chunk on its rank, from `start_us` on, with what overlaps it.
 
     Of its own communication it has `hidden_us`, and `left_us` at its end.
     """
@@ -146,7 +146,7 @@ class LastPass:
     def of_chunk(
         cls, passes: ChunkPasses, start_us: Time, buckets: Sequence[Buckets]
     ) -> "LastPass":
-        """Return the last pass of a chunk that begins then, with what is reduced beside it."""
+        """Return the last pass of a chunk that begins then, with what is reduced during it."""
         return cls(
             start_us=start_us,
             time_us=passes.last_gradients_us,
@@ -160,7 +160,7 @@ def reduce_early(passes: Sequence[LastPass], carried_us: Time, none: Floats) -> 
     """Return when a rank begins and ends to reduce what may overlap with its last passes.
 
     Both are `NEVER` where nothing does. Passes are in the order in which they begin; `carried_us`
-    is all that the rank's communication carries beside its passes in a step, `none` a column of 0.
+    is all that the rank's communication carries besides its passes in a step, `none` a column of 0.
     What a pass itself reduces goes between the buckets, and the last one after all of it: FSDP2
     sums the shards of a layer over replicas as soon as they are scattered.
     Source: PyTorch, `_composable/fsdp/_fsdp_collectives.py` (foreach_reduce).
@@ -193,7 +193,7 @@ def reduce_early(passes: Sequence[LastPass], carried_us: Time, none: Floats) -> 
 def gather_beside(gather_us: Floats, forward_us: Floats, slowdown_ratio: float) -> Floats:
     """Return what gathering parameters adds to a step where they are prefetched.
 
-    They are beside the next step's first forward pass, which they slow down.
+    They overlap the next step's first forward pass, which they slow down.
     """
     hidden_us = np.minimum(gather_us, forward_us * slowdown_ratio)
     return gather_us - hidden_us + hidden_us * (1 - 1 / slowdown_ratio)

@@ -188,7 +188,7 @@ class Strategies(Degrees):
         return replace(self, **{name: getattr(self, name)[rows] for name in self.axes})
 
     def scenario(self, row: int) -> TrainingScenario:
-        """Return what one strategy asks the simulator; its dp must be at least 1.
+        """Return the scenario of one strategy for the simulator; its dp must be at least 1.
 
         What the space does not vary is the source's. Settings that go with a mode are kept with it
         alone: the modules of `selective`, the split inputs of `full`.

@@ -52,7 +52,7 @@ Values = Ints | NamedValues
 
 
 def check_trainer(scenario: TrainingScenario) -> None:
-    """Check that its framework can do what a scenario asks for, which can run.
+    """Check that its framework can do what a scenario requires, which can run.
 
     Raises:
         InvalidRequestError: it cannot; every reason names the key to change.

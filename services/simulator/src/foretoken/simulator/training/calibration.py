@@ -38,8 +38,8 @@ LAYER_COMPONENTS = ("encoder_fwd", "encoder_bwd")
 # Of the gap of a layer, what its backward pass has: the measured gaps of GPT-NeoX on A100 and on
 # GH200 are about twice those of the forward pass. Steps come out the same whatever it is.
 _BACKWARD_SHARE = 2 / 3
-# Gaps to look with what a gap adds to a step: small beside a layer, and larger where the host is
-# so busy with launches that a small one is hidden.
+# Gaps to look with what a gap adds to a step: small compared with a layer, and larger where the
+# host is so busy with launches that a small one is hidden.
 _PROBES_US = (100.0, 1_000.0, 10_000.0)
 # The critical path, and with it what a gap adds, may change with the gap.
 _NUM_ROUNDS = 3
@@ -57,7 +57,7 @@ class ComponentPair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibratedStep:
-    """A measured step beside the simulated one; `left_out_ms` as fitted from the others (0: no)."""
+    """A measured step and the simulated one; `left_out_ms` as fitted from the others (0: no)."""
 
     name: str
     measured_ms: float
@@ -115,8 +115,8 @@ def calibrate_training(
 ) -> CalibrationResult:
     """Return the calibration that makes simulated steps of these scenarios the measured ones.
 
-    `parameters` are of `PARAMETERS`; none named, those are taken that predict steps left out best.
-    Measured layers fix the gaps first. What the scenarios say of a calibration is not used.
+    `parameters` are some of `PARAMETERS`; none named, those are taken that predict steps left out
+    best. Measured layers fix the gaps first. What the scenarios say of a calibration is not used.
 
     Raises:
         InvalidRequestError: nothing to learn from, a scenario there is not or that cannot run, or
@@ -279,7 +279,7 @@ def _sort_times(
                 else "a time does not say of which scenario it is"
             )
         times = by_run.setdefault(name, {})
-        # A step is of all stages, whichever of them told it.
+        # A step is of all stages, whichever of them reported it.
         stage = -1 if time.component == STEP else time.stage
         times.setdefault((time.component, stage), []).append(time.time_ms)
     found = {
@@ -308,7 +308,7 @@ def _describe_gaps(gaps: TrainingCalibration | None) -> Iterator[str]:
 def _pairs(
     name: str, times: Mapping[tuple[str, int], float], report: TrainingReport
 ) -> Iterator[ComponentPair]:
-    """Yield the measured layers of a run beside the simulated ones."""
+    """Yield the measured layers of a run with the simulated ones."""
     for (component, stage), time_ms in times.items():
         if component not in LAYER_COMPONENTS:
             continue

@@ -90,7 +90,7 @@ def find_obstacle(table: StepTable, parameters: Sequence[str], num_spare: int = 
             rest = " and ".join(other for other in parameters if other != name)
             return (
                 f"{name} changes these steps as {rest} does (all but {left:.0%} of it), so they"
-                " cannot be told apart; measure steps that differ more, in micro batch size, layers"
+                " cannot be separated; measure steps that differ more, in micro batch size, layers"
                 " per stage or number of micro batches"
             )
     return ""

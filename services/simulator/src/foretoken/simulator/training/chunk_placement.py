@@ -71,7 +71,7 @@ def _forward(order: RankOrder) -> Iterator[Pass]:
 
 
 def share_embedding(nodes: Nodes, places: ChunkPlaces, rank: RankContext) -> Nodes:
-    """Return a chunk's operators with a tied head that needs no copy of the embedding beside it."""
+    """Return a chunk's operators with a tied head that needs no copy of the embedding."""
     if not (rank.model.has_tied_embedding and places.is_folded):
         return nodes
     return tuple(

@@ -27,7 +27,7 @@ class TimedChunk(ChunkPasses):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimingRules:
-    """What passes are timed by, beside their operators."""
+    """What passes are timed by, besides their operators."""
 
     prices: OperatorPrices
     columns: StepColumns
@@ -106,7 +106,7 @@ def time_chunk(
 
 
 def list_buckets(reduction: Nodes, duration: Duration) -> list[Buckets]:
-    """Return what of a reduction of gradients may go beside the last backward pass."""
+    """Return what of a reduction of gradients may overlap the last backward pass."""
     return [
         Buckets(duration(node), node.repeat)
         for node in reduction

@@ -26,7 +26,7 @@ _MOST_PASSES = 60_000
 def interleaved_waits_us(
     chunks: tuple[int, int], groups: Time, times_us: tuple[Time, Time, Time], rules: LinkRules
 ) -> Time:
-    """Return what ranks wait in a step beside the longest chain of passes and transfers, in µs.
+    """Return what ranks wait in a step besides the longest chain of passes and transfers, in µs.
 
     `chunks` are ranks and chunks per rank, `groups` how many times as many micro batches as ranks
     there are. `times_us` are of a forward pass, a backward pass and a transfer; with `groups` they

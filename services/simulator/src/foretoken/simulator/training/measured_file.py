@@ -23,8 +23,8 @@ _ROW = re.compile(r"times\[(?P<row>\d+)\]\.?(?P<column>.*)")
 class MeasuredTime:
     """A measured time of one scenario: a step, or a component as `ComponentTime` names it.
 
-    `stage` -1: of all stages. Without a `scenario` it is of the only one there is. What is doubtful
-    of it is in `flags`; flagged times are not used.
+    `stage` -1: of all stages. Without a `scenario` it is of the only one there is. What is
+    uncertain of it is in `flags`; flagged times are not used.
     """
 
     time_ms: float

@@ -149,7 +149,7 @@ def _owners(
 ) -> Iterator[tuple[Role, Role]]:
     """Yield the forward role of every backward one: its own without the suffix.
 
-    What a layer computes beside goes with its first operator, where whole layers were measured.
+    What else a layer computes goes with its first operator, where whole layers were measured.
     """
     first = next((role for role in roles if _is_layer_computation(roles[role])), None)
     for node in backward:

@@ -47,7 +47,7 @@ class ChunkTimes:
     one before; both are 0 where there is none. `overlapped_us` is the forward pass in one slot with
     a backward pass, by kind and chunk of that pass (not there: one after the other). The first
     backward pass of a step may differ, as it finds no gradients to add to, and the last, as
-    gradients are reduced beside it: `first_backward_us` and `last_backward_us` are both halves
+    gradients are reduced during it: `first_backward_us` and `last_backward_us` are both halves
     then; what they are more or less belongs to the weight half.
     """
 

@@ -4,7 +4,7 @@
 named modules made is not kept, and these run again from what is. Modules and their names are those
 of Megatron-Core's `--recompute-modules`: the output of `layernorm`, `moe_act` and `mla_up_proj` is
 given up too, that of `core_attention`, `mlp` and `moe` is kept by the operator after it. Or it does
-so by operator (`every_other_matmul`). What `selective` means unless told is the trainer's to say.
+so by operator (`every_other_matmul`). What `selective` means by default is the trainer's to say.
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022;
 Megatron-Core, `transformer/transformer_config.py` and `tensor_parallel/random.py`.
 """

@@ -17,7 +17,7 @@ _Span = tuple[int, str, float, float]
 def draw_spans(composed: ComposedStep) -> SpanColumns:
     """Return what every rank did when, in the order of ranks and times, at the estimate.
 
-    What a pass communicates beside its computation is one span, from the start of the pass.
+    What a pass communicates during its computation is one span, from the start of the pass.
     """
     run, factor = composed.run.spans, value(composed.factor) / US_PER_MS
     beside_us = _exchanged(composed)
@@ -46,7 +46,7 @@ def draw_spans(composed: ComposedStep) -> SpanColumns:
 
 
 def _exchanged(composed: ComposedStep) -> NDArray[np.float64]:
-    """Return what each span of the pipeline communicates beside its computation, in µs."""
+    """Return what each span of the pipeline communicates during its computation, in µs."""
     spans = composed.run.spans
     by_pass = np.zeros((len(SPAN_KINDS), len(composed.passes)))
     for chunk, passes in enumerate(composed.passes):

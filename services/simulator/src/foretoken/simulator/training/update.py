@@ -103,7 +103,7 @@ class _RankWork:
 
     @property
     def carried_us(self) -> Column | float:
-        """All that its communication stream has carried beside its passes."""
+        """All that its communication stream has carried besides its passes."""
         return sum(
             self.passes[chunk].of_kind(kind).hidden_us * count
             for (kind, chunk), count in self.pass_counts.items()

@@ -44,7 +44,7 @@ class Spread:
 
     @classmethod
     def of_scenario(cls, scenario: TrainingScenario) -> Self:
-        """Return the spread that a scenario asks for.
+        """Return the spread that a scenario states.
 
         Replicas that exchange tokens or parameters in every layer work in step as well.
         """

@@ -1,4 +1,4 @@
-"""Strategies of a mixed cluster as columns, beside those of equal devices."""
+"""Strategies of a mixed cluster as columns, like those of equal devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class PlacedStrategies(Strategies):
         return self.source
 
     def scenario(self, row: int) -> TrainingScenario:
-        """Return what one strategy asks the simulator."""
+        """Return the scenario of one strategy for the simulator."""
         point = self._placed.points[int(self.point[row])]
         return self.space.scenario_of(point, self.chunk_layers[row])
 

@@ -33,7 +33,7 @@ _PASSES = [MEASURES.index(name) for name in ("forward", "backward_input", "backw
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSite:
-    """What decides how layers are cut, beside the method.
+    """What decides how layers are cut, besides the method.
 
     `layer_kinds` has the kind of every layer, `memory_ratio` is the memory of devices over what
     they have; the `scenario` says what a trainer leaves free.
@@ -50,7 +50,7 @@ class StageSite:
 def make_chain(strategy: PlacedStrategy, site: StageSite, *, has_memory: bool) -> Chain:
     """Return a round of layers as a chain, times in µs of one micro batch in all rounds.
 
-    The embedding goes with the first layer, the head with the last. What a stage has beside its
+    The embedding goes with the first layer, the head with the last. What a stage has besides its
     layers, and what it sends, counts as the cost of the cut after it.
     """
     stages, rounds = strategy.pipeline.stages, strategy.virtual_stages

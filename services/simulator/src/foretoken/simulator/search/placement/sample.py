@@ -1,7 +1,7 @@
 """Short pipelines that stand for all of a search: lowered once, priced on every kind of node.
 
 Two pipelines of three stages have two and three equal layers a stage: their difference is a layer,
-the rest is what the first stage, those between, and the last have beside. A model whose first
+the rest is what the first stage, those between, and the last have in addition. A model whose first
 layers are of another kind has two pipelines more, all of such layers.
 """
 

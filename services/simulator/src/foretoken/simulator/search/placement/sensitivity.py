@@ -19,7 +19,7 @@ from foretoken.simulator.search.training.closed_form import ClosedForm, Setting,
 def find_placed_sensitivity(
     form: ClosedForm, change: Change, book: StageBook, predictor: LatencySource, tell: Tell
 ) -> StrategySensitivity:
-    """Return the best of one changed question beside that of the request.
+    """Return the best of one changed question next to that of the request.
 
     The best are the first by the estimates: those that tie with them are not looked at. Layers are
     cut anew, of today's best too.

@@ -110,7 +110,7 @@ class StageMeter:
         `works` says of each whether it also has the whole model on one stage; `number` is that of
         the kind.
 
-        Beside it why stages cannot work so, and the version of the predictor's model.
+        With it why stages cannot work so, and the version of the predictor's model.
         """
         samples: dict[StageWork, _WorkSamples] = {}
         refused: dict[StageWork, InvalidRequestError] = {}
@@ -169,7 +169,7 @@ def _fit(samples: _WorkSamples, prices: OperatorPrices, cases: PriceCases) -> St
 def _fit_line(
     samples: Sequence[Sample], prices: OperatorPrices, cases: PriceCases
 ) -> tuple[Floats, Floats]:
-    """Return what stages have beside layers, and of each layer: (position, measure, case)."""
+    """Return what stages have besides layers, and of each layer: (position, measure, case)."""
     few, many = (_measure(sample, prices, cases) for sample in samples)
     per_layer = (many - few) / (SAMPLE_LAYERS[1] - SAMPLE_LAYERS[0])
     return few - SAMPLE_LAYERS[0] * per_layer, per_layer

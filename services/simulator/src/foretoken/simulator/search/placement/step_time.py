@@ -1,7 +1,7 @@
 """Time of a step in closed form, for strategies of as many stages, chunks and micro batches.
 
 The passes of a rank end about when the chains of its schedule say. Then it reduces its gradients,
-each chunk beside its last backward pass as far as that hides it; all update when the last one has
+each chunk during its last backward pass as far as that hides it; all update when the last one has
 reduced.
 """
 
@@ -161,9 +161,9 @@ class _StageTimes:
         return found
 
     def of_stages(self, name: str) -> Floats:
-        """Return a measure of every stage: what its layers have, and it has beside them once.
+        """Return a measure of every stage: what its layers have, and it has besides them once.
 
-        What chunks do in their passes they all have beside.
+        What chunks do in their passes they all have in addition.
         """
         at = MEASURES.index(name)
         if name in _OF_PASSES:

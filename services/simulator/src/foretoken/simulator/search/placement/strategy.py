@@ -235,7 +235,7 @@ def _powers(most: int) -> list[int]:
 
 
 def fixed_axes(space: TrainingSpace, scenario: TrainingScenario) -> tuple[str, ...]:
-    """Return what a search over a mixed cluster does not vary although a space asks for it."""
+    """Return what a search over a mixed cluster does not vary although a space lists it."""
     asked = {
         "devices": space.devices,
         "num_devices": space.num_devices,

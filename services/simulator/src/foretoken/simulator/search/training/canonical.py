@@ -1,7 +1,7 @@
 """Strategies that say the same as another of their space, of which the other is kept.
 
 Each rule holds only where the space has that other one, which breaks nothing the first does not.
-Beside them are interleaved chunks on a pipeline of one rank, which trainers refuse, and chunks that
+With them are interleaved chunks on a pipeline of one rank, which trainers refuse, and chunks that
 are unequal even when the embedding and the head count as a layer each, which Megatron-LM runs only
 by a layout written out.
 Source: Megatron-LM, `arguments.py` (an interleaved schedule needs more than one pipeline stage) and

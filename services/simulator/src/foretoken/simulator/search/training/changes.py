@@ -33,7 +33,7 @@ class Change:
 
 
 def list_changes(request: TrainingSearchRequest) -> tuple[Change, ...]:
-    """Return the questions of a sensitivity, of each of which only the first is told."""
+    """Return the questions of a sensitivity, of each of which only the first is reported."""
     one = replace(request, max_candidates=1, num_finalists=0)
     hardware = [
         Change(words=words, request=one, hardware=change)
@@ -74,7 +74,7 @@ class FirstStrategy:
 
 
 class FirstFound:
-    """The first by the objective of all that fit and were told of, piece by piece."""
+    """The first by the objective of all that fit and were reported, piece by piece."""
 
     def __init__(self, rules: SurveyRules) -> None:
         self._rules = rules
@@ -82,7 +82,7 @@ class FirstFound:
         self.num_fitting = 0
 
     def add(self, answers: Answers) -> None:
-        """Count strategies that fit; of equal ones the first that was told of stays."""
+        """Count strategies that fit; of equal ones the first that was reported stays."""
         rows = np.flatnonzero(answers.fits)
         self.num_fitting += len(rows)
         if not len(rows):

@@ -1,7 +1,7 @@
 """Families of operators whose estimates err alike, and how much alike.
 
 A family has two parts that err on their own: what was measured on the device or the links
-themselves, and what is told from others.
+themselves, and what is estimated from others.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ ERROR_FAMILIES = (
     "point to point",
 )
 # How errors of calls of other sizes go together, by family: of estimates from a device's own
-# measurements, then of those told from elsewhere, which miss a device as a whole. Source:
+# measurements, then of those estimated from elsewhere, which miss a device as a whole. Source:
 # `tests/benchmarks/bench_error_correlation.py`, on operators measured on five devices; what was
 # left out of training is estimated. No training step is in it. The last two of the second row are
 # that of collectives in a node: too few networks were measured to leave any out.

@@ -1,4 +1,4 @@
-"""What a search asks about its space, of equal devices or of a cluster of several kinds."""
+"""What a search has to answer of its space, of equal devices or of a cluster of several kinds."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -50,7 +50,7 @@ class Question(Protocol):
     def find_sensitivities(
         self, form: ClosedForm, tell: TellChanged
     ) -> tuple[StrategySensitivity, ...]:
-        """Return what becomes of the best under every change that the request asks for."""
+        """Return what becomes of the best under every change that the request lists."""
 
 
 def ask(request: TrainingSearchRequest, predictor: LatencySource) -> Question:

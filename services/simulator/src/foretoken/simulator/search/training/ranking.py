@@ -2,7 +2,7 @@
 
 Two strategies whose layers run the same operators (a shape: tp, cp, ep, micro batch and how weights
 and tokens are split are alike) share the errors of those operators, so how they differ in pipeline,
-states, overlap and recomputation is told by the estimates. Of each other shape the best may tie
+states, overlap and recomputation is ranked by the estimates. Of each other shape the best may tie
 with the winner where the estimate of each is within the interval of the other; the error of their
 difference says whether it does. Memory has no interval: strategies of different shapes tie where
 they are equal.

@@ -28,7 +28,7 @@ class ShapeGroups:
 
 
 class ShapeLibrary:
-    """The shapes of one space that were lowered so far: who asks again is given the same."""
+    """The shapes of one space that were lowered so far: a second call is given the same."""
 
     def __init__(self) -> None:
         """Begin with none."""

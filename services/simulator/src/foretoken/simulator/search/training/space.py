@@ -234,7 +234,7 @@ def _pipelines(
         for pp in dict.fromkeys(space.pp or _pp_degrees(scenario, num_devices))
         for code, name in enumerate(names)
         for count in dict.fromkeys(_chunk_counts(scenario, space, pp, name))
-        # One interleaved chunk is what the plain schedule beside it does.
+        # One interleaved chunk is what the plain schedule next to it does.
         if count > 1 or name == own or find_schedule(name).virtual_stages or len(names) == 1
     ]
     return names, tuple(rows)

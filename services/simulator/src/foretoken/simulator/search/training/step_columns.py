@@ -67,8 +67,8 @@ class StepInputs:
     """What steps of strategies are made of, that cut the model alike and have one schedule.
 
     `passes` are by kind of chunk, `rank_ends` by the kinds of chunks of a rank.
-    `key` finds the states of a strategy, `hides` tells whether gradients are reduced beside the
-    last backward pass, and `gathers_early` whether parameters are beside the next step's.
+    `key` finds the states of a strategy, `hides` tells whether gradients are reduced during the
+    last backward pass, and `gathers_early` whether parameters are gathered during the next step's.
     """
 
     schedule: str
@@ -173,7 +173,7 @@ class _Steps:
         )
 
     def _pair(self, chunk: int) -> dict[tuple[str, int], Floats]:
-        """Return a chunk's forward pass beside a backward pass of its mirror image."""
+        """Return a chunk's forward pass overlapped with a backward pass of its mirror image."""
         inputs = self._in
         if not inputs.cut.is_mirrored:
             return {}
@@ -209,7 +209,7 @@ class _Steps:
         return computed_us + exposed_us, computed_us - end_us + exposed_us
 
     def _carried_us(self, kinds: Sequence[int]) -> Floats:
-        """Return all that a rank's communication carries beside its passes."""
+        """Return all that a rank's communication carries besides its passes."""
         parts = [
             item.hidden_us * self._runs
             for kind in kinds

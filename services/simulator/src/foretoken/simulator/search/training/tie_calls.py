@@ -15,7 +15,7 @@ from foretoken.simulator.search.training.step_time import StepTimer
 from foretoken.simulator.steps.call_prices import PricedTable
 from foretoken.simulator.steps.strategies import Strategies
 
-# As many are told, and those that matter at least that much beside the first.
+# As many are reported, and those that matter at least that much compared with the first.
 _MAX_TOLD = 3
 _MIN_SHARE = 0.1
 

@@ -12,7 +12,7 @@ _NUM_MOMENTS = 2
 def count_checkpoint_bytes(scenario: TrainingScenario) -> float:
     """Return the bytes of parameters and optimizer, each written once whoever holds copies.
 
-    They are those that devices hold: weights in the compute format beside the optimizer's own,
+    They are those that devices hold: weights in the compute format next to the optimizer's own,
     unless the trainer trains the latter.
     """
     trainer = scenario.trainer.resolve()

@@ -24,7 +24,7 @@ def draw_runs(model: FailureModel, work_s: float, interval_s: float) -> Floats:
     interval_s = min(interval_s, work_s)
     num_whole, rest_s = divide_work(work_s, interval_s)
     whole_s, delay_s = interval_s + model.stall_s, model.delay_s
-    # Of the first checkpoint nothing is written beside an interval before.
+    # Of the first checkpoint nothing is written during an interval before.
     total_s = _draw_segments(model, 1, whole_s + delay_s, 0.0, generator)
     if num_whole > 1:
         total_s += _draw_segments(model, num_whole - 1, whole_s, delay_s, generator)

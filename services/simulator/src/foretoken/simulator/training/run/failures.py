@@ -2,12 +2,12 @@
 
 Failures come at a constant rate. Training goes on for an interval, then a checkpoint holds it up;
 after a failure the run is down for the restart, which may fail as well, and begins again from the
-last checkpoint that was wholly written. A checkpoint written beside training is safe only some time
+last checkpoint that was wholly written. A checkpoint written during training is safe only some time
 after it was begun, so a failure meanwhile costs the interval before it too.
 
 Source: Young, "A First Order Approximation to the Optimum Checkpoint Interval", CACM 17(9), 1974;
 Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3),
-2006, whose complete cost function this is where nothing is written beside training.
+2006, whose complete cost function this is where nothing is written during training.
 """
 
 import math

@@ -30,8 +30,8 @@ def plan_training_run(request: TrainingRunRequest, predictor: PredictorPort) -> 
     """Return what a run takes, expected over the chance of failures.
 
     A layout that does not fit, or a run that fails more than it trains, is a result with its
-    reason and without days, money or energy. Where memory lacks, its step is told, as of a device
-    with more of it, and other numbers of devices are tried all the same.
+    reason and without days, money or energy. Where memory lacks, its step is estimated, as of a
+    device with more of it, and other numbers of devices are tried all the same.
 
     Raises:
         InvalidRequestError: the batch does not divide, rules contradict each other, or a device has
