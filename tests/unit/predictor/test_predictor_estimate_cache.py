@@ -44,12 +44,12 @@ def _columns(num_rows: int) -> LatencyColumns:
 
 
 def test_what_was_kept_is_found_and_counted() -> None:
-    tally = Counters()
-    cache, kept = EstimateCache(100, tally.observe), _columns(2)
+    counters = Counters()
+    cache, kept = EstimateCache(100, counters.observe), _columns(2)
     assert cache.find(b"a") is None
     cache.keep(b"a", kept)
     assert cache.find(b"a") is kept
-    assert [False, True] == tally.seen
+    assert [False, True] == counters.seen
 
 
 def test_nobody_can_write_into_what_is_kept() -> None:

@@ -139,13 +139,13 @@ def test_a_second_replica_takes_every_other_request() -> None:
 
 def test_stages_raise_throughput_but_not_the_speed_of_one_request() -> None:
     """Two stages hold half the weights each; a lone request passes both one after the other."""
-    lone, crowd = _offline(1, 512, 50), _offline(64, 512, 50)
+    lone, many = _offline(1, 512, 50), _offline(64, 512, 50)
     engine = plain_engine(max_num_batched_tokens=1024)
     scenario = build_scenario(device="a100_sxm_80", workload=lone, engine=engine)
     staged = replace(scenario, layout=ParallelLayout(pp=2))
     lone_ms = [simulate(s).e2e_latency_ms.mean for s in (scenario, staged)]
     assert lone_ms[0] < lone_ms[1] < 1.1 * lone_ms[0]
-    durations = [simulate(replace(s, workload=crowd)).duration_s for s in (scenario, staged)]
+    durations = [simulate(replace(s, workload=many)).duration_s for s in (scenario, staged)]
     assert durations[1] < durations[0]
 
 

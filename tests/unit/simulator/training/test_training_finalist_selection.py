@@ -54,13 +54,13 @@ def _ranked(form: ClosedForm) -> Answers:
     return form.ranked
 
 
-def _contest(form: ClosedForm, objective: str = "throughput_per_gpu") -> FinalistSelection:
+def _select(form: ClosedForm, objective: str = "throughput_per_gpu") -> FinalistSelection:
     request = replace(_REQUEST, objective=objective)
     return FinalistSelection(request, _ranked(form), np.ones(1))
 
 
 def test_the_next_takes_the_place_of_one_that_does_not_fit(form: ClosedForm) -> None:
-    selection = _contest(form)
+    selection = _select(form)
     assert [0, 1] == selection.next_rows()
     selection.tell(0, _NO_ROOM)
     selection.tell(1, _simulated(10.0))
@@ -72,7 +72,7 @@ def test_the_next_takes_the_place_of_one_that_does_not_fit(form: ClosedForm) -> 
 
 
 def test_four_tries_for_each_finalist_are_enough(form: ClosedForm) -> None:
-    selection = _contest(form)
+    selection = _select(form)
     while rows := selection.next_rows():
         for row in rows:
             selection.tell(row, _NO_ROOM)
@@ -85,7 +85,7 @@ def test_four_tries_for_each_finalist_are_enough(form: ClosedForm) -> None:
     [("throughput_per_gpu", 1), ("step_time", 1), ("cost", 1), ("memory_headroom", 0)],
 )
 def test_places_are_by_the_objective(form: ClosedForm, objective: str, first: int) -> None:
-    selection = _contest(form, objective)
+    selection = _select(form, objective)
     selection.tell(0, _simulated(10.0, margin_bytes=9.0))
     selection.tell(1, _simulated(20.0, margin_bytes=5.0))
     assert first == selection.finalists()[0].candidate
@@ -94,7 +94,7 @@ def test_places_are_by_the_objective(form: ClosedForm, objective: str, first: in
 def test_what_does_not_fit_loses_its_rank_and_is_counted(form: ClosedForm) -> None:
     """Those after it move up, and the first that fits is the best."""
     before = make_report(form)
-    selection = _contest(form)
+    selection = _select(form)
     selection.tell(0, _NO_ROOM)
     selection.tell(1, _simulated(10.0))
     selection.tell(2, _simulated(20.0))

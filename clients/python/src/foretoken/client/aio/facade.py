@@ -66,7 +66,7 @@ class _WatchedJob:
 
     def __init__(self, find_jobs: Callable[[], JobsPort], *on_progress: OnProgress | None) -> None:
         self._find_jobs = find_jobs
-        self._told = [tell for tell in on_progress if tell is not None]
+        self._listeners = [listener for listener in on_progress if listener is not None]
         self._loop = asyncio.get_running_loop()
         self._lock = Lock()
         self._job_id = ""
@@ -80,8 +80,8 @@ class _WatchedJob:
         if is_left and is_first:
             self._cancel(job.job_id)
         elif not is_left:
-            for tell in self._told:
-                self._loop.call_soon_threadsafe(tell, job)
+            for listener in self._listeners:
+                self._loop.call_soon_threadsafe(listener, job)
 
     def leave(self) -> None:
         """Cancel the job now, or when it is there."""

@@ -38,12 +38,12 @@ class CaseDurations:
     def __init__(self, device: DeviceSpec, timer: TimerSpec) -> None:
         """Begin with the timer's rules on that device."""
         self._device, self._timer = device, timer
-        self._told_s: defaultdict[str, float] = defaultdict(float)
+        self._rules_s: defaultdict[str, float] = defaultdict(float)
         self._taken_s: defaultdict[str, float] = defaultdict(float)
 
     def learn(self, call: OperatorCall, taken_s: float) -> None:
         """Note what a case has taken."""
-        self._told_s[call.operator] += self.rule_s(call)
+        self._rules_s[call.operator] += self.rule_s(call)
         self._taken_s[call.operator] += taken_s
 
     def estimate_s(self, call: OperatorCall) -> float:
@@ -58,8 +58,11 @@ class CaseDurations:
         """Take up what an earlier run has learned; a file that cannot be read teaches nothing."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            for operator, (told_s, taken_s) in content.items():
-                self._told_s[operator], self._taken_s[operator] = float(told_s), float(taken_s)
+            for operator, (rules_s, taken_s) in content.items():
+                self._rules_s[operator], self._taken_s[operator] = (
+                    float(rules_s),
+                    float(taken_s),
+                )
         except FileNotFoundError:
             return
         except (
@@ -74,7 +77,7 @@ class CaseDurations:
 
     def save(self, path: Path) -> None:
         """Keep what was learned; it helps the next estimate, and no run fails for it."""
-        content = {name: (self._told_s[name], self._taken_s[name]) for name in self._told_s}
+        content = {name: (self._rules_s[name], self._taken_s[name]) for name in self._rules_s}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp")
@@ -86,9 +89,9 @@ class CaseDurations:
     def ratio(self, operator: str) -> float:
         """Return what cases of an operator take over what the rules say."""
         prior = _PRIOR_CASES * (_CASE_S + self._timer.warm_up_s_min)
-        told_s, taken_s = sum(self._told_s.values()), sum(self._taken_s.values())
-        overall = (taken_s + prior) / (told_s + prior)
-        return (self._taken_s[operator] + prior * overall) / (self._told_s[operator] + prior)
+        rules_s, taken_s = sum(self._rules_s.values()), sum(self._taken_s.values())
+        overall = (taken_s + prior) / (rules_s + prior)
+        return (self._taken_s[operator] + prior * overall) / (self._rules_s[operator] + prior)
 
     def rule_s(self, call: OperatorCall) -> float:
         """Return the seconds that the timer's rules say."""

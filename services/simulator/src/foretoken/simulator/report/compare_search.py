@@ -258,9 +258,9 @@ def name_alike(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
     A search names a device, a number of devices or a batch only where it varies them. What one
     search names, all do here.
     """
-    told = {word for found in rows.values() for row in found for word in _told(row)}
+    axes = {word for found in rows.values() for row in found for word in _named_axes(row)}
     return {
-        label: [{**row, "name": _tell(row, told)} for row in found] for label, found in rows.items()
+        label: [{**row, "name": _tell(row, axes)} for row in found] for label, found in rows.items()
     }
 
 
@@ -274,14 +274,14 @@ def _words(row: Row) -> dict[str, str]:
     return {axis: word for axis, word in words.items() if word}
 
 
-def _told(row: Row) -> set[str]:
+def _named_axes(row: Row) -> set[str]:
     padded = f" {row['name']} "
     return {axis for axis, word in _words(row).items() if f" {word} " in padded}
 
 
 def _tell(row: Row, axes: set[str]) -> str:
     words, name = _words(row), f" {row['name']} "
-    for axis in _told(row):
+    for axis in _named_axes(row):
         name = name.replace(f" {words[axis]} ", " ", 1)
     parts = name.split()
     if "global_batch_size" in axes:

@@ -160,11 +160,11 @@ def _say_why(lowest: Probe) -> str:
     at_least = "at least " if lowest.is_cut_short else ""
     if worst.metric == ATTAINMENT:
         most = "at most " if lowest.is_cut_short else ""
-        told = f"{most}{worst.value:.1%} of requests meet their SLO, {worst.limit:.1%} are asked"
+        miss = f"{most}{worst.value:.1%} of requests meet their SLO, {worst.limit:.1%} are asked"
     else:
         what = describe_limit(worst.metric, worst.percentile)
-        told = f"{what} is {at_least}{worst.value:.4g} ms, the limit {worst.limit:.4g} ms"
+        miss = f"{what} is {at_least}{worst.value:.4g} ms, the limit {worst.limit:.4g} ms"
     return (
-        f"even at {lowest.rate_rps:.3g} requests/s, where requests hardly meet, {told}; use more or"
+        f"even at {lowest.rate_rps:.3g} requests/s, where requests hardly meet, {miss}; use more or"
         " faster devices, another layout, or looser targets"
     )

@@ -47,9 +47,9 @@ class FinalistSelection:
     def __init__(self, form: ClosedForm) -> None:
         order = form.ranking.order
         self._form = form
-        self._told = form.points.take(order)
-        self._is_open = self._told.is_near.copy()
-        self._points = self._told.readmit(self._is_open)
+        self._answered = form.points.take(order)
+        self._is_open = self._answered.is_near.copy()
+        self._points = self._answered.readmit(self._is_open)
         self.late = LateCounts(num_near=int(self._is_open.sum()))
         self._figures = Figures(
             **{item.name: getattr(form.figures, item.name)[..., order] for item in fields(Figures)}
@@ -107,7 +107,7 @@ class FinalistSelection:
         left = self._is_open & self._points.is_ok
         reasons = [
             f"{reason}, by less than the closed form may be wrong; not simulated"
-            for reason in self._told.reason[left].tolist()
+            for reason in self._answered.reason[left].tolist()
         ]
         self._points = self._points.rule_out(left, "ttft_ms", reasons)
         self._is_open[:] = False
@@ -170,8 +170,8 @@ class FinalistSelection:
         else:
             others &= means * missed.value > missed.limit * means[row]
         others |= np.arange(len(points)) == row
-        told = f"{_describe(missed)} when simulated"
-        self._rule_out(others, missed.metric, f"{told} as {self.name(row)}", (row, told))
+        reason = f"{_describe(missed)} when simulated"
+        self._rule_out(others, missed.metric, f"{reason} as {self.name(row)}", (row, reason))
 
     def _rule_out(
         self, rows: np.ndarray, verdict: str, reason: str, own: tuple[int, str] | None = None

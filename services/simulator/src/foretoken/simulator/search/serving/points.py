@@ -53,16 +53,16 @@ class Points:
 
     def rule_out(self, rows: np.ndarray, verdict: str, reasons: Sequence[str]) -> "Points":
         """Return the points with those of a mask ruled out, a reason each; the first one counts."""
-        verdicts, told = self.verdict.copy(), self.reason.copy()
+        verdicts, kept = self.verdict.copy(), self.reason.copy()
         verdicts[rows] = verdict
-        told[rows] = reasons
-        return replace(self, verdict=verdicts, reason=told)
+        kept[rows] = reasons
+        return replace(self, verdict=verdicts, reason=kept)
 
     def readmit(self, rows: np.ndarray) -> "Points":
         """Return the points with those of a mask qualified again."""
-        verdicts, told = self.verdict.copy(), self.reason.copy()
-        verdicts[rows], told[rows] = "ok", ""
-        return replace(self, verdict=verdicts, reason=told)
+        verdicts, kept = self.verdict.copy(), self.reason.copy()
+        verdicts[rows], kept[rows] = "ok", ""
+        return replace(self, verdict=verdicts, reason=kept)
 
 
 def join_points(parts: Sequence[Points]) -> Points:

@@ -130,9 +130,9 @@ def _describe(layout: ParallelLayout) -> str:
 
 def _extras(answers: Sequence[EngineAnswer], number: int) -> str:
     """Return the device, profile and format of an engine, each where the space has several."""
-    told = []
+    formats = []
     for name in ("device", "profile", "quantization"):
         values = {getattr(answer.kind, name) for answer in answers}
         if len(values) > 1:
-            told.append(getattr(answers[number].kind, name) or "unquantized")
-    return "".join(f" {value}" for value in told)
+            formats.append(getattr(answers[number].kind, name) or "unquantized")
+    return "".join(f" {value}" for value in formats)

@@ -153,11 +153,11 @@ def _name_answers(
     prompts, answers, previous = columns
     for turn in np.flatnonzero(previous != NONE):
         before = previous[turn]
-        told = prompts[before] + answers[before]
+        num_known = prompts[before] + answers[before]
         whole = prompts[before] // block_tokens
         is_continued = names[turn][:whole] == names[before][:whole]
-        if is_continued and len(names[turn]) > whole and prompts[turn] >= told:
-            names[before] = names[turn][: told // block_tokens] or names[before]
+        if is_continued and len(names[turn]) > whole and prompts[turn] >= num_known:
+            names[before] = names[turn][: num_known // block_tokens] or names[before]
 
 
 def _join_hashes(names: Sequence[tuple[int, ...]], num_hashes: int) -> Ints:
