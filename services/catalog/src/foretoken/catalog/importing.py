@@ -90,7 +90,8 @@ class ImportPlan:
     """Everything an import will record; nothing of it is stored yet.
 
     `batches` may be read as they are asked for, once; of the `num_rows` of the files some are then
-    left out. `remarks` say which and why, for people, when the batches are read.
+    left out. `remarks` say which and why, for people, when the batches are read. `device_rows` are
+    the rows of the files by device, where their folders say.
     """
 
     run: Run
@@ -98,6 +99,7 @@ class ImportPlan:
     num_rows: int
     remarks: "ImportNotes"
     raw_tables: tuple[RawTable, ...] = ()
+    device_rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import typer
 from foretoken.app.cli import catalog_upkeep
 from foretoken.app.cli.catalog_upkeep import Where, selection_of
 from foretoken.app.cli.output_file import check_page_option, check_picture_option
+from foretoken.app.cli.predictor import train_models, training_table
 from foretoken.app.cli.state import (
     CliState,
     fail,
@@ -22,11 +23,18 @@ from foretoken.app.cli.state import (
 from foretoken.app.compose import Composition
 from foretoken.catalog.exporting import ExportRequest, all_exporters, find_exporter
 from foretoken.catalog.importing import ImportPlan, ImportRequest, all_importers, find_importer
+from foretoken.catalog.installing import (
+    NVIDIA,
+    NVIDIA_VERSION,
+    InstallRequest,
+    open_install,
+    publish_dataset,
+)
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.measurements.measurement import MeasuredSubject, MeasurementBatch
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.ports import CatalogPort
+from foretoken.domain.ports import CatalogPort, TrainRequest
 from foretoken.simulator.report.profile_groups import FittedCurve, fit_curves, read_curves
 from foretoken.wire.arrow import read_table
 
@@ -79,26 +87,96 @@ def import_measurements(
             options=options,
         )
         note(f"reading {path}")
-        plan = find_importer(source_format).read(request)
-        was_there = _record(services.catalog, plan)
-        for line in plan.notes:
-            note(f"note: {line}")
-        summary = next(
-            found for found in services.catalog.list_runs() if found.run.run_id == plan.run.run_id
+        _import(state, services, find_importer(source_format).read(request))
+
+
+@app.command()
+def install(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
+    context: typer.Context,
+    dataset: Annotated[
+        str, typer.Argument(help=f"`{NVIDIA}`, or a dataset: a folder, a ZIP archive or a URL.")
+    ],
+    systems: Annotated[str, typer.Option(help="Only these devices of NVIDIA's tables.")] = "",
+    engines: Annotated[
+        str, typer.Option(help="Only these: `vllm`, or `vllm/0.24.0,trtllm` for a version.")
+    ] = "",
+    wheel: Annotated[
+        Path | None, typer.Option(help="The wheel with NVIDIA's tables, if it is at hand.")
+    ] = None,
+    version: Annotated[str, typer.Option(help="Which wheel to download.")] = NVIDIA_VERSION,
+    train: Annotated[bool, typer.Option("--train", help="Train the models afterwards.")] = False,
+) -> None:
+    """Bring in measurements that others publish, and say whose they are.
+
+    NVIDIA's tables are read out of their wheel, which pip downloads from the index it is configured
+    for. The run keeps version, licence and SHA-256. Installing again changes nothing.
+
+    Example: `foretoken catalog install nvidia --systems h200_sxm --engines vllm/0.24.0 --train`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        request = InstallRequest(
+            dataset=dataset, systems=systems, engines=engines, wheel=wheel, version=version
         )
+        note(f"fetching {dataset}")
+        with open_install(request) as plan:
+            note(f"{plan.run.source or dataset}, licence {plan.run.licence or 'not said'}")
+            for device, num_rows in sorted(plan.device_rows.items()):
+                note(f"  {device}: {num_rows:,} rows")
+            _import(state, services, plan)
+        if train:
+            report = train_models(services, TrainRequest())
+            state.print_object(report, lambda: training_table(report, is_by_split=False))
+
+
+@app.command()
+def publish(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(help="Folder to write, empty or not there yet.")],
+    where: Where = None,
+    licence: Annotated[
+        str, typer.Option(help="Of the rows whose runs say none, such as `CC-BY-4.0`.")
+    ] = "",
+) -> None:
+    """Write a dataset for others: Parquet files, a manifest, licences, and a card that says it all.
+
+    `catalog install` reads it, as a folder, a ZIP archive of it, or the archive's URL.
+
+    Example: `foretoken catalog publish h200-rows --where device=h200_sxm --licence CC-BY-4.0`
+    """
+    state = state_of(context)
+    with open_composition(state) as services:
+        report = publish_dataset(services.catalog, path, selection_of(where), licence)
         state.print_rows(
-            f"Imported {source_format}",
-            ("run", "rows", "flagged", "failed", "already there"),
-            [
-                (
-                    plan.run.run_id,
-                    summary.num_rows,
-                    summary.num_flagged,
-                    summary.num_failed,
-                    "yes" if was_there else "no",
-                )
-            ],
+            "Published",
+            ("folder", "rows", "files"),
+            [(str(path), report.num_rows, len(report.files))],
         )
+
+
+def _import(state: CliState, services: Composition, plan: ImportPlan) -> None:
+    """Record a plan, and say what became of it."""
+    was_there = _record(services.catalog, plan)
+    for line in plan.notes:
+        note(f"note: {line}")
+    runs = services.catalog.list_runs()
+    summary = next(found for found in runs if found.run.run_id == plan.run.run_id)
+    num_raw = sum(table.num_rows for table in plan.raw_tables)
+    state.print_rows(
+        f"Imported {plan.run.tool}",
+        ("run", "rows", "flagged", "failed", "kept raw", "left out", "already there"),
+        [
+            (
+                plan.run.run_id,
+                summary.num_rows,
+                summary.num_flagged,
+                summary.num_failed,
+                num_raw,
+                plan.remarks.num_passed,
+                "yes" if was_there else "no",
+            )
+        ],
+    )
 
 
 @app.command("export")

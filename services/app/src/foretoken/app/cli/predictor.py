@@ -85,11 +85,10 @@ def train(
         if job and request != TrainRequest():
             reason = "a past training has its own device, operator and seed"
             raise InvalidRequestError.of_field("--job", reason)
-        job_id = job or _train(services, request)
-        found = services.predictor.get_training_report(job_id)
+        found = (
+            services.predictor.get_training_report(job) if job else train_models(services, request)
+        )
         state.print_object(found, lambda: training_table(found, is_by_split=splits))
-        if not job:
-            note(f"to see this again: foretoken train --job {job_id}")
         if report is not None:
             from foretoken.predictor.report.page import write_page
 
@@ -111,12 +110,13 @@ def training_table(report: PredictorTrainingReport, *, is_by_split: bool) -> Tab
     return build_table(title, ("device", "operator", "rows", *_SCORES), list(_rows(report)))
 
 
-def _train(services: Composition, request: TrainRequest) -> str:
-    """Return the id of the training once it has ended, however it did."""
+def train_models(services: Composition, request: TrainRequest) -> PredictorTrainingReport:
+    """Train, showing how far it is, and return what was found."""
     created = services.predictor.create_training(request)
     with show_progress("train") as update:
         wait_for_job(services.predictor, created, update)
-    return created.job_id
+    note(f"to see this again: foretoken train --job {created.job_id}")
+    return services.predictor.get_training_report(created.job_id)
 
 
 def _rows(report: PredictorTrainingReport) -> Iterator[tuple[object, ...]]:

@@ -27,9 +27,10 @@ from foretoken.catalog.quality.review_verdict import (
     describe,
     register_verdict,
     write_doubts,
+    write_review,
 )
 from foretoken.catalog.quality.stored_row import StoredRows
-from foretoken.catalog.storage.store import Store
+from foretoken.catalog.storage.store import Store, next_moment
 from foretoken.domain.measurements.measurement import CheckRequest, QualityReport
 from foretoken.domain.operators.spec.operator import find_operator
 
@@ -46,10 +47,15 @@ def review_runs(store: Store, run_ids: Sequence[str], now: datetime) -> None:
     with store.cursor() as cursor:
         groups = find_groups_of_runs(cursor, run_ids)
         found = _judge_groups(cursor, groups, "", _no_listener)
+    requests = [CheckRequest(run_id=run_id) for run_id in run_ids]
     with store.transaction() as cursor:
-        register_verdict(cursor, groups, found, "")
-        requests = [CheckRequest(run_id=run_id) for run_id in run_ids]
-        write_doubts(cursor, requests, now)
+        number, num_rows = next_moment(cursor), 0
+        # What is laid out in memory at a time is bounded.
+        for device in sorted({group.device for group in groups}):
+            part = [group for group in groups if group.device == device]
+            register_verdict(cursor, part, found, "", columns=())
+            num_rows += write_doubts(cursor, number)
+        write_review(cursor, requests, number, num_rows, now)
 
 
 def review(
@@ -72,7 +78,8 @@ def review(
         register_verdict(cursor, groups, found, request.run_id)
         report = describe(cursor)
         if not request.is_dry_run:
-            write_doubts(cursor, [request], now)
+            number = next_moment(cursor)
+            write_review(cursor, [request], number, write_doubts(cursor, number), now)
     return replace(report, wall_s=time.perf_counter() - start_s)
 
 

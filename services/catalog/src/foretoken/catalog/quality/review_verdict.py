@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from foretoken.catalog.quality.review_row import READABLE, ReviewGroup
 from foretoken.catalog.quality.stored_row import SUBJECT
-from foretoken.catalog.storage.store import next_moment
 from foretoken.domain.measurements.measurement import CheckRequest, QualityFinding, QualityReport
 
 FOUND_SCHEMA = pa.schema(
@@ -18,6 +17,7 @@ FOUND_SCHEMA = pa.schema(
         pa.field("flag", pa.string()),
     ]
 )
+_DESCRIBED = (*SUBJECT, "status", "source_file", "coalesce(flags, []) AS flags")
 _GROUP_SCHEMA = pa.schema([pa.field("operator", pa.string()), pa.field("device", pa.string())])
 # A flag is the same as an earlier one of the same test about the same row, however explained.
 _TEST = "split_part(flag, ':', 1)"
@@ -28,8 +28,12 @@ def register_verdict(
     groups: Sequence[ReviewGroup],
     found: pa.Table,
     judged_run: str,
+    columns: Sequence[str] = _DESCRIBED,
 ) -> None:
-    """Lay out, for this cursor alone, which rows were judged and which flags begin and end."""
+    """Lay out, for this cursor alone, which rows were judged and which flags begin and end.
+
+    `columns` of the rows are laid out too: those that `describe` needs, or none.
+    """
     scope = [{"operator": group.operator, "device": group.device} for group in groups]
     cursor.register("found_now", found)
     cursor.register("groups_now", pa.Table.from_pylist(scope, schema=_GROUP_SCHEMA))
@@ -37,8 +41,7 @@ def register_verdict(
     cursor.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE judged AS
-        SELECT batch_number, row_index, {", ".join(SUBJECT)}, status, source_file,
-            coalesce(flags, []) AS flags
+        SELECT {", ".join(("batch_number", "row_index", *columns))}
         FROM ({READABLE}) SEMI JOIN groups_now USING (operator, device) {of_run}
         """,  # noqa: S608 - values are bound
         [judged_run] if judged_run else [],
@@ -72,25 +75,11 @@ _COMPARISON = (
 )
 
 
-def write_doubts(
-    cursor: duckdb.DuckDBPyConnection, requests: Sequence[CheckRequest], now: datetime
-) -> None:
-    """Write the review, the flags that begin with it and the end of those that do not hold.
+def write_doubts(cursor: duckdb.DuckDBPyConnection, number: int) -> int:
+    """Write the flags that begin with a review and the end of those that do not hold.
 
-    One review may answer several requests, of at least one.
+    Returns how many rows were judged.
     """
-    number = next_moment(cursor)
-    for request in requests:
-        cursor.execute(
-            "INSERT INTO review SELECT ?, ?, ?, ?, (SELECT count(*) FROM judged), ?",
-            [
-                number,
-                request.operator,
-                request.device,
-                request.run_id,
-                now.replace(tzinfo=None),
-            ],
-        )
     cursor.execute(
         """
         UPDATE doubt SET until = ? FROM withdrawn
@@ -106,6 +95,23 @@ def write_doubts(
         """,
         [number],
     )
+    ((num_rows,),) = cursor.execute("SELECT count(*) FROM judged").fetchall()
+    return int(num_rows)
+
+
+def write_review(
+    cursor: duckdb.DuckDBPyConnection,
+    requests: Sequence[CheckRequest],
+    number: int,
+    num_rows: int,
+    now: datetime,
+) -> None:
+    """Write that a review took place; one may answer several requests, of at least one."""
+    for request in requests:
+        values = [number, request.operator, request.device, request.run_id, num_rows]
+        cursor.execute(
+            "INSERT INTO review SELECT ?, ?, ?, ?, ?, ?", [*values, now.replace(tzinfo=None)]
+        )
 
 
 def describe(cursor: duckdb.DuckDBPyConnection) -> QualityReport:

@@ -7,11 +7,12 @@ read is left out and noted, the rest goes in.
 Source: https://github.com/ai-dynamo/aiconfigurator, collector/ and systems/.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from foretoken.catalog.importers.aiconfigurator.folder import TableFile, find_tables, keep_raw
-from foretoken.catalog.importers.aiconfigurator.perf_table import open_perf_table
+from foretoken.catalog.importers.aiconfigurator.perf_table import Place, open_perf_table
 from foretoken.catalog.importers.aiconfigurator.points import PointBatch
 from foretoken.catalog.importers.aiconfigurator.tables import READERS
 from foretoken.catalog.importing import (
@@ -43,7 +44,10 @@ def _load(request: ImportRequest) -> ImportPlan:
         environment={**archive, **environment},
     )
     raw_tables = tuple(keep_raw(tree, table) for table in tables if table.is_raw)
-    return replace(plan, raw_tables=raw_tables)
+    device_rows: Counter[str] = Counter()
+    for table in tables:
+        device_rows[Place.of(table.path).device or "unnamed"] += table.num_rows
+    return replace(plan, raw_tables=raw_tables, device_rows=device_rows)
 
 
 def _read_tables(

@@ -1,0 +1,67 @@
+"""`catalog install` and `catalog publish`: what others measured, brought in and handed on."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner, Result
+
+from foretoken.app.cli.main import app
+
+Run = Callable[..., Result]
+_PLACE = "systems/data/h200_sxm/gemm/vllm/0.24.0"
+_ROW = {"gemm_dtype": "bfloat16", "n": 8, "k": 16, "kernel_source": "cublas", "latency": 0.5}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Return a command's caller, each with a catalog by name."""
+
+    def invoke(home: str, *words: object) -> Result:
+        return CliRunner().invoke(
+            app, ["--home", str(tmp_path / home), *map(str, words)], env={"COLUMNS": "200"}
+        )
+
+    return invoke
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    table = tmp_path / "gemm_perf.parquet"
+    parquet.write_table(pa.Table.from_pylist([{**_ROW, "m": m} for m in range(3)]), table)
+    path = tmp_path / "aisimulate-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(table, f"{_PLACE}/gemm_perf.parquet")
+        archive.write(table, f"{_PLACE}/other_perf.parquet")
+        archive.writestr("a-1.dist-info/METADATA", "Name: aisimulate\nVersion: 1\nLicense: Free\n")
+    return path
+
+
+def test_what_is_in_the_wheel_is_said_and_stored(run: Run, wheel: Path) -> None:
+    """Rows by device first; then those recorded, kept as they are, and left out with the reason."""
+    result = run("one", "catalog", "install", "nvidia", "--wheel", wheel)
+    assert result.exit_code == 0, result.output
+    for text in ("aisimulate 1, licence Free", "h200_sxm: 6 rows", "gemm: m is below 1"):
+        assert text in result.output
+    assert "raw_table" in run("one", "catalog", "artifacts").output
+    assert "gemm" in run("one", "catalog", "coverage").output
+
+
+def test_what_was_published_is_installed_elsewhere(run: Run, wheel: Path, tmp_path: Path) -> None:
+    assert 0 == run("one", "catalog", "install", "nvidia", "--wheel", wheel).exit_code
+    folder = tmp_path / "published"
+    result = run("one", "catalog", "publish", folder)
+    assert result.exit_code == 0, result.output
+    assert 0 == run("two", "catalog", "install", folder).exit_code
+    assert "h200_sxm" in run("two", "catalog", "coverage").output
+
+
+def test_a_stub_ends_the_command(run: Run, tmp_path: Path) -> None:
+    stub = tmp_path / "aisimulate-2-py3-none-any.whl"
+    with zipfile.ZipFile(stub, "w") as archive:
+        archive.writestr("a-2.dist-info/METADATA", "Name: aisimulate\nVersion: 2\n")
+    result = run("one", "catalog", "install", "nvidia", "--wheel", stub)
+    assert (1, True) == (result.exit_code, "is a stub without tables" in result.output)
