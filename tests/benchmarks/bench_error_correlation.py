@@ -27,7 +27,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from trained_predictor import open_measurements, trained_predictor
@@ -50,7 +49,6 @@ from foretoken.predictor.regression.member import NAMES, MemberFitter, learn_mem
 from foretoken.predictor.regression.mixture import learn_shares
 from foretoken.predictor.regression.series_regressor import spread
 from foretoken.predictor.roofline import FloatColumn, IntColumn
-from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series, read_series
 from foretoken.predictor.transfer import train_transfers, transfer_names
 from foretoken.simulator.latency_source import LatencySource
@@ -170,20 +168,13 @@ def _ask_curves(known: Design, log_ratio: FloatColumn, asked: Design, tiers: Int
     return prediction.log_ratio[:, None], prediction.spread_log
 
 
-@dataclass(frozen=True, slots=True)
-class _Learned:
-    """All of a trained series that telling other devices takes."""
-
-    series: Series
-
-
 def _transferred(series: Sequence[Series]) -> dict[int, _Sums]:
     found: dict[int, _Sums] = defaultdict(_Sums)
     for left_out in sorted({(item.key.operator, _place(item)) for item in series}):
         operator, place = left_out
         same = [item for item in series if item.key.operator == operator]
-        others = [_Learned(item) for item in same if _place(item) != place]
-        models = train_transfers(cast("Sequence[SeriesModel]", others), _CONFIG, _SEED)
+        others = [item for item in same if _place(item) != place]
+        models = train_transfers(others, _CONFIG, _SEED)
         for item in same:
             names = transfer_names(item.key.spec, item.key.target.device, item.key.variant)
             name = next((name for name in names if name in models), "")

@@ -141,7 +141,7 @@ def main(data: Path) -> None:
         if item.key.dtype == "bf16" and item.key.framework.startswith("vllm")
     }
     table, sibling = Table(plain[_DEVICE]), Table(plain[_SIBLING])
-    pool = DonorLibrary(series, _SEED).find(table.series.key)
+    pool = DonorLibrary.of(series, _SEED).find(table.series.key)
     drawn = np.random.default_rng(_SEED).choice(len(sibling.log_ratio), _NUM_SCALED, replace=False)
     scales = learn_scales(sibling.design.axes[drawn], sibling.log_ratio[drawn], _SEED)
     print(f"GEMM on {_DEVICE}, {len(table.log_ratio):,} points; sibling {_SIBLING}")

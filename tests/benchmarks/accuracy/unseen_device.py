@@ -11,7 +11,6 @@ from accuracy.source import AICONFIGURATOR, Measurements
 from accuracy.table import MeasuredTable, split_into_tables, take
 from accuracy.trial import CONFIG, Score, ask, score
 from foretoken.predictor.model_set import ModelSet
-from foretoken.predictor.trainer import train_series
 from foretoken.predictor.training_rows import Series
 from foretoken.predictor.transfer import TransferModel, train_transfers
 from foretoken.predictor.transfer.device_transfer import train_transfer_series
@@ -38,12 +37,11 @@ def ask_unseen(measurements: Measurements, extent: Extent, say: Say) -> Iterator
     scores = {step: Scores() for step, *_ in _STEPS}
     for seed in range(extent.num_seeds):
         thinned = {name: table.thin(extent.max_points, seed) for name, table in plain.items()}
-        models = {name: train_series(table.series, CONFIG, seed) for name, table in thinned.items()}
-        library = DonorLibrary([table.series for table in tables], seed)
+        library = DonorLibrary.of([table.series for table in tables], seed)
         for device in _DEVICES:
             say(f"{NAME}, seed {seed}: {device}")
             series = plain[device].series
-            others = [models[name] for name in _DEVICES if name != device]
+            others = [thinned[name].series for name in _DEVICES if name != device]
             borrowed = _Borrowed(library.find(series.key), train_transfers(others, CONFIG, seed))
             for step, result in _ask_device(series, borrowed, seed).items():
                 scores[step].add(device, seed, result)

@@ -347,16 +347,16 @@ def test_a_restart_answers_the_same(make_predictor: MakePredictor, train: Train)
     assert second.get_training_report(first.list_jobs()[0].job_id) == report
 
 
-def test_a_copy_that_was_not_finished_is_fetched_again(
+def test_a_copy_that_was_not_finished_is_copied_again(
     make_predictor: MakePredictor, train: Train, tmp_path: Path
 ) -> None:
     service = make_predictor(gemm_rows())
     version = train(service).model_version
     before = ask(service, BETWEEN)
     folder = tmp_path / "state" / "models"
-    (folder / version).rename(folder / f"{version}.partial")
+    (folder / f"{version}.models").rename(folder / f".{version}.models.begun")
     again = make_predictor([])
-    assert not list(folder.glob("*.partial"))
+    assert [f"{version}.models"] == [path.name for path in folder.glob("*models*")]
     assert ask(again, BETWEEN).latency_us.tolist() == before.latency_us.tolist()
 
 

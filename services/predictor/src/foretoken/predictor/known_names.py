@@ -12,7 +12,7 @@ from foretoken.domain.measurements.estimate import LatencyQuery, OperatorTable
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype
 from foretoken.predictor.software import matches
-from foretoken.predictor.training_rows import Series
+from foretoken.predictor.training_rows import SeriesHead
 
 # What a variant may say of any operator without a row that says it: how tokens are spread over
 # experts, which formats weights and caches have, and what lowering, profiler and substitutes name.
@@ -33,14 +33,14 @@ class KnownNames:
     variants: _Names = field(default_factory=dict)
 
     @classmethod
-    def of(cls, series: Iterable[Series]) -> Self:
+    def of(cls, heads: Iterable[SeriesHead]) -> Self:
         """Return the names in the rows of series."""
         known: tuple[dict[str, set[str]], ...] = tuple(defaultdict(set) for _ in range(3))
         frameworks, kernels, variants = known
-        for item in series:
-            key = item.key
+        for head in heads:
+            key = head.key
             frameworks[key.spec.group].update({key.framework} - {""})
-            kernels[key.operator].update(item.kernels)
+            kernels[key.operator].update(head.kernels)
             variants[key.operator].update({key.variant} - {""})
         return cls(*(dict(names) for names in known))
 

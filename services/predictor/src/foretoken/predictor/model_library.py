@@ -5,11 +5,14 @@ its catalog too. The active version changes for all predictors within a refresh.
 """
 
 import dataclasses
+import hashlib
 import logging
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
+from foretoken.domain.archive import Archive
 from foretoken.domain.errors import (
     CorruptCatalogError,
     ForetokenError,
@@ -21,15 +24,8 @@ from foretoken.domain.errors import (
 from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.name import check_name, path_inside
 from foretoken.domain.ports import CatalogPort, ModelVersion
-from foretoken.predictor.model_archive import (
-    hash_content,
-    pack_folder,
-    unpack_folder,
-    version_of,
-)
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.model_store import read_models, write_models
-from foretoken.predictor.own_folder import PARTIAL, open_scratch, remove_folder
 from foretoken.predictor.version_facts import VersionFacts
 
 _log = logging.getLogger(__name__)
@@ -37,19 +33,18 @@ _log = logging.getLogger(__name__)
 _KIND = "latency_models"
 # The file next to the copies that says which of them is active.
 _POINTER = "active"
-_TAKEN = (_POINTER, f"{_POINTER}.tmp")
+# What the names of copies end in.
+_SUFFIX = ".models"
+_VERSION_LENGTH = 16
 
 
 class ModelLibrary:
     """The versions, of which one is active and a few are loaded."""
 
-    def __init__(
-        self, catalog: CatalogPort, folder: Path, *, num_threads: int, max_loaded: int
-    ) -> None:
+    def __init__(self, catalog: CatalogPort, folder: Path, *, max_loaded: int) -> None:
         """Keep copies under `folder`; the active version and `max_loaded` pinned ones in memory."""
         self._catalog = catalog
         self._folder = folder
-        self._num_threads = num_threads
         self._max_loaded = max_loaded
         self._active = ModelSet()
         self._pinned: OrderedDict[str, ModelSet] = OrderedDict()
@@ -67,9 +62,8 @@ class ModelLibrary:
         Without either it answers as if nothing was trained, until `refresh` finds what it can load.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self._folder.glob(f"*{PARTIAL}"):
-            if not remove_folder(leftover):
-                _log.warning("left alone, nothing of the predictor: path=%s", leftover)
+        for leftover in self._folder.glob(f".*{_SUFFIX}.*"):
+            leftover.unlink(missing_ok=True)
         try:
             self.refresh()
         except ForetokenError as err:
@@ -121,20 +115,18 @@ class ModelLibrary:
 
     def keep(self, models: ModelSet) -> ModelSet:
         """Keep models as a new version, which does not answer yet, and return them as read back."""
-        with open_scratch(self._folder) as scratch:
-            write_models(scratch, models)
-            content = pack_folder(scratch)
-        content_hash = hash_content(content)
+        content = write_models(models)
+        content_hash = hashlib.sha256(content).hexdigest()
         facts = VersionFacts(snapshot_hash=models.snapshot_hash, num_rows=models.num_rows)
         artifact = Artifact(
             kind=_KIND,
-            name=version_of(content_hash),
+            name=content_hash[:_VERSION_LENGTH],
             content_hash=content_hash,
             num_bytes=len(content),
             created_at=models.created_at,
             metadata_json=facts.to_json(),
         )
-        unpack_folder(content, self._copy_of(artifact.name))
+        _write(self._copy_of(artifact.name), content)
         # The same models may have been kept before.
         return self._fetch(self._catalog.store_artifact(artifact, (content,)))
 
@@ -168,9 +160,7 @@ class ModelLibrary:
     def _activate(self, models: ModelSet) -> None:
         # One assignment: a question under way is answered by the models it began with.
         self._active = models
-        temporary = self._folder / f"{_POINTER}.tmp"
-        temporary.write_text(models.version, encoding="utf-8")
-        temporary.replace(self._folder / _POINTER)
+        _write(self._folder / _POINTER, models.version.encode())
 
     def _warn_once(self, artifact: Artifact, err: CorruptCatalogError) -> None:
         """Say what is wrong with an artifact the first time that it is met."""
@@ -197,17 +187,12 @@ class ModelLibrary:
         return found[0]
 
     def _fetch(self, artifact: Artifact) -> ModelSet:
-        facts, folder = VersionFacts.of(artifact), self._copy_of(artifact.name)
-        if not folder.exists():
+        facts, path = VersionFacts.of(artifact), self._copy_of(artifact.name)
+        if not path.exists():
             self._copy(artifact)
         try:
             models = self._load(artifact.name)
         except CorruptCatalogError as err:
-            if not remove_folder(folder):
-                raise CorruptCatalogError(
-                    f"{err.message}; its copy {folder} was not made by this predictor, which leaves"
-                    " it alone: move it away"
-                ) from err
             _log.warning("copied anew: version=%s: %s", artifact.name, err.message)
             self._copy(artifact)
             models = self._load(artifact.name)
@@ -217,10 +202,12 @@ class ModelLibrary:
 
     def _copy(self, artifact: Artifact) -> None:
         content = b"".join(self._catalog.read_artifact(_KIND, artifact.name))
-        if hash_content(content) != artifact.content_hash:
+        if hashlib.sha256(content).hexdigest() != artifact.content_hash:
             raise CorruptCatalogError(f"the model version {artifact.name} arrived damaged; retry")
         try:
-            unpack_folder(content, self._copy_of(artifact.name))
+            # What strangers made must not unpack to more than it may.
+            Archive.open(content)
+            _write(self._copy_of(artifact.name), content)
         except InvalidRequestError as err:
             raise _unreadable(artifact.name, err) from err
         except OSError as err:
@@ -231,7 +218,7 @@ class ModelLibrary:
 
     def _load(self, version: str) -> ModelSet:
         try:
-            models = read_models(self._copy_of(version), self._num_threads)
+            models = read_models(self._copy_of(version))
         except NotTrainedError:
             raise
         except Exception as err:  # what is damaged can fail anywhere
@@ -242,13 +229,11 @@ class ModelLibrary:
         """Return where the copy of a version lies, or will.
 
         Raises:
-            CorruptCatalogError: the version's name is none, or that of another file here.
+            CorruptCatalogError: the version's name is none.
 
         """
         try:
-            if version.lower() in _TAKEN or version.endswith(PARTIAL):
-                raise InvalidRequestError.of_field("version", f"{version} is another file's name")
-            return path_inside(self._folder, check_name(version, "version"))
+            return path_inside(self._folder, f"{check_name(version, 'version')}{_SUFFIX}")
         except InvalidRequestError as err:
             raise CorruptCatalogError(
                 f"an artifact is no model version: {err.message}; delete it"
@@ -257,6 +242,18 @@ class ModelLibrary:
     def _read_pointer(self) -> str:
         pointer = self._folder / _POINTER
         return pointer.read_text("utf-8") if pointer.exists() else ""
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all; who reads the one before goes on."""
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 def _unreadable(version: str, err: Exception) -> CorruptCatalogError:

@@ -11,7 +11,7 @@ from foretoken.predictor.known_names import KnownNames
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.software import Relation, matches, parse_software
 from foretoken.predictor.trainer import SeriesModel
-from foretoken.predictor.training_rows import Series, SeriesKey
+from foretoken.predictor.training_rows import SeriesHead, SeriesKey
 from foretoken.predictor.transfer import TransferModel, default_transfer, transfer_names
 from foretoken.predictor.transfer.device_transfer import DeviceTransferRegressor
 
@@ -32,12 +32,18 @@ class Choice:
     runs the calls.
     """
 
-    model: SeriesModel
+    head: SeriesHead
     is_other_dtype: bool = False
     is_other_code: bool = False
     software: Relation = Relation.SAME
     versions_apart: tuple[int, ...] = ()
     measured_by: str = ""
+    models: Mapping[SeriesKey, SeriesModel] = field(default_factory=dict, repr=False)
+
+    @property
+    def model(self) -> SeriesModel:
+        """The model, loaded when first asked for."""
+        return self.models[self.head.key]
 
     @property
     def other_framework(self) -> str:
@@ -47,19 +53,18 @@ class Choice:
     @property
     def rank(self) -> tuple[bool, Relation, tuple[int, ...], bool, int, str]:
         """Where it stands among others, the nearest to what was asked first."""
-        series = self.model.series
-        size, name = -len(series.points), series.key.framework
+        size, name = -self.head.num_points, self.head.key.framework
         apart = (self.software, self.versions_apart)
         return (self.is_other_code, *apart, self.is_other_dtype, size, name)
 
     @property
     def basis(self) -> str:
         """In words, what answers."""
-        key = self.model.series.key
+        key = self.head.key
         what = [text for text in (key.dtype, key.framework, key.kernel, key.variant) if text]
         place = key.topology or key.device
         described = f" ({', '.join(what)})" if what else ""
-        own = f"{len(self.model.series.points):,} points of {key.operator} on {place}{described}"
+        own = f"{self.head.num_points:,} points of {key.operator} on {place}{described}"
         regressor = self.model.regressor
         return (
             f"{own}; {regressor.basis}" if isinstance(regressor, DeviceTransferRegressor) else own
@@ -99,7 +104,8 @@ class ModelSet:
     snapshot_hash: str = ""
     series: Mapping[SeriesKey, SeriesModel] = field(default_factory=dict)
     transfers: Mapping[str, TransferModel] = field(default_factory=dict)
-    _by_circumstances: Mapping[SeriesKey, tuple[SeriesModel, ...]] = field(
+    heads: Sequence[SeriesHead] = field(init=False, repr=False, compare=False)
+    _by_circumstances: Mapping[SeriesKey, tuple[SeriesHead, ...]] = field(
         init=False, repr=False, compare=False
     )
     _alike_variants: Mapping[tuple[str, frozenset[tuple[str, str]]], Sequence[str]] = field(
@@ -110,12 +116,14 @@ class ModelSet:
 
     def __post_init__(self) -> None:
         """Index the models by what they have in common but framework and kernel."""
-        known = KnownNames.of(model.series for model in self.series.values())
-        object.__setattr__(self, "known", known)
-        found: dict[SeriesKey, list[SeriesModel]] = {}
-        for key, model in self.series.items():
-            found.setdefault(_circumstances(key), []).append(model)
-        index = {key: tuple(models) for key, models in found.items()}
+        stored = getattr(self.series, "heads", None)
+        heads = stored.values() if stored is not None else (m.head for m in self.series.values())
+        object.__setattr__(self, "heads", tuple(heads))
+        object.__setattr__(self, "known", KnownNames.of(self.heads))
+        found: dict[SeriesKey, list[SeriesHead]] = {}
+        for head in self.heads:
+            found.setdefault(_circumstances(head.key), []).append(head)
+        index = {key: tuple(own) for key, own in found.items()}
         object.__setattr__(self, "_by_circumstances", index)
         alike: dict[tuple[str, frozenset[tuple[str, str]]], list[str]] = {}
         for operator, variant in sorted({(key.operator, key.variant) for key in index}):
@@ -130,7 +138,7 @@ class ModelSet:
     @property
     def num_rows(self) -> int:
         """Distinct points of all series, none counted twice."""
-        return sum(len(model.series.points) for model in own_models(self.series))
+        return sum(head.num_points for head in own_heads(self.heads))
 
     def choose(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Choice | None:
         """Return the model of the series nearest to what is asked, None where there is none."""
@@ -163,7 +171,7 @@ class ModelSet:
             )
             is_other_dtype = dtype is not target.dtype and not spec.is_collective
             for choice in _relate(self._by_circumstances.get(key, ()), wanted):
-                yield replace(choice, is_other_dtype=is_other_dtype)
+                yield replace(choice, is_other_dtype=is_other_dtype, models=self.series)
 
     def _near_variants(self, spec: OperatorSpec, variant: str) -> Sequence[str]:
         """Return the variants to try, the nearest first."""
@@ -181,51 +189,53 @@ class ModelSet:
         return next(found, default_transfer()).for_device(spec, device)
 
 
-def _relate(found: Sequence[SeriesModel], wanted: Wanted) -> Iterator[Choice]:
+def _relate(found: Sequence[SeriesHead], wanted: Wanted) -> Iterator[Choice]:
     """Yield the models of one set of circumstances, each with what it is to the one asked for.
 
     Without any software in mind that is one model: of all software together. That is what answers
     for all other software than the one in mind, too.
     """
-    of_kernel = [model for model in found if _is_of_kernel(model.series, wanted.kernel)]
-    alike = of_kernel or [model for model in found if not model.series.key.kernel]
+    of_kernel = [head for head in found if _is_of_kernel(head, wanted.kernel)]
+    alike = of_kernel or [head for head in found if not head.key.kernel]
     if not alike:
         return
     is_other_kernel = not of_kernel
-    named = [model for model in alike if model.series.key.framework]
-    united = [model for model in alike if not model.series.key.framework]
+    named = [head for head in alike if head.key.framework]
+    united = [head for head in alike if not head.key.framework]
     if not (named and wanted.software):
-        model = max(united or alike, key=_num_points)
-        yield Choice(model, is_other_code=is_other_kernel or bool(wanted.framework))
+        head = max(united or alike, key=_num_points)
+        yield Choice(head, is_other_code=is_other_kernel or bool(wanted.framework))
         return
     others = []
-    for model in named:
-        key = model.series.key
+    for head in named:
+        key = head.key
         relation, apart = parse_software(wanted.software).relate(key.framework, key.operator)
         if relation is Relation.OTHER:
-            others.append(model)
+            others.append(head)
             continue
         is_other = bool(wanted.framework) and not matches(key.framework, wanted.framework)
         is_other = is_other and relation is not Relation.LIBRARY
-        yield Choice(model, False, is_other_kernel or is_other, relation, apart, key.framework)
+        yield Choice(head, False, is_other_kernel or is_other, relation, apart, key.framework)
     if others:
-        model = max(united if len(others) > 1 and united else others, key=_num_points)
-        names = ", ".join(sorted(other.series.key.framework for other in others))
+        head = max(united if len(others) > 1 and united else others, key=_num_points)
+        names = ", ".join(sorted(other.key.framework for other in others))
         is_other = is_other_kernel or bool(wanted.framework)
-        yield Choice(model, False, is_other, Relation.OTHER, (), names)
+        yield Choice(head, False, is_other, Relation.OTHER, (), names)
 
 
-def _is_of_kernel(series: Series, kernel: str) -> bool:
+def _is_of_kernel(head: SeriesHead, kernel: str) -> bool:
     """Tell whether a series is a kernel's own, or its rows are of no other."""
-    return series.key.kernel == kernel or (not series.key.kernel and series.kernels == (kernel,))
+    return head.key.kernel == kernel or (not head.key.kernel and head.kernels == (kernel,))
 
 
-def own_models(series: Mapping[SeriesKey, SeriesModel]) -> Iterator[SeriesModel]:
-    """Yield the models of single series, without those of one kernel or several frameworks."""
-    named = {_circumstances(key) for key in series if key.framework and not key.kernel}
-    for key, model in series.items():
+def own_heads(heads: Sequence[SeriesHead]) -> Iterator[SeriesHead]:
+    """Yield single series, without those of one kernel or several frameworks."""
+    keys = [head.key for head in heads]
+    named = {_circumstances(key) for key in keys if key.framework and not key.kernel}
+    for head in heads:
+        key = head.key
         if not key.kernel and (key.framework or _circumstances(key) not in named):
-            yield model
+            yield head
 
 
 def _without_routing(variant: str) -> frozenset[tuple[str, str]]:
@@ -243,8 +253,8 @@ def _circumstances(key: SeriesKey) -> SeriesKey:
     return replace(key, framework="", kernel="")
 
 
-def _num_points(model: SeriesModel) -> tuple[int, str]:
-    return len(model.series.points), model.series.key.framework
+def _num_points(head: SeriesHead) -> tuple[int, str]:
+    return head.num_points, head.key.framework
 
 
 def _candidates(target: Target) -> Iterator[DType]:

@@ -1,14 +1,15 @@
-"""Models as files of a folder: the same models give the same files.
+"""One model version as one file, from which each series is read when first asked for.
 
-manifest.json                  series, their reports, and transfer models
-<series hash>.npz              points, latencies, regressor and calibration of a series
-<series hash>-<name>.txt       trees, in LightGBM's own format
+A ZIP file, the same for the same models: an index of what there is, the models of typical
+efficiency, and one member per series, named by the identity of its training. A member is a line of
+JSON and plain arrays.
 """
 
 import io
 import json
+import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -17,189 +18,256 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain import schema
-from foretoken.domain.archive import Archive
-from foretoken.domain.errors import NotTrainedError
-from foretoken.domain.name import path_inside
+from foretoken.domain.errors import CorruptCatalogError, ForetokenError, NotTrainedError
 from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.predictor.features import FEATURE_REVISION
 from foretoken.predictor.intervals.calibration import Calibration
-from foretoken.predictor.intervals.coverage import map_coverage
 from foretoken.predictor.model_set import ModelSet
-from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.regression.curves import CurveRegressor, has_curves
-from foretoken.predictor.regression.monotone import build_floor
 from foretoken.predictor.regression.prediction import Regressor, RegressorState
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
 from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.trainer import SeriesModel
-from foretoken.predictor.training_rows import Series, SeriesKey
+from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
 from foretoken.predictor.transfer import TransferModel
 from foretoken.predictor.transfer.device_transfer import is_device_transfer, own_state, restore
 from foretoken.predictor.transfer.support import Support
 
 # Raised when what is written changes; features have a revision of their own.
-_FORMAT_REVISION = 3
+_FORMAT_REVISION = 4
 _REVISION = [_FORMAT_REVISION, FEATURE_REVISION]
-# What the arrays of a regressor are named after, in addition to those of its series.
-_REGRESSOR = "regressor_"
+_INDEX, _TRANSFERS = "index.json", "transfers"
+
+_Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def write_models(folder: Path, models: ModelSet) -> None:
-    """Write models into a folder; the same models give the same files."""
-    series = [_write_series(folder, model) for model in models.series.values()]
-    transfers = [
-        _write_transfer(folder, index, name, transfer)
-        for index, (name, transfer) in enumerate(sorted(models.transfers.items()))
-    ]
-    manifest = {"revision": _REVISION, "series": series, "transfers": transfers}
-    _write_json(folder / "manifest.json", manifest)
+class StoredSeries(Mapping[SeriesKey, SeriesModel]):
+    """The models of series, each unpacked when first asked for, and then kept."""
+
+    def __init__(self, heads: Mapping[SeriesKey, SeriesHead], packed: Mapping[str, bytes]) -> None:
+        """Keep what is known of every series, and what reads their members by name."""
+        self.heads = heads
+        self._packed = packed
+        self._models: dict[SeriesKey, SeriesModel] = {}
+        self._lock = threading.Lock()
+
+    def packed(self, key: SeriesKey) -> bytes:
+        """Return a series' member as it is stored."""
+        return self._packed[self.heads[key].content_hash]
+
+    def __getitem__(self, key: SeriesKey) -> SeriesModel:
+        """Return the model of a series."""
+        head = self.heads[key]
+        with self._lock:
+            if key not in self._models:
+                try:
+                    self._models[key] = unpack_model(head, self.packed(key))
+                except ForetokenError:
+                    raise
+                except Exception as err:  # what is damaged can fail anywhere
+                    raise CorruptCatalogError(
+                        f"the model of {key.operator} on {key.device} cannot be read ({err!r}):"
+                        " train again"
+                    ) from err
+            return self._models[key]
+
+    def read_series(self, key: SeriesKey) -> Series:
+        """Return the points of a series, without its model."""
+        meta, arrays = _unpack(self.packed(key))
+        return _read_points(self.heads[key], meta, arrays)
+
+    def read_report(self, key: SeriesKey) -> OperatorTrainingReport:
+        """Return how good the model of a series is."""
+        return schema.decode(OperatorTrainingReport, _unpack(self.packed(key))[0]["report"])
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether there is such a series, without loading it."""
+        return key in self.heads
+
+    def __iter__(self) -> Iterator[SeriesKey]:
+        """Yield the keys."""
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        """How many series there are."""
+        return len(self.heads)
 
 
-def read_models(folder: Path, num_threads: int) -> ModelSet:
-    """Return the models of a folder, without what is known of their version.
+class _Members(Mapping[str, bytes]):
+    """The members of a ZIP file that may be read by several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._archive = zipfile.ZipFile(path)
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._archive.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._archive.namelist())
+
+    def __len__(self) -> int:
+        return len(self._archive.namelist())
+
+
+def store_series(series: Mapping[SeriesKey, SeriesModel]) -> StoredSeries:
+    """Return models as they are stored."""
+    if isinstance(series, StoredSeries):
+        return series
+    packed = {model.content_hash: pack_model(model) for model in series.values()}
+    return StoredSeries({key: model.head for key, model in series.items()}, packed)
+
+
+def write_models(models: ModelSet) -> bytes:
+    """Return models as one file; the same models give the same bytes."""
+    heads = sorted(models.heads, key=lambda head: head.key)
+    series = store_series(models.series)
+    members = {head.content_hash: series.packed(head.key) for head in heads}
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    transfers = []
+    for place, (name, transfer) in enumerate(sorted(models.transfers.items())):
+        arrays |= transfer.trees.to_arrays(str(place))
+        bounds = {"low_log": transfer.low_log, "high_log": transfer.high_log}
+        transfers.append({"name": name, "support": schema.encode(transfer.support), **bounds})
+    index = {
+        "revision": _REVISION,
+        "series": [
+            [astuple(head.key), head.kernels, head.num_points, head.content_hash] for head in heads
+        ],
+    }
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        _write_member(archive, _INDEX, json.dumps(index).encode())
+        _write_member(archive, _TRANSFERS, _pack({"transfers": transfers}, arrays))
+        for name, member in sorted(members.items()):
+            _write_member(archive, name, member)
+    return content.getvalue()
+
+
+def _write_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    # Without a date and with one permission, whenever and by whomever it is written.
+    archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+
+
+def read_models(path: Path) -> ModelSet:
+    """Return the models of a file, without what is known of their version.
 
     Raises:
         NotTrainedError: another release wrote them, whose features mean something else.
 
     """
-    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    if manifest.get("revision") != _REVISION:
-        raise NotTrainedError(f"another release trained the models of {folder.name}; train again")
-    models = [_read_series(folder, item, num_threads) for item in manifest["series"]]
-    return ModelSet(
-        series={model.series.key: model for model in models},
-        transfers={
-            item["name"]: _read_transfer(folder, item, num_threads)
-            for item in manifest["transfers"]
-        },
-    )
+    members = _Members(path)
+    index = json.loads(members[_INDEX]) if _INDEX in members else {}
+    if index.get("revision") != _REVISION:
+        raise NotTrainedError(f"another release trained the models of {path.name}; train again")
+    heads = {}
+    for key, kernels, num_points, content_hash in index["series"]:
+        own = SeriesKey(*key)
+        heads[own] = SeriesHead(
+            key=own, kernels=tuple(kernels), num_points=num_points, content_hash=content_hash
+        )
+    meta, arrays = _unpack(members[_TRANSFERS])
+    transfers = {
+        item["name"]: TransferModel(
+            Trees.from_arrays(str(place), arrays),
+            item["low_log"],
+            item["high_log"],
+            schema.decode(Support, item["support"]),
+        )
+        for place, item in enumerate(meta["transfers"])
+    }
+    return ModelSet(series=StoredSeries(heads, members), transfers=transfers)
 
 
-def _write_series(folder: Path, model: SeriesModel) -> dict[str, Any]:
+def pack_model(model: SeriesModel) -> bytes:
+    """Return the model of a series as its member."""
     series, calibration, state = model.series, model.calibration, model.regressor.to_state()
+    meta = {
+        "noise_log": series.noise_log,
+        "min_roofline_ratio": model.min_roofline_ratio,
+        "floor_slack_ratio": model.floor_slack_ratio,
+        "spread_power": calibration.spread_power,
+        "numbers": dict(state.numbers),
+        "report": schema.encode(model.report),
+    }
     arrays: dict[str, npt.NDArray[Any]] = {
-        "points": series.points,
-        "latency_us": series.latency_us,
+        # Column by column, in order: what repeats packs well.
+        "points": np.ascontiguousarray(_narrow(series.points).T),
+        "latency_us": series.latency_us.astype(np.float32),
         "bin_edges_us": calibration.bin_edges_us,
         "bin_ratio": calibration.bin_ratio,
         "tier_log": calibration.tier_log,
-        **{f"{_REGRESSOR}{name}": array for name, array in state.arrays.items()},
+        **{f"regressor:{name}": array for name, array in state.arrays.items()},
     }
-    entry: dict[str, Any] = {
-        "key": astuple(series.key),
-        "hash": model.content_hash,
-        "noise_log": series.noise_log,
-        "kernels": series.kernels,
-        "min_roofline_ratio": model.min_roofline_ratio,
-        "floor_slack_ratio": model.floor.slack_ratio,
-        "spread_power": calibration.spread_power,
-        "numbers": dict(state.numbers),
-        "texts": sorted(state.texts),
-        "report": schema.encode(model.report),
-    }
-    for name, text in state.texts.items():
-        (folder / _text_name(model.content_hash, name)).write_text(text, encoding="utf-8")
-    _write_arrays(folder / f"{model.content_hash}.npz", arrays)
-    return entry
+    return _pack(meta, arrays)
 
 
-def _read_series(folder: Path, entry: Mapping[str, Any], num_threads: int) -> SeriesModel:
-    key = SeriesKey(*entry["key"])
-    arrays = _read_arrays(path_inside(folder, f"{entry['hash']}.npz"))
-    series = Series(
-        key=key,
-        points=arrays["points"],
-        latency_us=arrays["latency_us"],
-        noise_log=entry["noise_log"],
-        kernels=tuple(entry["kernels"]),
-    )
+def unpack_model(head: SeriesHead, content: bytes) -> SeriesModel:
+    """Return the model of a series from its member."""
+    meta, arrays = _unpack(content)
+    series = _read_points(head, meta, arrays)
+    bins = arrays["bin_edges_us"], arrays["bin_ratio"]
     return SeriesModel(
         series=series,
-        regressor=_read_regressor(folder, entry, arrays, num_threads),
-        index=PointIndex(series.points),
-        coverage=map_coverage(key.spec, series.design),
-        calibration=Calibration(
-            arrays["bin_edges_us"], arrays["bin_ratio"], entry["spread_power"], arrays["tier_log"]
-        ),
-        min_roofline_ratio=entry["min_roofline_ratio"],
-        floor=build_floor(key.spec, series.points, series.latency_us, entry["floor_slack_ratio"]),
-        content_hash=entry["hash"],
-        report=schema.decode(OperatorTrainingReport, entry["report"]),
+        regressor=_read_regressor(series, meta, arrays),
+        calibration=Calibration(*bins, meta["spread_power"], arrays["tier_log"]),
+        min_roofline_ratio=meta["min_roofline_ratio"],
+        floor_slack_ratio=meta["floor_slack_ratio"],
+        content_hash=head.content_hash,
+        report=schema.decode(OperatorTrainingReport, meta["report"]),
     )
 
 
-def _read_regressor(
-    folder: Path,
-    entry: Mapping[str, Any],
-    arrays: Mapping[str, npt.NDArray[Any]],
-    num_threads: int,
-) -> Regressor:
+def _read_points(head: SeriesHead, meta: Mapping[str, Any], arrays: _Arrays) -> Series:
+    return Series(
+        key=head.key,
+        points=np.ascontiguousarray(arrays["points"].T, dtype=np.int64),
+        latency_us=arrays["latency_us"].astype(np.float64),
+        noise_log=meta["noise_log"],
+        kernels=head.kernels,
+    )
+
+
+def _read_regressor(series: Series, meta: Mapping[str, Any], arrays: _Arrays) -> Regressor:
     own = {
-        name.removeprefix(_REGRESSOR): array
+        name.partition(":")[2]: array
         for name, array in arrays.items()
-        if name.startswith(_REGRESSOR)
+        if name.startswith("regressor:")
     }
-    texts = {
-        name: path_inside(folder, _text_name(entry["hash"], name)).read_text("utf-8")
-        for name in entry["texts"]
-    }
-    state = RegressorState(own, texts, entry["numbers"])
-    if has_curves(SeriesKey(*entry["key"]).spec):
+    state = RegressorState(own, meta["numbers"])
+    if has_curves(series.key.spec):
         return CurveRegressor.from_state(state)
+    design = series.design
+    log_ratio = np.log(series.latency_us / design.base_us)
     if not is_device_transfer(state):
-        return SeriesRegressor.from_state(state, num_threads)
-    return restore(SeriesRegressor.from_state(own_state(state), num_threads), state, num_threads)
+        return SeriesRegressor.from_state(state, design, log_ratio)
+    return restore(SeriesRegressor.from_state(own_state(state), design, log_ratio), state)
 
 
-def _text_name(content_hash: str, name: str) -> str:
-    return f"{content_hash}-{name.replace(':', '-')}.txt"
+def _narrow(points: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Return integers in the fewest bytes that hold them."""
+    return points.astype(np.min_scalar_type(int(points.max(initial=0))))
 
 
-def _write_transfer(folder: Path, index: int, name: str, transfer: TransferModel) -> dict[str, Any]:
-    return {
-        "name": name,
-        "low_log": transfer.low_log,
-        "high_log": transfer.high_log,
-        "support": schema.encode(transfer.support),
-        "trees": _write_trees(folder, f"transfer-{index}", transfer.trees),
-    }
+def _pack(meta: Mapping[str, Any], arrays: _Arrays) -> bytes:
+    """Return a line of JSON, and arrays one after the other, bytes of like weight together."""
+    layout = {name: [array.dtype.str, array.shape] for name, array in arrays.items()}
+    head = json.dumps({**meta, "arrays": layout}).encode()
+    parts = [
+        np.frombuffer(array.tobytes(), np.uint8).reshape(-1, array.itemsize).T.tobytes()
+        for array in arrays.values()
+    ]
+    return b"".join([head, b"\n", *parts])
 
 
-def _read_transfer(folder: Path, entry: Mapping[str, Any], num_threads: int) -> TransferModel:
-    trees = _read_trees(folder, entry["trees"], num_threads)
-    support = schema.decode(Support, entry["support"])
-    return TransferModel(trees, entry["low_log"], entry["high_log"], support)
-
-
-def _write_trees(folder: Path, name: str, trees: Trees) -> dict[str, Any]:
-    if trees.text:
-        (folder / f"{name}.txt").write_text(trees.text, encoding="utf-8")
-    return {"constant": trees.constant, "file": f"{name}.txt" if trees.text else ""}
-
-
-def _read_trees(folder: Path, entry: Mapping[str, Any], num_threads: int) -> Trees:
-    text = path_inside(folder, entry["file"]).read_text("utf-8") if entry["file"] else ""
-    return Trees.load(text, entry["constant"], num_threads)
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    # An archive as numpy reads it; zip entries carry a fixed date, so equal arrays, equal bytes.
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, array in arrays.items():
-            content = io.BytesIO()
-            np.lib.format.write_array(content, array, allow_pickle=False)
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue())
-
-
-def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    archive = Archive.open(path.read_bytes())
-    return {
-        name.removesuffix(".npy"): np.lib.format.read_array(
-            io.BytesIO(archive[name]), allow_pickle=False
-        )
-        for name in archive
-    }
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+def _unpack(content: bytes) -> tuple[Mapping[str, Any], _Arrays]:
+    head, _, rest = content.partition(b"\n")
+    meta = json.loads(head)
+    arrays, start = {}, 0
+    for name, (dtype, shape) in meta["arrays"].items():
+        kind = np.dtype(dtype)
+        num_bytes = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+        planes = np.frombuffer(rest[start : start + num_bytes], np.uint8)
+        whole = np.ascontiguousarray(planes.reshape(kind.itemsize, -1).T)
+        arrays[name] = whole.view(kind).reshape(shape)
+        start += num_bytes
+    return meta, arrays

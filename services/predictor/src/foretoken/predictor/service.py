@@ -65,7 +65,6 @@ class PredictorService(RunsJobs):
         self._library = ModelLibrary(
             catalog,
             folder / "models",
-            num_threads=config.num_threads,
             max_loaded=config.max_pinned_models,
         )
         self.statistics = PredictionStatistics()
@@ -93,8 +92,10 @@ class PredictorService(RunsJobs):
 
     def warm_up(self) -> None:
         """Answer a table of some series, so that the first caller need not wait for compilers."""
-        for key, model in self._library.active.series.items():
+        models = self._library.active.series
+        for key in models:
             if not key.spec.is_collective:
+                model = models[key]
                 rows = np.arange(_WARM_UP_ROWS) % len(model.series.points)
                 columns = {name: column[rows] for name, column in model.series.columns.items()}
                 table = OperatorTable(

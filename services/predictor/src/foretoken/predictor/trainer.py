@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -29,11 +30,11 @@ from foretoken.predictor.regression.cross_validation import (
 from foretoken.predictor.regression.curves import fit_curve_regressor, has_curves
 from foretoken.predictor.regression.member import NAMES, MemberFitter, learn_member_scales
 from foretoken.predictor.regression.mixture import learn_shares
-from foretoken.predictor.regression.monotone import MonotoneFloor, learn_floor
+from foretoken.predictor.regression.monotone import MonotoneFloor, build_floor, learn_floor
 from foretoken.predictor.regression.prediction import Regressor
 from foretoken.predictor.regression.series_regressor import SeriesRegressor, spread
 from foretoken.predictor.roofline import FloatColumn, IntColumn
-from foretoken.predictor.training_rows import Series
+from foretoken.predictor.training_rows import Series, SeriesHead
 
 # The share of the roofline no modelled estimate goes below. Real calls do go below the roofline
 # itself where their data fit the second-level cache, so a series that was measured even lower
@@ -41,19 +42,40 @@ from foretoken.predictor.training_rows import Series
 MIN_ROOFLINE_RATIO = 0.5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SeriesModel:
     """Everything needed to answer for one series, and how well it does."""
 
     series: Series
     regressor: Regressor
-    index: PointIndex
-    coverage: CoverageMap
     calibration: Calibration
     min_roofline_ratio: float
-    floor: MonotoneFloor
+    floor_slack_ratio: float
     content_hash: str
     report: OperatorTrainingReport
+
+    @property
+    def head(self) -> SeriesHead:
+        """What is known without loading it."""
+        return self.series.head(self.content_hash)
+
+    @cached_property
+    def index(self) -> PointIndex:
+        """The points, to be looked up."""
+        return PointIndex(self.series.points)
+
+    @cached_property
+    def coverage(self) -> CoverageMap:
+        """Where the points lie."""
+        return map_coverage(self.series.key.spec, self.series.design)
+
+    @cached_property
+    def floor(self) -> MonotoneFloor:
+        """What the points say that calls beyond them take at least."""
+        series = self.series
+        return build_floor(
+            series.key.spec, series.points, series.latency_us, self.floor_slack_ratio
+        )
 
 
 def train_series(
@@ -74,11 +96,9 @@ def train_series(
     return SeriesModel(
         series=series,
         regressor=trained.regressor,
-        index=PointIndex(series.points),
-        coverage=map_coverage(spec, design),
         calibration=calibrate(errors),
         min_roofline_ratio=float(min(MIN_ROOFLINE_RATIO, roofline_ratio)),
-        floor=learn_floor(spec, series.points, series.latency_us),
+        floor_slack_ratio=learn_floor(spec, series.points, series.latency_us).slack_ratio,
         content_hash=hash_training(series, config, seed),
         report=report_errors(
             series.key, len(series.points), trained.unseen, errors, trained.member_weights

@@ -8,9 +8,9 @@ from foretoken.domain.ports import TrainRequest
 from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.jobs.runner import JobProgress
 from foretoken.predictor.config import PredictorConfig
-from foretoken.predictor.model_set import ModelSet, own_models
+from foretoken.predictor.model_set import ModelSet, own_heads
+from foretoken.predictor.model_store import StoredSeries, pack_model, store_series
 from foretoken.predictor.report.scoring import merge_reports
-from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer import train_transfers
 from foretoken.predictor.transfer.device_transfer import (
@@ -49,27 +49,40 @@ def train_models(
         CancelledJobError: the job was cancelled.
 
     """
-    kept = {key: model for key, model in present.series.items() if not _is_asked(key, request)}
-    known = {model.content_hash: model for model in present.series.values()}
-    library = DonorLibrary([*found, *(model.series for model in kept.values())], request.seed)
-    trained: dict[SeriesKey, SeriesModel] = {}
+    before = store_series(present.series)
+    points = {series.key: series for series in found}
+    kept = [head for key, head in before.heads.items() if not _is_asked(key, request)]
+    known = {head.content_hash: key for key, head in before.heads.items()}
+
+    def find(key: SeriesKey) -> Series:
+        return points[key] if key in points else before.read_series(key)
+
+    sizes = {head.key: head.num_points for head in kept}
+    sizes |= {key: series.num_points for key, series in points.items()}
+    library = DonorLibrary(sizes, find, request.seed)
+    packed = {head.content_hash: before.packed(head.key) for head in kept}
+    heads = {head.key: head for head in kept}
     num_reused = 0
     for ratio, label, series in _with_progress(found):
         heartbeat = partial(progress.update, _READ_RATIO + _SERIES_RATIO * ratio, label)
         heartbeat()
         pool = library.find(series.key) if may_transfer(series) else None
-        same = known.get(hash_transfer(series, pool, config, request.seed))
-        num_reused += same is not None
-        trained[series.key] = same or train_transfer_series(
-            series, pool, config, request.seed, heartbeat
-        )
-    series_models = dict(sorted({**kept, **trained}.items()))
+        head = series.head(hash_transfer(series, pool, config, request.seed))
+        heads[series.key] = head
+        if head.content_hash in known:
+            num_reused += 1
+            packed[head.content_hash] = before.packed(known[head.content_hash])
+        else:
+            model = train_transfer_series(series, pool, config, request.seed, heartbeat)
+            packed[head.content_hash] = pack_model(model)
+    after = StoredSeries(dict(sorted(heads.items())), packed)
     progress.update(_READ_RATIO + _SERIES_RATIO, "learning typical efficiencies")
-    transfers = train_transfers(list(own_models(series_models)), config, request.seed)
+    single = [head.key for head in own_heads(tuple(after.heads.values()))]
+    transfers = train_transfers(map(find, single), config, request.seed)
     return Trained(
-        models=ModelSet(series=series_models, transfers=transfers),
+        models=ModelSet(series=after, transfers=transfers),
         num_reused=num_reused,
-        reports=merge_reports(model.report for model in own_models(trained)),
+        reports=merge_reports(after.read_report(key) for key in single if key in points),
     )
 
 

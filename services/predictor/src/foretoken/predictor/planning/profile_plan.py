@@ -115,11 +115,12 @@ def _find_model(
 def _largest(models: ModelSet, spec: OperatorSpec, target: Target) -> SeriesModel | None:
     """Return the model of the operator elsewhere that rests on the most points."""
     others = [
-        model
-        for key, model in models.series.items()
-        if key.spec.name == spec.name and key.target.phase is target.phase
+        head
+        for head in models.heads
+        if head.key.spec.name == spec.name and head.key.target.phase is target.phase
     ]
-    return max(others, key=lambda model: len(model.series.points), default=None)
+    largest = max(others, key=lambda head: head.num_points, default=None)
+    return models.series[largest.key] if largest else None
 
 
 def _learn_scales(model: SeriesModel | None, candidates: Design, seed: int) -> Scales:

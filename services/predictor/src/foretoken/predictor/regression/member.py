@@ -6,7 +6,6 @@ leaves do without the law: where it is far off beyond the measured range, the ra
 latency at the end of the range holds better.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.regression.kriging import Kriging, Scales, learn_scales
 from foretoken.predictor.regression.regime import Regimes, fit_regimes
-from foretoken.predictor.regression.trees import Trees, grow_trees
+from foretoken.predictor.regression.trees import Arrays, Trees, grow_trees
 from foretoken.predictor.roofline import FloatColumn
 
 # The place of the trees that do without the law among the members.
@@ -48,6 +47,26 @@ class Members:
         ]
         return np.column_stack(answers), deviation_log
 
+    def to_arrays(self) -> Arrays:
+        """Return what is stored: all but what kriging takes from the points themselves."""
+        scales = self.kriging.scales
+        return {
+            **self.law.to_arrays(),
+            **self.trees.to_arrays("trees"),
+            **self.steps.to_arrays("steps"),
+            "scales": np.array([*scales.lengths_log, scales.nugget_log, scales.sill_log]),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, design: Design, log_ratio: FloatColumn) -> "Members":
+        """Return the members from what is stored, and from the points they were trained on."""
+        law = Regimes.from_arrays(arrays)
+        trees, steps = (Trees.from_arrays(name, arrays) for name in ("trees", "steps"))
+        *lengths_log, nugget_log, sill_log = arrays["scales"].tolist()
+        scales = Scales(np.array(lengths_log), nugget_log, sill_log)
+        residual_log = log_ratio - law.log_ratio(design)
+        return cls(law, trees, steps, Kriging(design.axes, residual_log, scales))
+
 
 def learn_member_scales(design: Design, log_ratio: FloatColumn, seed: int) -> Scales:
     """Return kriging's scales for a series; those of parts of it differ little."""
@@ -77,20 +96,3 @@ class MemberFitter:
 def tree_inputs(design: Design, law_log: FloatColumn) -> Matrix:
     """Return what the trees over the law see of every call, what the law says last."""
     return np.column_stack([design.features, law_log])
-
-
-def kriging_arrays(name: str, kriging: Kriging) -> Mapping[str, Matrix]:
-    """Return what kriging is made of, to be stored under a name."""
-    scales = kriging.scales
-    return {
-        f"{name}_axes": kriging.axes,
-        f"{name}_values": kriging.values,
-        f"{name}_scales": np.array([*scales.lengths_log, scales.nugget_log, scales.sill_log]),
-    }
-
-
-def kriging_from_arrays(name: str, arrays: Mapping[str, Matrix]) -> Kriging:
-    """Return kriging from what is stored under a name."""
-    *lengths_log, nugget_log, sill_log = arrays[f"{name}_scales"].tolist()
-    scales = Scales(np.array(lengths_log), nugget_log, sill_log)
-    return Kriging(arrays[f"{name}_axes"], arrays[f"{name}_values"], scales)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from foretoken.predictor.features import Design
@@ -26,13 +25,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class RegressorState:
-    """All that a trained model is, in parts that can be stored without pickling.
+    """All that a trained model is but its points, in parts that can be stored without pickling.
 
-    Texts are LightGBM's own format. Equal trainings give equal states.
+    Equal trainings give equal states.
     """
 
-    arrays: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""Answer many rows by trees at once, from tables made of LightGBM's text.
+"""Answer many rows by trees at once, from tables made of them.
 
 Every threshold of a feature rules out, in every tree, the leaves on one side of it. What is ruled
 out by the range that a feature lies in is one bit per leaf, known beforehand: a row reaches the
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from foretoken.predictor.config import MAX_LEAVES
 from foretoken.predictor.features import Matrix
-from foretoken.predictor.regression.tree_text import TreeText, read_num_features, read_trees
+from foretoken.predictor.regression.forest import Forest, split_trees
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # A mask has 32 bits.
-MAX_LEAVES = 32
 _ALL = 0xFFFFFFFF
 # A word with only bit i set, times this number, has a different number in its upper five bits for
 # every i: the leaf's slot. Source: Leiserson, Prokop and Randall, Using de Bruijn sequences to
@@ -38,7 +38,7 @@ class TreeEngine:
     thresholds: FloatColumn
     starts: IntColumn
     masks: npt.NDArray[np.uint32]
-    lines: npt.NDArray[np.float64]
+    lines: npt.NDArray[np.float32]
     columns: IntColumn
 
     @property
@@ -61,62 +61,38 @@ class TreeEngine:
         rows = np.ascontiguousarray(features, dtype=np.float64)
         return add_up(rows, self.thresholds, self.starts, self.masks, self.lines, self.columns)
 
-    def draw_rows(self, count: int) -> Matrix:
-        """Return rows in the middle of ranges, to compare answers on.
 
-        LightGBM reads thresholds to within one bit: on one of them it may go another way.
-        """
-        rng = np.random.default_rng(0)
-        rows = np.zeros((count, self.num_features))
-        for feature in range(self.num_features):
-            own = self.thresholds[self.starts[feature] : self.starts[feature + 1]]
-            if len(own):
-                ends = np.array([own[0] - 1.0, *own, own[-1] + 1.0])
-                rows[:, feature] = rng.choice((ends[1:] + ends[:-1]) / 2.0, count)
-        return rows
-
-
-def build_engine(text: str) -> TreeEngine:
-    """Return the engine of a model.
-
-    Raises:
-        ValueError: a tree has more leaves than fit, categories, or zeros for missing values.
-
-    """
-    num_features, trees = read_num_features(text), list(read_trees(text))
-    if max(tree.num_leaves for tree in trees) > MAX_LEAVES:
-        raise ValueError(f"trees of more than {MAX_LEAVES} leaves")
-    thresholds, starts, cuts = _cut(trees, num_features)
-    masks = np.full((len(trees), starts[-1] + num_features), _ALL, dtype=np.uint32)
-    for tree, own_cuts, own_masks in zip(trees, cuts, masks, strict=True):
-        if tree.num_leaves > 1:
-            _rule_out(tree.left.tolist(), tree.right.tolist(), own_cuts.tolist(), own_masks)
-    columns = np.unique(np.concatenate([tree.line_feature for tree in trees]))
-    lines = _tabulate_lines(trees, columns)
+def build_engine(forest: Forest) -> TreeEngine:
+    """Return the engine of trees."""
+    num_trees, num_features = len(forest.num_leaves), int(forest.num_features)
+    thresholds, starts, cuts = _cut(forest, num_features)
+    masks = np.full((num_trees, starts[-1] + num_features), _ALL, dtype=np.uint32)
+    parts = (split_trees(forest, values) for values in (forest.left, forest.right, cuts))
+    for left, right, own_cuts, own_masks in zip(*parts, masks, strict=True):
+        if len(left):
+            _rule_out(left.tolist(), right.tolist(), own_cuts.tolist(), own_masks)
+    columns = np.unique(forest.slope_feature).astype(np.int64)
+    lines = _tabulate_lines(forest, columns)
     return TreeEngine(thresholds, starts, np.ascontiguousarray(masks.T), lines, columns)
 
 
-def _cut(
-    trees: Sequence[TreeText], num_features: int
-) -> tuple[FloatColumn, IntColumn, list[IntColumn]]:
-    """Return thresholds and starts, and three rows of masks per node of every tree.
+def _cut(forest: Forest, num_features: int) -> tuple[FloatColumn, IntColumn, IntColumn]:
+    """Return thresholds and starts, and three rows of masks per node.
 
     Rows from the first to the second go left at the node, and from there to the third go right.
     """
-    features = np.concatenate([tree.feature for tree in trees])
-    values = np.concatenate([tree.threshold for tree in trees])
-    cuts = np.empty((len(features), 3), dtype=np.int64)
+    cuts = np.empty((len(forest.feature), 3), dtype=np.int64)
     by_feature: list[FloatColumn] = []
     starts = np.zeros(num_features + 1, dtype=np.int64)
     for feature in range(num_features):
-        is_own = features == feature
-        own, place = np.unique(values[is_own], return_inverse=True)
+        is_own = forest.feature == feature
+        values = forest.threshold[is_own].astype(np.float64)
+        own, place = np.unique(values, return_inverse=True)
         first = starts[feature] + feature
         cuts[is_own] = first + np.stack(np.broadcast_arrays(0, place + 1, len(own) + 1), axis=1)
         by_feature.append(own)
         starts[feature + 1] = starts[feature] + len(own)
-    ends = np.cumsum([len(tree.feature) for tree in trees])
-    return np.concatenate(by_feature), starts, np.split(cuts, ends[:-1])
+    return np.concatenate(by_feature), starts, cuts
 
 
 def _rule_out(
@@ -137,11 +113,13 @@ def _rule_out(
     return on_left | on_right
 
 
-def _tabulate_lines(trees: Sequence[TreeText], columns: IntColumn) -> npt.NDArray[np.float64]:
-    lines = np.zeros((len(trees), MAX_LEAVES, len(columns) + 1))
+def _tabulate_lines(forest: Forest, columns: IntColumn) -> npt.NDArray[np.float32]:
+    num_trees, starts = len(forest.num_leaves), forest.leaf_starts
+    tree = np.repeat(np.arange(num_trees), forest.num_leaves)
     slots = ((SLOT_FACTOR << np.arange(MAX_LEAVES)) & _ALL) >> SLOT_SHIFT
-    for tree, own in zip(trees, lines, strict=True):
-        own[slots[: tree.num_leaves], -1] = tree.constant
-        places = np.searchsorted(columns, tree.line_feature)
-        own[slots[tree.line_leaf], places] = tree.slope
+    slot = slots[np.arange(starts[-1]) - starts[tree]]
+    lines = np.zeros((num_trees, MAX_LEAVES, len(columns) + 1), dtype=np.float32)
+    lines[tree, slot, -1] = forest.constant
+    leaf, place = forest.slope_leaves, np.searchsorted(columns, forest.slope_feature)
+    lines[tree[leaf], slot[leaf], place] = forest.slope
     return lines

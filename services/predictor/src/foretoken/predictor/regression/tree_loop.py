@@ -3,11 +3,13 @@
 import numpy as np
 import numpy.typing as npt
 
+from foretoken.predictor.config import MAX_LEAVES
 from foretoken.predictor.regression.jit import compiled
-from foretoken.predictor.regression.tree_engine import MAX_LEAVES, SLOT_FACTOR, SLOT_SHIFT
+from foretoken.predictor.regression.tree_engine import SLOT_FACTOR, SLOT_SHIFT
 
 _Floats = npt.NDArray[np.float64]
 _Integers = npt.NDArray[np.int64]
+_Lines = npt.NDArray[np.float32]
 _Masks = npt.NDArray[np.uint32]
 _Slots = npt.NDArray[np.uint8]
 
@@ -61,7 +63,7 @@ def add_up(
     thresholds: _Floats,
     starts: _Integers,
     masks: _Masks,
-    lines: _Floats,
+    lines: _Lines,
     columns: _Integers,
 ) -> _Floats:
     """Return the sum of all trees for every row; arguments as `TreeEngine` has them.

@@ -61,7 +61,6 @@ class DeviceTransferRegressor:
         own, pooled = self.own.to_state(), self.pooled.to_state()
         return RegressorState(
             arrays={**_prefix(_OWN, own.arrays), **_prefix(_POOLED, pooled.arrays)},
-            texts={**_prefix(_OWN, own.texts), **_prefix(_POOLED, pooled.texts)},
             numbers={
                 **_prefix(_OWN, own.numbers),
                 **_prefix(_POOLED, pooled.numbers),
@@ -80,9 +79,9 @@ def own_state(state: RegressorState) -> RegressorState:
     return _strip(_OWN, state)
 
 
-def restore(own: Regressor, state: RegressorState, num_threads: int) -> DeviceTransferRegressor:
+def restore(own: Regressor, state: RegressorState) -> DeviceTransferRegressor:
     """Return the regressor that gave the state; `own` is made of its `own_state`."""
-    pooled = PooledModel.from_state(_strip(_POOLED, state), num_threads)
+    pooled = PooledModel.from_state(_strip(_POOLED, state))
     return DeviceTransferRegressor(own, pooled, state.numbers[_SHARE])
 
 
@@ -133,9 +132,7 @@ def _learn_share(series: Series, pool: DonorPool, config: PredictorConfig, seed:
     fold = np.random.default_rng(seed).permutation(num_rows) % _NUM_FOLDS
     for index in range(_NUM_FOLDS):
         is_out = fold == index
-        known = dataclasses.replace(
-            series, points=series.points[~is_out], latency_us=series.latency_us[~is_out]
-        )
+        known = series.take(~is_out)
         asked = design.take(np.flatnonzero(is_out))
         tiers = np.full(asked.num_rows, int(Tier.GRID))
         own_log[is_out] = (
@@ -165,7 +162,6 @@ def _prefix(beginning: str, parts: Mapping[str, _Part]) -> dict[str, _Part]:
 def _strip(beginning: str, state: RegressorState) -> RegressorState:
     return RegressorState(
         arrays=_pick(beginning, state.arrays),
-        texts=_pick(beginning, state.texts),
         numbers=_pick(beginning, state.numbers),
     )
 

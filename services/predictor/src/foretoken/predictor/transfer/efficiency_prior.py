@@ -4,7 +4,7 @@ It is learned from every other device (or operator) on three dimensionless quant
 them fit the devices known and miss the next one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,8 +17,7 @@ from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.intervals.calibration import quantiles
 from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.roofline import FloatColumn
-from foretoken.predictor.trainer import SeriesModel
-from foretoken.predictor.training_rows import SeriesKey
+from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer.support import Support
 
 # Used before anything is measured: the middle, and the ends, of latency over base latency.
@@ -99,7 +98,7 @@ class _Sample:
 
 def default_transfer() -> TransferModel:
     """Return the model that knows no measurement."""
-    trees = Trees(_DEFAULT_LOG_RATIO, "", None)
+    trees = Trees(_DEFAULT_LOG_RATIO)
     return TransferModel(trees, _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG, Support())
 
 
@@ -143,22 +142,22 @@ def _families_of(spec: OperatorSpec) -> tuple[str, ...]:
 
 
 def train_transfers(
-    models: Sequence[SeriesModel], config: PredictorConfig, seed: int
+    found: Iterable[Series], config: PredictorConfig, seed: int
 ) -> Mapping[str, TransferModel]:
-    """Return a model under every name that the trained series can speak for."""
+    """Return a model under every name that series can speak for."""
     samples: dict[str, list[_Sample]] = {}
-    for model in models:
-        key = model.series.key
+    for series in found:
+        key = series.key
         place = key.topology or key.device
         names = _taught_names(key)
         # What is left out to learn the uncertainty: a device for the same operator, else an
         # operator.
         groups = [key.operator if name.startswith(_KIND) else place for name in names]
         for name, group in zip(names, groups, strict=True):
-            samples.setdefault(name, []).append(_sample(model, group, seed))
+            samples.setdefault(name, []).append(_sample(series, group, seed))
     return {
-        name: _train(found, _support(found, is_of_kind=name.startswith(_KIND)), config, seed)
-        for name, found in sorted(samples.items())
+        name: _train(own, _support(own, is_of_kind=name.startswith(_KIND)), config, seed)
+        for name, own in sorted(samples.items())
     }
 
 
@@ -168,13 +167,14 @@ def _taught_names(key: SeriesKey) -> tuple[str, ...]:
     return names if _OTHER_PLACE.isdisjoint(parse_variant(key.variant)) else names[:1]
 
 
-def _sample(model: SeriesModel, group: str, seed: int) -> _Sample:
-    key = model.series.key
-    design = model.series.design
-    log_ratio = np.log(model.series.latency_us / design.base_us)
-    num_rows = min(design.num_rows, _MAX_ROWS_PER_SERIES)
-    rows = np.random.default_rng(seed).choice(design.num_rows, num_rows, replace=False)
-    return _Sample(key, group, design.transfer[rows], log_ratio[rows])
+def _sample(series: Series, group: str, seed: int) -> _Sample:
+    key = series.key
+    num_points = len(series.points)
+    num_rows = min(num_points, _MAX_ROWS_PER_SERIES)
+    rows = np.random.default_rng(seed).choice(num_points, num_rows, replace=False)
+    drawn = series.take(rows)
+    design = drawn.design
+    return _Sample(key, group, design.transfer, np.log(drawn.latency_us / design.base_us))
 
 
 def _train(
@@ -212,7 +212,7 @@ def _grow(samples: Sequence[_Sample], config: PredictorConfig, seed: int) -> Tre
     log_ratio = np.concatenate([sample.log_ratio for sample in samples])
     constant = float(np.mean([np.median(sample.log_ratio) for sample in samples]))
     if len(log_ratio) < _MIN_ROWS:
-        return Trees(constant, "", None, config.num_threads)
+        return Trees(constant)
     shares = [np.full(len(s.log_ratio), 1.0 / len(s.log_ratio)) for s in samples]
     weights = np.concatenate(shares)
     booster = lightgbm.train(
@@ -220,4 +220,4 @@ def _grow(samples: Sequence[_Sample], config: PredictorConfig, seed: int) -> Tre
         lightgbm.Dataset(transfer, log_ratio, weight=weights * len(weights) / weights.sum()),
         num_boost_round=_NUM_TREES,
     )
-    return Trees.load(booster.model_to_string(), constant, config.num_threads)
+    return Trees.of_booster(booster, constant)

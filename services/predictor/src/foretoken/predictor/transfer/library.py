@@ -1,6 +1,7 @@
 """Which series may lend to which."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Self
 
 from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer.device_columns import element_bits
@@ -13,11 +14,23 @@ _MIN_ROWS = 50
 class DonorLibrary:
     """The series of a training, as donors to each other; each is prepared when first asked for."""
 
-    def __init__(self, series: Iterable[Series], seed: int) -> None:
-        """Keep the series; those that unite frameworks or pick a kernel only repeat others."""
-        self._series = [item for item in series if _can_lend(item)]
-        self._seed = seed
+    def __init__(
+        self, sizes: Mapping[SeriesKey, int], find: Callable[[SeriesKey], Series], seed: int
+    ) -> None:
+        """Keep what finds series, of so many points each.
+
+        Those that unite frameworks or pick a kernel only repeat others.
+        """
+        self._keys = [key for key, num_points in sizes.items() if _can_lend(key, num_points)]
+        self._find, self._seed = find, seed
         self._donors: dict[SeriesKey, Donor] = {}
+
+    @classmethod
+    def of(cls, series: Iterable[Series], seed: int) -> Self:
+        """Return the library of series that are at hand."""
+        found = {item.key: item for item in series}
+        sizes = {key: item.num_points for key, item in found.items()}
+        return cls(sizes, found.__getitem__, seed)
 
     def find(self, key: SeriesKey) -> DonorPool | None:
         """Return the pool for a series, None where no other device measured the like.
@@ -27,19 +40,18 @@ class DonorLibrary:
         """
         if key.spec.is_collective:
             return None
-        donors = [self._draw(item) for item in self._series if _is_alike(item.key, key)]
+        donors = [self._draw(own) for own in self._keys if _is_alike(own, key)]
         return DonorPool(key.operator, key.target, donors) if donors else None
 
-    def _draw(self, series: Series) -> Donor:
-        if series.key not in self._donors:
-            self._donors[series.key] = draw_donor(series, self._seed)
-        return self._donors[series.key]
+    def _draw(self, key: SeriesKey) -> Donor:
+        if key not in self._donors:
+            self._donors[key] = draw_donor(self._find(key), self._seed)
+        return self._donors[key]
 
 
-def _can_lend(series: Series) -> bool:
-    key = series.key
+def _can_lend(key: SeriesKey, num_points: int) -> bool:
     is_single = bool(key.framework) and not key.kernel
-    return is_single and not key.spec.is_collective and len(series.points) >= _MIN_ROWS
+    return is_single and not key.spec.is_collective and num_points >= _MIN_ROWS
 
 
 def _is_alike(other: SeriesKey, wanted: SeriesKey) -> bool:

@@ -145,6 +145,4 @@ def _grow(
         rests.append(voice.log_ratio - (law.log_ratio(voice.design) if law else 0.0))
     data = lightgbm.Dataset(np.vstack(features), np.concatenate(rests), weight=weights)
     booster = lightgbm.train(dict(parameters), data, num_boost_round=_NUM_TREES)
-    return Trees.load(
-        booster.model_to_string(), 0.0, num_threads=int(str(parameters["num_threads"]))
-    )
+    return Trees.of_booster(booster, 0.0)

@@ -1,6 +1,5 @@
 """The answer of a model pooled over devices, for one of them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,20 +35,21 @@ class PooledModel:
     def to_state(self) -> RegressorState:
         """Return what the model is made of."""
         return RegressorState(
-            arrays={"law": self.law.parameters, "device": self.device},
-            texts={"over_base": self.over_base.text, "over_law": self.over_law.text},
+            arrays={
+                "law": self.law.parameters,
+                "device": self.device,
+                **self.over_base.to_arrays("over_base"),
+                **self.over_law.to_arrays("over_law"),
+            },
             numbers={"basis": self.basis},
         )
 
     @classmethod
-    def from_state(cls, state: RegressorState, num_threads: int) -> "PooledModel":
+    def from_state(cls, state: RegressorState) -> "PooledModel":
         """Return the model that gave the state."""
-        trees: Mapping[str, Trees] = {
-            name: Trees.load(text, 0.0, num_threads) for name, text in state.texts.items()
-        }
         return cls(
-            over_base=trees["over_base"],
-            over_law=trees["over_law"],
+            over_base=Trees.from_arrays("over_base", state.arrays),
+            over_law=Trees.from_arrays("over_law", state.arrays),
             law=DeviceLaw(state.arrays["law"]),
             device=state.arrays["device"],
             basis=str(state.numbers["basis"]),
