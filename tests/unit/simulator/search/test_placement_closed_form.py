@@ -17,7 +17,7 @@ from foretoken.domain.results.report import Feasibility
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.placement.closed_form import answer_placements
-from foretoken.simulator.search.placement.stage_book import StageBook
+from foretoken.simulator.search.placement.stage_memory import StageBook
 from foretoken.simulator.search.placement.strategy import equal_round_counts
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import ClosedForm, Setting

@@ -16,25 +16,8 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import Quantity
 
 ZERO_STAGES = (0, 1, 2, 3)
-_OPTIMIZER, _GRADIENTS, _PARAMETERS = 1, 2, 3
-
-
-@dataclass(frozen=True, slots=True)
-class Sharding:
-    """What each rank keeps only its share of."""
-
-    optimizer: bool
-    gradients: bool
-    parameters: bool
-
-    @classmethod
-    def of_stage(cls, stage: int) -> Self:
-        """Return what a ZeRO stage splits, over more than one rank."""
-        return cls(
-            optimizer=stage >= _OPTIMIZER,
-            gradients=stage >= _GRADIENTS,
-            parameters=stage >= _PARAMETERS,
-        )
+# From which stage on gradients are split next to what the optimizer keeps, then parameters.
+SPLITS_GRADIENTS, SPLITS_PARAMETERS = 2, 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -139,7 +122,7 @@ class Degrees:
         `models/llama3/infra/parallelize.py` (reshard_after_forward).
         """
         keeps_masters = self.base.trainer.resolve().trains_master_weights
-        return (self.state_stage >= _PARAMETERS) & (self.pp > 1) & keeps_masters
+        return (self.state_stage >= SPLITS_PARAMETERS) & (self.pp > 1) & keeps_masters
 
     @property
     def expert_width(self) -> Quantity:

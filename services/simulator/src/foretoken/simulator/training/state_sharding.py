@@ -28,7 +28,7 @@ from foretoken.simulator.steps.parameters import (
     add_places,
     is_expert,
 )
-from foretoken.simulator.steps.sharding import ScenarioDegrees, Sharding
+from foretoken.simulator.steps.sharding import SPLITS_GRADIENTS, SPLITS_PARAMETERS, ScenarioDegrees
 from foretoken.simulator.steps.state_sums import HeldParameters, StateCall, StateRule
 from foretoken.simulator.training.stage_hardware import StageHardware
 
@@ -108,9 +108,9 @@ class _Writer:
         ).count()
         places = (EMBEDDING, HEAD, *range(LAYERS, self._counts.shape[1]))
         self._held = add_places(self._counts, places, degrees)
-        self._sharding = Sharding.of_stage(degrees.state_stage)
+        self._stage = degrees.state_stage
         self._is_once = degrees.is_once
-        self._rule = StateRule(trainer=trainer, stage=degrees.state_stage, is_once=self._is_once)
+        self._rule = StateRule(trainer=trainer, stage=self._stage, is_once=self._is_once)
 
     def write(self) -> StateExchange:
         in_layers = self.write_layers()
@@ -131,9 +131,9 @@ class _Writer:
         groups = tuple(self._groups())
         gathers: Nodes = ()
         scatters: Nodes = ()
-        if self._sharding.parameters and not self._is_once:
+        if self._stage >= SPLITS_PARAMETERS and not self._is_once:
             gathers = tuple(node for group in groups for node in self._layer_gathers(group))
-        if self._sharding.gradients and not self._is_once:
+        if self._stage >= SPLITS_GRADIENTS and not self._is_once:
             scatters = tuple(node for group in groups for node in self._layer_scatters(group))
         is_again = self._trainer.gathers_again and self._scenario.recompute == "full"
         again = tuple(

@@ -21,7 +21,7 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.report import Percentiles
 from foretoken.domain.units import US_PER_MS, ceil_divide
 from foretoken.simulator.steps.program import Column
-from foretoken.simulator.steps.sharding import ScenarioDegrees, Sharding
+from foretoken.simulator.steps.sharding import SPLITS_PARAMETERS, ScenarioDegrees
 from foretoken.simulator.training.operator_prices import Price
 
 # Draws of a step: the median is one of them, and 1 % of them are slower than the 99th percentile.
@@ -52,7 +52,7 @@ class Spread:
         of_one, joined = layout.tp * layout.cp, degrees.weight_parts
         if scenario.model.moe is not None:
             joined = max(joined, degrees.expert.stride)
-        if Sharding.of_stage(degrees.state_stage).parameters and not degrees.is_once:
+        if degrees.state_stage >= SPLITS_PARAMETERS and not degrees.is_once:
             joined = max(joined, degrees.shards * layout.tp)
         joined = min(layout.dp, int(ceil_divide(joined, of_one)))
         return cls(

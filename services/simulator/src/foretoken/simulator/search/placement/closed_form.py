@@ -21,7 +21,7 @@ from foretoken.simulator.search.placement.columns import (
 )
 from foretoken.simulator.search.placement.layer_cutter import LayerCut, LayerCutter
 from foretoken.simulator.search.placement.placed_timer import time_placed
-from foretoken.simulator.search.placement.stage_book import StageBook
+from foretoken.simulator.search.placement.stage_memory import StageBook
 from foretoken.simulator.search.placement.stage_prices import StagePrices
 from foretoken.simulator.search.placement.strategy import (
     PlacedStrategy,

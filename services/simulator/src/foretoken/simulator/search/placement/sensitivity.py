@@ -10,7 +10,7 @@ from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.faster_predictor import FasterPredictor
 from foretoken.simulator.search.placement.closed_form import answer_placements
 from foretoken.simulator.search.placement.columns import PlacedStrategies
-from foretoken.simulator.search.placement.stage_book import StageBook
+from foretoken.simulator.search.placement.stage_memory import StageBook
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.changes import Change
 from foretoken.simulator.search.training.closed_form import ClosedForm, Setting, Tell

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from foretoken.domain.units import ceil_divide
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.placement.cluster import NodeKind
 from foretoken.simulator.search.placement.layer_kind import FIRST_KIND, LAST_KIND, NUM_KINDS
+from foretoken.simulator.search.placement.sample import Samples
 from foretoken.simulator.search.placement.strategy import PlacedStrategy, StageWork
 from foretoken.simulator.steps.memory import ModelMemory
 from foretoken.simulator.training.memory.in_flight import FullMoments, find_moments, hold_most
@@ -97,6 +99,19 @@ class StageMemories:
             # Of each layer in any one of the chunks of a stage.
             per_layer=per_layer / strategy.virtual_stages,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageBook:
+    """What stages run and hold, whatever operators cost: kept over all answers of a search."""
+
+    samples: Samples
+    memories: StageMemories
+
+    @classmethod
+    def of_scenario(cls, scenario: TrainingScenario) -> Self:
+        """Return a book of the stages of a scenario, with nothing in it."""
+        return cls(samples=Samples(scenario), memories=StageMemories(scenario))
 
 
 def _find_moments(strategy: PlacedStrategy) -> tuple[FullMoments, ...]:

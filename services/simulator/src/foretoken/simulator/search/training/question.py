@@ -15,7 +15,7 @@ from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.placement.closed_form import answer_placements
 from foretoken.simulator.search.placement.request import check_placements
 from foretoken.simulator.search.placement.sensitivity import find_placed_sensitivity
-from foretoken.simulator.search.placement.stage_book import StageBook
+from foretoken.simulator.search.placement.stage_memory import StageBook
 from foretoken.simulator.search.training.changes import BATCH_CHANGES, list_changes
 from foretoken.simulator.search.training.closed_form import (
     ClosedForm,

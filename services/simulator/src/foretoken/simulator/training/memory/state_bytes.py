@@ -16,6 +16,7 @@ from foretoken.domain.lowering.graph import OperatorNode
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.units import Quantity
 from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.steps.sharding import SPLITS_GRADIENTS, SPLITS_PARAMETERS
 
 # Adam's first and second moment, in fp32.
 _NUM_MOMENTS = 2
@@ -23,8 +24,6 @@ _NUM_MOMENTS = 2
 _NUM_GATHERED_LAYERS = 2
 # A weight in 8 bit and its transpose, a byte for each parameter.
 _NUM_NARROW_COPIES = 2
-# ZeRO stages from which on gradients, and parameters, are split too.
-_GRADIENTS, _PARAMETERS = 2, 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,12 +108,13 @@ def sum_states(
     none = np.zeros_like(narrow)
     whole = sum((group.num_params.sum(axis=-1) for group in groups), none)
     shares = sum(((group.num_params / group.num_shards).sum(axis=-1) for group in groups), none)
-    has_copies = (stage < _PARAMETERS) & (not trainer.trains_master_weights)
+    has_copies = (stage < SPLITS_PARAMETERS) & (not trainer.trains_master_weights)
     copies = _NUM_NARROW_COPIES * np.where(has_copies, narrow, 0.0)
     updated = np.where(stage > 0, shares, whole)
     return StateBytes(
-        weights=weight.num_bytes * np.where(stage >= _PARAMETERS, shares, whole) + copies,
-        gradients=rules.gradient_dtype.num_bytes * np.where(stage >= _GRADIENTS, shares, whole),
+        weights=weight.num_bytes * np.where(stage >= SPLITS_PARAMETERS, shares, whole) + copies,
+        gradients=rules.gradient_dtype.num_bytes
+        * np.where(stage >= SPLITS_GRADIENTS, shares, whole),
         optimizer=per_param * updated,
         gathered=_gathered(groups, whole, rules),
         placeholders=placeholders,
@@ -155,8 +155,8 @@ def _gathered(groups: Sequence[GroupSizes], whole: Floats, rules: StateRules) ->
     stage, largest = rules.stage[..., None], np.zeros_like(whole)
     for group in groups:
         in_layers = np.minimum(_NUM_GATHERED_LAYERS, group.num_layers) * group.num_layer_params
-        num_bytes = both * (stage >= _GRADIENTS) * group.num_layer_params
-        num_params = (stage >= _PARAMETERS) * (in_layers + group.num_outside)
+        num_bytes = both * (stage >= SPLITS_GRADIENTS) * group.num_layer_params
+        num_params = (stage >= SPLITS_PARAMETERS) * (in_layers + group.num_outside)
         split = np.where(group.num_parts > 1, group.num_parts, 0)
         num_bytes = num_bytes + dtype.num_bytes * num_params + dtype.num_bytes * split * in_layers
         largest = np.maximum(largest, num_bytes.max(axis=-1))
