@@ -23,7 +23,6 @@ _INSTEAD: Mapping[str, str] = {
 }
 # Packages whose prose is not gone through yet, by folder. One that has nothing left is taken out.
 _OPEN = (
-    "services/app/src/foretoken/app/cli/",
     "services/simulator/src/foretoken/simulator/launch/",
     "services/simulator/src/foretoken/simulator/search/training/",
     "services/simulator/src/foretoken/simulator/steps/",

@@ -245,7 +245,7 @@ def training(
 ) -> None:
     """Learn what hosts add to simulated training steps, from a few steps that were measured.
 
-    Prints every step raw beside calibrated, and as predicted from the others. The file written goes
+    Prints every step raw and calibrated, and as predicted from the others. The file written goes
     into scenarios of the same cluster and software: `calibration: learned.yaml`.
 
     Example: `foretoken calibrate training a.yaml b.yaml --measured steps.csv --out learned.yaml`

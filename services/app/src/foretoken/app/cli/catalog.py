@@ -438,7 +438,7 @@ def _read_curves(
             "--operator",
             f"nothing was measured of {operator}{f' on {device}' if device else ''};"
             " `foretoken catalog coverage` lists what was, and `--where"
-            " include_flagged=true` takes doubtful rows too",
+            " include_flagged=true` takes flagged rows too",
         )
     return fit_curves(found, services.predictor, selection.framework)
 

@@ -48,7 +48,7 @@ Where = Annotated[
     typer.Option(
         help="Only these: `device=a30`, `operator=gemm`, `model=llama-3.1-8b`, `framework='vllm"
         " 0.19'`, `topology=`, `run_id=`, `snapshot=`; `include_flagged=true` and"
-        " `include_failed=true` take doubtful and failed rows too. Repeatable."
+        " `include_failed=true` take flagged and failed rows too. Repeatable."
     ),
 ]
 
@@ -107,7 +107,7 @@ def check(
 ) -> None:
     """Judge stored measurements again, all runs together, and flag what cannot be trusted.
 
-    Flagged rows are kept, with the reason, and are not trained on. A doubt that no longer holds is
+    Flagged rows are kept, with the reason, and are not trained on. A flag that no longer holds is
     withdrawn. Snapshots keep the flags they had.
     """
     state = state_of(context)

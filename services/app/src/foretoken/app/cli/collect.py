@@ -154,7 +154,7 @@ def _plan(scenario: Path | None, load: LoadOptions) -> RequestPlan:
     if load.rate is not None and not load.rate > 0:
         raise InvalidRequestError.of_field("--rate", "must be positive")
     workload = _workload(load)
-    # Servers are not told of classes: any name that a trace has is good.
+    # Servers know nothing of classes: any name that a trace has is good.
     names = sorted({request.slo_class for request in workload.trace_requests} - {""})
     return resolve_workload(workload, [SloClass(name=name) for name in names], load.seed)
 

@@ -80,7 +80,7 @@ def bandwidth_calls(choice: CollectiveChoice) -> tuple[OperatorCall, ...]:
 
 
 def overlap_calls(choice: CollectiveChoice, gemm: OperatorCall) -> tuple[OperatorCall, ...]:
-    """Return the product alone, each collective alone, and each beside the other."""
+    """Return the product alone, each collective alone, and each next to the other."""
     found: list[OperatorCall] = []
     product = OperatorCall(operator=gemm.operator, dtype=choice.dtype, dims=gemm.dims)
     for group in choice.groups():
@@ -227,10 +227,10 @@ def print_overlaps(
         "group",
         "size",
         "product alone (µs)",
-        "beside (µs)",
+        "next to it (µs)",
         "slower by",
         "collective alone (µs)",
-        "beside (µs)",
+        "next to it (µs)",
         "slower by",
     )
     if state.is_json:
@@ -249,12 +249,12 @@ def print_overlaps(
     advice = []
     if ratios:
         advice.append(
-            f"computation beside communication takes {statistics.median(ratios):.2f} times as long"
+            f"computation next to communication takes {statistics.median(ratios):.2f} times as long"
             " (the middle of these): a trainer's rule overlap_slowdown_ratio"
         )
     state.print_object(rows, lambda: stack(build_table("Overlap", columns, rows), *advice))
     if not rows:
-        note("nothing was timed both alone and beside something")
+        note("nothing was timed both alone and next to something")
 
 
 def describe_group(call: OperatorCall) -> str:
@@ -304,7 +304,7 @@ def _bandwidth_row(timing: Timing) -> tuple[object, ...]:
 def _overlap_rows(
     call: OperatorCall, timings: Mapping[Key, Timing]
 ) -> Iterator[tuple[str, str, str, str, float, float, float, float, float, float]]:
-    """Yield the row of a product beside a collective, where all four times of it are there."""
+    """Yield the row of a product next to a collective, where all four times of it are there."""
     collective = find_companion(call)
     if collective is None or not find_operator(collective.operator).is_collective:
         return

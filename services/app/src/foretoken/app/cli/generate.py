@@ -124,7 +124,7 @@ def launch_scenario(scenario: TrainingScenario, folder: Path, framework: str = "
 def launch_best(report: TrainingSearchReport, options: GenerateOptions) -> None:
     """Write the files of the best finalist that fits and that the framework can run.
 
-    Better ones that it cannot run are told, with the reasons. Without `generate` nothing is done.
+    Better ones that it cannot run are named, with the reasons. Without `generate` nothing is done.
 
     Raises:
         InvalidRequestError: no finalist fits, or the framework can run none; then the reasons are

@@ -2,7 +2,7 @@
 
 Reading a command's options takes its module, and what that imports: numeric libraries, gRPC. A list
 of commands, by `--help` or in a shell's completion, needs the first lines of their help alone;
-those stand beside the names.
+those stand next to the names.
 """
 
 from collections.abc import Sequence

@@ -277,7 +277,7 @@ def _expand(name: str, bounds: Sequence[int]) -> Sequence[int]:
 def parse_ms(text: str, option: str) -> float:
     """Return a positive duration in ms; `option` is what an error is about.
 
-    A number alone is not taken for one unit or the other: the error asks which was meant.
+    A number alone is not taken for one unit or the other: the error requests the unit.
 
     Raises:
         InvalidRequestError: it is no positive number with a unit.

@@ -54,7 +54,7 @@ models = typer.Typer(
     help="Versions of the latency models, and which of them answers.", no_args_is_help=True
 )
 _WORDS = ("dtype", "phase", "framework", "variant", "seed")
-# Beside number format and phase, the words that are no dimensions.
+# Next to number format and phase, the words that are no dimensions.
 _OPTIONS = ("variant", "kernel", "framework", "model_version", "correction")
 
 _Section = tuple[str, tuple[str, ...], list[tuple[object, ...]]]

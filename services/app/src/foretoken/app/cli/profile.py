@@ -68,7 +68,7 @@ _NUM_CPU_RANKS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningOptions:
-    """Points that the predictor asks for."""
+    """Points that the predictor requests."""
 
     planned: tuple[str, ...] = option(
         (),
@@ -349,10 +349,10 @@ def host(
     ] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points: some seconds.")] = False,
 ) -> None:
-    """Time what the host takes beside the kernels, and record it as `launch_gap`, `host_step`.
+    """Time what the host adds to the kernels, and record it as `launch_gap`, `host_step`.
 
     On a GPU: how long the host needs to launch kernels, one by one, as a CUDA graph, and through
-    the modules of a model; on a CPU, what a model takes beside its operators. And what sampling,
+    the modules of a model; on a CPU, what a model adds to its operators. And what sampling,
     fetching tokens and making text of them take for a batch. `foretoken validate steps` needs it;
     `launch_us` of an engine's or a trainer's rules may be set to what one kernel more takes.
 

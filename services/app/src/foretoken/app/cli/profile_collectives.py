@@ -74,7 +74,7 @@ class OutcomeOptions:
     quick: bool = flag("Few sizes, timed less precisely.")
     again: bool = flag("Measure points the catalog already has, too.")
     overlap: bool = flag(
-        "Time a matrix product and a collective alone and beside each other instead."
+        "Time a matrix product and a collective alone and next to each other instead."
     )
     gemm: str = option("", "With --overlap: the product, as MxNxK (default: 512 or 4096 cubed).")
     picture: Path | None = option(

@@ -73,7 +73,7 @@ _ZIP, _JSON = ".zip", ".json"
 _MAX_CHANGES = 30
 _MAX_LETTERS = 48
 _EXPORTED = ".zip"
-# As many layouts as searches print unless told.
+# As many layouts as searches print by default.
 _NUM_SHOWN = 10
 
 

@@ -105,7 +105,7 @@ def internevo(context: typer.Context, question: InternEvoOptions, answer: Answer
 
     Its algorithms msp, fsp and isp over pipeline (pp), sequence (sp), weights (wp) and optimizer
     states (zo), every micro batch (micro_bsz, micro_num), with and without recomputation (ckpt):
-    how many are tried, can run and have the memory, beside what InternEvo's simulator counts, and
+    how many are tried, can run and have the memory, next to what InternEvo's simulator counts, and
     the best by tokens per GPU and second (tgs). The best are simulated event by event. The exit
     status is 3 where nothing fits.
 

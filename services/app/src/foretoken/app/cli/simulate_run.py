@@ -232,7 +232,7 @@ def _dollars(usd: float) -> str:
 def build_request(path: Path, changes: Mapping[str, Any], answers: Answers) -> TrainingRunRequest:
     """Return the request of a file, with what options and changes say instead.
 
-    The file is a scenario, or a request with the key `scenario`: a scenario, or its file beside it.
+    The file is a scenario, or a request with the key `scenario`: a scenario or its path.
 
     Raises:
         InvalidRequestError: an unknown key or a wrong value, with its place.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from foretoken.domain.results.report import Feasibility
 
 # Results go to stdout; everything else to stderr, so that output can be piped.
-# What a pipe or a file receives is not folded at eighty columns, unless COLUMNS asks for a width.
+# What a pipe or a file receives is not folded at eighty columns, unless COLUMNS sets a width.
 _PIPED_WIDTH = 160
 # As long as the longest names of operators, devices and models.
 _NAME_WIDTH = 20

@@ -1,4 +1,4 @@
-"""`foretoken validate steps`: predictions beside whole steps that were measured."""
+"""`foretoken validate steps`: predictions compared with whole steps that were measured."""
 
 import json
 import statistics
