@@ -1,13 +1,22 @@
+"""Scenario files: what they say is read, and the documents have their keys."""
+
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from foretoken.app.cli.state import scenario_changes
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
+from foretoken.app.scenario_keys import BLOCKS, render_keys
+from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
+from foretoken.domain.requests.option import describe, option
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.workload import Request
 
 _SCENARIOS = Path(__file__).resolve().parents[3] / "docs" / "examples"
@@ -116,3 +125,36 @@ def test_a_draft_model_is_named_as_the_model_is() -> None:
     scenario = read_serving_scenario(_SCENARIOS / "serving-speculative.yaml", {})
     assert scenario.speculative is not None
     assert scenario.speculative.draft_model == find_model("llama-3.2-1b")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Weather:
+    wind_m_per_s: float = option(0.5, "how fast it blows")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Larger(TrainingScenario):
+    num_sails: int = option(2, "what it is moved by")
+    weather: _Weather = field(default_factory=_Weather, metadata=describe("what is outside"))
+
+
+def test_an_added_field_is_shown_with_its_default_and_its_description() -> None:
+    lines = list(render_keys(_Larger))
+    assert lines[-3:] == [
+        "num_sails: 2  # what it is moved by",
+        "weather:  # what is outside",
+        "  wind_m_per_s: 0.5  # how fast it blows",
+    ]
+
+
+def test_an_added_field_is_read_from_a_file() -> None:
+    content: dict[str, Any] = yaml.safe_load("\n".join(render_keys(_Larger)))
+    content |= {"model": find_model(content["model"]), "num_sails": 3}
+    assert 3 == schema.decode(_Larger, content).num_sails
+
+
+def test_every_key_that_has_a_description_is_one_line() -> None:
+    for cls in BLOCKS.values():
+        content = yaml.safe_load("\n".join(render_keys(cls)))
+        assert set(content) <= set(schema.field_types(cls))
+        assert all("  #  " not in line for line in render_keys(cls))

@@ -1,17 +1,23 @@
-"""A server with a token: who shows it is served, who does not is told what to do."""
+"""A server: who may call it, its health, and its limits on time."""
 
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from hypothesis import given
+from hypothesis import strategies as st
 
-from foretoken.app.admission import TokenCheck
+from foretoken.app.admission import Lane, TokenCheck
+from foretoken.app.call_guard import TimeLimits
 from foretoken.app.config import AppConfig, ServerConfig
-from foretoken.app.serve import start_server
+from foretoken.app.serve import HealthServicer, start_server
 from foretoken.catalog import servicer
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
@@ -20,6 +26,8 @@ from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError, UnauthenticatedError
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import rows_to_table
+
+_LONG_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +127,98 @@ def test_a_file_without_a_token_stops_the_start(
     server = ServerConfig(port=0, token_file=str(path))
     with pytest.raises(InvalidRequestError, match=why):
         start_server(("catalog",), AppConfig(home=str(tmp_path), server=server))
+
+
+class _Call:
+    """A watcher's call: keeps what to do when it ends."""
+
+    def __init__(self) -> None:
+        self.has_ended: Callable[[], None] = lambda: None
+
+    def add_callback(self, callback: Callable[[], None]) -> None:
+        self.has_ended = callback
+
+
+def test_a_watcher_that_leaves_during_a_change_holds_nothing_up() -> None:
+    """As in grpcio: an answer waits for the thread that is told that the call has ended."""
+    servicer, call = HealthServicer(), _Call()
+    is_held_up: list[bool] = []
+
+    def answer(response: HealthCheckResponse | None) -> None:
+        if response and response.status == HealthCheckResponse.NOT_SERVING:
+            server = threading.Thread(target=call.has_ended, daemon=True)
+            server.start()
+            server.join(_LONG_S)
+            is_held_up.append(server.is_alive())
+
+    servicer.Watch(HealthCheckRequest(service=""), cast("grpc.ServicerContext", call), answer)
+    servicer.enter_graceful_shutdown()
+    assert is_held_up == [False]
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_an_action_is_done_once_and_not_before_its_time() -> None:
+    clock = _Clock()
+    limits = TimeLimits(clock)
+    done: list[str] = []
+    with limits.act_after(5.0, lambda: done.append("late")):
+        limits.act()
+        clock.now_s = 4.9
+        limits.act()
+        assert [] == done
+        clock.now_s = 5.0
+        limits.act()
+        limits.act()
+        assert ["late"] == done
+    assert ["late"] == done
+
+
+def test_nothing_is_done_about_what_has_ended() -> None:
+    clock = _Clock()
+    limits = TimeLimits(clock)
+    done: list[str] = []
+    with limits.act_after(5.0, lambda: done.append("inner")):
+        pass
+    clock.now_s = 10.0
+    limits.act()
+    assert [] == done
+
+
+def test_each_block_has_its_own_time() -> None:
+    clock = _Clock()
+    limits = TimeLimits(clock)
+    done: list[str] = []
+    with (
+        limits.act_after(5.0, lambda: done.append("outer")),
+        limits.act_after(2.0, lambda: done.append("inner")),
+    ):
+        clock.now_s = 3.0
+        limits.act()
+        assert ["inner"] == done
+        clock.now_s = 6.0
+        limits.act()
+    assert ["inner", "outer"] == done
+
+
+@given(st.integers(1, 5), st.integers(0, 5), st.lists(st.booleans(), max_size=60))
+def test_a_lane_never_holds_more_calls_than_threads_and_queue(
+    num_threads: int, max_queued: int, comes: list[bool]
+) -> None:
+    lane = Lane("/service/Method", num_threads, max_queued)
+    expected = 0
+    for is_new in comes:
+        if is_new:
+            has_room = expected < num_threads + max_queued
+            assert has_room == lane.enter()
+            expected += has_room
+        elif expected:
+            lane.leave()
+            expected -= 1
+        assert expected == lane.num_calls
