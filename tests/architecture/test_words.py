@@ -28,7 +28,6 @@ _OPEN = (
     "services/simulator/src/foretoken/simulator/steps/",
     "services/simulator/src/foretoken/simulator/training/",
     "services/simulator/src/foretoken/simulator/validation/",
-    "tests/unit/app/",
 )
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

@@ -69,7 +69,7 @@ def test_an_error_is_one_line_and_a_status(tmp_path: Path) -> None:
 
 
 def test_a_format_shows_what_its_commands_take(tmp_path: Path) -> None:
-    """Options are told before they are needed; a wrong name is an error in one line."""
+    """Options are named before they are needed; a wrong name is an error in one line."""
     outcome = _run(tmp_path, "--output", "json", "catalog", "formats", "vidur")
     found = {(row["command"], row["option"]) for row in json.loads(outcome.stdout)}
     expected = {("import", "folder"), ("import", "model"), ("import", "source")}

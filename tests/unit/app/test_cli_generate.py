@@ -81,7 +81,7 @@ def _scenario(name: str) -> TrainingScenario:
 def test_the_best_finalist_that_fits_and_can_be_written_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rank 0 does not fit; the first asks for what Megatron-Core lacks; the second is written."""
+    """Rank 0 does not fit; the first requires what Megatron-Core lacks; the second is written."""
     lacking = replace(_scenario("first"), pipeline_schedule="gpipe")
     second = replace(_scenario("second"), layout=ParallelLayout(tp=4, dp=2))
     third = _scenario("third")
@@ -139,7 +139,7 @@ def test_a_search_is_bounded_by_the_framework_of_its_files_before_it_runs(
     framework: str,
     bound: str,
 ) -> None:
-    """Whose it is, is told where times go by the rules of another."""
+    """Whose it is, is said where times go by the rules of another."""
     scenario = replace(_scenario("any"), trainer=TrainerSpec(profile=profile))
     options = GenerateOptions(generate=tmp_path, framework=framework)
     found = options.bound_request(TrainingSearchRequest(scenario=scenario))

@@ -209,7 +209,7 @@ def test_a_list_prices_what_is_searched(run: Run, simulator: _Simulator, tmp_pat
 def test_a_request_in_a_file_is_asked_as_it_stands(
     run: Run, simulator: _Simulator, tmp_path: Path
 ) -> None:
-    """What a page shows at its end asks the same again."""
+    """What a page shows at its end makes the same query again."""
     expected = schema.decode(
         TrainingSearchRequest, json.loads(build_training_search().request_json)
     )

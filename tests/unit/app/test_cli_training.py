@@ -302,6 +302,6 @@ def test_traffic_is_written_as_a_table_and_as_a_heat_map(tmp_path: Path) -> None
         rows = [row for row in csv.DictReader(file) if row["axis"] == "pp"]
     sent = {(row["source"], row["target"]): float(row["bytes"]) for row in rows}
     for pair in (("0", "2"), ("2", "0"), ("1", "3"), ("3", "1")):
-        # Beside them go the four bytes of a norm that all agree on.
+        # With them go the four bytes of a norm that all agree on.
         assert 0 <= sent[pair] - 2 * 128 * 512 * 2 < 100
     assert "sending device" in picture.read_text(encoding="utf-8")

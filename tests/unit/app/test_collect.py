@@ -383,7 +383,7 @@ async def _open(target: Target) -> None:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for localhost that is its own authority, with its key beside it."""
+    """A certificate for localhost that is its own authority, with its key next to it."""
     folder = tmp_path_factory.mktemp("tls")
     command = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"

@@ -140,7 +140,7 @@ class _Call:
 
 
 def test_a_watcher_that_leaves_during_a_change_holds_nothing_up() -> None:
-    """As in grpcio: an answer waits for the thread that is told that the call has ended."""
+    """As in grpcio: an answer waits for the thread that learns that the call has ended."""
     servicer, call = HealthServicer(), _Call()
     is_held_up: list[bool] = []
 
