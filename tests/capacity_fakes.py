@@ -10,9 +10,8 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import LatencyLimit, ServingTargets
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.cost.tables import CostTables, flat_tables
-from foretoken.simulator.search.capacity.probe import Load
+from foretoken.simulator.search.capacity.probe import Load, make_judge
 from foretoken.simulator.search.capacity.request_rate import draw_plan, rate_of_plan
-from foretoken.simulator.search.capacity.verdict import make_judge
 from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup

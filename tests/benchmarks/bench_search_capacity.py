@@ -35,11 +35,9 @@ from foretoken.domain.units import MS_PER_S, NS_PER_S
 from foretoken.simulator.cost.tables import CostTables, flat_tables
 from foretoken.simulator.search.capacity.bracket import Bracket
 from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch
-from foretoken.simulator.search.capacity.probe import Load
+from foretoken.simulator.search.capacity.probe import Load, make_judge, resample_loads
 from foretoken.simulator.search.capacity.request_rate import draw_plan, rate_of_plan
-from foretoken.simulator.search.capacity.resample import resample_loads
 from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
-from foretoken.simulator.search.capacity.verdict import make_judge
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.serving.deployment import run_deployment, warm_up
 from foretoken.simulator.serving.record import ServingRecord

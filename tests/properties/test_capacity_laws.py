@@ -11,8 +11,8 @@ from serving_strategies import SCHEDULERS, Case, cases
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.requests.search import LatencyLimit, ServingTargets
 from foretoken.domain.requests.slo import Slo
+from foretoken.simulator.search.capacity.probe import Judge, count_unseen
 from foretoken.simulator.search.capacity.request_rate import stretch_plan, take_requests
-from foretoken.simulator.search.capacity.verdict import Judge, count_unseen
 
 _MS = 1e-3
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from foretoken.domain.requests.search import LimitOutcome
 from foretoken.simulator.search.capacity.bracket import RateGrid, find_bracket
 from foretoken.simulator.search.capacity.load_search import LoadSearch
-from foretoken.simulator.search.capacity.probe import Probe, run_probe
-from foretoken.simulator.search.capacity.verdict import Verdict
+from foretoken.simulator.search.capacity.probe import Probe, Verdict, run_probe
 from foretoken.simulator.search.context import InlineContext
 
 _GRID = RateGrid(0.02)

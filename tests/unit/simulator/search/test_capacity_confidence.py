@@ -7,7 +7,7 @@ from capacity_fakes import drawn_scenario, limits, load_of
 from foretoken.domain.requests.search import LimitOutcome
 from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.search.capacity.confidence import (
+from foretoken.simulator.search.capacity.bracket import (
     find_crossing,
     fit_curve,
     rescale_width,
@@ -15,10 +15,8 @@ from foretoken.simulator.search.capacity.confidence import (
     student_quantile,
 )
 from foretoken.simulator.search.capacity.load_search import LoadSearch
-from foretoken.simulator.search.capacity.probe import Probe
-from foretoken.simulator.search.capacity.resample import resample_loads, take_blocks
+from foretoken.simulator.search.capacity.probe import Probe, Verdict, resample_loads, take_blocks
 from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
-from foretoken.simulator.search.capacity.verdict import Verdict
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.workload.request_plan import plan_requests
 

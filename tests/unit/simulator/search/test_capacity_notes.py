@@ -5,9 +5,12 @@ import pytest
 from capacity_fakes import NUM_TOKENS, STEP_MS, single_server
 
 from foretoken.domain.units import NS_PER_MS
-from foretoken.simulator.search.capacity.load_search import AnswerInterval
-from foretoken.simulator.search.capacity.notes import list_notes, unfinished_share
-from foretoken.simulator.search.capacity.resample import Resamples
+from foretoken.simulator.search.capacity.load_search import (
+    AnswerInterval,
+    list_notes,
+    unfinished_share,
+)
+from foretoken.simulator.search.capacity.probe import Resamples
 from foretoken.simulator.serving.record import RequestRecord
 from foretoken.simulator.workload.request_plan import plan_requests
 

@@ -8,14 +8,14 @@ import pytest
 from capacity_fakes import drawn_scenario, limits, load_of
 
 from foretoken.jobs.runner import JobProgress
-from foretoken.simulator.search.capacity.confidence import fit_curve
-from foretoken.simulator.search.capacity.load_search import LoadSearch
-from foretoken.simulator.search.capacity.other_load import (
+from foretoken.simulator.search.capacity.bracket import fit_curve
+from foretoken.simulator.search.capacity.load_search import (
     Basis,
+    LoadSearch,
     OtherLoad,
     find_highest_rate,
 )
-from foretoken.simulator.search.capacity.resample import resample_loads
+from foretoken.simulator.search.capacity.probe import resample_loads
 from foretoken.simulator.search.context import InlineContext, JobContext
 from foretoken.simulator.search.executor import Executor, R, S, T, keep_going
 from foretoken.simulator.search.executors.inline import InlineExecutor

@@ -20,7 +20,7 @@ from foretoken.domain.requests.slo import Slo
 from foretoken.domain.requests.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
 from foretoken.simulator.cost.latency_surfaces import fetch_surfaces, surface_spec
 from foretoken.simulator.search.capacity.find import find_capacity
-from foretoken.simulator.search.capacity.predictor_bound import Bound, take_bound
+from foretoken.simulator.search.capacity.load_search import Bound, take_bound
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.serving.simulation import simulate_serving
 from foretoken.simulator.serving.step_cost import SurfaceCost

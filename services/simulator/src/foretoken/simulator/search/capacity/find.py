@@ -14,18 +14,21 @@ from foretoken.domain.requests.search import (
 from foretoken.domain.results.report import Feasibility, ServingReport
 from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.search.capacity.bracket import Bracket
-from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch
-from foretoken.simulator.search.capacity.notes import list_notes
-from foretoken.simulator.search.capacity.predictor_bound import BOUNDS, Bound, fetch_at_bound
-from foretoken.simulator.search.capacity.probe import Load, Probe
+from foretoken.simulator.search.capacity.load_search import (
+    BOUNDS,
+    AnswerInterval,
+    Bound,
+    LoadSearch,
+    fetch_at_bound,
+    list_notes,
+)
+from foretoken.simulator.search.capacity.probe import Load, Probe, make_judge, resample_loads
 from foretoken.simulator.search.capacity.request_rate import (
     draw_plan,
     rate_of_plan,
     stretch_scenario,
 )
-from foretoken.simulator.search.capacity.resample import resample_loads
 from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
-from foretoken.simulator.search.capacity.verdict import make_judge
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.serving.simulation import (
     FetchSurfaces,

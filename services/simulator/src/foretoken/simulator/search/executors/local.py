@@ -1,13 +1,19 @@
 """Run the tasks of searches in processes of this machine."""
 
 import logging
+import math
+import os
 import pickle
 import queue
+import signal
+import subprocess
+import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self, cast
 
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.simulator.search.executor import (
@@ -19,10 +25,136 @@ from foretoken.simulator.search.executor import (
     keep_going,
     pack_function,
 )
-from foretoken.simulator.search.executors.cores import count_cores
 from foretoken.simulator.search.executors.outcome import Outcome
-from foretoken.simulator.search.executors.worker_process import WorkerDiedError, WorkerProcess
+from foretoken.simulator.search.executors.worker import FORGET, START, TASK
 from foretoken.simulator.statistics import WorkerCounts
+
+_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
+
+
+def count_cores(quota_file: Path = _QUOTA_FILE) -> int:
+    """Return the cores this process may use, as a container's limit and its affinity allow."""
+    if hasattr(os, "sched_getaffinity"):
+        num_cores = len(os.sched_getaffinity(0))
+    else:
+        num_cores = os.cpu_count() or 1
+    return max(min(num_cores, _read_quota(quota_file)), 1)
+
+
+def _read_quota(path: Path) -> int:
+    """Return the whole cores of a control group's quota, "<microseconds> <of so many>" or "max"."""
+    try:
+        quota, period = path.read_text(encoding="ascii").split()
+        return math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):
+        return os.cpu_count() or 1
+
+
+# Workers are as many as the machine has cores: none of them needs threads.
+_ONE_THREAD: Mapping[str, str] = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
+
+
+class WorkerDiedError(Exception):
+    """A worker process ended; the message says how."""
+
+
+class WorkerProcess:
+    """A process that does one task at a time, of any of the runs that were started in it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self._tasks = cast("IO[bytes]", process.stdin)
+        self._answers = cast("IO[bytes]", process.stdout)
+        self.runs: set[int] = set()
+
+    @classmethod
+    def start(cls) -> Self:
+        """Start a worker that finds the modules this process finds.
+
+        Raises:
+            WorkerDiedError: no process can be started.
+
+        """
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109
+        command = [sys.executable, "-m", "foretoken.simulator.search.executors.worker"]
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
+            )
+        except OSError as err:
+            raise WorkerDiedError(f"cannot be started: {err.strerror}") from err
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def begin(self, run: int, content: bytes) -> None:
+        """Give the pickled function and shared data of a run.
+
+        Raises:
+            WorkerDiedError: the process has ended.
+
+        """
+        self._tell(START, run, content)
+        self.runs.add(run)
+
+    def forget(self, run: int) -> None:
+        """Drop what a run shared.
+
+        Raises:
+            WorkerDiedError: the process has ended.
+
+        """
+        self._tell(FORGET, run)
+        self.runs.discard(run)
+
+    def do(self, run: int, item: bytes) -> Outcome:
+        """Return what comes of an item; waits for it.
+
+        Raises:
+            WorkerDiedError: the process has ended.
+
+        """
+        self._tell(TASK, run, item)
+        try:
+            return cast("Outcome", pickle.load(self._answers))  # noqa: S301 - our own worker's
+        except (EOFError, OSError, pickle.UnpicklingError) as err:
+            raise WorkerDiedError(self._ending()) from err
+
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._tasks, self._answers):
+            try:
+                pipe.close()
+            except OSError:  # what was written last had nobody to read it
+                continue
+
+    def kill(self) -> None:
+        """End the process while another thread waits for its answer."""
+        self._process.kill()
+
+    def _tell(self, *message: Any) -> None:
+        try:
+            pickle.dump(message, self._tasks, pickle.HIGHEST_PROTOCOL)
+            self._tasks.flush()
+        except OSError as err:
+            raise WorkerDiedError(self._ending()) from err
+
+    def _ending(self) -> str:
+        status = self._process.wait()
+        if status == -signal.SIGKILL:
+            return "was killed (signal 9), as the system does when memory runs out"
+        return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from foretoken.domain.results.report import Feasibility, ServingReport, SteadyWi
 from foretoken.simulator.cluster.fleet import pool_scenarios
 from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
-from foretoken.simulator.search.capacity.verdict import make_judge
+from foretoken.simulator.search.capacity.probe import make_judge
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.search.serving.candidate_scenario import (
     CandidateLoad,
