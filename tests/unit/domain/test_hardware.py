@@ -1,6 +1,7 @@
 """Devices and topologies: the data files, their sources, and how they are found."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from foretoken.domain.errors import (
     UnknownTopologyError,
 )
 from foretoken.domain.hardware.device import DeviceSpec, all_devices, find_device
-from foretoken.domain.hardware.sourced import strip_sources
+from foretoken.domain.hardware.sourced import read_folder, strip_sources
 from foretoken.domain.hardware.topology import (
     all_topologies,
     find_topology,
@@ -245,3 +246,20 @@ def test_the_peak_of_a_format_that_a_file_leaves_out_is_not_known() -> None:
     assert not replace(find_device("b200"), peak_flops_per_s=peaks).knows_peak(DType.FP4)
     assert find_device("b200").knows_peak(DType.FP4)
     assert find_device("a30").knows_peak(DType.FP8)
+
+
+def test_own_files_join_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From folders outside of the package; an own file wins over ours of the same name."""
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "mine.yaml").write_text("description: Mine\n")
+    (tmp_path / "devices" / "a30.yaml").write_text("description: Our A30\n")
+    monkeypatch.setenv("FORETOKEN_HARDWARE", str(tmp_path))
+    read = read_folder.__wrapped__
+    assert {"mine": {"description": "Mine"}, "a30": {"description": "Our A30"}} == {
+        name: read("devices")[name] for name in ("mine", "a30")
+    }
+    assert read("devices").keys() > all_devices().keys()
+    assert read("topologies").keys() == all_topologies().keys()
+    monkeypatch.setenv("FORETOKEN_HARDWARE", str(tmp_path / "absent"))
+    with pytest.raises(InvalidRequestError, match="is no folder"):
+        read("devices")

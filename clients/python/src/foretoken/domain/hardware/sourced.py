@@ -1,14 +1,17 @@
 """Numbers in the data files carry their source: `{value: 933.0e9, source: datasheet}`."""
 
+import os
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.plugins import scan_yaml
+from foretoken.domain.plugins import read_yaml, scan_yaml
 
 T = TypeVar("T")
+_OWN_VARIABLE = "FORETOKEN_HARDWARE"
 
 
 def load_sourced(cls: type[T], folder: str) -> dict[str, T]:
@@ -30,8 +33,22 @@ def load_sourced(cls: type[T], folder: str) -> dict[str, T]:
 
 @cache
 def read_folder(folder: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the content of every file of a data folder next to this module, by name."""
-    return dict(scan_yaml("foretoken.domain.hardware", folder))
+    """Return the content of every file of a data folder next to this module, by name.
+
+    Files in a folder of that name under `FORETOKEN_HARDWARE` come along, and win over ours.
+
+    Raises:
+        InvalidRequestError: there is no such folder as the variable says, or a file is no YAML.
+
+    """
+    found = dict(scan_yaml("foretoken.domain.hardware", folder))
+    if own := os.environ.get(_OWN_VARIABLE):
+        root = Path(own).expanduser()
+        if not root.is_dir():
+            raise InvalidRequestError.of_field(_OWN_VARIABLE, f"{root} is no folder")
+        paths = sorted((root / folder).glob("*.yaml"))
+        found |= {path.stem: read_yaml(path, _OWN_VARIABLE) for path in paths}
+    return found
 
 
 def strip_sources(content: Mapping[str, Any], origin: str) -> dict[str, Any]:
