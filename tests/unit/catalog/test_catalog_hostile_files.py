@@ -276,7 +276,7 @@ def test_yaml_aliases_that_multiply_are_refused() -> None:
         "a0: &a0 [x]",
         *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)),
     ]
-    with pytest.raises(InvalidRequestError, match=r"a\.file: line 6: stands for more"):
+    with pytest.raises(InvalidRequestError, match=r"a\.file: line 7: stands for more"):
         parse_source_yaml(_source("\n".join(lines).encode()), _PATH)
 
 

@@ -4,6 +4,7 @@ Nothing is unpacked before the archive's directory was checked, and no file to m
 directory says.
 """
 
+import mmap
 import re
 import struct
 import zipfile
@@ -11,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Self
 
 from foretoken.domain.errors import InvalidRequestError
@@ -57,8 +59,8 @@ class Archive(Mapping[str, bytes]):
         self._files = files
 
     @classmethod
-    def open(cls, content: bytes, budget: UnpackBudget | None = None) -> Self:
-        """Read the directory of an archive, and nothing else.
+    def open(cls, content: bytes | Path, budget: UnpackBudget | None = None) -> Self:
+        """Read the directory of an archive, in memory or a file that stays open, and nothing else.
 
         Raises:
             InvalidRequestError: it is no zip archive, damaged or encrypted, has a file twice or
@@ -66,11 +68,12 @@ class Archive(Mapping[str, bytes]):
 
         """
         budget = budget or UnpackBudget()
-        # Before the directory is loaded.
-        if content.count(_ENTRY) > budget.max_files:
-            raise InvalidRequestError(f"more than {budget.max_files} members")
         try:
-            archive = zipfile.ZipFile(BytesIO(content))
+            num_bytes, num_entries = _measure(content)
+            # Before the directory is loaded.
+            if num_entries > budget.max_files:
+                raise InvalidRequestError(f"more than {budget.max_files} members")
+            archive = zipfile.ZipFile(content if isinstance(content, Path) else BytesIO(content))
         except _UNREADABLE as err:
             raise _unreadable(err) from err
         members = [info for info in archive.infolist() if not info.filename.endswith("/")]
@@ -80,10 +83,10 @@ class Archive(Mapping[str, bytes]):
         if len(files) < len(members):
             raise InvalidRequestError("a member is there twice")
         # Many files may share the same bytes: what counts is what they unpack to.
-        allowed_bytes = budget.allowed_bytes(len(content))
+        allowed_bytes = budget.allowed_bytes(num_bytes)
         if sum(info.file_size for info in members) > allowed_bytes:
             raise InvalidRequestError(
-                f"a ZIP file of {len(content)} bytes that unpacks to more than {allowed_bytes}"
+                f"a ZIP file of {num_bytes} bytes that unpacks to more than {allowed_bytes}"
             )
         return cls(archive, files)
 
@@ -112,6 +115,14 @@ class Archive(Mapping[str, bytes]):
     def __len__(self) -> int:
         """How many files there are."""
         return len(self._files)
+
+
+def _measure(content: bytes | Path) -> tuple[int, int]:
+    """Return the size of an archive, and at most how many entries its directory has."""
+    if isinstance(content, bytes):
+        return len(content), content.count(_ENTRY)
+    with content.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        return len(view), sum(1 for _ in re.finditer(re.escape(_ENTRY), view))
 
 
 def _check_member(info: zipfile.ZipInfo) -> None:

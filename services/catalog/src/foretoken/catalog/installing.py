@@ -129,9 +129,7 @@ def _fetch_dataset(place: str, scratch: Path) -> Path:
             raise InvalidRequestError.of_field("dataset", f"{place}: {err}") from err
     if not path.is_file():
         return path
-    content = path.read_bytes()
-    budget = UnpackBudget(max_bytes=_MAX_BYTES, max_ratio=DEFLATE_RATIO_MAX)
-    archive = Archive.open(content, budget)
+    archive = Archive.open(path, UnpackBudget(max_bytes=_MAX_BYTES, max_ratio=DEFLATE_RATIO_MAX))
     for name in archive:
         target = scratch / "dataset" / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -41,14 +41,15 @@ class SourceTree:
         """
         if root.is_dir():
             return cls._of_folder(root)
-        if root.suffix not in _ARCHIVES:
+        if root.suffix not in _ARCHIVES or not root.is_file():
             return cls(root, (root.name,))
-        source = read_source_file(root, root)
         try:
-            archive = Archive.open(source.content, _BUDGET)
-        except InvalidRequestError as err:
-            refuse(root, err.message)
-        return cls(root, tuple(sorted(archive)), (), archive, source.content_hash)
+            with root.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            archive = Archive.open(root, _BUDGET)
+        except (InvalidRequestError, OSError) as err:
+            refuse(root, str(err))
+        return cls(root, tuple(sorted(archive)), (), archive, digest)
 
     @classmethod
     def _of_folder(cls, root: Path) -> Self:
