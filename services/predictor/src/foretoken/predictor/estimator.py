@@ -343,7 +343,8 @@ def _blend(
     One measurement is noisy, and the model's smooth answer is not. Against another measurement
     of the same point, halves are 3.7 % off on average, the measurement alone 4.0 %.
     """
-    latency_us = np.exp(weight * np.log(measured_us) + (1 - weight) * np.log(modelled_us))
+    # With all the weight on the measurement this is the measurement, to the last bit.
+    latency_us = measured_us * (modelled_us / measured_us) ** (1.0 - weight)
     noise = max(noise_log, _MIN_NOISE_LOG) if noise_log else _NOISE_LOG
     low_us = np.minimum(latency_us, measured_us) * np.exp(-noise)
     high_us = np.maximum(latency_us, measured_us) * np.exp(noise)
