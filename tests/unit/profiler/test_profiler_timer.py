@@ -1,19 +1,23 @@
-"""The timer's statistics and its decisions, on made-up time."""
+"""The timer's statistics and decisions, clocks around calls, what is noticed meanwhile."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.profiler.config import TimerSpec
-from foretoken.profiler.timing.stopwatch import IndexedCall
+from foretoken.profiler.local_device import find_local_device
+from foretoken.profiler.timing.stopwatch import CpuStopwatch, CudaStopwatch, IndexedCall
 from foretoken.profiler.timing.timer import (
     calls_per_sample,
     median_interval_ratio,
     summarize,
     time_case,
 )
+from foretoken.profiler.timing.watch import BlindWatch, CpuWatch, Observation, open_watch
 
 
 class FakeStopwatch:
@@ -174,3 +178,69 @@ def test_calls_of_a_sample_fill_it_within_the_limit(latency_us: float) -> None:
     num_calls = calls_per_sample(latency_us, spec)
     assert 1 <= num_calls <= 20
     assert num_calls == 20 or num_calls * latency_us >= 1000.0
+
+
+def test_cpu_stopwatch_reads_its_clock_around_the_calls() -> None:
+    ticks = iter([5_000, 47_000])
+    seen: list[int] = []
+    stopwatch = CpuStopwatch(lambda: next(ticks))
+    assert stopwatch.time_calls_us(seen.append, 4, 3) == 42.0
+    assert seen == [4, 5, 6]
+
+
+def test_a_thread_without_a_core_takes_no_time() -> None:
+    """The wall clock runs on for caps; the calls' time stands still while another program runs."""
+    wall, work = iter([90_000]), iter([5_000, 7_000])
+    stopwatch = CpuStopwatch(lambda: next(wall), lambda: next(work))
+    assert stopwatch.time_calls_us(lambda _: None, 0, 1) == 2.0
+    assert stopwatch.now_s() == pytest.approx(90e-6)
+
+
+def test_cpu_stopwatch_tells_its_clock_in_seconds() -> None:
+    assert CpuStopwatch(lambda: 2_500_000_000).now_s() == 2.5
+
+
+def test_cuda_stopwatch_asks_nothing_of_the_device_until_it_is_opened() -> None:
+    """So that a service can be put together on a machine without one."""
+    stopwatch = CudaStopwatch(torch.device("cuda"), flush_bytes=2**20)
+    assert stopwatch.now_s() > 0.0
+
+
+def clocks(*times: float) -> Iterator[float]:
+    return iter(times)
+
+
+@pytest.mark.parametrize(
+    ("thread_s", "expected"),
+    [
+        (0.99, ()),
+        (0.76, ()),
+        (0.7, ("busy_machine: other work had the core for 30% of the time",)),
+    ],
+)
+def test_time_without_the_core_is_doubted(thread_s: float, expected: tuple[str, ...]) -> None:
+    wall, thread = clocks(5.0, 6.0), clocks(2.0, 2.0 + thread_s)
+    watch = CpuWatch(0.25, lambda: next(wall), lambda: next(thread))
+    watch.start()
+    assert watch.finish().flags == expected
+
+
+def test_a_look_shorter_than_the_clock_tick_says_nothing() -> None:
+    wall, thread = clocks(0.0, 0.01), clocks(0.0, 0.0)
+    watch = CpuWatch(0.25, lambda: next(wall), lambda: next(thread))
+    watch.start()
+    assert watch.finish().flags == ()
+
+
+def test_a_cpu_is_watched_by_the_clocks_of_this_thread() -> None:
+    watch = open_watch(find_local_device("cpu"), num_threads=1)
+    watch.start()
+    seen = watch.finish()
+    assert isinstance(watch, CpuWatch)
+    assert (seen.reading.power_w, seen.reading.throttle, watch.clock_mhz()) == (None, None, None)
+
+
+def test_a_blind_watch_sees_nothing() -> None:
+    watch = BlindWatch()
+    watch.start()
+    assert (watch.finish(), watch.clock_mhz()) == (Observation(), None)

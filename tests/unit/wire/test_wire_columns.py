@@ -1,9 +1,15 @@
-"""Queries and replies as columns: forms, limits, refusals."""
+"""Queries, replies and reports as columns, and Arrow IPC bytes in pieces."""
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
 from foretoken.api.types.v1 import estimate_pb2, operator_pb2
@@ -16,7 +22,12 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Phase,
 )
-from foretoken.wire import columns, ipc
+from foretoken.domain.results.report import RequestColumns, ServingReport
+from foretoken.domain.results.training_report import MemoryColumns, SpanColumns, TrainingReport
+from foretoken.domain.schema import field_types
+from foretoken.wire import codec, columns, ipc
+from foretoken.wire.arrow import rows_to_table
+from foretoken.wire.report_tables import table_fields, take_tables, with_tables
 
 
 def _query(**dims: object) -> LatencyQuery:
@@ -129,3 +140,132 @@ def test_estimates_without_a_column_are_refused() -> None:
     reply = predictor_pb2.PredictResponse(tables=[estimate_pb2.LatencyColumns(arrow_ipc=data)])
     with pytest.raises(InvalidRequestError, match="high_us"):
         columns.decode_reply(reply)
+
+
+_REPORT = TrainingReport(
+    step_time_ms=12.5,
+    spans=SpanColumns(
+        stage=(0,), chunk=(0,), micro_batch=(0,), kind=(1,), start_ms=(0.0,), end_ms=(2.0,)
+    ),
+)
+
+
+def test_every_field_of_columns_has_its_table() -> None:
+    """A field of columns that is not known to travel as Arrow would be lost on the way."""
+    for cls in {owner for owner, _ in codec.ARROW_FIELDS}:
+        of_columns = {
+            name
+            for name, hint in field_types(cls).items()
+            if isinstance(hint, type) and hint.__name__.endswith("Columns")
+        }
+        assert of_columns == set(table_fields(cls).values())
+
+
+def test_what_is_taken_out_can_be_filled_in() -> None:
+    plain, tables = take_tables(_REPORT)
+    assert plain == dataclasses.replace(_REPORT, spans=SpanColumns())
+    assert set(tables) == {"spans", "memory", "traffic"}
+    assert with_tables(plain, tables) == _REPORT
+
+
+def test_a_table_that_is_missing_is_left_empty_only_where_it_may_be() -> None:
+    plain, tables = take_tables(_REPORT)
+    del tables["memory"]
+    assert with_tables(plain, tables, may_lack=True).memory_timeline == MemoryColumns()
+    with pytest.raises(KeyError):
+        with_tables(plain, tables)
+
+
+def test_a_missing_column_is_refused() -> None:
+    _, tables = take_tables(_REPORT)
+    tables["spans"] = pa.table({"stage": [0]})
+    with pytest.raises(InvalidRequestError, match="missing columns"):
+        with_tables(_REPORT, tables)
+
+
+def test_a_report_without_columns_stays_as_it_is() -> None:
+    """Also one whose tables have no rows."""
+    empty = {
+        table: ipc.record_to_table(getattr(ServingReport(), field))
+        for table, field in table_fields(ServingReport).items()
+    }
+    assert take_tables(ServingReport())[0] == ServingReport()
+    assert len(with_tables(ServingReport(), empty).requests.arrival_s) == 0
+
+
+def test_a_table_comes_back_from_its_pieces() -> None:
+    table = pa.table({"a": np.arange(100_000), "b": ["x"] * 100_000})
+    chunks = list(ipc.write_chunks(table, 64 * 1024))
+    assert {64 * 1024} == {len(chunk) for chunk in chunks[:-1]}
+    assert table == ipc.read_chunks(chunks)
+
+
+def test_an_empty_table_keeps_its_schema() -> None:
+    schema = pa.schema([pa.field("dims", pa.map_(pa.string(), pa.int64()), nullable=False)])
+    assert schema == ipc.read_chunks(ipc.write_chunks(schema.empty_table())).schema
+
+
+def test_a_stream_is_read_while_it_is_sent() -> None:
+    """A service sends a large selection without having it in memory whole."""
+    num_read = 0
+    batch = pa.record_batch({"a": np.arange(10_000)})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal num_read
+        for _ in range(10):
+            num_read += 1
+            yield batch
+
+    reader = pa.RecordBatchReader.from_batches(batch.schema, batches())
+    chunks = ipc.write_chunks(reader, 80_000)
+    next(chunks)
+    assert num_read < 10
+
+
+@pytest.mark.parametrize("cut", [0, 5, 200, 400])
+def test_a_stream_cut_short_is_refused(cut: int) -> None:
+    whole = b"".join(ipc.write_chunks(pa.table({"a": np.arange(1_000)})))
+    with pytest.raises(InvalidRequestError, match="not an Arrow IPC stream"):
+        ipc.read_chunks([whole[:cut]])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pa.array(["1"]), pa.array([1, None]), pa.array([[1]])],
+    ids=["text", "null", "list"],
+)
+def test_columns_must_be_numbers(column: pa.Array) -> None:
+    data = b"".join(ipc.write_chunks(pa.table({"m": column})))
+    with pytest.raises(InvalidRequestError, match="m: expected numbers"):
+        ipc.ipc_to_columns(data)
+
+
+def test_requests_without_a_column_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="num_preemptions"):
+        ipc.table_to_record(pa.table({"arrival_s": [0.0]}), RequestColumns)
+
+
+_NUMBERS = ipc.columns_to_ipc({"m": np.arange(20), "n": np.arange(20) * 1.5})
+_ROWS = b"".join(ipc.write_chunks(rows_to_table([{"operator": "gemm", "device": "a30"}])))
+
+
+@st.composite
+def _damaged(draw: st.DrawFn, original: bytes) -> bytes:
+    content = bytearray(original)
+    for _ in range(draw(st.integers(1, 4))):
+        content[draw(st.integers(0, len(content) - 1))] = draw(st.integers(0, 255))
+    return bytes(content[: draw(st.integers(0, 2 * len(content)))])
+
+
+@settings(max_examples=400)
+@given(st.one_of(_damaged(_NUMBERS), _damaged(_ROWS)))
+@example(_NUMBERS.replace(b"m\x00", b"\xff\x00"))
+def test_damaged_bytes_are_read_or_refused(content: bytes) -> None:
+    """Also where a name of a column is not UTF-8, or a type is none that Arrow reads."""
+    for read in (
+        ipc.ipc_to_columns,
+        lambda data: ipc.read_chunks([data]).schema.names,
+        lambda data: ipc.open_chunks([data]).read_all().schema.names,
+    ):
+        with contextlib.suppress(InvalidRequestError):
+            read(content)
