@@ -1,6 +1,7 @@
 """Fixtures every test may use."""
 
 import gc
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 
@@ -38,3 +39,22 @@ def shared_data() -> Path:
     if not _SHARED_DATA.is_dir():
         pytest.skip("the shared measurements (../shared/data) are not on this machine")
     return _SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def _opened_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from foretoken.catalog.config import CatalogConfig
+    from foretoken.catalog.service import CatalogService
+
+    folder = tmp_path_factory.mktemp("opened-catalog")
+    service = CatalogService(CatalogConfig(path=str(folder / "catalog.duckdb"), num_threads=1))
+    service.open()
+    service.close()
+    return folder
+
+
+@pytest.fixture
+def catalog_path(tmp_path: Path, _opened_catalog: Path) -> str:
+    """An empty catalog that has its tables, which take longer to make than most tests."""
+    shutil.copytree(_opened_catalog, tmp_path, dirs_exist_ok=True)
+    return str(tmp_path / "catalog.duckdb")

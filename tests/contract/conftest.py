@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -33,9 +32,9 @@ def reach(request: pytest.FixtureRequest) -> Iterator[Reach]:
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[CatalogService]:
+def catalog(catalog_path: str) -> Iterator[CatalogService]:
     """An empty catalog, for the services that need one."""
-    service = CatalogService(CatalogConfig(path=str(tmp_path / "catalog.duckdb"), num_threads=1))
+    service = CatalogService(CatalogConfig(path=catalog_path, num_threads=1))
     service.open()
     yield service
     service.close()

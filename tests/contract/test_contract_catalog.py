@@ -1,7 +1,6 @@
 """The catalog behaves alike whether it is embedded or remote."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -9,7 +8,6 @@ from contract_reach import Reach
 from contract_rows import make_batches, make_rows, make_run
 
 from foretoken.catalog import servicer
-from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.client.catalog import CatalogClient
 from foretoken.domain.errors import (
@@ -30,11 +28,9 @@ from foretoken.wire.arrow import STORED_SCHEMA
 
 
 @pytest.fixture
-def port(tmp_path: Path, reach: Reach) -> Iterator[CatalogPort]:
-    service = CatalogService(CatalogConfig(path=str(tmp_path / "catalog.duckdb"), num_threads=1))
-    service.open()
-    yield reach(service, servicer.register, CatalogClient.connect)
-    service.close()
+def port(catalog: CatalogService, reach: Reach) -> CatalogPort:
+    port: CatalogPort = reach(catalog, servicer.register, CatalogClient.connect)
+    return port
 
 
 def _read(port: CatalogPort, selection: MeasurementFilter | None = None) -> pa.Table:

@@ -4,7 +4,6 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,10 +26,9 @@ MAX_ARTIFACT_BYTES = 6 * 2**20
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[CatalogService]:
-    path = str(tmp_path / "catalog.duckdb")
+def service(catalog_path: str) -> Iterator[CatalogService]:
     service = CatalogService(
-        CatalogConfig(path=path, num_threads=1, max_artifact_bytes=MAX_ARTIFACT_BYTES)
+        CatalogConfig(path=catalog_path, num_threads=1, max_artifact_bytes=MAX_ARTIFACT_BYTES)
     )
     service.open()
     yield service

@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from contract_rows import make_batches, make_run
 from loopback import serve
 
 from foretoken.catalog import servicer
-from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.client.aio.catalog import AsyncCatalogClient
 from foretoken.client.catalog import CatalogClient
@@ -30,13 +28,10 @@ Ask = Callable[[AsyncCatalogClient], Coroutine[Any, Any, Any]]
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> Iterator[ChannelOptions]:
-    service = CatalogService(CatalogConfig(path=str(tmp_path / "catalog.duckdb"), num_threads=1))
-    service.open()
-    list(service.record(make_run(), make_batches(3)))
-    with serve(servicer.register, service) as options:
+def options(catalog: CatalogService) -> Iterator[ChannelOptions]:
+    list(catalog.record(make_run(), make_batches(3)))
+    with serve(servicer.register, catalog) as options:
         yield options
-    service.close()
 
 
 def _ask(options: ChannelOptions, ask: Ask) -> Any:

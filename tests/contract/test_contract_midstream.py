@@ -38,11 +38,9 @@ _HEADER_BYTES, _BLOCK_BYTES = 3 * 4096, 262_144
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[CatalogService]:
+def service(catalog_path: str) -> Iterator[CatalogService]:
     service = CatalogService(
-        CatalogConfig(
-            path=str(tmp_path / "catalog.duckdb"), num_threads=1, sql_max_rows=_NUM_ROWS - 1
-        )
+        CatalogConfig(path=catalog_path, num_threads=1, sql_max_rows=_NUM_ROWS - 1)
     )
     service.open()
     yield service

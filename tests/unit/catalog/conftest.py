@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +19,8 @@ def clock() -> Callable[[], datetime]:
 
 
 @pytest.fixture
-def catalog(tmp_path: Path, clock: Callable[[], datetime]) -> Iterator[CatalogService]:
-    config = CatalogConfig(path=str(tmp_path / "catalog.duckdb"), num_threads=1)
+def catalog(catalog_path: str, clock: Callable[[], datetime]) -> Iterator[CatalogService]:
+    config = CatalogConfig(path=catalog_path, num_threads=1)
     service = CatalogService(config, clock)
     service.open()
     yield service
