@@ -247,7 +247,7 @@ _ADDITIONS = {
     ),
     "option of a request": Addition(
         lines=(
-            ("domain/measurements/profiling.py", _OPTION, "    quick: bool = flag("),
+            ("domain/measurements/profiling.py", _OPTION, "    skip_covered: bool = flag("),
             ("domain/requests/scenario.py", _OPTION, "    sequence_length: int = option("),
             (
                 f"{_PROTOS}/types/v1/profiling.proto",
