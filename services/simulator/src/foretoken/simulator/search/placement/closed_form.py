@@ -20,9 +20,9 @@ from foretoken.simulator.search.placement.columns import (
     list_columns,
 )
 from foretoken.simulator.search.placement.layer_cutter import LayerCut, LayerCutter
-from foretoken.simulator.search.placement.placed_timer import time_placed
+from foretoken.simulator.search.placement.stage_cost import StagePrices
 from foretoken.simulator.search.placement.stage_memory import StageBook
-from foretoken.simulator.search.placement.stage_prices import StagePrices
+from foretoken.simulator.search.placement.step_time import time_placed
 from foretoken.simulator.search.placement.strategy import (
     PlacedStrategy,
     PlacementSpace,

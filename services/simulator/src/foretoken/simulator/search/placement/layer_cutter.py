@@ -12,8 +12,8 @@ from foretoken.simulator.search.placement.cutting import (
     make_chain,
 )
 from foretoken.simulator.search.placement.layer_kind import list_layer_kinds
+from foretoken.simulator.search.placement.stage_cost import StagePrices
 from foretoken.simulator.search.placement.stage_memory import StageMemories
-from foretoken.simulator.search.placement.stage_prices import StagePrices
 from foretoken.simulator.search.placement.strategy import PlacedStrategy, PlacementSpace
 
 

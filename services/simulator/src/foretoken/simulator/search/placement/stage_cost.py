@@ -18,7 +18,11 @@ from foretoken.simulator.search.placement.sample import (
     Sample,
     Samples,
 )
-from foretoken.simulator.search.placement.strategy import StageWork
+from foretoken.simulator.search.placement.strategy import (
+    PlacedStrategy,
+    PlacementSpace,
+    StageWork,
+)
 from foretoken.simulator.training.composition import ComposedStep, StepComposition, StepRules
 from foretoken.simulator.training.operator_prices import OperatorPrices, fetch_prices
 from foretoken.simulator.training.schedule import find_schedule
@@ -216,3 +220,61 @@ def _measure_stage(stage: int, sample: Sample, composed: ComposedStep) -> Floats
         "gather": end.exposed_gather_us,
     }
     return np.stack([found[name] for name in MEASURES])
+
+
+class StagePrices:
+    """The lines of all stages of a search, each kind of node in one question to a predictor."""
+
+    def __init__(
+        self,
+        space: PlacementSpace,
+        samples: Samples,
+        predictor: LatencySource,
+        cases: PriceCases = BOUNDS,
+    ) -> None:
+        """Take what is priced, and the cases it is priced in."""
+        self._space, self._predictor = space, predictor
+        self._meter = StageMeter(space.scenario, samples, cases)
+        self.num_cases = cases.num_cases
+        self._lines: list[dict[StageWork, StageLines]] = []
+        self._refused: list[dict[StageWork, InvalidRequestError]] = []
+        self._versions: list[str] = []
+
+    @property
+    def num_shapes(self) -> int:
+        """Kinds of work on kinds of nodes that were priced."""
+        return sum(len(lines) for lines in self._lines)
+
+    @property
+    def model_version(self) -> str:
+        """The versions of the predictor's models."""
+        return ", ".join(dict.fromkeys(filter(None, self._versions)))
+
+    def measure(self, points: Sequence[PlacedStrategy]) -> None:
+        """Lower and price what the stages of strategies do on every kind of node."""
+        for kind, nodes in enumerate(self._space.kinds):
+            lines, refused, version = self._meter.measure(
+                kind, nodes, _works_on(kind, points), self._predictor
+            )
+            self._lines.append(lines)
+            self._refused.append(refused)
+            self._versions.append(version)
+
+    def lines_of(self, work: StageWork) -> list[StageLines | None]:
+        """Return the lines of a work on each kind of node; none where nothing works so."""
+        return [lines.get(work) for lines in self._lines]
+
+    def error_of(self, point: PlacedStrategy) -> InvalidRequestError | None:
+        """Return why the stages of a strategy cannot work so, if they cannot."""
+        errors = (self._refused[kind].get(point.work) for kind in set(point.pipeline.stages))
+        return next((error for error in errors if error is not None), None)
+
+
+def _works_on(kind: int, points: Sequence[PlacedStrategy]) -> Mapping[StageWork, bool]:
+    """Return the works of a kind of node, and whether each also has the model on one stage."""
+    works: dict[StageWork, bool] = {}
+    for point in points:
+        if kind in point.pipeline.stages:
+            is_alone = len(point.pipeline.stages) == 1
+            works[point.work] = works.get(point.work, False) or is_alone
+    return works

@@ -13,10 +13,9 @@ from foretoken.domain.measurements.estimate import OperatorTable
 from foretoken.simulator.grid import Flags, Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.placement.columns import PlacedStrategies
-from foretoken.simulator.search.placement.placed_timer import time_placed
 from foretoken.simulator.search.placement.sample import Samples
-from foretoken.simulator.search.placement.stage_cost import PriceCases
-from foretoken.simulator.search.placement.stage_prices import StagePrices
+from foretoken.simulator.search.placement.stage_cost import PriceCases, StagePrices
+from foretoken.simulator.search.placement.step_time import time_placed
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.error_families import CORRELATIONS, parts_of
 from foretoken.simulator.search.training.ties import correlate_sizes, difference_errors
