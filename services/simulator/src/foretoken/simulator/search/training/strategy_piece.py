@@ -12,7 +12,7 @@ import numpy as np
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.measurements.training_truth import TrainingCalibration
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
+from foretoken.domain.requests.training_search import OVERLAPS
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.chunk_kinds import cut_model
@@ -44,7 +44,6 @@ from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.stage_operators import list_agreements
 from foretoken.simulator.training.state_sharding import StateExchange, exchange_in_layers
 
-_ISP = WEIGHT_PARALLELS.index("isp")
 _FULL = RECOMPUTE_MODES.index("full")
 _FORMS = {"zero_bubble_v": "folded", "dualpipe": "mirrored"}
 
@@ -76,9 +75,6 @@ class StrategyPiece:
         self._weights, self._weight_of_shape = self._count_weights()
         names = strategies.source.pipeline_schedules
         self._schedules = [find_schedule(name) for name in names]
-        fixed = np.array([schedule.virtual_stages for schedule in self._schedules])
-        of_row = fixed[strategies.pipeline_schedule]
-        self._virtual_stages = np.where(of_row > 0, of_row, strategies.virtual_stages)
         self._find_sharding()
 
     @property
@@ -192,7 +188,7 @@ class StrategyPiece:
 
     def _cut(self) -> Iterator[Ints]:
         """Yield the strategies that cut the model alike."""
-        keys = [self._all.pipeline_schedule, self._all.pp, self._virtual_stages]
+        keys = [self._all.pipeline_schedule, self._all.pp, self._all.chunks]
         first, number = number_rows(keys)
         for at in range(len(first)):
             yield np.flatnonzero(number == at)
@@ -204,7 +200,7 @@ class StrategyPiece:
         pp, num_dense = int(self._all.pp[at]), model.num_layers
         if model.moe is not None:
             num_dense = model.moe.num_dense_layers
-        num_chunks = pp * int(self._virtual_stages[at])
+        num_chunks = pp * int(self._all.chunks[at])
         form = _FORMS.get(schedule.name, "round")
         cut = cut_model(model.num_layers, num_dense, pp, num_chunks, form)
         shape = self.groups.of_strategy[rows]
