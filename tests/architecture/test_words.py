@@ -23,8 +23,6 @@ _INSTEAD: Mapping[str, str] = {
 }
 # Packages whose prose is not gone through yet, by folder. One that has nothing left is taken out.
 _OPEN = (
-    "services/simulator/src/foretoken/simulator/search/training/",
-    "services/simulator/src/foretoken/simulator/steps/",
     "services/simulator/src/foretoken/simulator/training/",
 )
 

@@ -33,7 +33,7 @@ class PassTime:
     """A pass in µs, as columns.
 
     `compute_us` is computation with the host's gaps as if alone, `slowdown_us` what communication
-    beside it adds, `exposed_us` what it waits for; these add up to `total_us`, of which `layers_us`
+    during it adds, `exposed_us` what it waits for; these add up to `total_us`, of which `layers_us`
     is spent in layers, where that is kept. `hidden_us` is all that nothing waited for, and
     `left_us` what of it is still to come at the end.
     """
@@ -58,7 +58,7 @@ class PassTime:
 
     @property
     def slowdown_us(self) -> Column:
-        """What communication beside computation adds to it."""
+        """What communication during computation adds to it."""
         return np.maximum(0.0, self.total_us - self.compute_us - self.all_exposed_us)
 
 
@@ -185,7 +185,7 @@ def _shape_of(*programs: Program) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spent:
-    """What programs take, whenever they run: computation, communication waited for, and beside."""
+    """What programs take, whenever they run: computation, communication waited for, overlapped."""
 
     computed_us: Column
     exposed_us: Mapping[CommunicationKey, Column]

@@ -54,7 +54,7 @@ class StreamRules:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Computation, with communication that may run beside it and is waited for at its end."""
+    """Computation, with communication that may overlap it and is waited for at its end."""
 
     time_us: Column
     beside: tuple[tuple[CommunicationKey, Column], ...] = ()

@@ -1,8 +1,8 @@
-"""The two streams of a device: computation, and communication beside it.
+"""The two streams of a device: computation, and communication during it.
 
 A collective that is waited for runs where it stands, after all before it. One that is not is
-carried beside computation, which is slower meanwhile. Collectives of one axis are carried one after
-the other, those of different axes beside each other, as the groups of ranks of a framework have
+carried during computation, which is slower meanwhile. Collectives of one axis are carried one after
+the other, those of different axes at the same time, as the groups of ranks of a framework have
 streams of their own; nor does one that is waited for queue behind those that are not.
 
 Layers that are alike have the same program, and once two of them in a row leave the streams in the
@@ -56,7 +56,7 @@ class Streams:
 
     @property
     def left_us(self) -> Floats:
-        """How long communication goes on beside what comes next."""
+        """How long communication goes on during what comes next."""
         if self.latest is None:
             return np.zeros_like(self.clock)
         return np.maximum(0.0, self.latest - self.clock)
@@ -104,7 +104,7 @@ class Streams:
             act(self, *values)
 
     def compute(self, time_us: Column, slowed_us: Column | None, share: float) -> None:
-        """Compute, slower by a `share` of the time that communication takes beside it."""
+        """Compute, slower by a `share` of the time that communication takes meanwhile."""
         if self.latest is None or slowed_us is None:
             self.clock = self.clock + time_us
             return
@@ -123,7 +123,7 @@ class Streams:
         computed: tuple[Column, Column | None, float],
         beside: Sequence[tuple[CommunicationKey, Column, bool]],
     ) -> None:
-        """Compute with communication beside it, which is waited for at the end."""
+        """Compute with communication during it, which is waited for at the end."""
         ends = [(sent[0], self._carry(*sent)) for sent in beside]
         self.compute(*computed)
         for key, end in ends:

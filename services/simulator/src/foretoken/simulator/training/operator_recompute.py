@@ -33,7 +33,7 @@ _QUERY_KEY_VALUE = "attn_qkv_proj"
 def split_outputs(
     saved: Sequence[SavedTensor], forward: Nodes, scenario: TrainingScenario
 ) -> tuple[tuple[SavedTensor, ...], tuple[SavedTensor, ...]]:
-    """Return what layers keep beside their inputs, and what they make again of `saved`."""
+    """Return what layers keep besides their inputs, and what they make again of `saved`."""
     outputs = tuple(_list_outputs(forward, saved, scenario))
     kept = {(output.producer, output.layers): output.num_bytes for output in outputs}
     rebuilt = []

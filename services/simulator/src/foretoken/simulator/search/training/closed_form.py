@@ -49,7 +49,7 @@ class ClosedForm:
 
     `ranked` are the best in their order, of which the first `num_listed` at the most are to be
     listed; `ties` are the rows of those that the error of the estimates cannot tell from the first.
-    `notes` are what a reader must know of the answer beside the counts.
+    `notes` are what a reader must know of the answer besides the counts.
     """
 
     request: TrainingSearchRequest
@@ -67,10 +67,10 @@ class ClosedForm:
 class Setting:
     """What the strategies of a space are answered with.
 
-    `memory_ratio` is the memory of devices over what they have. Who does not want ties is answered
-    sooner, without bounds. `variants` give other prices beside the estimate and its bounds, which
-    are the first three; `hear` is told the answers of every piece with µs of their steps by the
-    others, (variant, strategy).
+    `memory_ratio` is the memory of devices over what they have. A caller who wants no ties is
+    answered sooner, without bounds. `variants` give other prices besides the estimate and its
+    bounds, which are the first three; `hear` receives the answers of every piece with µs of their
+    steps by the others, (variant, strategy).
     """
 
     predictor: LatencySource

@@ -1,7 +1,7 @@
 """Steps of strategies whose calls are priced and whose passes are timed, as many as are wanted.
 
 Putting steps together takes as long as timing passes, so it is done for the prices and the
-strategies that somebody asks for: of most the estimate alone.
+strategies that are needed: of most the estimate alone.
 """
 
 import dataclasses
@@ -117,7 +117,7 @@ class PricedPiece:
         )
 
     def _passes(self, group: WrittenGroup, number: int, some: Ints) -> ChunkPasses:
-        """Return the passes of a kind of chunk, with what is reduced beside the last one."""
+        """Return the passes of a kind of chunk, with what is reduced during the last one."""
         rows, key, kind = group.rows[some], group.key[some], group.cut.kinds[number]
         is_split = find_schedule(group.schedule).splits_backward
         last = self.passes["weight" if is_split else "both"]

@@ -63,7 +63,7 @@ class Sensitivities:
         )
 
     def find(self, form: ClosedForm, tell: Tell) -> tuple[StrategySensitivity, ...]:
-        """Return the best under every change beside that of the request, answered by `setting`.
+        """Return the best under every change next to that of the request, answered by `setting`.
 
         The best are the first by the estimates: those that tie with them are not looked at.
         """

@@ -212,7 +212,7 @@ class PlaceMeter:
         return max(0.0, self._read[id(node)] - kept) + self._written[id(node)]
 
     def _loss_bytes(self, node: OperatorNode) -> float:
-        """Return what the loss needs beside what it keeps: logits, and copies of them in fp32."""
+        """Return what the loss needs besides what it keeps: logits, and copies of them in fp32."""
         if self._trainer.overwrites_logits:
             return 0.0
         elements = int(node.dims["num_tokens"] * node.dims["vocab"])

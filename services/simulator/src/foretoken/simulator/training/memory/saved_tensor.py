@@ -153,7 +153,7 @@ def _loss_bytes(node: OperatorNode, trainer: TrainerProfile) -> int:
 
 
 def _extra_bytes(node: OperatorNode, roles: set[str], trainer: TrainerProfile) -> int:
-    """Return the bytes kept beside the input: statistics, masks, an output laid out twice."""
+    """Return the bytes kept besides the input: statistics, masks, an output laid out twice."""
     dims, num_bytes = node.dims, 0
     if node.operator in _NORMS:
         num_values = 2 if node.operator == "layer_norm" else 1
@@ -162,7 +162,7 @@ def _extra_bytes(node: OperatorNode, roles: set[str], trainer: TrainerProfile) -
         # The logarithm of the sum of exponents of every query and head.
         num_bytes += int(DType.FP32.bytes_of(dims["q_tokens"] * dims["num_heads"]))
         if f"{node.role}_output_all_to_all" in roles:
-            # The output by heads is kept beside the exchanged one, the projection's input.
+            # The output by heads is kept next to the exchanged one, the projection's input.
             width = dims.get("head_dim", dims.get("v_head_dim", 0))
             num_bytes += int(node.dtype.bytes_of(dims["q_tokens"] * dims["num_heads"] * width))
     if node.operator == "residual_add" and trainer.has_dropout and trainer.fuses_residual:
