@@ -22,9 +22,7 @@ _INSTEAD: Mapping[str, str] = {
     r"(?:^|[.;:#\"] )Who(?= \w+s\b)(?![^.]*\?)": "a user who, a client that",
 }
 # Packages whose prose is not gone through yet, by folder. One that has nothing left is taken out.
-_OPEN = (
-    "services/simulator/src/foretoken/simulator/training/",
-)
+_OPEN = ("services/simulator/src/foretoken/simulator/training/",)
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # Code, and where links lead.
