@@ -343,6 +343,10 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (profiling.ProfileRequest, "seed"): NOT_NEGATIVE,
     (profiling.ProfileRequest, "time_cap_s"): NOT_NEGATIVE_FLOATS,
     (planning.PlanRequest, "max_num_points"): NOT_NEGATIVE,
+    (profiling.GraphRequest, "sequence_length"): POSITIVE,
+    (profiling.GraphRequest, "tp_sizes"): st.lists(POSITIVE, max_size=3).map(tuple),
+    (profiling.ClosureRequest, "num_layers"): NOT_NEGATIVE,
+    (profiling.ClosureRequest, "time_cap_s"): NOT_NEGATIVE_FLOATS,
     (scenario.ServingScenario, "seed"): NOT_NEGATIVE,
     (scenario.ServingScenario, "moe_imbalance_ratio"): st.floats(min_value=1.0),
     # What nests deeply is drawn on its own; here it is there or not.

@@ -40,6 +40,6 @@ def test_an_import_that_finds_nothing_says_what_it_read_past_and_what_it_looked_
     with pytest.raises(InvalidRequestError) as caught:
         find_importer("aiconfigurator").read(request)
     message = caught.value.message
-    assert "wideep_moe_perf.csv: wideep_moe_perf: no operator here is what it measured; " in message
+    assert "wideep_moe_perf.csv: wideep_moe_perf: no operator here is what it measured" in message
     assert "no file with rows in this format (AIConfigurator's systems folder" in message
     assert message.endswith(" of l40s")

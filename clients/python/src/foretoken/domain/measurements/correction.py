@@ -38,12 +38,12 @@ class CorrectionRequest:
     """
 
     name: str = field(metadata=describe("Its name; one of that name is replaced.", argument="name"))
+    device: str = field(metadata=describe("Device: see `foretoken list devices`."))
     observations: tuple[Observation, ...] = field(
         metadata=describe(
             "What was observed (JSON).", argument="observations", syntax="observations"
         )
     )
-    device: str = field(metadata=describe("Device: see `foretoken list devices`."))
     topology: str = option("", "Topology, for collectives.")
     framework: str = option("", "Software whose measurements to use.")
     by_group: bool = flag(

@@ -187,8 +187,8 @@ class CheckRequest:
     With `is_dry_run` nothing is written: the report says what would be.
     """
 
-    device: str = option("", "Only this device's measurements.")
     operator: str = option("", "Only this operator.")
+    device: str = option("", "Only this device's measurements.")
     run_id: str = option("", "Only what this run brought.", names=("--run",))
     is_dry_run: bool = flag("Report only; change no flags.")
 

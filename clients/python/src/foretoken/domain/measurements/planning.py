@@ -30,10 +30,10 @@ class PlanRequest:
     `max_num_points` 0 takes as many as the budget allows.
     """
 
+    device: str = field(metadata=describe("Device: see `foretoken list devices`."))
     operator: str = field(
         metadata=describe("Operator: see `foretoken list operators`.", argument="operator")
     )
-    device: str = field(metadata=describe("Device: see `foretoken list devices`."))
     dtype: DType = DType.BF16
     phase: Phase = Phase.FORWARD
     axes: tuple[CandidateAxis, ...] = ()

@@ -180,15 +180,15 @@ class GraphRequest:
     many layers are built (0: all, or as many as fit); the others are taken to be like these.
     """
 
+    device: str = field(
+        metadata=describe("Device of this machine, by its catalog name: `cpu`, `h200_sxm`.")
+    )
     model: str = field(
         metadata=describe(
             "A model's `config.json` or its folder, or a preset's name.", argument="model"
         )
     )
     config_json: str
-    device: str = field(
-        metadata=describe("Device of this machine, by its catalog name: `cpu`, `h200_sxm`.")
-    )
     sequence_length: int = option(
         2048, "Tokens of every sequence.", minimum=1, names=("--seq-len",)
     )
@@ -275,15 +275,15 @@ class ClosureRequest:
     Without `steps` some that fit the device are chosen, fewer and smaller with `quick`.
     """
 
+    device: str = field(
+        metadata=describe("Device of this machine, by its catalog name: `cpu`, `h200_sxm`.")
+    )
     model: str = field(
         metadata=describe(
             "A model's `config.json` or its folder, or a preset's name.", argument="model"
         )
     )
     config_json: str
-    device: str = field(
-        metadata=describe("Device of this machine, by its catalog name: `cpu`, `h200_sxm`.")
-    )
     steps: tuple[ClosureStep, ...] = option(
         (),
         "KIND:SEQUENCESxTOKENS[:MODE], such as `prefill:1x512`, `decode:8x1024:graph`,"

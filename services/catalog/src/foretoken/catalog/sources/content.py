@@ -114,8 +114,10 @@ def _check_yaml_events(text: str, path: Path) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             stack.append((event.anchor, 1, 1))
         elif isinstance(event, yaml.AliasEvent):
-            # One inside what it stands for has no end.
-            size, depth = anchors.get(event.anchor, (_NODES_MAX, 0))
+            # One inside what it stands for has no end, and is not in `anchors` yet.
+            if event.anchor not in anchors:
+                refuse(path, f"line {line}: a YAML alias of nothing that is complete before it")
+            size, depth = anchors[event.anchor]
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, size, depth = stack.pop()
             anchors[anchor] = size, depth

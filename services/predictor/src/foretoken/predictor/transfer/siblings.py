@@ -16,6 +16,9 @@ from foretoken.predictor.roofline import FloatColumn
 
 # Products of one chip differ in what is switched off: the B200 has 148, the GB200 152 SMs.
 _SMS_TOLERANCE_RATIO = 0.05
+_TENSOR_FORMATS = {DType.BF16, DType.FP8, DType.INT8, DType.FP4}
+# Data sheets round to two or three digits.
+_RATES_TOLERANCE_RATIO = 0.05
 # How much further off than on the device measured itself. Source: operators of GPT layers on A100
 # of 40 GB, estimated from samples on 80 GB, are 0 to 14 % off, mean 4 %; GEMMs of an H100 estimated
 # from a GH200 15 % on average, from an H200 with software two years newer 20 %.
@@ -30,8 +33,24 @@ def find_siblings(device: DeviceSpec) -> tuple[DeviceSpec, ...]:
         if other.name != device.name
         and (other.kind, other.architecture) == (device.kind, device.architecture)
         and abs(other.num_sms / device.num_sms - 1) <= _SMS_TOLERANCE_RATIO
+        and _has_same_tensor_cores(device, other)
     ]
     return tuple(sorted(found, key=lambda other: (_distance(device, other), other.name)))
+
+
+def _has_same_tensor_cores(device: DeviceSpec, other: DeviceSpec) -> bool:
+    """Whether formats are as fast to each other: a B300 has more FP4 and less INT8 than a B200."""
+    mine, others = _rates_to_bf16(device), _rates_to_bf16(other)
+    return all(
+        abs(mine[dtype] / others[dtype] - 1) <= _RATES_TOLERANCE_RATIO
+        for dtype in mine.keys() & others.keys()
+    )
+
+
+def _rates_to_bf16(device: DeviceSpec) -> dict[DType, float]:
+    peaks = device.peak_flops_per_s
+    formats = _TENSOR_FORMATS & peaks.keys() if DType.BF16 in peaks else ()
+    return {dtype: peaks[dtype] / peaks[DType.BF16] for dtype in formats}
 
 
 def find_linked_alike(topology: TopologySpec) -> tuple[TopologySpec, ...]:

@@ -1,5 +1,6 @@
 """Which GPUs the nodes of a cluster have, by the names of the device files."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -13,9 +14,10 @@ CPU = "cpu"
 def product_labels(device: DeviceSpec) -> tuple[str, ...]:
     """Return the values of the product label that stand for a device.
 
-    Source: NVIDIA's GPU feature discovery writes the driver's name with dashes for spaces.
+    Source: NVIDIA's GPU feature discovery writes the driver's name with dashes for spaces. What no
+    label may hold, such as the parentheses of `Intel(R) Arc(TM)`, is a dash too.
     """
-    return tuple(sorted({name.replace(" ", "-") for name in device.vendor_names}))
+    return tuple(sorted({re.sub(r"[^\w.-]+", "-", name) for name in device.vendor_names}))
 
 
 def count_devices(nodes: Iterable[Resource], spec: KubernetesSpec) -> Mapping[str, int]:
