@@ -32,10 +32,15 @@ def test_profile_train_predict_simulate(services: Composition) -> None:
     """The main job: every service answers another over gRPC."""
     foretoken = services.foretoken(*_SERVICES)
     request = ProfileRequest(device="cpu", operators=("rms_norm", "silu_mul"), quick=True)
-    profiled = foretoken.profile(request)
-    assert profiled.num_measured > 0
-    assert profiled.num_failed == 0
-    assert {entry.operator for entry in foretoken.coverage()} == {"rms_norm", "silu_mul"}
+    # What a busy machine disturbed is flagged, and nothing learns from it.
+    for _ in range(5):
+        profiled = foretoken.profile(request)
+        assert profiled.num_measured > 0
+        assert profiled.num_failed == 0
+        covered = {entry.operator: entry for entry in foretoken.coverage()}
+        assert set(covered) == {"rms_norm", "silu_mul"}
+        if covered["rms_norm"].num_flagged < covered["rms_norm"].num_rows:
+            break
 
     trained = foretoken.train()
     assert trained.num_rows > 0

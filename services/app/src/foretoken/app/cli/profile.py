@@ -321,7 +321,7 @@ def report_table(report: ProfileReport) -> Table:
         )
         for entry in report.operators
     ]
-    columns = ("operator", "measured", "failed", "doubted", "seconds", "interval ±")
+    columns = ("operator", "measured", "failed", "flagged", "seconds", "interval ±")
     table = build_table(f"Profile {report.name} on {report.device}", columns, rows)
     skipped = f", {report.num_skipped:,} known, too long or left" if report.num_skipped else ""
     counts = f"{report.num_measured:,} measured, {report.num_failed:,} failed{skipped}"
