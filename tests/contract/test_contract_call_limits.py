@@ -20,11 +20,12 @@ from raw_calls import RawCalls
 
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
+from foretoken.api.types.v1 import measurement_pb2
 from foretoken.app.config import ServerConfig
 from foretoken.app.serve import new_server
 from foretoken.catalog import servicer
 from foretoken.client.aio.catalog import AsyncCatalogClient
-from foretoken.client.catalog import CatalogClient, encode_filter
+from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError, ServerBusyError
 from foretoken.domain.measurements.measurement import (
@@ -35,6 +36,7 @@ from foretoken.domain.measurements.measurement import (
     RunKind,
     RunSummary,
 )
+from foretoken.wire import codec
 from foretoken.wire.arrow import read_table
 
 _SERVICE = "/foretoken.api.catalog.v1.CatalogService"
@@ -307,7 +309,9 @@ def test_a_client_that_stops_reading_gives_its_thread_back(registry: CollectorRe
         batch = MeasurementBatch(batch_index=0, rows=rows, is_last=True)
         list(client.record(make_run(), [batch]))
         selection = MeasurementFilter(run_id="run-1")
-        request = catalog_pb2.ReadMeasurementsRequest(selection=encode_filter(selection))
+        request = catalog_pb2.ReadMeasurementsRequest(
+            selection=codec.encode(selection, measurement_pb2.MeasurementFilter)
+        )
         call = CatalogServiceStub(channel).ReadMeasurements(request)
         next(call)
         in_flight = _wait_for(

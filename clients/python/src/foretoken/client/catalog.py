@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterable
 
-from foretoken.api.types.v1 import measurement_pb2
 from foretoken.client.blocking import complete, iterate
 from foretoken.client.recording import send_run
 from foretoken.client.remote import Client
@@ -11,10 +10,8 @@ from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.measurements.measurement import (
     BatchReceipt,
     MeasurementBatch,
-    MeasurementFilter,
     Run,
 )
-from foretoken.wire import codec
 from foretoken.wire.rpcs import CatalogRpcs
 
 
@@ -36,8 +33,3 @@ class CatalogClient(Client, CatalogRpcs):
         The content is asked for in a thread of gRPC's.
         """
         return complete(upload(self.calls, artifact, content))
-
-
-def encode_filter(selection: MeasurementFilter) -> measurement_pb2.MeasurementFilter:
-    """Return a filter as it travels."""
-    return codec.encode(selection, measurement_pb2.MeasurementFilter)

@@ -45,11 +45,11 @@ def scan_modules(package: str, attribute: str) -> Mapping[str, Any]:
     return dict(sorted(found.items()))
 
 
-# The same in C, eight times faster, where PyYAML was built with it; its wheels are.
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# PyYAML's in C, eight times faster, where it was built with it; its wheels are.
+SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Loader(_SafeLoader):  # type: ignore[misc]
+class _Loader(SAFE_LOADER):  # type: ignore[misc]
     """PyYAML's safe loader, and `165e12` is a number, as in YAML 1.2 and in JSON."""
 
 

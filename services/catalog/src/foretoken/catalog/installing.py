@@ -13,7 +13,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from foretoken.domain.archive import DEFLATE_RATIO_MAX, Archive, UnpackBudget
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.domain.ports import CatalogPort
+from foretoken.domain.requests.option import describe, option
 
 NVIDIA = "nvidia"
 _PROJECT = "aisimulate"
@@ -46,11 +47,15 @@ class InstallRequest:
     a file that is at hand; without it `version` is downloaded.
     """
 
-    dataset: str
-    systems: str = ""
-    engines: str = ""
-    wheel: Path | None = None
-    version: str = NVIDIA_VERSION
+    dataset: str = field(
+        metadata=describe(
+            f"`{NVIDIA}`, or a dataset: a folder, a ZIP archive or a URL.", argument="dataset"
+        )
+    )
+    systems: str = option("", "Only these devices of NVIDIA's tables.")
+    engines: str = option("", "Only these: `vllm`, or `vllm/0.24.0,trtllm` for a version.")
+    wheel: Path | None = option(None, "The wheel with NVIDIA's tables, if it is at hand.")
+    version: str = option(NVIDIA_VERSION, "Which wheel to download.")
 
     def __post_init__(self) -> None:
         """Refuse what only NVIDIA's tables have."""

@@ -156,7 +156,7 @@ def read_models(path: Path) -> ModelSet:
 
     """
     members = _Members(path)
-    index = json.loads(members[_INDEX]) if _INDEX in members else {}
+    index = json.loads(members.get(_INDEX, b"{}"))
     if index.get("revision") != _REVISION:
         raise NotTrainedError(f"another release trained the models of {path.name}; train again")
     heads = {}

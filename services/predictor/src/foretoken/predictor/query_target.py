@@ -1,7 +1,7 @@
 """What the calls of a query run on."""
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.roofline import Target
@@ -19,5 +19,5 @@ def find_target(
     found = find_device(device)
     links = None
     if spec.is_collective:
-        links = find_topology(topology) if topology else topology_of_device(found.name)
+        links = topology_of_device(found.name, topology)
     return Target(device=found, dtype=dtype, phase=phase, topology=links)

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
+from foretoken.domain.hardware.topology import TopologySpec, topology_of_device
 from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.requests.layout import ParallelLayout
-from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.units import ceil_divide
 
 
@@ -92,14 +92,33 @@ def even_chunk_counts(num_layers: int, pp: int) -> list[int]:
     ]
 
 
+def links_of(scenario: ServingScenario | TrainingScenario, device: str) -> TopologySpec:
+    """Return the links of a device: those of the scenario, of another device its first.
+
+    Raises:
+        UnknownTopologyError: none is known.
+
+    """
+    own = scenario.topology if device == scenario.device else ""
+    return topology_of_device(find_device(device).name, own)
+
+
+def links_within(layout: ParallelLayout, device: str, topology: str) -> TopologySpec | None:
+    """Return the links of a layout's devices; None for one alone of which no topology is named.
+
+    Raises:
+        UnknownTopologyError: none is known.
+
+    """
+    if not topology and layout.num_devices == 1:
+        return None
+    return topology_of_device(find_device(device).name, topology)
+
+
 def _first_rank(
     model: ModelArchitecture, layout: ParallelLayout, device: str, topology: str
 ) -> RankContext:
-    links: TopologySpec | None = None
-    if topology:
-        links = find_topology(topology)
-    elif layout.num_devices > 1:
-        links = topology_of_device(find_device(device).name)
+    links = links_within(layout, device, topology)
     return RankContext(
         model=model,
         layout=layout,

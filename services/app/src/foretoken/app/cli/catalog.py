@@ -11,6 +11,7 @@ from foretoken.app.cli import catalog_upkeep
 from foretoken.app.cli.catalog_upkeep import Where, selection_of
 from foretoken.app.cli.output_file import check_page_option, check_picture_option
 from foretoken.app.cli.predictor import train_models, training_table
+from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     CliState,
     fail,
@@ -23,13 +24,7 @@ from foretoken.app.cli.state import (
 from foretoken.app.compose import Composition
 from foretoken.catalog.exporting import ExportRequest, all_exporters, find_exporter
 from foretoken.catalog.importing import ImportPlan, ImportRequest, all_importers, find_importer
-from foretoken.catalog.installing import (
-    NVIDIA,
-    NVIDIA_VERSION,
-    InstallRequest,
-    open_install,
-    publish_dataset,
-)
+from foretoken.catalog.installing import InstallRequest, open_install, publish_dataset
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.measurements.measurement import MeasuredSubject, MeasurementBatch
@@ -91,19 +86,10 @@ def import_measurements(
 
 
 @app.command()
-def install(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
+@with_option_groups
+def install(
     context: typer.Context,
-    dataset: Annotated[
-        str, typer.Argument(help=f"`{NVIDIA}`, or a dataset: a folder, a ZIP archive or a URL.")
-    ],
-    systems: Annotated[str, typer.Option(help="Only these devices of NVIDIA's tables.")] = "",
-    engines: Annotated[
-        str, typer.Option(help="Only these: `vllm`, or `vllm/0.24.0,trtllm` for a version.")
-    ] = "",
-    wheel: Annotated[
-        Path | None, typer.Option(help="The wheel with NVIDIA's tables, if it is at hand.")
-    ] = None,
-    version: Annotated[str, typer.Option(help="Which wheel to download.")] = NVIDIA_VERSION,
+    request: InstallRequest,
     train: Annotated[bool, typer.Option("--train", help="Train the models afterwards.")] = False,
 ) -> None:
     """Bring in measurements that others publish, and say whose they are.
@@ -115,12 +101,9 @@ def install(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
     """
     state = state_of(context)
     with open_composition(state) as services:
-        request = InstallRequest(
-            dataset=dataset, systems=systems, engines=engines, wheel=wheel, version=version
-        )
-        note(f"fetching {dataset}")
+        note(f"fetching {request.dataset}")
         with open_install(request) as plan:
-            note(f"{plan.run.source or dataset}, licence {plan.run.licence or 'not said'}")
+            note(f"{plan.run.source or request.dataset}, licence {plan.run.licence or 'not said'}")
             for device, num_rows in sorted(plan.device_rows.items()):
                 note(f"  {device}: {num_rows:,} rows")
             _import(state, services, plan)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.app.cli.option_text import parse_s
-from foretoken.app.cli.output_file import check_table_option, write_table
+from foretoken.app.cli.output_file import check_table_option, page_option, write_table
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     CliState,
@@ -101,9 +101,7 @@ def sql(
 def check(
     context: typer.Context,
     request: CheckRequest,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a page with pictures to this HTML file.")
-    ] = None,
+    report: Annotated[Path | None, page_option("--report")] = None,
 ) -> None:
     """Judge stored measurements again, all runs together, and flag what cannot be trusted.
 
@@ -111,13 +109,12 @@ def check(
     withdrawn. Snapshots keep the flags they had.
     """
     state = state_of(context)
-    target = check_output_path(report)
     with open_composition(state) as services:
         with show_progress("check") as update:
             found = services.foretoken("catalog").check(request, on_progress=update)
-        if target is not None:
-            _write_page(services.catalog, request, found, target)
-            note(f"report: {target}")
+        if report is not None:
+            _write_page(services.catalog, request, found, report)
+            note(f"report: {report}")
         rows = [
             (
                 finding.test,

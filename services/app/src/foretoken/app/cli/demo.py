@@ -10,10 +10,10 @@ from typing import Annotated, NoReturn
 import typer
 from rich.table import Table
 
+from foretoken.app.cli.output_file import page_option
 from foretoken.app.cli.simulate import serving_table, training_table
 from foretoken.app.cli.state import (
     build_table,
-    check_output_path,
     format_ratio,
     note,
     open_composition,
@@ -27,8 +27,7 @@ from foretoken.app.demo import DemoOutcome, ServiceProcesses, run_demo
 def demo(
     context: typer.Context,
     report: Annotated[
-        Path,
-        typer.Option(help="Where to write the page with pictures.", callback=check_output_path),
+        Path, page_option("--report", text="Where to write the page with pictures.")
     ] = Path("demo-report.html"),
 ) -> None:
     """Run everything once: four services, a CPU profile, models, serving and training.

@@ -21,12 +21,10 @@ import yaml
 from foretoken.catalog.sources.file import SourceFile, current_budget, refuse
 from foretoken.domain.archive import DEFLATE_RATIO_MAX, Archive, UnpackBudget
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.plugins import parse_yaml
+from foretoken.domain.plugins import SAFE_LOADER, parse_yaml
 
 # PyYAML reads about 0.2 MB/s; side files of profiles are a few kB.
 _YAML_MAX_BYTES = 512 << 10
-# In C where PyYAML was built with it.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _JSON_MAX_BYTES = 64 << 20
 # Deeper than any side file, and well within the interpreter's own limit.
 _DEPTH_MAX = 64
@@ -109,7 +107,7 @@ def _check_yaml_events(text: str, path: Path) -> None:
     # The nodes that are open: their anchors, and the nodes and levels they hold up to here.
     stack: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     anchors: dict[str | None, tuple[int, int]] = {}
-    for event in yaml.parse(text, Loader=_Loader):
+    for event in yaml.parse(text, Loader=SAFE_LOADER):
         size, depth, line = 1, 0, event.start_mark.line + 1 if event.start_mark else 0
         if isinstance(event, yaml.CollectionStartEvent):
             stack.append((event.anchor, 1, 1))

@@ -10,7 +10,7 @@ from foretoken.domain.errors import (
     find_violations,
 )
 from foretoken.domain.frameworks.engine import EngineProfile
-from foretoken.domain.hardware.topology import Link, find_topology, topology_of_device
+from foretoken.domain.hardware.topology import Link, topology_of_device
 from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.requests.cluster import ClusterSpec, KvTransferSpec, ReplicaPool
 from foretoken.domain.requests.layout import ParallelLayout
@@ -214,9 +214,7 @@ def _link(spec: KvTransferSpec, part: ServingScenario) -> Link:
     if spec.bandwidth_bytes_per_s and spec.latency_us:
         return Link(bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s, latency_us=spec.latency_us)
     try:
-        topology = (
-            find_topology(part.topology) if part.topology else topology_of_device(part.device)
-        )
+        topology = topology_of_device(part.device, part.topology)
     except UnknownTopologyError as err:
         if spec.bandwidth_bytes_per_s:
             return Link(bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s, latency_us=0.0)

@@ -10,7 +10,6 @@ from foretoken.domain.hardware.roofline import collective_terms, compute_terms
 from foretoken.domain.hardware.topology import (
     Link,
     TopologySpec,
-    find_topology,
     topology_of_device,
 )
 from foretoken.domain.measurements.estimate import OperatorTable
@@ -75,7 +74,7 @@ class HardwareChange:
         spec = find_operator(table.operator)
         dims = {name: np.asarray(column) for name, column in table.columns.items()}
         if spec.is_collective:
-            links = find_topology(topology) if topology else topology_of_device(device)
+            links = topology_of_device(device, topology)
             before, after = (
                 _collective_us(spec, dims, each, table.num_rows)
                 for each in (links, self.change_topology(links))

@@ -24,13 +24,12 @@ from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 
-from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.grid import Floats, Ints
 
 CASE, RANK, CHUNK, PLACE = "case", "rank", "chunk", "place"
 KIND, MICRO, MOMENT, FIGURE = "kind", "micro", "moment", "figure"
 
 PerCase = Annotated[Ints, CASE]
-FlagPerCase = Annotated[Flags, CASE]
 FloatPerCase = Annotated[Floats, CASE]
 
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
+from foretoken.domain.hardware.topology import TopologySpec
 from foretoken.domain.lowering.communication import PlacedGroup
 from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.lowering.placement import axis_group
 from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.simulator.rank import links_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,7 @@ class StageHardware:
 
     def _links(self, stage: int, rank: RankContext) -> TopologySpec | None:
         device, topology = self.key(stage)
-        if topology:
-            return find_topology(topology)
-        if rank.layout.num_devices == 1:
-            return None
-        return topology_of_device(find_device(device).name)
+        return links_within(rank.layout, device, topology)
 
 
 def gather_at(nodes: Nodes, sender: RankContext, receiver: RankContext) -> Nodes:

@@ -19,7 +19,7 @@ from foretoken.catalog.importers.aiconfigurator.routing import (
     is_known_distribution,
     local_load,
 )
-from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.measurements.estimate import DType
 
 _UNGATED = "_nongated"
@@ -121,7 +121,7 @@ def _is_balanced(group: Group) -> Mask:
 def _is_on_full_nodes(group: Group) -> Mask:
     """Say which rows ran on one node, or filled every node they ran on."""
     topology = group.texts["topology"]
-    found = find_topology(topology) if topology else topology_of_device(group.texts["device"])
+    found = topology_of_device(group.texts["device"], topology)
     per_node = group.dims["devices_per_node"]
     return np.asarray(
         ((group.dims["num_nodes"] == 1) & (per_node <= found.devices_per_node))

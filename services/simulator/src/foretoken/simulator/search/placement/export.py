@@ -16,10 +16,10 @@ from typing import Any
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.units import GIB, MS_PER_S, S_PER_HOUR
+from foretoken.simulator.rank import links_of
 
 COLUMNS = (
     "index",
@@ -143,9 +143,7 @@ def _count_nodes(device: str, num_devices: int, scenario: TrainingScenario) -> d
     groups = [part.partition(" ") for part in device.split(" + ")]
     if all(count.isdigit() and name for count, _, name in groups):
         return {name: int(count) for count, _, name in groups}
-    is_own = scenario.topology and device == scenario.device
-    links = find_topology(scenario.topology) if is_own else topology_of_device(device)
-    return {device: ceil(num_devices / links.devices_per_node)}
+    return {device: ceil(num_devices / links_of(scenario, device).devices_per_node)}
 
 
 def _meta(rows: list[dict[str, Any]]) -> Mapping[str, Any]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain.errors import UnknownTopologyError
-from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.requests.cluster import KvTransferSpec
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingTargets
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.rank import links_of
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer, ReplicaAnswers
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.points import Points, empty_points, join_points
@@ -210,8 +210,7 @@ def _transfer_us(search: PairSearch, prefill: EngineAnswer) -> float:
 def _port(scenario: ServingScenario, device: str) -> tuple[float, float]:
     """Return what a device has of its node's network, as bytes/s and µs; no wait where unknown."""
     try:
-        same = scenario.topology and device == scenario.device
-        topology = find_topology(scenario.topology) if same else topology_of_device(device)
+        topology = links_of(scenario, device)
     except UnknownTopologyError:
         return float("inf"), 0.0
     return topology.port_bytes_per_s, topology.inter_node.latency_us

@@ -18,8 +18,6 @@ from math import prod
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.hardware.device import find_device
-from foretoken.domain.hardware.topology import TopologySpec, find_topology, topology_of_device
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import (
@@ -29,7 +27,7 @@ from foretoken.domain.requests.training_search import (
     TrainingSpace,
 )
 from foretoken.simulator.grid import Ints
-from foretoken.simulator.rank import even_chunk_counts
+from foretoken.simulator.rank import even_chunk_counts, links_of
 from foretoken.simulator.search.training.trainer_bounds import find_possible, list_bounds
 from foretoken.simulator.steps.strategies import (
     RECOMPUTE_MODES,
@@ -176,18 +174,6 @@ def _bound(source: StrategySource, block: AxisBlock) -> AxisBlock:
     possible = find_possible(source, block.names, block.rows)
     rows = tuple(row for row, is_had in zip(block.rows, possible, strict=True) if is_had)
     return replace(block, rows=rows)
-
-
-def links_of(scenario: TrainingScenario, device: str) -> TopologySpec:
-    """Return the links of a device: those of the scenario, of another device its first.
-
-    Raises:
-        UnknownTopologyError: none is known.
-
-    """
-    if scenario.topology and device == scenario.device:
-        return find_topology(scenario.topology)
-    return topology_of_device(find_device(device).name)
 
 
 def _node_room(scenario: TrainingScenario, devices: Sequence[str], num_devices: int) -> int:
