@@ -274,7 +274,7 @@ _ADDITIONS = {
     ),
     "test of data quality": Addition(
         files={"catalog/quality/tests/newcomer.py": ("erratic", '"erratic"')},
-        program="print(resolve('catalog.quality.doubt:all_tests')())",
+        program="print(resolve('catalog.quality.test_definition:all_tests')())",
     ),
 }
 

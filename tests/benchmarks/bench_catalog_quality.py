@@ -21,8 +21,8 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.dims import split_by_operator
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.quality import judge
-from foretoken.catalog.quality.doubt import all_tests
 from foretoken.catalog.quality.ingest import INGEST_TESTS
+from foretoken.catalog.quality.test_definition import all_tests
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.measurements.measurement import (
     CheckRequest,

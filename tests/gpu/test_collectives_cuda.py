@@ -7,7 +7,7 @@ import torch
 
 from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.domain.operators.spec.operator import all_operators
-from foretoken.domain.operators.spec.overlap import call_alone, call_beside
+from foretoken.domain.operators.spec.overlap import call_alone, call_during
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.local_device import list_local_devices
 from foretoken.profiler.ranks.group import CollectiveGroup
@@ -63,7 +63,7 @@ def test_what_cannot_be_timed_leaves_the_group_alive(group: CollectiveGroup) -> 
 def test_a_product_is_timed_alone_and_beside_communication(group: CollectiveGroup) -> None:
     num_ranks = torch.cuda.device_count()
     alone = group.time(call_alone(_GEMM, num_ranks, 1))
-    beside = group.time(call_beside(_GEMM, call_of("all_reduce", num_ranks, 2**26)))
+    beside = group.time(call_during(_GEMM, call_of("all_reduce", num_ranks, 2**26)))
     assert min(alone.latency_us_min, beside.latency_us_min) > 0.0
 
 

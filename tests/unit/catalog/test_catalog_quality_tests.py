@@ -10,9 +10,9 @@ from catalog_rows import row, table
 
 from foretoken.catalog.dims import split_by_operator
 from foretoken.catalog.quality.coded import Coded, code_columns
-from foretoken.catalog.quality.doubt import all_tests
-from foretoken.catalog.quality.review import find_doubts
+from foretoken.catalog.quality.review import find_flags
 from foretoken.catalog.quality.stored_row import ALIKE, StoredRows, bound_rows
+from foretoken.catalog.quality.test_definition import all_tests
 
 _RNG_SEED = 7
 
@@ -41,7 +41,7 @@ def _stored(rows: Iterable[dict[str, Any]], *, run_id: str = "run-1", **fields: 
 
 def _names(rows: StoredRows) -> dict[str, int]:
     """Return how many rows each test flags."""
-    found = find_doubts(rows)
+    found = find_flags(rows)
     return Counter(flag.split(":")[0] for flags in found.values() for flag in flags)
 
 
@@ -77,9 +77,7 @@ def test_sound_rows_are_not_doubted() -> None:
 def test_a_row_off_its_line_is_doubted_and_its_neighbours_are_not() -> None:
     rows = _norms()
     rows[20]["latency_us_median"] *= 2
-    assert {20: ["local_outlier: 2 times what its neighbours suggest"]} == find_doubts(
-        _stored(rows)
-    )
+    assert {20: ["local_outlier: 2 times what its neighbours suggest"]} == find_flags(_stored(rows))
 
 
 def test_rows_of_another_kernel_are_another_line() -> None:
@@ -90,14 +88,14 @@ def test_rows_of_another_kernel_are_another_line() -> None:
 
 def test_of_repeats_those_far_from_the_median_are_doubted() -> None:
     rows = [_norm(5000, latency_us_median=time) for time in (300.0, 301.0, 390.0)]
-    assert [2] == list(find_doubts(_stored(rows)))
+    assert [2] == list(find_flags(_stored(rows)))
 
 
 def test_many_repeats_have_a_spread_of_their_own() -> None:
     """A cloud 20 % wide is noise; what lies outside it is not."""
     times = [300.0, 315.0, 330.0, 345.0, 360.0, 600.0]
     rows = [_norm(5000, latency_us_median=time) for time in times]
-    assert [5] == list(find_doubts(_stored(rows)))
+    assert [5] == list(find_flags(_stored(rows)))
 
 
 def test_differences_below_the_timer_resolution_are_none() -> None:
@@ -109,7 +107,7 @@ def test_differences_below_the_timer_resolution_are_none() -> None:
 def test_impossible_rows_are_no_neighbours_and_not_doubted_twice() -> None:
     rows = _norms()
     rows[20] |= {"flags": ["faster_than_physics: 1 us"], "latency_us_median": 1.0}
-    assert {} == find_doubts(_stored(rows))
+    assert {} == find_flags(_stored(rows))
 
 
 def test_what_is_left_of_an_impossible_table_is_doubted() -> None:
@@ -140,7 +138,7 @@ def test_a_backward_pass_without_a_kernel_is_doubted() -> None:
         found["latency_us_median"] *= 0.6
     rows = [*_norms(), *backward]
     assert {} == _names(_stored(rows, peer_ratios={"a30": 1.2, "a100_sxm_80": 1.9}))
-    found = find_doubts(_stored(rows, peer_ratios={"a30": 1.2, "a100_sxm_80": 3.2}))
+    found = find_flags(_stored(rows, peer_ratios={"a30": 1.2, "a100_sxm_80": 3.2}))
     assert list(range(64, 128)) == list(found)
     assert ["backward_too_fast: takes 1.2 times the forward pass; 3.2 times on a100_sxm_80"] == (
         found[64]
@@ -161,7 +159,7 @@ def test_a_line_that_jumps_between_close_sizes_is_doubted() -> None:
     wild = [_gather(size, kernel="other") for size in sizes]
     for found in wild:
         found["latency_us_median"] *= rng.choice([1.0, 2.0, 4.0, 8.0])
-    doubts = find_doubts(_stored([*smooth, *wild]))
+    doubts = find_flags(_stored([*smooth, *wild]))
     assert list(range(200, 400)) == list(doubts)
     assert all(flags[0].startswith("erratic: along message_bytes") for flags in doubts.values())
 
@@ -188,7 +186,7 @@ def _linear(file: str, ratios: tuple[int, ...]) -> list[dict[str, Any]]:
 
 def test_a_table_sampled_along_one_direction_is_doubted() -> None:
     rows = [*_linear("1.csv", (1, 2, 3)), *_linear("2.csv", (1,)), *_linear("3.csv", (1, 2, 4))]
-    doubts = find_doubts(_stored(rows))
+    doubts = find_flags(_stored(rows))
     assert list(range(96, 128)) == list(doubts)
     assert [
         "locked_dimensions: n is always 1 times k, unlike in the other tables of this run"
@@ -207,7 +205,7 @@ def test_a_table_some_whole_number_too_slow_is_doubted(factor: float, num_doubte
     for found in scaled:
         found["latency_us_median"] *= factor
     others = [_norm(1000 * step + 10, source_file="means.csv") for step in range(1, 65)]
-    doubts = find_doubts(_stored([*scaled, *others]))
+    doubts = find_flags(_stored([*scaled, *others]))
     flagged = [place for place, flags in doubts.items() if flags[0].startswith("scaled_table")]
     assert list(range(num_doubted)) == flagged
 

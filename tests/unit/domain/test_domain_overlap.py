@@ -9,10 +9,10 @@ from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.domain.operators.spec.collective import bandwidth_of, variant_of_group
 from foretoken.domain.operators.spec.overlap import (
     call_alone,
-    call_beside,
+    call_during,
     find_companion,
     group_of_call,
-    is_beside,
+    is_timed_during,
     plain_call,
 )
 
@@ -37,18 +37,18 @@ def exchanges(draw: st.DrawFn) -> OperatorCall:
 
 @given(product=products(), exchange=exchanges())
 def test_both_calls_come_back_from_a_variant(product: OperatorCall, exchange: OperatorCall) -> None:
-    beside = call_beside(product, exchange)
+    beside = call_during(product, exchange)
     assert (product, exchange) == (plain_call(beside), find_companion(beside))
     assert (exchange.dims["devices_per_node"], exchange.dims["num_nodes"]) == group_of_call(beside)
-    reverse = call_beside(exchange, product)
+    reverse = call_during(exchange, product)
     assert group_of_call(beside) == group_of_call(reverse)
 
 
 @given(product=products(), devices=SIZES, nodes=SIZES)
 def test_a_call_alone_keeps_its_group(product: OperatorCall, devices: int, nodes: int) -> None:
     alone = call_alone(product, devices, nodes)
-    assert is_beside(alone)
-    assert not is_beside(product)
+    assert is_timed_during(alone)
+    assert not is_timed_during(product)
     assert find_companion(alone) is None
     assert (devices, nodes) == group_of_call(alone)
     assert product == plain_call(alone)
@@ -67,14 +67,14 @@ def test_two_collectives_are_not_timed_beside_each_other(
     first: OperatorCall, second: OperatorCall
 ) -> None:
     with pytest.raises(InvalidRequestError, match="both calls communicate"):
-        group_of_call(call_beside(first, second))
+        group_of_call(call_during(first, second))
 
 
 def test_two_computations_have_no_group() -> None:
     dims = {"m": 1, "n": 1, "k": 1}
     product = OperatorCall(operator="gemm", dtype=DType.BF16, dims=dims)
     with pytest.raises(InvalidRequestError, match="neither call communicates"):
-        group_of_call(call_beside(product, product))
+        group_of_call(call_during(product, product))
 
 
 @pytest.mark.parametrize(

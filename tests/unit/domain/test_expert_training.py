@@ -93,7 +93,7 @@ def test_tokens_go_to_the_ranks_of_their_experts_and_back() -> None:
         "num_nodes": 1,
     }
     assert expected == dispatch.dims == combine.dims
-    assert (Overlap.BESIDE, "attention_prefill") == (dispatch.overlap, dispatch.overlaps_with)
+    assert (Overlap.CONCURRENT, "attention_prefill") == (dispatch.overlap, dispatch.overlaps_with)
     assert {"ep"} == {node.axis for node in nodes.values() if node.axis}
     backward = _backward(_rank(dp=4, ep=4), _options())
     assert expected == backward["moe_dispatch_all_to_all_backward"].dims

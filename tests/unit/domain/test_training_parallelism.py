@@ -83,12 +83,12 @@ def test_backward_gathers_the_saved_input_again_and_scatters_its_gradient() -> N
         nodes["mlp_up_proj_saved_input_all_gather"],
         nodes["mlp_up_proj_dgrad_reduce_scatter"],
     )
-    assert ("all_gather", Overlap.BESIDE, "mlp_up_proj_dgrad") == (
+    assert ("all_gather", Overlap.CONCURRENT, "mlp_up_proj_dgrad") == (
         gather.operator,
         gather.overlap,
         gather.overlaps_with,
     )
-    assert ("reduce_scatter", Overlap.BESIDE, "mlp_up_proj_wgrad") == (
+    assert ("reduce_scatter", Overlap.CONCURRENT, "mlp_up_proj_wgrad") == (
         scatter.operator,
         scatter.overlap,
         scatter.overlaps_with,
@@ -100,8 +100,8 @@ def test_internevos_msp_keeps_the_gathered_input_and_fsp_does_not() -> None:
     kept = _backward(_rank(tp=4), _options(weight_parallel="msp"))
     again = _backward(_rank(tp=4), _options(weight_parallel="fsp"))
     assert "mlp_up_proj_saved_input_all_gather" not in kept
-    assert Overlap.BESIDE is kept["mlp_up_proj_dgrad_reduce_scatter"].overlap
-    assert Overlap.BESIDE is again["mlp_up_proj_saved_input_all_gather"].overlap
+    assert Overlap.CONCURRENT is kept["mlp_up_proj_dgrad_reduce_scatter"].overlap
+    assert Overlap.CONCURRENT is again["mlp_up_proj_saved_input_all_gather"].overlap
 
 
 def test_branches_that_are_summed_first_are_reduced_once() -> None:

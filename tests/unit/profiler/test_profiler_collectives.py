@@ -10,7 +10,7 @@ import pytest
 
 from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.domain.operators.spec.operator import all_operators
-from foretoken.domain.operators.spec.overlap import call_alone, call_beside, is_group_call
+from foretoken.domain.operators.spec.overlap import call_alone, call_during, is_group_call
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.ranks.group import (
     CollectiveGroup,
@@ -89,8 +89,8 @@ def test_computation_and_communication_are_timed_beside_each_other(group: Collec
     collective = call_of("all_reduce", 2**16)
     for call in (
         call_alone(GEMM, 2, 1),
-        call_beside(GEMM, collective),
-        call_beside(collective, GEMM),
+        call_during(GEMM, collective),
+        call_during(collective, GEMM),
     ):
         assert _time_patiently(group, call).latency_us_median > 0.0
 
@@ -113,7 +113,7 @@ def _time_patiently(group: CollectiveGroup, call: OperatorCall) -> TimingSummary
         (call_of("all_reduce", dtype=DType.FP4), "torch has no fp4"),
         (call_of("all_reduce", group=(4, 1)), "there are 3 on each of 1"),
         (call_of("all_reduce", group=(2, 2)), "2 ranks on each of 2 nodes"),
-        (call_beside(GEMM, GEMM), "neither call communicates"),
+        (call_during(GEMM, GEMM), "neither call communicates"),
     ],
 )
 def test_call_that_cannot_be_timed_says_why_and_the_group_lives_on(

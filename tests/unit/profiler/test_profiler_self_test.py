@@ -13,7 +13,11 @@ from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.local_device import find_local_device
 from foretoken.profiler.timing.case import Rig
-from foretoken.profiler.timing.plausibility import PhysicalLimits, doubts, physical_limits
+from foretoken.profiler.timing.plausibility import (
+    PhysicalLimits,
+    implausible_flags,
+    physical_limits,
+)
 from foretoken.profiler.timing.self_test import SelfTest, check_self_test, run_self_test
 from foretoken.profiler.timing.stopwatch import CpuStopwatch
 
@@ -81,24 +85,24 @@ def test_a_cpu_is_tested_in_every_format_it_has() -> None:
 
 def test_latency_above_the_peak_is_doubted() -> None:
     limits = physical_limits(CPU, DType.FP32, num_threads=1)
-    assert doubts(GEMM, 1e6, limits) == []
-    flag, *_ = doubts(GEMM, 1.0, limits)
+    assert implausible_flags(GEMM, 1e6, limits) == []
+    flag, *_ = implausible_flags(GEMM, 1.0, limits)
     assert flag.startswith("above_peak: ")
 
 
 def test_more_bytes_than_memory_moves_are_doubted() -> None:
     """2 MiB read and written in 1 µs; memory of this device moves 2 MB in that time."""
     copy = OperatorCall(operator="buffer_copy", dtype=DType.FP32, dims={"num_params": 2**19})
-    (flag,) = doubts(copy, 1.0, LIMITS)
+    (flag,) = implausible_flags(copy, 1.0, LIMITS)
     assert flag.startswith("above_bandwidth: ")
-    assert doubts(copy, 3.0, LIMITS) == []
+    assert implausible_flags(copy, 3.0, LIMITS) == []
 
 
 @given(st.floats(min_value=2.0**21, max_value=1e12))
 def test_what_the_cache_may_hold_is_not_doubted(cache_bytes: float) -> None:
     """Inputs of less than twice the cache may in part have stayed there."""
     copy = OperatorCall(operator="buffer_copy", dtype=DType.FP32, dims={"num_params": 2**19})
-    assert doubts(copy, 1.0, LIMITS, cache_bytes) == []
+    assert implausible_flags(copy, 1.0, LIMITS, cache_bytes) == []
 
 
 def test_collectives_are_judged_elsewhere() -> None:
@@ -108,7 +112,7 @@ def test_collectives_are_judged_elsewhere() -> None:
         phase=Phase.FORWARD,
         dims={"message_bytes": 2**30, "devices_per_node": 2, "num_nodes": 1},
     )
-    assert doubts(call, 1e-3, LIMITS) == []
+    assert implausible_flags(call, 1e-3, LIMITS) == []
 
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.TF32, DType.BF16, DType.FP8, DType.INT8])

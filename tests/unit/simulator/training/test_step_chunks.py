@@ -9,7 +9,7 @@ from foretoken.simulator.steps.chunks import (
     NEVER,
     Buckets,
     LastPass,
-    gather_beside,
+    gather_during,
     reduce_early,
 )
 
@@ -64,5 +64,5 @@ def test_nothing_to_reduce_never_ends() -> None:
 
 
 def test_a_gather_slows_the_forward_pass_it_hides_behind() -> None:
-    found = gather_beside(np.array([10.0, 40.0]), np.array([20.0, 20.0]), 1.25)
+    found = gather_during(np.array([10.0, 40.0]), np.array([20.0, 20.0]), 1.25)
     assert pytest.approx([10 * 0.2, 25 * 0.2 + 15]) == list(found)

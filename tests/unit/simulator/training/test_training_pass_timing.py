@@ -79,7 +79,7 @@ def test_communication_beside_an_operator_ends_with_the_longer(
     communication_us: float, expected_us: float
 ) -> None:
     layers = range(1)
-    gather = _communicate("gather", communication_us, layers, Overlap.BESIDE, "gemm")
+    gather = _communicate("gather", communication_us, layers, Overlap.CONCURRENT, "gemm")
     time = _time([gather, _compute("gemm", 10, layers)], layers)
     assert expected_us == time.total_us[0]
     assert max(0, communication_us - 10) == time.exposed_us["collective", "tp"][0]
@@ -90,7 +90,7 @@ def test_communication_slows_down_what_runs_beside_it() -> None:
     layers = range(1)
 
     def time(communication_us: float) -> PassTime:
-        gather = _communicate("gather", communication_us, layers, Overlap.BESIDE, "gemm")
+        gather = _communicate("gather", communication_us, layers, Overlap.CONCURRENT, "gemm")
         return _time([gather, _compute("gemm", 10, layers)], layers, slowdown_ratio=1.25)
 
     assert 20 == time(20).total_us[0]
@@ -101,7 +101,7 @@ def test_communication_slows_down_what_runs_beside_it() -> None:
 
 def test_communication_beside_what_the_layer_has_not_is_exposed() -> None:
     layers = range(2)
-    gather = _communicate("gather", 4, layers, Overlap.BESIDE, "experts")
+    gather = _communicate("gather", 4, layers, Overlap.CONCURRENT, "experts")
     assert 28 == _time([gather, _compute("gemm", 10, layers)], layers).total_us[0]
 
 
@@ -153,7 +153,7 @@ def test_collectives_queue_for_those_of_their_own_axis(axis: str, expected_us: f
     scatter = _communicate("scatter", 16, layers, Overlap.DEFERRED)
     nodes = [
         dataclasses.replace(scatter, axis=axis),
-        _communicate("gather", 8, layers, Overlap.BESIDE, "gemm"),
+        _communicate("gather", 8, layers, Overlap.CONCURRENT, "gemm"),
         _compute("gemm", 10, layers),
         _compute("head", 10, layers),
     ]
@@ -165,7 +165,7 @@ def test_a_collective_that_takes_no_time_is_not_waited_for() -> None:
     layers = range(1)
     nodes = (
         _communicate("scatter", 16, layers, Overlap.DEFERRED),
-        _communicate("gather", 8, layers, Overlap.BESIDE, "gemm"),
+        _communicate("gather", 8, layers, Overlap.CONCURRENT, "gemm"),
         _compute("gemm", 10, layers),
         _compute("head", 10, layers),
     )

@@ -15,7 +15,7 @@ def is_there(path: Path) -> bool:
         return False
 
 
-def find_beside(folder: Path, name: str, field: str) -> Path:
+def find_named_file(folder: Path, name: str, field: str) -> Path:
     """Return the path that a file in a folder names: `~` is a home, the rest relative to it.
 
     Raises:

@@ -15,7 +15,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.load import load_model
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.text_file import find_beside, is_there
+from foretoken.domain.text_file import find_named_file, is_there
 
 if TYPE_CHECKING:
     from foretoken.domain.requests.search import ServingSearchRequest
@@ -138,12 +138,12 @@ def _load_training_files(content: dict[str, Any], folder: Path) -> None:
         from foretoken.app.module_times_file import read_module_times
 
         facts = {name: value for name, value in profile.items() if name != "file"}
-        path = find_beside(folder, profile["file"], "module_times.file")
+        path = find_named_file(folder, profile["file"], "module_times.file")
         content["module_times"] = read_module_times(path, facts)
     calibration = content.get("calibration")
     if isinstance(calibration, str):
         content["calibration"] = read_yaml(
-            find_beside(folder, calibration, "calibration"), "calibration"
+            find_named_file(folder, calibration, "calibration"), "calibration"
         )
 
 
@@ -151,8 +151,8 @@ def _load_model(section: Any, key: str, folder: Path) -> None:
     """Let a file name a model, or the file of one next to it."""
     name = section.get(key) if isinstance(section, dict) else None
     if isinstance(name, str):
-        beside = folder / name
-        section[key] = load_model(str(beside) if is_there(beside) else name)
+        in_folder = folder / name
+        section[key] = load_model(str(in_folder) if is_there(in_folder) else name)
 
 
 def _write_as_text(section: Any, key: str) -> None:

@@ -168,10 +168,10 @@ class Estimator:
             proxied = self._from_proxy(call, query)
             if proxied is not None:
                 return proxied
-        told = limit_to_sustained(
+        transferred = limit_to_sustained(
             _from_transfer(transfer, spec, target.device, design), spec, target.device, design
         )
-        return _prefer_documents(call, design, told)
+        return _prefer_documents(call, design, transferred)
 
     def _from_source(
         self, call: _Call, query: LatencyQuery, source: Source, design: Design
@@ -312,16 +312,16 @@ class Estimator:
         return replace(scaled, basis=f"{what}: {answers[0].basis}")
 
 
-def _prefer_documents(call: _Call, design: Design, told: LatencyColumns) -> LatencyColumns:
+def _prefer_documents(call: _Call, design: Design, transferred: LatencyColumns) -> LatencyColumns:
     """Return what documents say of the links that a call crosses, where they do."""
     topology = call.target.topology
     if topology is None:
-        return told
+        return transferred
     has_any = has_document(call.spec, call.columns, topology)
     if not has_any.any():
-        return told
+        return transferred
     linked = estimate_from_links(call.spec, call.columns, topology, design)
-    return choose_rows(has_any, linked, told, ("links with a document", "the others"))
+    return choose_rows(has_any, linked, transferred, ("links with a document", "the others"))
 
 
 def _weakest(provenances: Sequence[IntColumn], *, is_whole: bool) -> IntColumn:

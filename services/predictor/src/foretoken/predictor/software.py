@@ -86,8 +86,8 @@ class Software:
 def software_doubt_log(relation: Relation, spec: OperatorSpec, variant: str) -> float:
     """Return the further uncertainty about an operator's times of software of such a relation."""
     version, other = _APART.get(spec.group, _APART["attention"])[bool(variant)]
-    doubts = {Relation.VERSION: version, Relation.OTHER: other}
-    return math.log(doubts.get(relation, 1.0))
+    widths = {Relation.VERSION: version, Relation.OTHER: other}
+    return math.log(widths.get(relation, 1.0))
 
 
 @cache

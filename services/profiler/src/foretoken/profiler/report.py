@@ -104,11 +104,11 @@ class ReportBuilder:
 def failure_notes(reasons: Mapping[str, int]) -> tuple[str, ...]:
     """Return what a report says of failures by reason, the most frequent first."""
     frequent = Counter(reasons).most_common(_NUM_REASONS)
-    told = [f"{count:,} failed: {reason}" for reason, count in frequent]
-    num_untold = sum(reasons.values()) - sum(count for _, count in frequent)
-    if num_untold:
-        told.append(f"{num_untold:,} failed for other reasons: column status_reason of the run")
-    return tuple(told)
+    lines = [f"{count:,} failed: {reason}" for reason, count in frequent]
+    num_others = sum(reasons.values()) - sum(count for _, count in frequent)
+    if num_others:
+        lines.append(f"{num_others:,} failed for other reasons: column status_reason of the run")
+    return tuple(lines)
 
 
 def repeat_differences(medians_us: Iterable[Sequence[float]]) -> list[float]:

@@ -236,19 +236,19 @@ class ProfileSession:
     def _check_drift(self) -> None:
         """Let go of the rows since the last check, flagged if the reference was off."""
         drift, now_s = self._spec.drift, self._now_s()
-        doubts = drift.check(now_s) if drift is not None and self._unchecked else []
+        drift_flags = drift.check(now_s) if drift is not None and self._unchecked else []
         for attempt, row in self._unchecked:
             if row["status"] != "ok":
                 continue
-            if doubts and not row["flags"]:
+            if drift_flags and not row["flags"]:
                 self._report.doubt(attempt.call.operator)
-            flags = [*row["flags"], *doubts]
+            flags = [*row["flags"], *drift_flags]
             is_disturbed = bool(flags) and all(flag.startswith(_PASSING_FLAGS) for flag in flags)
             is_alone = not is_group_call(attempt.call)
             if is_disturbed and is_alone and attempt.number < _MOST_ATTEMPTS:
                 self._disturbed.append(attempt)
         self._unchecked.clear()
-        self._writer.confirm(self._now_s(), doubts)
+        self._writer.confirm(self._now_s(), drift_flags)
 
     def _time_call(self, call: OperatorCall) -> tuple[Row, float | None]:
         try:

@@ -11,7 +11,7 @@ and `mappings.py`; InternEvo, `linear.py`: `msp` keeps the gathered input, `fsp`
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from foretoken.domain.lowering.communication import beside
+from foretoken.domain.lowering.communication import overlapped_with
 from foretoken.domain.lowering.graph import OperatorNode, Overlap, Partition, Section
 from foretoken.domain.lowering.options import LoweringOptions, TrainingOptions
 from foretoken.domain.requests.scenario import TrainingScenario
@@ -69,11 +69,11 @@ def with_input_collectives(
     gather = next((node for node in nodes if node.role == gather_role), None)
     if gather is not None and not (training and keeps_gathered_input(training)):
         again = _exposed(gather, f"{gemm.role}_saved_input_all_gather")
-        yield beside(again, dgrad.role, is_hidden=is_hidden)
+        yield overlapped_with(again, dgrad.role, is_hidden=is_hidden)
     yield dgrad
     reduction = _input_reduction(gemm, gather, nodes)
     if reduction is not None:
-        yield beside(reduction, f"{gemm.role}_wgrad", is_hidden=is_hidden)
+        yield overlapped_with(reduction, f"{gemm.role}_wgrad", is_hidden=is_hidden)
 
 
 def _input_reduction(

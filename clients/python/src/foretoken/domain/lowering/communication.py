@@ -77,8 +77,8 @@ class PlacedGroup:
         )
 
 
-def beside(node: OperatorNode, role: str, *, is_hidden: bool = True) -> OperatorNode:
+def overlapped_with(node: OperatorNode, role: str, *, is_hidden: bool = True) -> OperatorNode:
     """Return a collective concurrent with the operators of a role; exposed if not hidden."""
     if not is_hidden or node.section is not Section.LAYER:
         return node
-    return dataclasses.replace(node, overlap=Overlap.BESIDE, overlaps_with=role)
+    return dataclasses.replace(node, overlap=Overlap.CONCURRENT, overlaps_with=role)

@@ -16,7 +16,7 @@ DeepSeek-V3 Technical Report, 2024, section 3.2.2, and DeepEP (tokens sent once)
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from foretoken.domain.lowering.communication import PlacedGroup, beside
+from foretoken.domain.lowering.communication import PlacedGroup, overlapped_with
 from foretoken.domain.lowering.expert_layer import is_expert_node
 from foretoken.domain.lowering.expert_load import (
     ExpertRouting,
@@ -145,7 +145,7 @@ class _Spread:
         if self._mesh.ep > 1:
             dtype = self._trainer.dispatch_dtype or node.written_dtype
             exchange = self._exchange(node, "moe_dispatch_all_to_all", dtype)
-            yield beside(exchange, self._kernel, is_hidden=self._is_hidden)
+            yield overlapped_with(exchange, self._kernel, is_hidden=self._is_hidden)
         if self._mesh.tp > 1 and not self._is_summed:
             yield self._of_pairs(node, "moe_dispatch_all_gather", "all_gather")
         yield from self._sort(node, "moe_sort")
@@ -173,7 +173,7 @@ class _Spread:
             yield self._of_pairs(node, "moe_combine_reduce_scatter", "reduce_scatter")
         if self._mesh.ep > 1:
             exchange = self._exchange(node, "moe_combine_all_to_all", node.written_dtype)
-            yield beside(exchange, "moe_up_proj", is_hidden=self._is_hidden)
+            yield overlapped_with(exchange, "moe_up_proj", is_hidden=self._is_hidden)
 
     def _unpermute(self, node: OperatorNode) -> Iterator[OperatorNode]:
         yield _with_dims(node, num_tokens=self._num_own)

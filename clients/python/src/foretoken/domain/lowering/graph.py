@@ -39,7 +39,7 @@ class Overlap(enum.Enum):
     """How the communication of a training pass lies to its computation, on a stream of its own."""
 
     EXPOSED = 1  # after all before it, and all after it waits
-    BESIDE = 2  # together with the operators of one role in the same layer; the rest waits for both
+    CONCURRENT = 2  # with the operators of one role in the same layer; the rest waits for both
     PREFETCH = 3  # begun a layer ahead of where it stands; what follows waits until it has ended
     DEFERRED = 4  # begun where it stands, and only the end of the step waits for it
 

@@ -9,7 +9,7 @@ TransformerEngine, `context_parallel.py`.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from foretoken.domain.lowering.communication import PlacedGroup, beside
+from foretoken.domain.lowering.communication import PlacedGroup, overlapped_with
 from foretoken.domain.lowering.graph import OperatorNode, RankContext
 from foretoken.domain.lowering.head_exchange import ATTENTION_KERNELS, head_dims, num_key_heads
 
@@ -36,7 +36,7 @@ def _ring(node: OperatorNode, rank: RankContext, *, is_hidden: bool) -> Iterator
     for index in range(1, rank.layout.cp):
         role = f"{node.role}_ring_send_{index}"
         send = group.collective(node, role, "send_recv", message_bytes)
-        yield beside(send, kernel.role, is_hidden=is_hidden)
+        yield overlapped_with(send, kernel.role, is_hidden=is_hidden)
         yield kernel
         kernel = _other_block(node, index)
     yield kernel

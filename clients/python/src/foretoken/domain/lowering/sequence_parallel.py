@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from foretoken.domain.lowering.backward_collectives import input_width
-from foretoken.domain.lowering.communication import PlacedGroup, beside
+from foretoken.domain.lowering.communication import PlacedGroup, overlapped_with
 from foretoken.domain.lowering.expert_layer import is_expert_node
 from foretoken.domain.lowering.graph import OperatorNode, Partition, RankContext, Section
 from foretoken.domain.lowering.options import LayoutCases, Lowering, TrainingOptions
@@ -96,7 +96,7 @@ class _Writer:
         message_bytes = node.written_dtype.bytes_of(node.dims["m"] * input_width(node, self._nodes))
         role = f"{node.role}_input_all_gather"
         gather = self._group.collective(node, role, "all_gather", message_bytes)
-        return beside(gather, node.role, is_hidden=self._is_hidden)
+        return overlapped_with(gather, node.role, is_hidden=self._is_hidden)
 
     def _is_summed(self, node: OperatorNode) -> bool:
         if self._sums_branches and node.role == "attn_out_proj":
@@ -110,4 +110,4 @@ class _Writer:
         operator = "reduce_scatter" if self._is_split else "all_reduce"
         role = f"{node.role}_{operator}"
         reduction = self._group.collective(node, role, operator, message_bytes)
-        return beside(reduction, node.role, is_hidden=self._is_hidden)
+        return overlapped_with(reduction, node.role, is_hidden=self._is_hidden)

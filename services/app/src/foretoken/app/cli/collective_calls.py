@@ -18,7 +18,7 @@ from foretoken.domain.operators.spec.collective import Bandwidth, bandwidth_of, 
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.overlap import (
     call_alone,
-    call_beside,
+    call_during,
     find_companion,
     group_of_call,
     plain_call,
@@ -89,8 +89,8 @@ def overlap_calls(choice: CollectiveChoice, gemm: OperatorCall) -> tuple[Operato
             collective = _collective(operator, size, group, choice.dtype)
             found += [
                 collective,
-                call_beside(product, collective),
-                call_beside(collective, product),
+                call_during(product, collective),
+                call_during(collective, product),
             ]
     return tuple(found)
 
@@ -318,9 +318,9 @@ def _overlap_rows(
     )
     reverse = next(reverses, None)
     alone = timings.get(key_of(call_alone(product, *group_of_call(call))))
-    beside = timings.get(key_of(call))
+    during = timings.get(key_of(call))
     collective_alone = timings.get(key_of(plain_call(reverse.call))) if reverse else None
-    if not (alone and beside and reverse and collective_alone):
+    if not (alone and during and reverse and collective_alone):
         return
     yield (
         "x".join(str(side) for side in product.dims.values()),
@@ -328,8 +328,8 @@ def _overlap_rows(
         describe_group(call),
         format_size(collective.dims["message_bytes"]),
         alone.latency_us_median,
-        beside.latency_us_median,
-        beside.latency_us_median / alone.latency_us_median,
+        during.latency_us_median,
+        during.latency_us_median / alone.latency_us_median,
         collective_alone.latency_us_median,
         reverse.latency_us_median,
         reverse.latency_us_median / collective_alone.latency_us_median,

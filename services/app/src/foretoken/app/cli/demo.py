@@ -55,9 +55,9 @@ def demo(
         f" between {estimate.low_us:.0f} and {estimate.high_us:.0f},"
         f" {estimate.provenance.name.lower()}"
     )
-    if doubted := outcome.profile.num_flagged:
+    if num_flagged := outcome.profile.num_flagged:
         note(
-            f"{doubted} of {outcome.profile.num_measured} points were timed while other work"
+            f"{num_flagged} of {outcome.profile.num_measured} points were timed while other work"
             " disturbed this machine and are not trained on: a quiet one predicts better"
         )
     state.print_object(outcome, lambda: _accuracy_table(outcome))

@@ -264,8 +264,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any], Path]:
         return {}, content, path
     scenario = content.pop("scenario")
     if isinstance(scenario, str):
-        beside = path.parent / scenario
-        return content, read_yaml(beside, "scenario"), beside
+        in_folder = path.parent / scenario
+        return content, read_yaml(in_folder, "scenario"), in_folder
     return content, dict(scenario), path
 
 

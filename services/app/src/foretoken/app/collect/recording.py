@@ -217,10 +217,10 @@ def _requests(replay: Replay) -> tuple[MeasuredRequest, ...]:
 
 def _cached_ratio(replay: Replay) -> float:
     """Return the share of prompt tokens the answers say were cached; -1 where they do not say."""
-    told = [answer for answer in replay.answers.values() if answer.cached_tokens >= 0]
-    num_tokens = sum(answer.prompt_tokens for answer in told)
+    known = [answer for answer in replay.answers.values() if answer.cached_tokens >= 0]
+    num_tokens = sum(answer.prompt_tokens for answer in known)
     return (
-        sum(answer.cached_tokens for answer in told) / num_tokens if num_tokens > 0 else UNKNOWN_S
+        sum(answer.cached_tokens for answer in known) / num_tokens if num_tokens > 0 else UNKNOWN_S
     )
 
 

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from foretoken.catalog.array import Integers
 from foretoken.catalog.quality.coded import code_columns
-from foretoken.catalog.quality.doubt import all_tests
 from foretoken.catalog.quality.ingest import INGEST_TESTS
 from foretoken.catalog.quality.stored_row import SUBJECT, bound_rows
+from foretoken.catalog.quality.test_definition import all_tests
 from foretoken.domain.measurements.measurement import ArrowStream, QualityFinding, QualityReport
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.page.section import DataTable, Fact, Picture, Section
@@ -130,9 +130,9 @@ def _draw(report: QualityReport, rows: ArrowStream) -> list[Picture]:
     caption = "Flagged rows by device and test; a row that two tests flag counts for both."
     pictures = [Picture(title="Overview", caption=caption, svg=draw_overview(counts, colors))]
     for place, (subject, found) in enumerate(_collect(report.findings, rows)):
-        sound, doubted = _split(found)
-        if doubted:
-            svg = draw_scatter(f"group{place}", sound, doubted, colors)
+        sound, flagged = _split(found)
+        if flagged:
+            svg = draw_scatter(f"group{place}", sound, flagged, colors)
             caption = _caption_of(report, subject)
             pictures.append(Picture(title=_title_of(subject), caption=caption, svg=svg))
     return pictures

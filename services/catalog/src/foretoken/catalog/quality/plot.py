@@ -87,7 +87,7 @@ def draw_overview(counts: Mapping[str, Mapping[str, int]], colors: Mapping[str, 
 
 
 def draw_scatter(
-    slug: str, sound: Cloud, doubted: Mapping[str, Cloud], colors: Mapping[str, str]
+    slug: str, sound: Cloud, flagged: Mapping[str, Cloud], colors: Mapping[str, str]
 ) -> str:
     """Draw time against work, both logarithmic, with the physical bound and the flagged rows."""
     with rc_context(STYLE):
@@ -95,7 +95,7 @@ def draw_scatter(
         axes = figure.subplots()
         clouds = [
             ("not flagged", sound, GREY),
-            *((n, c, colors.get(n, _TEST_COLORS[0])) for n, c in doubted.items()),
+            *((n, c, colors.get(n, _TEST_COLORS[0])) for n, c in flagged.items()),
         ]
         for label, cloud, color in clouds:
             if len(cloud.least_us):

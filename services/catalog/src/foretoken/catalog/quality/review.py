@@ -13,7 +13,6 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.quality.doubt import Judges, all_tests
 from foretoken.catalog.quality.phase_ratio import phase_ratio
 from foretoken.catalog.quality.review_row import (
     ReviewGroup,
@@ -26,10 +25,11 @@ from foretoken.catalog.quality.review_verdict import (
     FOUND_SCHEMA,
     describe,
     register_verdict,
-    write_doubts,
+    write_flags,
     write_review,
 )
 from foretoken.catalog.quality.stored_row import StoredRows
+from foretoken.catalog.quality.test_definition import Judges, all_tests
 from foretoken.catalog.storage.store import Store, next_moment
 from foretoken.domain.measurements.measurement import CheckRequest, QualityReport
 from foretoken.domain.operators.spec.operator import find_operator
@@ -54,7 +54,7 @@ def review_runs(store: Store, run_ids: Sequence[str], now: datetime) -> None:
         for device in sorted({group.device for group in groups}):
             part = [group for group in groups if group.device == device]
             register_verdict(cursor, part, found, "", columns=())
-            num_rows += write_doubts(cursor, number)
+            num_rows += write_flags(cursor, number)
         write_review(cursor, requests, number, num_rows, now)
 
 
@@ -79,7 +79,7 @@ def review(
         report = describe(cursor)
         if not request.is_dry_run:
             number = next_moment(cursor)
-            write_review(cursor, [request], number, write_doubts(cursor, number), now)
+            write_review(cursor, [request], number, write_flags(cursor, number), now)
     return replace(report, wall_s=time.perf_counter() - start_s)
 
 
@@ -98,17 +98,17 @@ def _judge_groups(
         if group.operator not in peers:
             peers[group.operator] = _phase_ratios(cursor, group.operator)
         loaded = load_rows(cursor, group, peers[group.operator])
-        flags = find_doubts(loaded.rows)
+        flags = find_flags(loaded.rows)
         is_judged = loaded.is_of_run(judged_run)
-        doubted = np.array([place for place in flags if is_judged[place]], dtype=np.int64)
-        counts = [len(flags[place]) for place in doubted.tolist()]
-        rows = np.repeat(doubted, counts)
+        flagged = np.array([place for place in flags if is_judged[place]], dtype=np.int64)
+        counts = [len(flags[place]) for place in flagged.tolist()]
+        rows = np.repeat(flagged, counts)
         pieces.append(
             pa.table(
                 {
                     "batch_number": loaded.batch_numbers[rows],
                     "row_index": loaded.row_indices[rows],
-                    "flag": [flag for place in doubted.tolist() for flag in flags[place]],
+                    "flag": [flag for place in flagged.tolist() for flag in flags[place]],
                 },
                 schema=FOUND_SCHEMA,
             )
@@ -117,7 +117,7 @@ def _judge_groups(
     return pa.concat_tables(pieces)
 
 
-def find_doubts(rows: StoredRows) -> dict[int, list[str]]:
+def find_flags(rows: StoredRows) -> dict[int, list[str]]:
     """Return the flags of rows, by their place, ascending.
 
     Rows of flagged tables are no neighbours of others. Impossible rows have their flag already.
@@ -128,9 +128,9 @@ def find_doubts(rows: StoredRows) -> dict[int, list[str]]:
         subject = rows.take(judged)
         for test in all_tests():
             if test.judges is kind and len(subject):
-                for doubts in test.find(subject):
-                    for index, place in enumerate(judged[doubts.places].tolist()):
-                        flag = f"{test.name}: {doubts.explain(index)}"
+                for flagged_rows in test.find(subject):
+                    for index, place in enumerate(judged[flagged_rows.places].tolist()):
+                        flag = f"{test.name}: {flagged_rows.explain(index)}"
                         flags.setdefault(place, []).append(flag)
         is_sound = ~rows.is_impossible
         is_sound[list(flags)] = False

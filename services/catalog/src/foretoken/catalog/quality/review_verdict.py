@@ -75,7 +75,7 @@ _COMPARISON = (
 )
 
 
-def write_doubts(cursor: duckdb.DuckDBPyConnection, number: int) -> int:
+def write_flags(cursor: duckdb.DuckDBPyConnection, number: int) -> int:
     """Write the flags that begin with a review and the end of those that do not hold.
 
     Returns how many rows were judged.

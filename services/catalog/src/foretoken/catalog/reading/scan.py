@@ -39,7 +39,7 @@ def scan_rows(
     """
     if not len(batches.numbers):
         return
-    doubts = _find_doubts(cursor, pinned.as_of, batches)
+    later_flags = _find_later_flags(cursor, pinned.as_of, batches)
     condition, values = find_row_condition(pinned.selection)
     names = ", ".join(("batch_number", "row_index", "flags", *columns))
     query = (
@@ -48,7 +48,7 @@ def scan_rows(
     )
     relation = cursor.sql(query, params=values)
     for piece in relation.to_arrow_reader(_PIECE_ROWS):
-        rows = doubts.add_to(_keep(piece, batches), pinned.selection.include_flagged)
+        rows = later_flags.add_to(_keep(piece, batches), pinned.selection.include_flagged)
         if rows.num_rows:
             yield rows
 
@@ -68,7 +68,7 @@ def locate_batches(rows: pa.RecordBatch, batches: VisibleBatches) -> pa.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Doubts:
+class _LaterFlags:
     """Rows that reviews flagged at some moment, by number, and the flags they gave each."""
 
     keys: Indices
@@ -80,24 +80,26 @@ class _Doubts:
             return rows
         keys = _number_rows(rows.column("batch_number"), rows.column("row_index"))
         places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        is_doubted = self.keys[places] == keys
-        if not is_doubted.any():
+        is_flagged = self.keys[places] == keys
+        if not is_flagged.any():
             return rows
         if not include_flagged:
-            return rows.filter(pa.array(~is_doubted))
-        doubted = np.flatnonzero(is_doubted)
+            return rows.filter(pa.array(~is_flagged))
+        flagged = np.flatnonzero(is_flagged)
         flags = rows.column("flags")
-        own = flags.take(pa.array(doubted)).to_pylist()
-        later = self.flags.take(pa.array(places[doubted])).to_pylist()
+        own = flags.take(pa.array(flagged)).to_pylist()
+        later = self.flags.take(pa.array(places[flagged])).to_pylist()
         joined = [[*(first or ()), *last] for first, last in zip(own, later, strict=True)]
         order = np.arange(rows.num_rows)
-        order[doubted] = rows.num_rows + np.arange(len(doubted))
+        order[flagged] = rows.num_rows + np.arange(len(flagged))
         all_flags = pa.concat_arrays([flags, pa.array(joined, flags.type)])
         position = rows.schema.get_field_index("flags")
         return rows.set_column(position, "flags", all_flags.take(pa.array(order)))
 
 
-def _find_doubts(cursor: duckdb.DuckDBPyConnection, as_of: int, batches: VisibleBatches) -> _Doubts:
+def _find_later_flags(
+    cursor: duckdb.DuckDBPyConnection, as_of: int, batches: VisibleBatches
+) -> _LaterFlags:
     """Return the flags there were about rows of these batches at a moment."""
     query = """
         SELECT batch_number, row_index, list(flag ORDER BY since, flag) AS flags FROM doubt
@@ -110,7 +112,7 @@ def _find_doubts(cursor: duckdb.DuckDBPyConnection, as_of: int, batches: Visible
     found = cursor.sql(query, params=parameters).to_arrow_table()
     keys = _number_rows(found.column("batch_number"), found.column("row_index"))
     flags = found.column("flags")
-    return _Doubts(keys, pa.concat_arrays(flags.chunks) if flags.num_chunks else pa.array([]))
+    return _LaterFlags(keys, pa.concat_arrays(flags.chunks) if flags.num_chunks else pa.array([]))
 
 
 def _keep(rows: pa.RecordBatch, batches: VisibleBatches) -> pa.RecordBatch:

@@ -318,10 +318,10 @@ class Store:
         except duckdb.Error as err:
             raise self._explain(err) from err
         except (OSError, pa.ArrowException) as err:
-            told = find_streamed(err)
-            if told is None:
+            streamed = find_streamed(err)
+            if streamed is None:
                 raise
-            raise self._explain(told) from err
+            raise self._explain(streamed) from err
 
     def _explain(self, error: duckdb.Error) -> ForetokenError:
         if is_invalidated(error):

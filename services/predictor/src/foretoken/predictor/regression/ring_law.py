@@ -19,7 +19,7 @@ _WHOLE_MESSAGE, _WHOLE_MESSAGE_PENALTY = 3, 0.1
 # How much of one link class' efficiency is believed of the other where only one was measured: in
 # the middle between all and none, as the tables with both classes do not agree on either. Of
 # collectives measured with both, that leaves the log of latency about one off.
-_OTHER_LINK_SHARE, _OTHER_LINK_DOUBT_LOG = 0.5, 1.0
+_OTHER_LINK_SHARE, _OTHER_LINK_WIDTH_LOG = 0.5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RingLaw:
         What the law leaves over where it was measured is not the law's to say.
         """
         is_known = (self.coefficients > 0.0).sum(axis=1)[_link_class(design)] > 0
-        return np.where(is_known, 0.0, _OTHER_LINK_DOUBT_LOG)
+        return np.where(is_known, 0.0, _OTHER_LINK_WIDTH_LOG)
 
 
 def fit_ring_law(design: Design, log_ratio: FloatColumn) -> RingLaw:

@@ -14,7 +14,7 @@ HALVES_OF_ALL_REDUCE = ("all_gather", "reduce_scatter")
 Ask = Callable[[str, Columns], LatencyColumns]
 
 # Where what was measured is read: around the nearest point, which alone may be an outlier.
-_BESIDE = 0.9
+_BELOW = 0.9
 # How much nearer, in octaves, an all-reduce must have been measured to say more.
 _MIN_NEARER_OCTAVES = 0.5
 _MESSAGE = "message_bytes"
@@ -46,7 +46,7 @@ def _keep_rate(operator: str, columns: Columns, found: LatencyColumns, ask: Ask)
     is_larger &= found.provenance == Provenance.EXTRAPOLATED.value
     if not is_larger.any():
         return found
-    reference = _beside(found.nearest[_MESSAGE][is_larger])
+    reference = _below(found.nearest[_MESSAGE][is_larger])
     known = {name: column[is_larger] for name, column in columns.items()}
     [reference_us] = _ask_distinct({**known, _MESSAGE: reference}, (operator,), ask)
     rate_us = reference_us / reference
@@ -73,7 +73,7 @@ def _follow_all_reduce(
     if not len(rows):
         return found
     nearest = {name: found.nearest[name][rows] for name in columns}
-    nearest[_MESSAGE] = _beside(nearest[_MESSAGE])
+    nearest[_MESSAGE] = _below(nearest[_MESSAGE])
     own_us, whole_us = _ask_distinct(nearest, (operator, "all_reduce"), ask)
     part = np.sqrt(0.5 * np.clip(own_us / whole_us, 0.5, 1.0))
     latency_us, low_us, high_us = found.latency_us.copy(), found.low_us.copy(), found.high_us.copy()
@@ -97,8 +97,8 @@ def _ask_distinct(columns: Columns, operators: tuple[str, ...], ask: Ask) -> lis
     return [ask(operator, known).latency_us[places.ravel()] for operator in operators]
 
 
-def _beside(messages: IntColumn) -> IntColumn:
-    return (_BESIDE * messages).astype(np.int64)
+def _below(messages: IntColumn) -> IntColumn:
+    return (_BELOW * messages).astype(np.int64)
 
 
 def _scale(found: LatencyColumns, factor: FloatColumn) -> LatencyColumns:

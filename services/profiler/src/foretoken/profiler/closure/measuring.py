@@ -102,7 +102,7 @@ def measure_closure(
             progress.update(len(measured) / len(steps), describe_step(step))
             measured.append(bench.measure(step))
     finally:
-        environment = {**report.environment, DISTURBED_KEY: "; ".join(bench.doubts)}
+        environment = {**report.environment, DISTURBED_KEY: "; ".join(bench.flags_of_steps)}
         report = replace(
             report,
             steps=tuple(measured),
@@ -156,7 +156,7 @@ class _Bench:
         self._patience = patience
         self._seed = seed
         self._watch = open_watch(device, torch.get_num_threads())
-        self.doubts: list[str] = []
+        self.flags_of_steps: list[str] = []
 
     def measure(self, step: ClosureStep) -> MeasuredStep:
         """Return a step as it was timed, or failed with the reason."""
@@ -185,7 +185,7 @@ class _Bench:
             again = self._sample(run)
             if again[2].waited_ratio < seen.waited_ratio:
                 samples_us, host_us, seen = again
-        self.doubts += [f"{describe_step(step)} {flag}" for flag in seen.flags]
+        self.flags_of_steps += [f"{describe_step(step)} {flag}" for flag in seen.flags]
         memory_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         summary = summarize(samples_us)
         device_us, num_kernels = 0.0, 0

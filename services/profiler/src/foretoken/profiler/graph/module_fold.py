@@ -123,8 +123,8 @@ def module_times(
     layers = {layer for layer, _ in sums if layer >= 0}
     for column, by_layer in by_column.items():
         is_alike = set(by_layer) >= layers and _are_alike(list(by_layer.values()))
-        told = {-1: _mean(list(by_layer.values()))} if is_alike else by_layer
-        for layer, found in told.items():
+        stated = {-1: _mean(list(by_layer.values()))} if is_alike else by_layer
+        for layer, found in stated.items():
             yield ModuleTime(
                 module=column,
                 micro_batch_size=micro_batch_size,

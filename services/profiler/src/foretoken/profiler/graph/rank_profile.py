@@ -40,7 +40,7 @@ from foretoken.profiler.kernel import TORCH_DTYPES, TensorFactory
 from foretoken.profiler.recording.batches import BatchWriter
 from foretoken.profiler.recording.rows import RowBuilder, reading_columns
 from foretoken.profiler.timing.case import Rig
-from foretoken.profiler.timing.plausibility import doubts, physical_limits
+from foretoken.profiler.timing.plausibility import implausible_flags, physical_limits
 
 # How many layers are tried in place of a model that does not fit.
 _FEWER_LAYERS = (8, 4, 2, 1)
@@ -313,7 +313,7 @@ class RankProfiler:
             return
         latency_us = timed.summary.latency_us_median
         flags = [
-            *doubts(operator, latency_us, self._limits, session.rig.cache_bytes),
+            *implausible_flags(operator, latency_us, self._limits, session.rig.cache_bytes),
             *timed.seen.flags,
         ]
         row = session.rows.measured(

@@ -123,15 +123,15 @@ def _add_rows(
     )
     names = ("run_id", "phase", "dtype", "kernel", "variant", "status", "latency_us_median")
     columns = (rows.column(name).to_pylist() for name in names)
-    doubted = [bool(flags) for flags in rows.column("flags").to_pylist()]
-    for run_id, phase, dtype, kernel, variant, status, median_us, is_doubted, values in zip(
-        *columns, doubted, dims, strict=True
+    flagged = [bool(flags) for flags in rows.column("flags").to_pylist()]
+    for run_id, phase, dtype, kernel, variant, status, median_us, is_flagged, values in zip(
+        *columns, flagged, dims, strict=True
     ):
         source = "" if is_of_group(operator, variant) else kernel or ""
         point = (operator, phase, dtype, variant or "", source, values)
         shard = shards.get(run_id)
         if shard is None:
-            if status == "ok" and not is_doubted:
+            if status == "ok" and not is_flagged:
                 known.covered.add(point)
         elif shard == query.shard:
             known.own[point] += 1

@@ -18,7 +18,7 @@ from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.domain.operators.spec.overlap import (
     find_companion,
     group_of_call,
-    is_beside,
+    is_timed_during,
     plain_call,
 )
 from foretoken.profiler.kernel import TORCH_DTYPES, TensorFactory
@@ -79,11 +79,11 @@ class Rank:
                     torch.cuda.empty_cache()
 
     def _time(self, call: OperatorCall, peers: RankGroup) -> TimingSummary:
-        prepared = self._prepare(plain_call(call) if is_beside(call) else call, peers)
+        prepared = self._prepare(plain_call(call) if is_timed_during(call) else call, peers)
         companion = find_companion(call)
         if companion is None:
             return self._time_prepared(prepared, peers)
-        return self._time_beside(prepared, self._prepare(companion, peers), peers)
+        return self._time_during(prepared, self._prepare(companion, peers), peers)
 
     def _time_prepared(self, prepared: RankCall, peers: RankGroup) -> TimingSummary:
         aligning = torch.ones(1, device=self._device)
@@ -101,18 +101,18 @@ class Rank:
         stopwatch = GroupStopwatch(local, peers, prepared.refresh)
         return time_case(lambda _: prepared.run(), stopwatch, brief).latency_us_median
 
-    def _time_beside(self, prepared: RankCall, beside: RankCall, peers: RankGroup) -> TimingSummary:
-        pair_us = [self._time_briefly_us(one, peers) for one in (prepared, beside)]
+    def _time_during(self, prepared: RankCall, other: RankCall, peers: RankGroup) -> TimingSummary:
+        pair_us = [self._time_briefly_us(one, peers) for one in (prepared, other)]
         pair_ratio = pair_us[0] / pair_us[1]
         overlapping = (
-            CudaOverlapStopwatch(beside.run, pair_ratio, peers.agree, self._device)
+            CudaOverlapStopwatch(other.run, pair_ratio, peers.agree, self._device)
             if self._device.type == "cuda"
-            else OverlapStopwatch(beside.run, pair_ratio, peers.agree)
+            else OverlapStopwatch(other.run, pair_ratio, peers.agree)
         )
 
         def refresh() -> None:
             prepared.refresh()
-            beside.refresh()
+            other.refresh()
 
         stopwatch = GroupStopwatch(overlapping, peers, refresh)
         timer = self._spec.timer

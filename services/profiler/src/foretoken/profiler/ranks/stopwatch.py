@@ -125,9 +125,9 @@ class OverlapStopwatch:
     long as one timed call, each alone.
     """
 
-    def __init__(self, beside: Callable[[], object], pair_ratio: float, agree: Agree) -> None:
-        """Run `beside` during the timed calls; ranks `agree` on the largest value of all."""
-        self._beside = beside
+    def __init__(self, companion: Callable[[], object], pair_ratio: float, agree: Agree) -> None:
+        """Run `companion` during the timed calls; ranks `agree` on the largest value of all."""
+        self._companion = companion
         self._ratio = _FIRST_LENGTH_RATIO * pair_ratio
         self._agree = agree
 
@@ -139,9 +139,9 @@ class OverlapStopwatch:
 
         """
         for _ in range(_NUM_ATTEMPTS):
-            num_beside = math.ceil(self._ratio * num_calls)
+            num_companion = math.ceil(self._ratio * num_calls)
             self._agree(0.0)
-            elapsed_us, has_outlasted = self._time_once_us(call, first, num_calls, num_beside)
+            elapsed_us, has_outlasted = self._time_once_us(call, first, num_calls, num_companion)
             [was_short] = self._agree(0.0 if has_outlasted else 1.0)
             if not was_short:
                 return elapsed_us
@@ -153,50 +153,50 @@ class OverlapStopwatch:
         return time.perf_counter()
 
     def _time_once_us(
-        self, call: IndexedCall, first: int, num_calls: int, num_beside: int
+        self, call: IndexedCall, first: int, num_calls: int, num_companion: int
     ) -> tuple[float, bool]:
         """Return µs of the timed calls, and whether the concurrent ones ended after them."""
-        beside = _Thread(self._beside, num_beside)
-        beside.start()
+        companion = _Thread(self._companion, num_companion)
+        companion.start()
         start_ns = time.perf_counter_ns()
         for index in range(first, first + num_calls):
             call(index)
         end_ns = time.perf_counter_ns()
-        beside.finish()
-        return (end_ns - start_ns) / NS_PER_US, beside.end_ns >= end_ns
+        companion.finish()
+        return (end_ns - start_ns) / NS_PER_US, companion.end_ns >= end_ns
 
 
 class CudaOverlapStopwatch(OverlapStopwatch):
     """Takes the time between events of one stream while the concurrent calls run in another one."""
 
     def __init__(
-        self, beside: Callable[[], object], pair_ratio: float, agree: Agree, device: torch.device
+        self, companion: Callable[[], object], pair_ratio: float, agree: Agree, device: torch.device
     ) -> None:
         """Use two streams of `device`."""
-        super().__init__(beside, pair_ratio, agree)
+        super().__init__(companion, pair_ratio, agree)
         self._device = device
         self._side = torch.cuda.Stream(device)
         self._queue = Queue(device)
 
     def _time_once_us(
-        self, call: IndexedCall, first: int, num_calls: int, num_beside: int
+        self, call: IndexedCall, first: int, num_calls: int, num_companion: int
     ) -> tuple[float, bool]:
         events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-        start, end, beside_end = events
+        start, end, companion_end = events
         main = torch.cuda.current_stream(self._device)
         with self._queue.held():
             self._side.wait_stream(main)
             with torch.cuda.stream(self._side):
-                for _ in range(num_beside):
-                    self._beside()
-                beside_end.record(self._side)
+                for _ in range(num_companion):
+                    self._companion()
+                companion_end.record(self._side)
             start.record(main)
             for index in range(first, first + num_calls):
                 call(index)
             end.record(main)
         end.synchronize()
-        beside_end.synchronize()
-        return float(start.elapsed_time(end)) * US_PER_MS, end.elapsed_time(beside_end) >= 0.0
+        companion_end.synchronize()
+        return float(start.elapsed_time(end)) * US_PER_MS, end.elapsed_time(companion_end) >= 0.0
 
 
 class _Thread:

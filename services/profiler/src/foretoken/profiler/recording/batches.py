@@ -44,7 +44,7 @@ class BatchWriter:
         self._spool.append(self._next_index, row)
         self._rows.append(dict(row))
 
-    def confirm(self, now_s: float, doubts: Sequence[str] = ()) -> None:
+    def confirm(self, now_s: float, drift_flags: Sequence[str] = ()) -> None:
         """Let go the rows since the last time, the timed ones with these flags.
 
         Raises:
@@ -52,10 +52,10 @@ class BatchWriter:
 
         """
         for row in self._rows:
-            if doubts and row["status"] == "ok":
-                row["flags"] = [*row["flags"], *doubts]
+            if drift_flags and row["status"] == "ok":
+                row["flags"] = [*row["flags"], *drift_flags]
         is_due = now_s - self._first_row_s >= self._hand_over.batch_s
-        if doubts or len(self._rows) >= self._hand_over.batch_rows or is_due:
+        if drift_flags or len(self._rows) >= self._hand_over.batch_rows or is_due:
             self.flush()
 
     def flush(self) -> None:

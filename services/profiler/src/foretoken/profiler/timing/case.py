@@ -29,7 +29,7 @@ from foretoken.profiler.timing.graph_capture import (
 )
 from foretoken.profiler.timing.kernel_names import NOT_TRACED, KernelNamer
 from foretoken.profiler.timing.memory import needed_bytes
-from foretoken.profiler.timing.plausibility import doubts, physical_limits
+from foretoken.profiler.timing.plausibility import implausible_flags, physical_limits
 from foretoken.profiler.timing.stopwatch import CpuStopwatch, CudaStopwatch, IndexedCall, Stopwatch
 from foretoken.profiler.timing.timer import TimingSummary, calls_per_sample, time_case
 from foretoken.profiler.timing.watch import BlindWatch, DeviceWatch, Observation, open_watch
@@ -191,7 +191,10 @@ def time_call(call: OperatorCall, tensors: TensorFactory, rig: Rig) -> CallTimin
         summary=summary,
         kernel=case.source,
         kernel_name=trace.name,
-        flags=[*doubts(call, summary.latency_us_median, limits, kept_bytes), *seen.flags],
+        flags=[
+            *implausible_flags(call, summary.latency_us_median, limits, kept_bytes),
+            *seen.flags,
+        ],
         reading=seen.reading,
         method=method,
         num_kernels=trace.num_kernels,

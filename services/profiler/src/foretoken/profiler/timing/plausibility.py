@@ -54,7 +54,7 @@ def physical_limits(device: DeviceSpec, dtype: DType, num_threads: int) -> Physi
     )
 
 
-def doubts(
+def implausible_flags(
     call: OperatorCall, latency_us: float, limits: PhysicalLimits, cache_bytes: float = 0.0
 ) -> list[str]:
     """Return the quality flags of a measured latency.

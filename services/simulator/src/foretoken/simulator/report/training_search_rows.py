@@ -314,8 +314,8 @@ def describe_ties(report: TrainingSearchReport, rows: Sequence[Row]) -> list[str
     count = f"{len(names):,} other {others} with {best['name']}"
     return [
         f"{count}: {meaning}; take one for another reason, or measure",
-        f"simplest of them: {_beside(simplest, best, figure)}",
-        f"most free memory: {_beside(roomiest, best, figure)}, {most_free}",
+        f"simplest of them: {_compared_with(simplest, best, figure)}",
+        f"most free memory: {_compared_with(roomiest, best, figure)}, {most_free}",
     ]
 
 
@@ -351,7 +351,7 @@ def _percent(ratio: float) -> str:
     return f"{round(ratio - 1, 3) + 0.0:+.1%}"
 
 
-def _beside(row: Row, best: Row, figure: RankedFigure) -> str:
+def _compared_with(row: Row, best: Row, figure: RankedFigure) -> str:
     if row is best:
         return f"{row['name']} itself"
     ratio = row[figure.column] / best[figure.column] - 1 if best[figure.column] else 0.0

@@ -190,7 +190,7 @@ def reduce_early(passes: Sequence[LastPass], carried_us: Time, none: Floats) -> 
     return first_us, np.maximum(free_us, late_us)
 
 
-def gather_beside(gather_us: Floats, forward_us: Floats, slowdown_ratio: float) -> Floats:
+def gather_during(gather_us: Floats, forward_us: Floats, slowdown_ratio: float) -> Floats:
     """Return what gathering parameters adds to a step where they are prefetched.
 
     They overlap the next step's first forward pass, which they slow down.

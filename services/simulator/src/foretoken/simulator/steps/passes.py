@@ -200,7 +200,7 @@ class _Spent:
         for step in program:
             if isinstance(step, Compute):
                 computed = computed + step.time_us
-                for _, time_us in step.beside:
+                for _, time_us in step.concurrent:
                     sent = sent + time_us
             elif step.overlap is Overlap.EXPOSED:
                 exposed[step.key] = exposed.get(step.key, 0.0) + step.time_us

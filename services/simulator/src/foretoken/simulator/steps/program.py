@@ -57,7 +57,7 @@ class Compute:
     """Computation, with communication that may overlap it and is waited for at its end."""
 
     time_us: Column
-    beside: tuple[tuple[CommunicationKey, Column], ...] = ()
+    concurrent: tuple[tuple[CommunicationKey, Column], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +103,18 @@ def alike_layers(work: PassNodes) -> list[tuple[Nodes, int]]:
 def cut_program(nodes: Nodes, duration: Duration, rules: StreamRules) -> Program:
     """Return the program of one layer, or of what is outside of layers with all its repetitions."""
     computed = {node.role for node in nodes if not _is_collective(node)}
-    beside: dict[str, list[tuple[CommunicationKey, Column]]] = {}
+    concurrent: dict[str, list[tuple[CommunicationKey, Column]]] = {}
     for node in nodes:
-        if _is_beside(node, computed):
-            beside.setdefault(node.overlaps_with, []).append((_key(node), _time(node, duration)))
+        if _is_concurrent(node, computed):
+            concurrent.setdefault(node.overlaps_with, []).append(
+                (_key(node), _time(node, duration))
+            )
     program: list[Compute | Communicate] = []
     pending = none = 0 * rules.gap_us
     for index, node in enumerate(nodes):
-        if _is_beside(node, computed):
+        if _is_concurrent(node, computed):
             continue
-        if not _is_collective(node) and node.role not in beside:
+        if not _is_collective(node) and node.role not in concurrent:
             pending = pending + _time(node, duration)
             continue
         if pending is not none:
@@ -121,7 +123,7 @@ def cut_program(nodes: Nodes, duration: Duration, rules: StreamRules) -> Program
         if _is_collective(node):
             program.append(_communicate(node, index, duration))
         else:
-            program.append(Compute(_time(node, duration), tuple(beside.pop(node.role))))
+            program.append(Compute(_time(node, duration), tuple(concurrent.pop(node.role))))
     num_launches = sum(1 if node.section is Section.LAYER else node.repeat for node in nodes)
     host_us = _host_time(num_launches, [*program, Compute(pending)], rules)
     program.append(Compute(pending + host_us))
@@ -142,7 +144,7 @@ def _host_time(
 
 
 def _communicate(node: OperatorNode, index: int, duration: Duration) -> Communicate:
-    overlap = Overlap.EXPOSED if node.overlap is Overlap.BESIDE else node.overlap
+    overlap = Overlap.EXPOSED if node.overlap is Overlap.CONCURRENT else node.overlap
     return Communicate(overlap, _key(node), _time(node, duration), (node.role, index))
 
 
@@ -150,8 +152,8 @@ def _is_collective(node: OperatorNode) -> bool:
     return find_operator(node.operator).is_collective
 
 
-def _is_beside(node: OperatorNode, computed: set[str]) -> bool:
-    return node.overlap is Overlap.BESIDE and node.overlaps_with in computed
+def _is_concurrent(node: OperatorNode, computed: set[str]) -> bool:
+    return node.overlap is Overlap.CONCURRENT and node.overlaps_with in computed
 
 
 def _key(node: OperatorNode) -> CommunicationKey:

@@ -118,13 +118,13 @@ class Streams:
         lost_us += self.clock
         self.clock = lost_us
 
-    def compute_beside(
+    def compute_during(
         self,
         computed: tuple[Column, Column | None, float],
-        beside: Sequence[tuple[CommunicationKey, Column, bool]],
+        concurrent: Sequence[tuple[CommunicationKey, Column, bool]],
     ) -> None:
         """Compute with communication during it, which is waited for at the end."""
-        ends = [(sent[0], self._carry(*sent)) for sent in beside]
+        ends = [(sent[0], self._carry(*sent)) for sent in concurrent]
         self.compute(*computed)
         for key, end in ends:
             self._wait(key, end)
@@ -285,10 +285,10 @@ def _script(program: Program, following: Program | None, slowdown: float) -> _Sc
 def _compute(step: Compute, slowdown: float) -> tuple[Callable[..., object], tuple[Any, ...]]:
     slowed_us = step.time_us * slowdown if slowdown > 1 else None
     computed = (step.time_us, slowed_us, 1 - 1 / slowdown)
-    if not step.beside:
+    if not step.concurrent:
         return Streams.compute, computed
-    beside = tuple((key, time_us, bool(time_us.all())) for key, time_us in step.beside)
-    return Streams.compute_beside, (computed, beside)
+    concurrent = tuple((key, time_us, bool(time_us.all())) for key, time_us in step.concurrent)
+    return Streams.compute_during, (computed, concurrent)
 
 
 def _latest(free: Mapping[str, Floats]) -> Floats | None:
@@ -304,7 +304,7 @@ def _is_same(now: Floats, then: Floats) -> bool:
 def _waits_for(step: Compute | Communicate, axis: str) -> bool:
     """Tell whether a step waits for what its own stream carries."""
     if isinstance(step, Compute):
-        return any(key[1] == axis for key, _ in step.beside)
+        return any(key[1] == axis for key, _ in step.concurrent)
     return step.overlap is Overlap.PREFETCH and step.key[1] == axis
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.lowering.graph import OperatorNode, Overlap
-from foretoken.simulator.steps.chunks import NEVER, LastPass, gather_beside, reduce_early
+from foretoken.simulator.steps.chunks import NEVER, LastPass, gather_during, reduce_early
 from foretoken.simulator.steps.program import Column, Duration
 from foretoken.simulator.training.chunk_timing import TimedChunk, TimingRules, list_buckets
 from foretoken.simulator.training.pipeline import PipelineRun
@@ -164,7 +164,7 @@ def _gather(
     none = timing.columns.constant(0)
     early = [node for node in gathers if node.overlap is Overlap.PREFETCH]
     late = [node for node in gathers if node.overlap is not Overlap.PREFETCH]
-    waited_us = gather_beside(
+    waited_us = gather_during(
         _total(early, duration, none), hidden_by_us, timing.trainer.overlap_slowdown_ratio
     )
     return _total(late, duration, none) + waited_us

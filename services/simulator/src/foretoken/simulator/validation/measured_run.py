@@ -86,7 +86,7 @@ class RunFile:
             return f"is no complete JSON: {err}"
         return ""
 
-    def beside(self, name: str) -> "RunFile":
+    def neighbour(self, name: str) -> "RunFile":
         """Return the file of that name in the same folder, which may not exist."""
         return RunFile(self.path.parent / name)
 

@@ -63,7 +63,7 @@ class HostTime:
             high_us=self.high_us + other.high_us,
         )
 
-    def beside(self, other: "HostTime") -> "HostTime":
+    def overlapped_with(self, other: "HostTime") -> "HostTime":
         """Return both at the same time."""
         return HostTime(
             latency_us=max(self.latency_us, other.latency_us),
@@ -93,11 +93,11 @@ class HostTimes:
             return operators, 0.0
         if step.mode == "graph":
             launch = find("launch_graph")
-            return operators.beside(find("replay")).plus(launch), launch.latency_us
+            return operators.overlapped_with(find("replay")).plus(launch), launch.latency_us
         suffix = _suffix(step)
         model = find(f"model_{suffix}")
         if not self.is_cpu:
-            return operators.beside(model), model.latency_us
+            return operators.overlapped_with(model), model.latency_us
         alone = find(f"operators_{suffix}")
         gap_us = max(0.0, model.latency_us - alone.latency_us)
         # Both were measured side by side, so what disturbs one disturbs the other.

@@ -183,7 +183,7 @@ def _place(name: str) -> int:
 
 FORWARD = "layers, forward"
 BACKWARD = "layers, backward"
-BESIDE_LAYERS = "rest of the passes"
+OUTSIDE_LAYERS = "rest of the passes"
 WAITING = "waiting and other"
 
 # Of the first stage: nothing there waits for another stage's update.
@@ -229,8 +229,8 @@ def split_step(
         "mp_allreduce": reduced,
     }
     if "stage_fwd" in whole and "stage_bwd" in whole:
-        beside = whole["stage_fwd"] + whole["stage_bwd"] - sum(parts.values())
-        parts[BESIDE_LAYERS] = max(beside, 0.0)
+        outside = whole["stage_fwd"] + whole["stage_bwd"] - sum(parts.values())
+        parts[OUTSIDE_LAYERS] = max(outside, 0.0)
     gathered = whole.get("dp_allgather", 0.0)
     parts["pp_p2p"] = whole.get("pp_p2p", 0.0)
     parts["dp_allreduce"] = whole.get("dp_allreduce", 0.0)

@@ -13,8 +13,8 @@ from foretoken.simulator.validation.page import error_cell, findings_section, nu
 from foretoken.simulator.validation.training import TrainingValidation
 from foretoken.simulator.validation.training_comparison import (
     BACKWARD,
-    BESIDE_LAYERS,
     FORWARD,
+    OUTSIDE_LAYERS,
     WAITING,
     ComponentComparison,
     score_runs,
@@ -27,7 +27,7 @@ _COLORS = {
     FORWARD: BLUE,
     BACKWARD: ORANGE,
     "mp_allreduce": "#8c6d1f",
-    BESIDE_LAYERS: SKY,
+    OUTSIDE_LAYERS: SKY,
     "pp_p2p": PURPLE,
     "dp_allreduce": VERMILION,
     "dp_allgather": "#e9a3c4",

@@ -20,7 +20,7 @@ _DIMS_FACT = "beside_dims"
 _GROUP_LENGTH = 2
 
 
-def call_beside(call: OperatorCall, other: OperatorCall) -> OperatorCall:
+def call_during(call: OperatorCall, other: OperatorCall) -> OperatorCall:
     """Return the call as it is while `other` runs again and again."""
     names = find_operator(other.operator).dim_names
     return _with_facts(call, other.operator, [other.dims[name] for name in names])
@@ -31,7 +31,7 @@ def call_alone(call: OperatorCall, devices_per_node: int, num_nodes: int) -> Ope
     return _with_facts(call, NOTHING, [devices_per_node, num_nodes])
 
 
-def is_beside(call: OperatorCall) -> bool:
+def is_timed_during(call: OperatorCall) -> bool:
     """Return whether the call is timed during another one, or alone to compare with that."""
     return is_of_overlap(call.variant)
 

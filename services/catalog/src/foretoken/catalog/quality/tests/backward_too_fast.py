@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.phase_ratio import phase_ratio
 from foretoken.catalog.quality.stored_row import StoredRows
+from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
 # A backward pass takes this part of what its work, or another device, makes expect. Measured: 0.69
 # to 1.1 of other devices where both are sound; 0.29 and 0.43 where a kernel was missed.
@@ -15,7 +15,7 @@ _PART_OF_PEERS_MIN = 0.5
 _PART_OF_WORK_MIN = 0.25
 
 
-def _find(rows: StoredRows) -> Iterator[Doubts]:
+def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
     is_backward = rows.coded["phase"].is_value("backward")
     if not rows.spec.backward_work_ratio or not is_backward.any():
         return
@@ -33,7 +33,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
         else:
             continue
         found = places[np.flatnonzero(is_backward[places])]
-        yield Doubts(found, f"takes {ratio:.3g} times the forward pass; {reason}")
+        yield FlaggedRows(found, f"takes {ratio:.3g} times the forward pass; {reason}")
 
 
 TEST = QualityTest(

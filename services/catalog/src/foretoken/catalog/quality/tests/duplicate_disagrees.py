@@ -6,9 +6,9 @@ import numpy as np
 
 from foretoken.catalog.array import Mask
 from foretoken.catalog.quality.cell import bin_points
-from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.line import merge_duplicates
 from foretoken.catalog.quality.stored_row import ALIKE, RESOLUTION_US, StoredRows
+from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
 _RATIO_MAX = 0.1
 # So many repeats have a spread of their own, and one of them is off beyond so many deviations.
@@ -20,7 +20,7 @@ _CELL_ROWS_MIN = 8
 _SIGMAS_PER_MAD = 1.4826
 
 
-def _find(rows: StoredRows) -> Iterator[Doubts]:
+def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
     for places, alike in rows.split(ALIKE):
         times_us = alike.latency_us
         points = merge_duplicates(alike.columns, times_us)
@@ -35,7 +35,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
         is_few = points.num_repeats[points.point_of_row] < _REPEATS_MIN
         found = np.flatnonzero((off_us > allowed_us) & ~(is_few & _agrees_with_cell(alike)))
         if len(found):
-            yield Doubts(
+            yield FlaggedRows(
                 places[found],
                 [
                     f"{times_us[place]:.4g} us where this point's median is "

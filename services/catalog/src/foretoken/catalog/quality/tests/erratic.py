@@ -6,9 +6,9 @@ import numpy as np
 
 from foretoken.catalog.array import Floats
 from foretoken.catalog.dims import Indices
-from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.line import combine_codes
 from foretoken.catalog.quality.stored_row import TABLE, StoredRows
+from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
 # From the second point before one to the second after it, the dimension grows by at most this.
 _STEP_MAX = 1.5
@@ -17,7 +17,7 @@ _POINTS_MIN = 30
 _RATIO_MAX = 1.2
 
 
-def _find(rows: StoredRows) -> Iterator[Doubts]:
+def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
     for places, table in rows.split(TABLE):
         names = [name for name, column in table.columns.items() if (column != column[0]).any()]
         for name in names:
@@ -30,7 +30,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
             )
             jumps = _median_jumps(line, column, table.level)
             for wild, jump in jumps.items():
-                yield Doubts(
+                yield FlaggedRows(
                     places[line == wild],
                     f"along {name} half of the points are {jump:.3g} times off the middle of "
                     "their neighbours",

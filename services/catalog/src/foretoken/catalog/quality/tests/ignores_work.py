@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretoken.catalog.array import Floats
-from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.stored_row import TABLE, StoredRows
+from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
 # Where the work decides the time, not the launch.
 _FLOORS_MIN = 3.0
@@ -21,7 +21,7 @@ _RISE_MIN = 0.22
 _OCTAVE_ROWS_MIN = 5
 
 
-def _find(rows: StoredRows) -> Iterator[Doubts]:
+def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
     for places, table in rows.split(TABLE):
         is_work = table.work_us > _FLOORS_MIN * table.floor_us
         work_us, latency_us = table.work_us[is_work], table.latency_us[is_work]
@@ -32,7 +32,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
             continue
         correlation = np.corrcoef(_ranks(work_us), _ranks(latency_us))[0, 1]
         if correlation < _RANK_CORRELATION_MIN and _rise(work_us, latency_us) < _RISE_MIN:
-            yield Doubts(
+            yield FlaggedRows(
                 places,
                 f"over {most / least:.3g} times the work the times of this table hardly rise; "
                 f"their rank correlation is {correlation:.2f}",

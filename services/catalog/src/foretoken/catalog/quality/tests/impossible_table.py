@@ -4,20 +4,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.stored_row import TABLE, StoredRows
+from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
 _PART_MAX = 0.3
 _ROWS_MIN = 10
 
 
-def _find(rows: StoredRows) -> Iterator[Doubts]:
+def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
     if not rows.is_impossible.any():
         return
     for places, table in rows.split(TABLE):
         num_impossible = int(np.count_nonzero(table.is_impossible))
         if len(table) >= _ROWS_MIN and num_impossible > _PART_MAX * len(table):
-            yield Doubts(
+            yield FlaggedRows(
                 places[~table.is_impossible],
                 f"{num_impossible} of {len(table)} rows of this table are faster than physics",
             )

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.line import deviations_from_lines, merge_duplicates
 from foretoken.catalog.quality.stored_row import ALIKE, RESOLUTION_US, StoredRows
+from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
 # Off the neighbours by more than this factor, either way.
 _RATIO_MAX = 1.5
 
 
-def _find(rows: StoredRows) -> Iterator[Doubts]:
+def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
     for places, alike in rows.split(ALIKE):
         points = merge_duplicates(alike.columns, alike.latency_us)
         expected_us = alike.expected_us[points.rows]
@@ -24,7 +24,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
         found = np.flatnonzero(points.of_rows(is_off))
         if len(found):
             of_row = points.of_rows(ratios)[found]
-            yield Doubts(
+            yield FlaggedRows(
                 places[found],
                 [f"{ratio:.3g} times what its neighbours suggest" for ratio in of_row],
             )

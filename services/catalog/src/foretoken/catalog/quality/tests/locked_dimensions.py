@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.catalog.dims import Indices
-from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.stored_row import StoredRows
+from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
 _SOURCES = ("run_id", "phase", "dtype", "source_file")
 # A dimension varies with this many values; two of them vary freely with this many ratios.
@@ -32,7 +32,7 @@ class _Sampled:
         )
 
 
-def _find(rows: StoredRows) -> Iterator[Doubts]:
+def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
     tables = [
         _Sampled(places, table, _count_ratios(table)) for places, table in rows.split(_SOURCES)
     ]
@@ -44,7 +44,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
             if sum(number >= _RATIOS_MIN for number in siblings) >= _SIBLINGS_MIN:
                 first, second = pair
                 ratio = table.rows.columns[first][0] / table.rows.columns[second][0]
-                yield Doubts(
+                yield FlaggedRows(
                     table.places,
                     f"{first} is always {ratio:.3g} times {second}, unlike in the other tables of "
                     "this run",

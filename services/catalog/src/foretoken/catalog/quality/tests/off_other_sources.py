@@ -10,8 +10,8 @@ import numpy as np
 
 from foretoken.catalog.array import Mask
 from foretoken.catalog.quality.cell import BINS_MIN, fill_cells, number_rows
-from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.stored_row import StoredRows
+from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
 # Between sound sources the median was up to 2.6 (point to point) and 2.3 (an unfused norm).
 _RATIO_MIN = 4.0
@@ -21,7 +21,7 @@ _FLOORS_MIN = 5.0
 _HALF = ("fp16", "bf16")
 
 
-def _find(rows: StoredRows) -> Iterator[Doubts]:
+def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
     comparable = np.flatnonzero(_is_comparable(rows))
     if not len(comparable):
         return
@@ -37,7 +37,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
             ratios = list(cells.ratios_of(table, others))
             met = np.concatenate(ratios) if ratios else np.empty(0)
             if len(met) >= BINS_MIN and np.median(met) > _RATIO_MIN:
-                yield Doubts(
+                yield FlaggedRows(
                     comparable[places[tables == table]],
                     f"{np.median(met):.3g} times other sources where they meet, in {len(met)} "
                     "places",

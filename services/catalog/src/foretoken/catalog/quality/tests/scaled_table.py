@@ -9,8 +9,8 @@ import numpy as np
 
 from foretoken.catalog.array import Floats
 from foretoken.catalog.quality.cell import BINS_MIN, fill_cells, number_rows
-from foretoken.catalog.quality.doubt import Doubts, Judges, QualityTest
 from foretoken.catalog.quality.stored_row import ALIKE, StoredRows
+from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
 # Half of the places where they meet agree with each other within this factor, and their median with
 # a whole number within this part.
@@ -18,7 +18,7 @@ _SPREAD_MAX = 1.2
 _WHOLE_TOLERANCE = 0.1
 
 
-def _find(rows: StoredRows) -> Iterator[Doubts]:
+def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
     for places, alike in rows.split(ALIKE):
         tables = number_rows(alike, ("run_id", "source_file"))
         if not tables.any():
@@ -30,7 +30,7 @@ def _find(rows: StoredRows) -> Iterator[Doubts]:
             scales = ((_scale(ratios), len(ratios)) for ratios in cells.ratios_of(table, others))
             scale, num_bins = next((found for found in scales if found[0]), (None, 0))
             if scale is not None:
-                yield Doubts(
+                yield FlaggedRows(
                     places[tables == table],
                     f"{scale:.3g} times another table where they meet, in {num_bins} places",
                 )

@@ -57,11 +57,11 @@ def make_chain(strategy: PlacedStrategy, site: StageSite, *, has_memory: bool) -
     constants, per_layer = pass_times(site.lines)
     counts = count_in_rounds(site.layer_kinds, rounds)
     costs = counts @ per_layer.T
-    beside = np.maximum(0.0, constants[:, BETWEEN])
+    constant = np.maximum(0.0, constants[:, BETWEEN])
     sent = transfer_times(strategy.pipeline, site.kinds, site.lines)[:, :, 0].sum(axis=0)
     costs[0] += np.maximum(0.0, constants[:, FIRST] - constants[:, BETWEEN])
-    costs[-1] += np.maximum(0.0, constants[:, LAST]) + (rounds - 1) * (beside + sent[-1])
-    between = rounds * (sent + beside[list(stages)])[:-1]
+    costs[-1] += np.maximum(0.0, constants[:, LAST]) + (rounds - 1) * (constant + sent[-1])
+    between = rounds * (sent + constant[list(stages)])[:-1]
     given = {}
     if has_memory:
         given = {

@@ -175,9 +175,9 @@ class _StageTimes:
             return self._add_up(self._values[:, :, at])
         of_layers = self._add_up(self._layered[:, :, at])
         # The first stage has the first chunk, and the last one the last.
-        beside = self._constants[:, : self.num_stages, at].copy()
-        beside[:, -1] = self._constants[:, -1, at]
-        return np.maximum(0.0, of_layers + beside)
+        constant = self._constants[:, : self.num_stages, at].copy()
+        constant[:, -1] = self._constants[:, -1, at]
+        return np.maximum(0.0, of_layers + constant)
 
     def chunk_times(self) -> list[ChunkTimes]:
         """Return what the formulas take: columns over strategies and cases."""

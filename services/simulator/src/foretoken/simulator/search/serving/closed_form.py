@@ -60,7 +60,7 @@ class _Flow:
 
     per_step: Floats
     piece_total: Floats
-    beside: Floats
+    concurrent_decodes: Floats
     prompt_us: Floats
     decode_us: Floats
     mean_us: Floats
@@ -127,7 +127,7 @@ class ReplicaForm:
         _, _, flow = self._settle(concurrency, budget)
         decoding = 1.0 - flow.share[0] if self._rules.mixes else np.ones(len(concurrency))
         return StepMix(
-            prompts=self._prompt_steps(flow.piece_total[0], flow.beside[0]),
+            prompts=self._prompt_steps(flow.piece_total[0], flow.concurrent_decodes[0]),
             prompts_per_request=flow.share[0] / flow.per_step[0],
             decodes=self._decode_steps(np.maximum(flow.per_step[0] * self._answer, 1.0)),
             decodes_per_request=decoding / flow.per_step[0],
@@ -190,15 +190,15 @@ class ReplicaForm:
         room = alone + (room - alone) * batched.busy
         # Those whose prompts a step computes do not decode in it.
         others = np.maximum(num - np.maximum(room / self._prompt, 1.0), 0.0)
-        beside = np.minimum(num_decodes, others) if rules.mixes else np.zeros(num.shape)
-        prompt_us, _ = self._prompt_us(room, beside)
+        concurrent_decodes = np.minimum(num_decodes, others) if rules.mixes else np.zeros(num.shape)
+        prompt_us, _ = self._prompt_us(room, concurrent_decodes)
         share = num_decodes / self._answer * self._prompt / room
         share = np.minimum(share, 1.0) if rules.mixes else share
         rest = 1.0 - share if rules.mixes else 1.0
         return _Flow(
             per_step=num_decodes / self._answer,
             piece_total=room,
-            beside=beside,
+            concurrent_decodes=concurrent_decodes,
             prompt_us=prompt_us,
             decode_us=decode_us,
             mean_us=share * prompt_us + rest * decode_us,

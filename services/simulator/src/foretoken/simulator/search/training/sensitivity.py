@@ -122,26 +122,26 @@ class Sensitivities:
         )
         if first is None:
             return none
-        told = replace(
+        answer = replace(
             none,
             best=first.strategies.name(0),
             step_time_ms=first.step_us / US_PER_MS,
             tokens_per_s_per_gpu=first.tokens_per_s_per_gpu,
         )
         if ranked is None:
-            return told
+            return answer
         # Of other batches, too, names tell what the request varies.
         named = replace(first.strategies, source=ranked.strategies.source)
         today = float(ranked.tokens_per_s_per_gpu[0])
         ratio = first.tokens_per_s_per_gpu / today
-        told = replace(told, best=named.name(0), throughput_ratio=ratio)
+        answer = replace(answer, best=named.name(0), throughput_ratio=ratio)
         if same is None or not same.fits[0]:
-            return told
+            return answer
         value = objective_values(same, self._rules.objective, self._rules.prices)[0, 0]
         is_same = bool(value - first.value <= _EQUAL * abs(first.value))
         return replace(
-            told,
-            best=same.strategies.name(0) if is_same else told.best,
+            answer,
+            best=same.strategies.name(0) if is_same else answer.best,
             same_throughput_ratio=float(same.tokens_per_s_per_gpu[0]) / today,
             is_same_best=is_same,
         )

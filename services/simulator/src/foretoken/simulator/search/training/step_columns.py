@@ -15,7 +15,7 @@ from foretoken.simulator.steps.chunks import (
     NEVER,
     ChunkPasses,
     LastPass,
-    gather_beside,
+    gather_during,
     reduce_early,
     time_pair,
 )
@@ -223,7 +223,7 @@ class _Steps:
         check_us, update_us, gather_us = ends_us[_CHECKS], ends_us[_UPDATE], ends_us[_GATHER]
         check_us = check_us + self._agreement_us
         beside_us = _total([inputs.passes[kind].forward.total_us for kind in kinds])
-        waited_us = gather_beside(gather_us, beside_us, inputs.trainer.overlap_slowdown_ratio)
+        waited_us = gather_during(gather_us, beside_us, inputs.trainer.overlap_slowdown_ratio)
         return check_us + update_us, np.where(inputs.gathers_early, waited_us, gather_us)
 
     def _account(self, kinds: Sequence[int], rank: int, end_us: Floats) -> tuple[Floats, Floats]:

@@ -16,7 +16,7 @@ from foretoken.simulator.steps.call_prices import PricedTable
 from foretoken.simulator.steps.strategies import Strategies
 
 # As many are reported, and those that matter at least that much compared with the first.
-_MAX_TOLD = 3
+_MAX_NAMED = 3
 _MIN_SHARE = 0.1
 
 
@@ -46,9 +46,9 @@ def find_tie_calls(
     timer = StepTimer(pair.source.scenario, predictor, probe.price, shapes)
     grown = (timer.time(pair).variants_us - step_us) * (values / step_us)
     moved = np.abs(grown[:, 1] - grown[:, 0]) / np.abs(values[0])
-    order = np.argsort(-moved, kind="stable")[:_MAX_TOLD]
-    told = order[(moved[order] > 0) & (moved[order] >= _MIN_SHARE * moved.max())]
-    return tuple(_describe(probe.calls[number], float(moved[number])) for number in told)
+    order = np.argsort(-moved, kind="stable")[:_MAX_NAMED]
+    moved_most = order[(moved[order] > 0) & (moved[order] >= _MIN_SHARE * moved.max())]
+    return tuple(_describe(probe.calls[number], float(moved[number])) for number in moved_most)
 
 
 class _Probe:

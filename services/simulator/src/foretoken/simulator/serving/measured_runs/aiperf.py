@@ -112,7 +112,7 @@ def _count(file: RunFile, number: int, metrics: Mapping[str, Any], names: tuple[
 
 def _find_concurrency(file: RunFile) -> int:
     """Return the concurrency of a closed loop that the summary next to the file states."""
-    summary = file.beside(_SUMMARY)
+    summary = file.neighbour(_SUMMARY)
     content = summary.json if summary.path.is_file() else None
     config = content.get("input_config") if isinstance(content, Mapping) else None
     load = config.get("loadgen") if isinstance(config, Mapping) else None

@@ -118,7 +118,7 @@ def _read_request(row: _Row, mean_prompt: int) -> MeasuredRequest:
 
 def _mean_prompt(file: RunFile) -> int:
     """Return the input length of all requests as the summary tells it, or 0."""
-    summary = file.beside(_SUMMARY)
+    summary = file.neighbour(_SUMMARY)
     content = summary.json if summary.path.is_file() else None
     lengths = content.get("input_sequence_length") if isinstance(content, Mapping) else None
     if not isinstance(lengths, Mapping) or not isinstance(lengths.get("avg"), int | float):

@@ -214,7 +214,7 @@ class _Row:
 
 def _read_content(file: RunFile) -> tuple[dict[str, tuple[int, ...]], int]:
     """Return each prompt's block names, and how many tokens a block has."""
-    content = file.beside(_CONTENT)
+    content = file.neighbour(_CONTENT)
     if not content.path.is_file():
         return {}, 0
     found: dict[str, tuple[int, ...]] = {}

@@ -83,12 +83,12 @@ def model_failures(scenario: TrainingScenario, request: TrainingRunRequest) -> F
     num_devices = scenario.layout.num_devices * request.sites.num_sites
     mtbf_s = rules.device_mtbf_hours * S_PER_HOUR
     writing_s = write_s(scenario, rules)
-    is_beside = rules.is_checkpoint_asynchronous
+    is_asynchronous = rules.is_checkpoint_asynchronous
     return FailureModel(
         rate_per_s=num_devices / mtbf_s if mtbf_s else 0.0,
         restart_s=rules.restart_s,
-        stall_s=rules.checkpoint_stall_s if is_beside else writing_s,
-        delay_s=writing_s if is_beside else 0.0,
+        stall_s=rules.checkpoint_stall_s if is_asynchronous else writing_s,
+        delay_s=writing_s if is_asynchronous else 0.0,
     )
 
 

@@ -21,7 +21,7 @@ class Judges(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Doubts:
+class FlaggedRows:
     """Places of flagged rows, with an explanation for each or one for all."""
 
     places: Indices
@@ -40,7 +40,7 @@ class QualityTest:
     name: str
     summary: str
     judges: Judges
-    find: Callable[[StoredRows], Iterator[Doubts]]
+    find: Callable[[StoredRows], Iterator[FlaggedRows]]
 
 
 @cache
