@@ -79,13 +79,13 @@ setup: $(STAMP) ## make .venv with everything in it; quick when it is fresh
 
 # The development group is read here because pip before 25.1 has no --group.
 # -qq: a machine's own package folders may warn about each package they do not have.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml starter/pyproject.toml
 	@echo "setting up $(VENV); a minute or two when it is new"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Foretoken needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > $(VENV)/dev-group.txt
 	$(BIN)/python -m pip install -qq $(TORCH)
-	$(BIN)/python -m pip install -qq --editable '.[all]' --requirement $(VENV)/dev-group.txt
+	$(BIN)/python -m pip install -qq --editable ./starter --editable '.[all]' --requirement $(VENV)/dev-group.txt
 	@touch $@
 
 .PHONY: setup-lake
@@ -102,13 +102,19 @@ $(LAKE_STAMP): pyproject.toml
 demo: setup ## four services on loopback: profile this CPU, train, simulate, draw a report
 	$(BIN)/foretoken demo $(DEMO_ARGS)
 
+# The engine is compiled where that was not done, while tests are collected: else every process that
+# comes to it meanwhile, and the workers of a search, compile it for themselves.
+COMPILE := $(BIN)/python -c 'from foretoken.simulator.serving.simulation import compile_engines as c; c()'
+
 .PHONY: test
 test: setup ## run the tests, in minutes; test-slow has the rest
+	@$(COMPILE) & \
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m 'not slow' $(PYTEST_ARGS)
 
 .PHONY: test-slow
 test-slow: setup ## run what takes long: processes killed, Ray, properties on more examples, the catalog as a lake where PostgreSQL is installed
-	@status=0; $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m slow $(PYTEST_ARGS) || status=$$?; \
+	@$(COMPILE) & \
+	status=0; $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m slow $(PYTEST_ARGS) || status=$$?; \
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m 'not slow' --hypothesis-profile=slow $(PYTEST_ARGS) \
 	  --deselect tests/properties/test_hostile_requests.py tests/properties || status=$$?; \
 	if test -n "$(POSTGRES)"; then $(MAKE) --no-print-directory test-lake || status=$$?; \
@@ -232,13 +238,23 @@ profile-h200: profile-gpu ## the same on an H200 (DEVICE=h100_sxm and others wor
 proto: setup ## make the committed stubs anew from proto/
 	$(BIN)/python proto/generate.py
 
+# The wheel of NVIDIA's tables, if it is at hand; else pip downloads it.
+WHEEL ?=
+.PHONY: starter
+starter: setup ## make starter/'s measurements anew from NVIDIA's WHEEL (minutes); starter-prior makes what is learned from them
+	$(BIN)/python starter/make_starter.py $(if $(WHEEL),--wheel $(WHEEL))
+
+.PHONY: starter-prior
+starter-prior: setup ## learn starter/'s typical efficiencies anew, as a new revision of features asks for
+	$(BIN)/python starter/make_starter.py --prior
+
 .PHONY: metrics-reference
 metrics-reference: setup ## make docs/reference/metrics.md anew from the registry of metrics
 	$(BIN)/python -m foretoken.domain.metrics.reference > docs/reference/metrics.md
 
 .PHONY: docs
 docs: setup ## make the keys in docs/reference anew from the fields of scenarios
-	$(BIN)/python -m foretoken.app.scenario_keys docs/reference/scenario-files.md
+	$(BIN)/python -m foretoken.app.scenario_file docs/reference/scenario-files.md
 
 .PHONY: format
 format: setup ## put every file into its canonical form

@@ -4,8 +4,8 @@
 A version has one place, `foretoken/__init__.py`. `--prepare VERSION` writes it there and where
 images are named, and closes the changelog's section; what then is committed is tagged `vVERSION`.
 
-The release itself are a source archive and a wheel built from that archive, the notes of the
-changelog, and the commands that build the images. Nothing is sent anywhere.
+The release itself are the source archives of the program and of the starter, a wheel built from
+each, the notes of the changelog, and the commands that build the images. Nothing is sent anywhere.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,9 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _STATED = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 _PLACE = "clients/python/src/foretoken/__init__.py"
 _CHANGELOG = "CHANGELOG.md"
+# Where the distributions lie: the program, and the measurements that come with it, which have a
+# version of their own.
+_DISTRIBUTIONS = (".", "starter")
 # Where an image stands with the version it has: `foretoken-catalog:1.2.3`, or the two lines of
 # Kustomize.
 _IMAGE = re.compile(r"(foretoken-[a-z]+:)\d+\.\d+\.\d+|(newTag: )\d+\.\d+\.\d+")
@@ -118,17 +121,22 @@ def check(root: Path, version: str) -> str:
     return tagged
 
 
-def build(root: Path, target: Path) -> tuple[Path, Path]:
-    """Build the source archive, and from it alone the wheel; return both."""
-    _run(root, "-m", "hatchling", "build", "-t", "sdist", "-d", str(target))
-    (archive,) = target.glob("*.tar.gz")
+def build(root: Path, target: Path) -> Sequence[Path]:
+    """Build the source archive of each distribution, and from it alone the wheel; return all."""
+    return [path for name in _DISTRIBUTIONS for path in _build(root / name, target)]
+
+
+def _build(root: Path, target: Path) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
+        made = Path(folder)
+        _run(root, "-m", "hatchling", "build", "-t", "sdist", "-d", folder)
+        (archive,) = made.glob("*.tar.gz")
         with tarfile.open(archive) as files:
-            files.extractall(folder, filter="data")
-        (unpacked,) = Path(folder).iterdir()
-        _run(unpacked, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target))
-    (wheel,) = target.glob("*.whl")
-    return archive, wheel
+            files.extractall(made / "files", filter="data")
+        (unpacked,) = (made / "files").iterdir()
+        _run(unpacked, "-m", "hatchling", "build", "-t", "wheel", "-d", folder)
+        for path in (archive, *made.glob("*.whl")):
+            yield Path(shutil.copy(path, target))
 
 
 def image_commands(root: Path, version: str) -> list[str]:

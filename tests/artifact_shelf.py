@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from foretoken.domain.errors import ArtifactInUseError, UnknownArtifactError
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 
 
 @dataclass

@@ -11,10 +11,10 @@ from foretoken.domain.requests.search import LatencyLimit, ServingTargets
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.cost.tables import CostTables, flat_tables
 from foretoken.simulator.search.capacity.probe import Load, make_judge
-from foretoken.simulator.search.capacity.request_rate import draw_plan, rate_of_plan
-from foretoken.simulator.serving.deployment import run_deployment
+from foretoken.simulator.search.capacity.rate import draw_plan, rate_of_plan
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.request_plan import RequestPlan
 
 # A request of the single server: as many steps as tokens.

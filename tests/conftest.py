@@ -1,8 +1,9 @@
 """Fixtures every test may use."""
 
 import gc
+import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ settings.load_profile("suite")
 settings.register_profile("slow", deadline=None, max_examples=100)
 # Forty times as many: pytest --hypothesis-profile=thorough tests/properties/test_...py
 settings.register_profile("thorough", deadline=None, max_examples=1_000)
+
+# An empty home is empty: tests of the starter name it. What a test starts inherits this.
+os.environ["FORETOKEN_PREDICTOR__STARTER"] = "''"
 
 _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -53,8 +57,18 @@ def _opened_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def make_catalog_path(_opened_catalog: Path) -> Callable[[Path], str]:
+    """Put an empty catalog into a folder: its tables take longer to make than most tests."""
+
+    def make(folder: Path) -> str:
+        shutil.copytree(_opened_catalog, folder, dirs_exist_ok=True)
+        return str(folder / "catalog.duckdb")
+
+    return make
+
+
 @pytest.fixture
-def catalog_path(tmp_path: Path, _opened_catalog: Path) -> str:
-    """An empty catalog that has its tables, which take longer to make than most tests."""
-    shutil.copytree(_opened_catalog, tmp_path, dirs_exist_ok=True)
-    return str(tmp_path / "catalog.duckdb")
+def catalog_path(tmp_path: Path, make_catalog_path: Callable[[Path], str]) -> str:
+    """An empty catalog that has its tables."""
+    return make_catalog_path(tmp_path)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from foretoken.domain.job import Job
+from foretoken.domain.job import Job, Watch
 from foretoken.domain.measurements.measurement import ArrowStream
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.search import (
@@ -25,7 +25,6 @@ from foretoken.domain.requests.training_search import (
 )
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.domain.watch import Watch
 from foretoken.jobs.runner import JobRunner
 
 

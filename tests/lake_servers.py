@@ -19,7 +19,7 @@ from pathlib import Path
 import duckdb
 
 from foretoken.catalog.config import LakeConfig
-from foretoken.catalog.storage.extension import load_extension
+from foretoken.catalog.storage.lake import load_extension
 from foretoken.domain.errors import InvalidRequestError
 
 _DEBIAN_FOLDERS = "/usr/lib/postgresql"

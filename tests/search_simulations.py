@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
 from foretoken.simulator.cost.tables import CostTables
-from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.request_plan import plan_requests
 
 

@@ -4,7 +4,7 @@
 IMPORT_COMMANDS = """
 import sys
 from foretoken.app.cli.command_table import RootGroup
-from foretoken.app.cli.lazy_group import LazyGroup
+from foretoken.app.cli.command_table import LazyGroup
 
 def import_commands(group):
     for entry in group.listed:

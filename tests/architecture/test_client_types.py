@@ -12,12 +12,12 @@ _USE = """
 from collections.abc import AsyncIterator
 from typing import assert_type
 
-from foretoken.client.aio.catalog import AsyncCatalogClient
-from foretoken.client.aio.simulator import AsyncSimulatorClient
-from foretoken.client.catalog import CatalogClient
-from foretoken.client.predictor import PredictorClient
-from foretoken.client.profiler import ProfilerClient
-from foretoken.client.simulator import SimulatorClient
+from foretoken.client.services import AsyncCatalogClient
+from foretoken.client.services import AsyncSimulatorClient
+from foretoken.client.services import CatalogClient
+from foretoken.client.services import PredictorClient
+from foretoken.client.services import ProfilerClient
+from foretoken.client.services import SimulatorClient
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.measurement import (
     BatchReceipt,

@@ -8,14 +8,16 @@ import pytest
 
 from foretoken.client import results
 from foretoken.client.aio import results as aio_results
-from foretoken.client.aio.catalog import AsyncCatalogClient
-from foretoken.client.aio.predictor import AsyncPredictorClient
-from foretoken.client.aio.profiler import AsyncProfilerClient
-from foretoken.client.aio.simulator import AsyncSimulatorClient
-from foretoken.client.catalog import CatalogClient
-from foretoken.client.predictor import PredictorClient
-from foretoken.client.profiler import ProfilerClient
-from foretoken.client.simulator import SimulatorClient
+from foretoken.client.services import (
+    AsyncCatalogClient,
+    AsyncPredictorClient,
+    AsyncProfilerClient,
+    AsyncSimulatorClient,
+    CatalogClient,
+    PredictorClient,
+    ProfilerClient,
+    SimulatorClient,
+)
 from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
 
 _CLIENTS: Mapping[type, tuple[type, type]] = {

@@ -24,8 +24,7 @@ import typer
 from foretoken.app.cli.main import app
 from foretoken.app.compose import PROFILER_PLACES
 from foretoken.app.config import AppConfig, load_config
-from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
-from foretoken.app.scenario_keys import render_page
+from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario, render_page
 from foretoken.catalog.config import CatalogConfig
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain import schema
@@ -223,9 +222,9 @@ def test_bash_blocks_run(block: _Block, tmp_path: Path, find_tool: Callable[[str
 
 
 def _run(command: list[str], block: _Block, home: Path) -> None:
-    """Run a block as a user would, in the repository, its files kept apart."""
+    """Run a block as a user would, in the repository, with the starter, its files kept apart."""
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if "STARTER" not in name},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "FORETOKEN_HOME": str(home),
     }

@@ -27,6 +27,11 @@ _BREACHES = (
         "import foretoken.simulator.report.page",
     ),
     (
+        "steps-before-callers",
+        "simulator/steps/breach_search.py",
+        "import foretoken.simulator.search.training.search",
+    ),
+    (
         "costs-before-serving",
         "simulator/cost/breach_serving.py",
         "import foretoken.simulator.serving.record",

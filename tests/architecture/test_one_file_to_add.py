@@ -109,10 +109,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from foretoken.client.aio.profiler import AsyncProfilerClient
+from foretoken.client.services import AsyncProfilerClient
 from foretoken.client.channel import channel_arguments
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.client.profiler import ProfilerClient
+from foretoken.client.services import ProfilerClient
 from foretoken.profiler.servicer import register
 
 

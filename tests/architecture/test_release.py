@@ -13,7 +13,7 @@ import foretoken
 
 _GIT = shutil.which("git") or "git"
 _IMAGE = re.compile(r"foretoken-[a-z]+:(\d+\.\d+\.\d+)")
-_VERSION = "9.8.7"
+_VERSION, _STARTER_VERSION = "9.8.7", "0.1.0"
 _LINE = "- What a test has added."
 
 # As a user's first program: the front, data files, a service, and its store.
@@ -79,8 +79,7 @@ def released(clone: Path) -> Path:
 @pytest.fixture(scope="module")
 def wheel(released: Path) -> Path:
     """The wheel, which was built from the source archive alone."""
-    (built,) = released.glob("*.whl")
-    return built
+    return released / f"foretoken-{_VERSION}-py3-none-any.whl"
 
 
 def test_one_version_is_everywhere(repository_files: list[Path], repository: Path) -> None:
@@ -122,6 +121,8 @@ def test_the_archive_and_the_wheel_are_of_the_version(released: Path) -> None:
     assert {
         f"foretoken-{_VERSION}.tar.gz",
         f"foretoken-{_VERSION}-py3-none-any.whl",
+        f"foretoken_starter-{_STARTER_VERSION}.tar.gz",
+        f"foretoken_starter-{_STARTER_VERSION}-py3-none-any.whl",
         "release-notes.md",
         "build-images.sh",
     } == names
@@ -142,6 +143,23 @@ def test_the_wheel_holds_every_source_and_data_file(
     assert (set(), set()) == (expected - packed, packed - expected)
     endings = {Path(name).suffix for name in packed}
     assert {".py", ".pyi", ".yaml", ".j2", ".typed"} <= endings, endings
+
+
+def test_the_starter_s_wheel_holds_its_dataset_and_whose_figures_they_are(
+    released: Path, repository: Path, repository_files: list[Path]
+) -> None:
+    """Nothing of the programs that made it."""
+    root = repository / "starter" / "src"
+    expected = {
+        path.relative_to(root).as_posix() for path in repository_files if path.is_relative_to(root)
+    }
+    name = f"foretoken_starter-{_STARTER_VERSION}"
+    with zipfile.ZipFile(released / f"{name}-py3-none-any.whl") as archive:
+        packed = set(archive.namelist())
+        notice = archive.read(f"{name}.dist-info/licenses/NOTICE").decode()
+    assert expected == {path for path in packed if path.startswith("foretoken_starter/")}
+    assert f"{name}.dist-info/licenses/LICENSE" in packed
+    assert "NVIDIA CORPORATION" in notice
 
 
 @pytest.mark.slow

@@ -21,8 +21,6 @@ _INSTEAD: Mapping[str, str] = {
     r"\b(?:is|are) of ,(?=\W)": "requires the option",
     r"(?:^|[.;:#\"] )Who(?= \w+s\b)(?![^.]*\?)": "a user who, a client that",
 }
-# Packages whose prose is not gone through yet, by folder. One that has nothing left is taken out.
-_OPEN = ("services/simulator/src/foretoken/simulator/training/",)
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # Code, and where links lead.
@@ -53,10 +51,6 @@ def prose_of(path: Path) -> str:
     return "\n\n".join(text for text in texts if not _SQL.search(text))
 
 
-def _is_open(name: str) -> bool:
-    return name.endswith(".py") and name.startswith(_OPEN)
-
-
 def test_documents_and_code_use_the_words_of_the_field(
     repository: Path, repository_files: list[Path]
 ) -> None:
@@ -70,17 +64,10 @@ def test_documents_and_code_use_the_words_of_the_field(
     found = [
         f"{name}: {word}"
         for name, path in checked.items()
-        if not _is_open(name) and path != Path(__file__)
+        if path != Path(__file__)
         for word in find_words(prose_of(path))
     ]
     assert [] == found, "\n".join(found)
-
-
-@pytest.mark.parametrize("folder", _OPEN)
-def test_an_open_folder_still_has_something_to_replace(repository: Path, folder: str) -> None:
-    """Else it stays on the list for ever."""
-    paths = (repository / folder).rglob("*.py")
-    assert any(True for path in paths for _ in find_words(prose_of(path)))
 
 
 @pytest.mark.parametrize(

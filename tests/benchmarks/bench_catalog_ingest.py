@@ -25,7 +25,7 @@ from foretoken.catalog import servicer
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.dims import columns_to_dims
 from foretoken.catalog.service import CatalogService
-from foretoken.client.catalog import CatalogClient
+from foretoken.client.services import CatalogClient
 from foretoken.domain.measurements.measurement import BatchReceipt, MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 

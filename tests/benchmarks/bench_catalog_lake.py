@@ -29,8 +29,7 @@ from lake_servers import find_missing, serve_postgres, serve_s3
 from foretoken.catalog.config import CatalogConfig, LakeConfig
 from foretoken.catalog.recording.intake import Arrival, check_arrivals
 from foretoken.catalog.service import CatalogService
-from foretoken.catalog.storage.extension import load_extension
-from foretoken.catalog.storage.lake import LakeAttachment
+from foretoken.catalog.storage.lake import LakeAttachment, load_extension
 from foretoken.domain.measurements.measurement import RunKind
 
 # Rows of a batch: batches.

@@ -22,8 +22,8 @@ from bench_catalog_queries import POINT, fill
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.measurements.measurement import MeasurementFilter, SqlQuery
 from foretoken.wire.arrow import read_table

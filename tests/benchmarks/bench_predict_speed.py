@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
-from foretoken.client.predictor import PredictorClient
+from foretoken.client.services import PredictorClient
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import JobState
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable

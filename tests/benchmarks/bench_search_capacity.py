@@ -36,14 +36,13 @@ from foretoken.simulator.cost.tables import CostTables, flat_tables
 from foretoken.simulator.search.capacity.bracket import Bracket
 from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch
 from foretoken.simulator.search.capacity.probe import Load, make_judge, resample_loads
-from foretoken.simulator.search.capacity.request_rate import draw_plan, rate_of_plan
-from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
+from foretoken.simulator.search.capacity.rate import draw_plan, estimate_service_rps, rate_of_plan
 from foretoken.simulator.search.context import InlineContext
-from foretoken.simulator.serving.deployment import run_deployment, warm_up
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_deployment, warm_up
 from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
-from foretoken.simulator.workload.trace_file import load_trace
+from foretoken.simulator.workload.trace import load_trace
 
 Floats = NDArray[np.float64]
 

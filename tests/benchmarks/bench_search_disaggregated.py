@@ -36,8 +36,7 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.units import US_PER_S
-from foretoken.simulator.search.serving.answer_cache import AnswerCache
-from foretoken.simulator.search.serving.engine_answer import EngineAnswer
+from foretoken.simulator.search.serving.engine_answer import AnswerCache, EngineAnswer
 from foretoken.simulator.search.serving.load import LoadProfile, profile_load
 from foretoken.simulator.search.serving.space import EngineKind, SearchSpace
 

@@ -39,7 +39,7 @@ from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.executor import Executor, R, S, T, keep_going
 from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.search.executors.local import LocalExecutor
-from foretoken.simulator.search.fingerprint import fingerprint
+from foretoken.simulator.search.journal import fingerprint
 from foretoken.simulator.search.serving.search import ServingSearch
 from foretoken.simulator.serving.simulation import compile_engines
 

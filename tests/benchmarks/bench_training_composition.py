@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules, run_pipeline
-from foretoken.simulator.training.schedule import find_schedule
+from foretoken.simulator.steps.pipelines.events import ChunkTimes, LinkRules, run_pipeline
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 
 _DEFAULT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 _STAGES = ("first", "middle", "last")

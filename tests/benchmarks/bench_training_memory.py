@@ -23,8 +23,8 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.training.memory.measure import measure_memory
-from foretoken.simulator.training.schedule import find_schedule
 
 _DEFAULT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 _MIB = 2**20

@@ -42,7 +42,7 @@ from foretoken.domain.requests.training_search import (
     TrainingSpace,
 )
 from foretoken.simulator.search.context import InlineContext
-from foretoken.simulator.search.internevo.request import build_request
+from foretoken.simulator.search.internevo.question import build_request
 from foretoken.simulator.search.internevo.simulator_verdicts import judge_by_simulator
 from foretoken.simulator.search.placement.chain import Chain, find_method
 from foretoken.simulator.search.training.canonical import find_redundant

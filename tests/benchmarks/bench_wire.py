@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from foretoken.api.types.v1 import scenario_pb2
 from foretoken.catalog import servicer as catalog_servicer
-from foretoken.client.catalog import CatalogClient
-from foretoken.client.predictor import PredictorClient
+from foretoken.client.services import CatalogClient, PredictorClient
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.domain.requests.scenario import ServingScenario

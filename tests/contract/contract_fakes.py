@@ -9,7 +9,7 @@ from artifact_shelf import ArtifactShelf
 
 from foretoken.domain import schema
 from foretoken.domain.errors import UnknownDeviceError
-from foretoken.domain.job import Job
+from foretoken.domain.job import Job, WakingWatch, Watch
 from foretoken.domain.measurements.estimate import (
     LatencyColumns,
     LatencyQuery,
@@ -41,7 +41,6 @@ from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.training_search import StrategyFinalist
 from foretoken.domain.results.report import PredictorTrainingReport, ServingReport
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.domain.watch import WakingWatch, Watch
 from foretoken.jobs.runner import JobProgress, JobRunner
 from foretoken.wire import ipc
 

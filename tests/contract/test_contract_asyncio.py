@@ -14,11 +14,13 @@ from contract_scenarios import SERVING, SERVING_REPORT, TRAINING, TRAINING_REPOR
 from loopback import serve
 
 from foretoken.catalog import servicer as catalog_servicer
-from foretoken.client.aio.catalog import AsyncCatalogClient
-from foretoken.client.aio.predictor import AsyncPredictorClient
-from foretoken.client.aio.profiler import AsyncProfilerClient
-from foretoken.client.aio.simulator import AsyncSimulatorClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import (
+    AsyncCatalogClient,
+    AsyncPredictorClient,
+    AsyncProfilerClient,
+    AsyncSimulatorClient,
+)
 from foretoken.domain.errors import (
     CatalogBusyError,
     InvalidRequestError,

@@ -9,7 +9,7 @@ from contract_rows import make_batches, make_rows, make_run
 
 from foretoken.catalog import servicer
 from foretoken.catalog.service import CatalogService
-from foretoken.client.catalog import CatalogClient
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import (
     InvalidRequestError,
     RunConflictError,

@@ -11,7 +11,7 @@ from foretoken.catalog import servicer
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.upkeep.backup import restore_backup
-from foretoken.client.catalog import CatalogClient
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import (
     InvalidRequestError,
     QueryLimitError,
@@ -35,9 +35,9 @@ _ALL = MeasurementFilter()
 
 
 @pytest.fixture
-def port(tmp_path: Path, reach: Reach) -> Iterator[CatalogAdminPort]:
-    path = tmp_path / "catalog.duckdb"
-    service = CatalogService(CatalogConfig(path=str(path), num_threads=1, sql_max_rows=10_000))
+def port(catalog_path: str, reach: Reach) -> Iterator[CatalogAdminPort]:
+    config = CatalogConfig(path=catalog_path, num_threads=1, sql_max_rows=10_000)
+    service = CatalogService(config)
     service.open()
     yield reach(service, servicer.register, CatalogClient.connect)
     service.close()

@@ -13,13 +13,13 @@ from contract_reach import Reach
 from foretoken.catalog import servicer
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.client.catalog import CatalogClient
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import (
     ArtifactInUseError,
     InvalidRequestError,
     UnknownArtifactError,
 )
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.ports import CatalogPort
 
 MAX_ARTIFACT_BYTES = 6 * 2**20

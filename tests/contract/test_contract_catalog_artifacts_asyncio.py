@@ -11,8 +11,8 @@ from loopback import serve
 
 from foretoken.catalog import servicer
 from foretoken.catalog.service import CatalogService
-from foretoken.client.aio.catalog import AsyncCatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import AsyncCatalogClient
 from foretoken.domain.errors import ArtifactInUseError, InvalidRequestError
 
 Ask = Callable[[AsyncCatalogClient], Coroutine[Any, Any, None]]

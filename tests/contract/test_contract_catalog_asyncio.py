@@ -11,9 +11,8 @@ from loopback import serve
 
 from foretoken.catalog import servicer
 from foretoken.catalog.service import CatalogService
-from foretoken.client.aio.catalog import AsyncCatalogClient
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import AsyncCatalogClient, CatalogClient
 from foretoken.domain.measurements.measurement import (
     CheckRequest,
     MeasurementFilter,

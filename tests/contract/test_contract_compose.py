@@ -12,7 +12,7 @@ from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig, EndpointsConfig, ServerConfig
 from foretoken.app.serve import RunningServer, start_server
 from foretoken.client.facade import Foretoken
-from foretoken.client.simulator import SimulatorClient
+from foretoken.client.services import SimulatorClient
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model

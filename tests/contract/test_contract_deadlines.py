@@ -9,7 +9,7 @@ from contract_fakes import FakeCatalog
 from loopback import serve
 
 from foretoken.catalog import servicer
-from foretoken.client.catalog import CatalogClient
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import ForetokenError, ServiceUnavailableError
 from foretoken.domain.measurements.measurement import MeasurementFilter, PruneRequest, RunSummary
 

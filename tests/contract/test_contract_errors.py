@@ -10,7 +10,7 @@ import pytest
 from contract_scenarios import SERVING
 from loopback import serve
 
-from foretoken.client.simulator import SimulatorClient
+from foretoken.client.services import SimulatorClient
 from foretoken.domain import errors
 from foretoken.domain.errors import (
     FieldViolation,

@@ -11,7 +11,7 @@ from contract_fakes import FakeProfiler
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.client.profiler import ProfilerClient
+from foretoken.client.services import ProfilerClient
 from foretoken.profiler import servicer as profiler_servicer
 
 

@@ -9,7 +9,7 @@ from contract_fakes import FakeSimulator
 from contract_reach import Reach
 from contract_scenarios import SERVING, SERVING_REPORT, TRAINING, TRAINING_REPORT
 
-from foretoken.client.simulator import SimulatorClient
+from foretoken.client.services import SimulatorClient
 from foretoken.domain.errors import (
     CancelledJobError,
     DeviceMemoryError,

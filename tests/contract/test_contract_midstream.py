@@ -1,7 +1,9 @@
 """What goes wrong in the middle of a stream keeps its class, embedded and remote."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from contract_rows import make_batches, make_rows, make_run
 from foretoken.catalog import servicer
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.client.catalog import CatalogClient
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import (
     CorruptCatalogError,
     QueryLimitError,
@@ -37,14 +39,18 @@ _NUM_BATCHES = 4
 _HEADER_BYTES, _BLOCK_BYTES = 3 * 4096, 262_144
 
 
-@pytest.fixture
-def service(catalog_path: str) -> Iterator[CatalogService]:
-    service = CatalogService(
-        CatalogConfig(path=catalog_path, num_threads=1, sql_max_rows=_NUM_ROWS - 1)
-    )
+@contextmanager
+def _opened(path: str) -> Iterator[CatalogService]:
+    service = CatalogService(CatalogConfig(path=path, num_threads=1, sql_max_rows=_NUM_ROWS - 1))
     service.open()
     yield service
     service.close()
+
+
+@pytest.fixture
+def service(catalog_path: str) -> Iterator[CatalogService]:
+    with _opened(catalog_path) as service:
+        yield service
 
 
 @pytest.fixture
@@ -53,7 +59,14 @@ def port(service: CatalogService, reach: Reach) -> CatalogPort:
     return port
 
 
-def _record_much(service: CatalogService) -> None:
+@pytest.fixture(scope="module")
+def recorded(
+    tmp_path_factory: pytest.TempPathFactory, make_catalog_path: Callable[[Path], str]
+) -> Path:
+    """The folder of a catalog of many rows, closed."""
+    folder = tmp_path_factory.mktemp("recorded")
+    service = CatalogService(CatalogConfig(path=make_catalog_path(folder), num_threads=1))
+    service.open()
     rows = make_rows(range(1, 1 + _NUM_ROWS))
     last = _NUM_BATCHES - 1
     list(
@@ -65,6 +78,15 @@ def _record_much(service: CatalogService) -> None:
             ],
         )
     )
+    service.close()
+    return folder
+
+
+@pytest.fixture
+def large_path(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of that catalog."""
+    shutil.copytree(recorded, tmp_path / "large")
+    return tmp_path / "large" / "catalog.duckdb"
 
 
 def _read(rows: ArrowStream) -> Iterator[int]:
@@ -72,38 +94,35 @@ def _read(rows: ArrowStream) -> Iterator[int]:
         yield piece.num_rows
 
 
-def test_a_limit_met_after_the_first_rows(service: CatalogService, port: Any) -> None:
-    _record_much(service)
-    pieces = _read(port.query_sql(SqlQuery(text="SELECT m, n, k, latency_us_median FROM op_gemm")))
-    assert 0 < next(pieces)
-    with pytest.raises(QueryLimitError) as caught:
-        list(pieces)
+def test_a_limit_met_after_the_first_rows(large_path: Path, reach: Reach) -> None:
+    query = SqlQuery(text="SELECT m, n, k, latency_us_median FROM op_gemm")
+    with _opened(str(large_path)) as service:
+        port = reach(service, servicer.register, CatalogClient.connect)
+        pieces = _read(port.query_sql(query))
+        assert 0 < next(pieces)
+        with pytest.raises(QueryLimitError) as caught:
+            list(pieces)
     assert {"limit": "rows"} == caught.value.details
 
 
-def _damage_times(service: CatalogService, path: Path) -> None:
-    """Damage the block that holds the last times in the file, and open that again."""
-    service.close()
-    service.open()
-    with service._store.cursor() as cursor:
+def _damage_times(path: Path) -> None:
+    """Damage the block that holds the last times in the file."""
+    with _opened(str(path)) as service, service._store.cursor() as cursor:
         ((block,),) = cursor.execute(
             "SELECT max(block_id) FROM pragma_storage_info('measurement')"
             " WHERE column_name = 'latency_us_median'"
         ).fetchall()
-    service.close()
     content = bytearray(path.read_bytes())
     content[_HEADER_BYTES + block * _BLOCK_BYTES + 1_000] ^= 0xFF
     path.write_bytes(content)
-    service.open()
 
 
-def test_damage_met_while_rows_are_read(
-    service: CatalogService, port: CatalogPort, tmp_path: Path
-) -> None:
-    _record_much(service)
-    _damage_times(service, tmp_path / "catalog.duckdb")
-    with pytest.raises(CorruptCatalogError, match="is damaged"):
-        list(_read(port.read_measurements(MeasurementFilter())))
+def test_damage_met_while_rows_are_read(large_path: Path, reach: Reach) -> None:
+    _damage_times(large_path)
+    with _opened(str(large_path)) as service:
+        port = reach(service, servicer.register, CatalogClient.connect)
+        with pytest.raises(CorruptCatalogError, match="is damaged"):
+            list(_read(port.read_measurements(MeasurementFilter())))
 
 
 class _FullAfterOne(CatalogService):

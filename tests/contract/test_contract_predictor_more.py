@@ -10,7 +10,7 @@ from contract_reach import Reach
 from contract_rows import make_rows, make_run
 
 from foretoken.catalog.service import CatalogService
-from foretoken.client.predictor import PredictorClient
+from foretoken.client.services import PredictorClient
 from foretoken.domain.errors import (
     InvalidRequestError,
     UnknownCorrectionError,

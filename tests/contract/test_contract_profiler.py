@@ -10,7 +10,7 @@ from contract_reach import Reach
 
 from foretoken.catalog.service import CatalogService
 from foretoken.client.facade import Foretoken
-from foretoken.client.profiler import ProfilerClient
+from foretoken.client.services import ProfilerClient
 from foretoken.domain.errors import (
     CancelledJobError,
     DeviceNotPresentError,

@@ -14,10 +14,10 @@ from loopback import serve
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from foretoken.catalog import servicer
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel import Connection
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.client.recording import GROUP_BATCHES, batch_messages, run_message
+from foretoken.client.sending import GROUP_BATCHES, batch_messages, run_message
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import (
     CatalogBusyError,
     InvalidRequestError,

@@ -13,12 +13,11 @@ from loopback import serve
 from foretoken.catalog import servicer
 from foretoken.client import results
 from foretoken.client.aio import results as aio_results
-from foretoken.client.aio.catalog import AsyncCatalogClient
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import AsyncCatalogClient, CatalogClient
 from foretoken.domain import schema
 from foretoken.domain.errors import UnknownJobError
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.results.result import RESULT_ARTIFACT, KeptResult
 from foretoken.wire.result_file import pack_report
 

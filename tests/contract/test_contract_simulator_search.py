@@ -9,7 +9,7 @@ from contract_reach import Reach
 from contract_scenarios import TINY_MODEL
 
 from foretoken.client.facade import Foretoken
-from foretoken.client.simulator import SimulatorClient
+from foretoken.client.services import SimulatorClient
 from foretoken.domain.errors import (
     InvalidRequestError,
     SearchTooLargeError,

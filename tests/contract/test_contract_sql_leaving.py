@@ -13,8 +13,8 @@ from loopback import serve
 from foretoken.catalog import servicer
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.measurements.measurement import SqlQuery
 

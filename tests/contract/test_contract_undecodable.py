@@ -15,7 +15,7 @@ from raw_calls import RawCalls, methods, path
 
 from foretoken.app.config import SERVICES, AppConfig, ServerConfig
 from foretoken.app.serve import start_server
-from foretoken.client.recording import run_message
+from foretoken.client.sending import run_message
 
 _METHODS = methods()
 

@@ -18,9 +18,8 @@ from foretoken.api.simulator.v1.simulator_service_pb2 import WatchTrainingSearch
 from foretoken.api.simulator.v1.simulator_service_pb2_grpc import SimulatorServiceStub
 from foretoken.app.config import ServerConfig
 from foretoken.app.serve import new_server
-from foretoken.client.aio.simulator import AsyncSimulatorClient
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.client.simulator import SimulatorClient
+from foretoken.client.services import AsyncSimulatorClient, SimulatorClient
 from foretoken.domain.errors import ServiceUnavailableError, StreamIdleError
 from foretoken.domain.job import Job, JobState
 from foretoken.jobs.runner import JobProgress

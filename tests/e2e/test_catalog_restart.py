@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import CatalogClient
 from foretoken.domain.measurements.measurement import (
     MeasurementBatch,
     MeasurementFilter,

@@ -19,7 +19,7 @@ from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.ranks.group_spec import GroupSpec
 from foretoken.profiler.ranks.rendezvous import RendezvousSpec
 from foretoken.profiler.ranks.rows import time_collectives
-from foretoken.profiler.recording.rows import RowBuilder
+from foretoken.profiler.recording.batches import RowBuilder
 from foretoken.wire.arrow import read_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

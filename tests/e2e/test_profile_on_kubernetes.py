@@ -19,8 +19,8 @@ import yaml
 from kubernetes_jobs import JobController
 from kubernetes_server import KubernetesServer
 
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import CatalogClient
 from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.profiler.planning.coverage import SHARD_KEY
 from foretoken.wire.arrow import read_table

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.measurement import MeasurementFilter

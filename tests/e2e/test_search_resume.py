@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.client.simulator import SimulatorClient
+from foretoken.client.services import SimulatorClient
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.job import JobState
 from foretoken.domain.models.architecture import find_model

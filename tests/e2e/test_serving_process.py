@@ -12,8 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import ServiceUnavailableError
 
 pytestmark = pytest.mark.e2e

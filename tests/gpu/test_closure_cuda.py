@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 import torch
 
-from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.measurements.measurement import BatchReceipt, MeasurementBatch, Run
+from foretoken.domain.measurements.measurement import Artifact, BatchReceipt, MeasurementBatch, Run
 from foretoken.domain.measurements.profiling import ClosureReport, ClosureRequest, ClosureStep
 from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.closure.measuring import measure_closure

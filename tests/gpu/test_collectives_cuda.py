@@ -12,7 +12,7 @@ from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.local_device import list_local_devices
 from foretoken.profiler.ranks.group import CollectiveGroup
 from foretoken.profiler.ranks.group_spec import GroupSpec
-from foretoken.profiler.ranks.link_environment import describe_links
+from foretoken.profiler.ranks.rows import describe_links
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.measurements.measurement import BatchReceipt, MeasurementBatch, Run
+from foretoken.domain.measurements.measurement import Artifact, BatchReceipt, MeasurementBatch, Run
 from foretoken.domain.measurements.profiling import GraphReport, GraphRequest
 from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.config import ProfilerConfig

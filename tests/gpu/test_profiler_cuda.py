@@ -27,11 +27,10 @@ from foretoken.profiler.timing.case import (
     time_call,
     time_prepared,
 )
-from foretoken.profiler.timing.graph_capture import CaptureError, capture_calls
 from foretoken.profiler.timing.nvml import open_nvml
 from foretoken.profiler.timing.self_test import run_self_test
 from foretoken.profiler.timing.sentinel import open_sentinel
-from foretoken.profiler.timing.stopwatch import IndexedCall
+from foretoken.profiler.timing.stopwatch import CaptureError, IndexedCall, capture_calls
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)

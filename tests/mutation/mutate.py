@@ -2,17 +2,20 @@
 
 A module's own tests are the fast files below `tests/unit` and `tests/properties` that import it or
 bear its name or its folder's; where there is none, those that import what imports it. Mutants are
-Cosmic Ray's, one for each place drawn. Nothing in the working tree changes: all is in a copy.
+Cosmic Ray's, one for each place drawn. Without a change the tests have to pass. Nothing in the
+working tree changes: all is in a copy.
 """
 
 import argparse
 import ast
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +31,8 @@ _TESTS = ("tests/unit", "tests/properties")
 # They give the same program nearly always (`==` and `is` of small numbers), or one that no test can
 # tell from the first but by its speed (a cache).
 _EQUIVALENT = ("Eq_Is", "NotEq_IsNot", "RemoveDecorator")
+# A mutant that takes so many times as long as no change hangs; others are slow as the machine is.
+_SLACK = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +65,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=20, help="mutants in all (20)")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (1)")
     parser.add_argument(
-        "--timeout", type=float, default=120.0, help="seconds of one mutant's tests"
+        "--timeout", type=float, default=120.0, help="least seconds before one mutant's tests hang"
     )
     parser.add_argument("--tests", nargs="*", help="test files instead of the modules' own")
     parser.add_argument("--only", type=int, nargs="*", help="these numbers of the draw alone")
@@ -184,15 +189,31 @@ def _inert_spans(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     return spans
 
 
+def _command(mutant: Mutant) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m"]
+    return [*command, "not slow and not gpu", *mutant.tests]
+
+
+def _time_unchanged(mutant: Mutant) -> float:
+    """Return the seconds that the tests take without a change; end where they fail so."""
+    began_s = time.monotonic()
+    done = subprocess.run(_command(mutant), capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"without a change its tests fail:\n{done.stdout[-2_000:]}{done.stderr[-2_000:]}")
+    return time.monotonic() - began_s
+
+
 def _judge(mutants: Sequence[Mutant], options: argparse.Namespace) -> int:
     survived = []
+    limits_s: dict[tuple[str, ...], float] = {}
     chosen = options.only or range(1, len(mutants) + 1)
     for number in chosen:
         mutant, killed = mutants[number - 1], False
         if mutant.tests:
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m"]
-            text = " ".join([*command, "'not slow and not gpu'", *mutant.tests])
-            result = mutate_and_test([mutant.mutation], text, options.timeout)
+            if mutant.tests not in limits_s:
+                limits_s[mutant.tests] = max(options.timeout, _SLACK * _time_unchanged(mutant))
+            text = shlex.join(_command(mutant))
+            result = mutate_and_test([mutant.mutation], text, limits_s[mutant.tests])
             killed = result.test_outcome is not TestOutcome.SURVIVED
         line, column = mutant.mutation.start_pos
         verdict = "killed" if killed else "SURVIVED" if mutant.tests else "NO TESTS"

@@ -41,13 +41,12 @@ from foretoken.domain.job import Job
 from foretoken.domain.measurements import (
     correction,
     estimate,
-    explanation,
     measurement,
     planning,
     profiling,
     training_truth,
 )
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.models.architecture import (
     MlaSpec,
@@ -84,10 +83,10 @@ MIRRORS: Mapping[type, type[Message]] = {
     correction.ObservedCall: correction_pb2.ObservedCall,
     estimate.LatencyEstimate: estimate_pb2.LatencyEstimate,
     estimate.OperatorCall: operator_pb2.OperatorCall,
-    explanation.Contribution: explanation_pb2.Contribution,
-    explanation.Explanation: explanation_pb2.Explanation,
-    explanation.MeasuredNeighbour: explanation_pb2.MeasuredNeighbour,
-    explanation.MemberAnswer: explanation_pb2.MemberAnswer,
+    estimate.Contribution: explanation_pb2.Contribution,
+    estimate.Explanation: explanation_pb2.Explanation,
+    estimate.MeasuredNeighbour: explanation_pb2.MeasuredNeighbour,
+    estimate.MemberAnswer: explanation_pb2.MemberAnswer,
     measurement.BatchReceipt: measurement_pb2.BatchReceipt,
     measurement.CheckRequest: catalog_pb2.CreateCheckRequest,
     measurement.CompactReport: catalog_pb2.CompactReport,
@@ -308,6 +307,7 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (ModelArchitecture, "sliding_window"): NOT_NEGATIVE,
     (ModelArchitecture, "full_attention_period"): NOT_NEGATIVE,
     (ModelArchitecture, "vocab"): POSITIVE,
+    (ModelArchitecture, "quantization"): st.sampled_from(["", "fp8_block", "experts=nvfp4"]),
     (ModelArchitecture, "activation"): st.sampled_from(["silu", "gelu"]),
     (ModelArchitecture, "norm"): st.sampled_from(["rms_norm", "layer_norm"]),
     (ModelArchitecture, "position"): st.sampled_from(["rope", "learned"]),

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from foretoken.domain.frameworks.engine import EngineProfile, KvTier
 from foretoken.domain.plugins import scan_modules
 from foretoken.simulator.cost.tables import CostTables, flat_tables
-from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.serving.speculation import Speculation
 from foretoken.simulator.workload.request_plan import RequestPlan
 

@@ -12,7 +12,7 @@ from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.requests.search import LatencyLimit, ServingTargets
 from foretoken.domain.requests.slo import Slo
 from foretoken.simulator.search.capacity.probe import Judge, count_unseen
-from foretoken.simulator.search.capacity.request_rate import stretch_plan, take_requests
+from foretoken.simulator.search.capacity.rate import stretch_plan, take_requests
 
 _MS = 1e-3
 

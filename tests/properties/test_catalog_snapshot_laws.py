@@ -1,6 +1,7 @@
 """Laws of snapshots: nothing that happens later changes what an old one returns or is named."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,8 +16,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.dims import map_to_places
 from foretoken.catalog.reading.content import CONTENT_COLUMNS, ContentHash, hash_rows
 from foretoken.catalog.reading.selection import find_visible_batches
-from foretoken.catalog.reading.snapshot import hash_content
-from foretoken.catalog.reading.snapshot_table import fetch_snapshots
+from foretoken.catalog.reading.snapshot import fetch_snapshots, hash_content
 from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.store import next_moment
 from foretoken.domain.measurements.measurement import (
@@ -154,11 +154,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @_SETTINGS
 @given(actions=_ACTIONS)
-def test_no_snapshot_ever_changes(actions: list[tuple[Any, ...]], folder: Path) -> None:
-    path = folder / f"{next(_NUMBERS)}.duckdb"
+def test_no_snapshot_ever_changes(
+    actions: list[tuple[Any, ...]], folder: Path, make_catalog_path: Callable[[Path], str]
+) -> None:
+    path = make_catalog_path(folder / str(next(_NUMBERS)))
     # Every look at the clock is two days later: a run is old as soon as it is recorded.
     days = itertools.count(0, 2)
-    config = CatalogConfig(path=str(path), num_threads=1)
+    config = CatalogConfig(path=path, num_threads=1)
     catalog = CatalogService(config, lambda: _NOW + timedelta(days=next(days)))
     catalog.open()
     history = _History(catalog)

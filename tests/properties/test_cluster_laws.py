@@ -13,9 +13,9 @@ from serving_strategies import SCHEDULERS, Case, rich_cases
 from foretoken.domain.requests.cluster import RoutingSpec
 from foretoken.simulator.cluster.engine_pool import PoolRole
 from foretoken.simulator.cluster.setup import ClusterSetup, PoolSetup
-from foretoken.simulator.serving.deployment import run_cluster
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_cluster
 
 # To draw a cluster takes longer than to run it.
 _SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])

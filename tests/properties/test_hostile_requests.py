@@ -98,7 +98,10 @@ class Target:
             key = {"kind": answer.kind, "name": answer.name}
             self.ask("CatalogService", "ActivateArtifact", key)
             self.ask("PredictorService", "ActivateModel", {"version": answer.name})
-        # A profile is left to record what it times.
+        self.end(method, answer)
+
+    def end(self, method: MethodDescriptor, answer: Any) -> None:
+        """Cancel the job that a request began; a profile is left to record what it times."""
         if isinstance(answer, job_pb2.Job) and method.name not in ("CreateProfile", "CancelJob"):
             self.ask(method.containing_service.name, "CancelJob", {"job_id": answer.job_id})
 
@@ -147,7 +150,8 @@ def _serve(root: Path) -> Iterator[Target]:
                 yield Target(root, channel)
         finally:
             process.terminate()
-            process.wait(60)
+            # A job under way may first have to compile; a hang is for the limit of the test.
+            process.wait()
 
 
 def _list(root: Path) -> dict[str, tuple[object, ...]]:
@@ -184,15 +188,17 @@ def target(tmp_path: Path) -> Iterator[Target]:
         yield target
 
 
-def test_the_sound_requests_are_answered(target: Target) -> None:
-    """Else the walk would end where requests are looked at first."""
+def _refused_sound_requests(target: Target) -> list[str]:
+    """Send every sound request: where one is refused, its walk ends where it is looked at first."""
     refused = []
     for service in _SERVICES:
         for method in filter(has_sound_request, service.methods):
             num_answered = target.num_answered
-            target.call(method, sound_request(method))
+            answer = target.call(method, sound_request(method))
             refused += [method.name] * (num_answered + 1 - target.num_answered)
-    assert [] == refused
+            target.end(method, answer)
+    _wait_for_jobs(target)
+    return refused
 
 
 @pytest.mark.parametrize(
@@ -203,6 +209,8 @@ def test_no_string_of_a_request_leads_out_of_the_home(target: Target, part: int 
 
     Every string takes a part of the values; where time is short (None) most take one, in turn.
     """
+    if part is None:
+        assert [] == _refused_sound_requests(target)
     values, turn = hostile_values(target.victim), 0
     store = _SERVICES[0].methods_by_name["StoreArtifact"]
     broken = sound_request(store)

@@ -30,7 +30,7 @@ from foretoken.profiler.config_json import read_config_json
 from foretoken.simulator.training.measured_file import read_measured
 from foretoken.simulator.validation.measured_run import load_run
 from foretoken.simulator.validation.training_run import read_truth
-from foretoken.simulator.workload.trace_file import load_trace
+from foretoken.simulator.workload.trace import load_trace
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 _POINTS = b"operator,dtype,phase,m,n,k\ngemm,bf16,forward,64,4096,4096\nrms_norm,fp16,forward,,,\n"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.simulator.cluster.event_queue import EventKind, EventQueue
-from foretoken.simulator.cluster.kv_network import KvNetwork, Transfer
+from foretoken.simulator.cluster.handover import KvNetwork, Transfer
 from foretoken.simulator.engine.layout import NEVER_NS
 
 _LATENCY_NS = 5

@@ -17,9 +17,8 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
-from foretoken.simulator.launch.read import read_training
 from foretoken.simulator.launch.trainer import TrainingLaunch, all_frameworks, plan_job, strategy_of
-from foretoken.simulator.launch.training import check_launched
+from foretoken.simulator.launch.training import check_launched, read_training
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.steps.legality import LEGAL, judge_legality
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.lowering.communication import group_dims
 from foretoken.domain.lowering.graph import (
     BatchShape,
     DecodeShape,
@@ -22,7 +23,6 @@ from foretoken.domain.lowering.lower import (
     lower_rank,
 )
 from foretoken.domain.lowering.options import LoweringOptions
-from foretoken.domain.lowering.placement import group_dims
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, all_models
 from foretoken.domain.models.parameters import count_parameters

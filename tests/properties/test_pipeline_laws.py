@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.results.training_report import SPAN_KINDS
-from foretoken.simulator.training.closed_form import (
-    PipelineShape,
-    bound_pipeline_us,
-    bound_work_us,
-)
-from foretoken.simulator.training.pipeline import (
+from foretoken.simulator.steps.pipelines.events import (
     ChunkTimes,
     LinkRules,
     PipelineRun,
     run_pipeline,
 )
-from foretoken.simulator.training.schedule import RankOrder, all_schedules, find_schedule
+from foretoken.simulator.steps.pipelines.formulas import (
+    PipelineShape,
+    bound_pipeline_us,
+    bound_work_us,
+)
+from foretoken.simulator.steps.pipelines.schedule import RankOrder, all_schedules, find_schedule
 
 _TINY = 1e-9
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.simulator.search.pareto import pareto_front
-from foretoken.simulator.search.serving.sizing import count_replicas, pair_replicas
+from foretoken.simulator.search.serving.match import count_replicas, pair_replicas
 
 _VALUES = st.integers(min_value=0, max_value=6)
 _RATES = st.floats(min_value=0.01, max_value=100.0)

@@ -14,11 +14,11 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import CONTEXT_PARALLELS, TrainingScenario
 from foretoken.domain.results.training_report import TrafficColumns
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.steps.pipelines.schedule import RankOrder, find_schedule
+from foretoken.simulator.steps.stage_operators import StepOperators, lower_step
 from foretoken.simulator.training.accounting import pass_nodes
 from foretoken.simulator.training.rank_traffic import MAX_CELLS, measure_traffic
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
-from foretoken.simulator.training.schedule import RankOrder, find_schedule
-from foretoken.simulator.training.stage_operators import StepOperators, lower_step
 
 _MODELS = [
     dataclasses.replace(find_model(name), num_layers=4)

@@ -16,17 +16,17 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.simulator.search.training.memory import measure_strategies
+from foretoken.simulator.steps.held.in_flight import find_moments
 from foretoken.simulator.steps.legality import LEGAL, judge_legality
-from foretoken.simulator.steps.strategies import AXES, Strategies, StrategySource
-from foretoken.simulator.training.memory.in_flight import find_moments
-from foretoken.simulator.training.memory.measure import measure_memory
-from foretoken.simulator.training.schedule import (
+from foretoken.simulator.steps.pipelines.schedule import (
     RankOrder,
     all_schedules,
     find_schedule,
     order_step,
     with_chunks,
 )
+from foretoken.simulator.steps.strategies import AXES, Strategies, StrategySource
+from foretoken.simulator.training.memory.measure import measure_memory
 
 _SCHEDULES = tuple(sorted(all_schedules()))
 _DEVICES = 16

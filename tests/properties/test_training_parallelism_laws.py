@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.trainer import find_trainer
+from foretoken.domain.lowering.communication import expert_mesh
 from foretoken.domain.lowering.graph import (
     BatchShape,
     OperatorNode,
@@ -27,7 +28,6 @@ from foretoken.domain.lowering.options import (
     Nodes,
     TrainingOptions,
 )
-from foretoken.domain.lowering.placement import expert_mesh
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.operators.attention_prefill import prefill_dims

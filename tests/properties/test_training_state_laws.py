@@ -19,9 +19,9 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.steps.legality import shard_limits
+from foretoken.simulator.steps.stage_operators import micro_batch_shape, training_options
+from foretoken.simulator.steps.state_collectives import StateExchange, exchange_states
 from foretoken.simulator.steps.strategies import Strategies
-from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
-from foretoken.simulator.training.state_sharding import StateExchange, exchange_states
 
 _MODELS = [
     dataclasses.replace(find_model(name), num_layers=4)

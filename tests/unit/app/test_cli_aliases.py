@@ -11,6 +11,7 @@ from foretoken.app.cli.main import app
 
 Run = Callable[..., Result]
 
+_EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 _TRAINING = """\
 model: tiny-llama
 device: {device}
@@ -42,10 +43,9 @@ _VOLATILE = {"job_id", "cpu_s", "wall_s", "closed_form_s"}
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(home_path: str) -> Run:
     def invoke(*words: object) -> Result:
-        home = str(tmp_path / "home")
-        return CliRunner().invoke(app, ["--home", home, "--output", "json", *map(str, words)])
+        return CliRunner().invoke(app, ["--home", home_path, "--output", "json", *map(str, words)])
 
     return invoke
 
@@ -61,6 +61,24 @@ def test_a_command_takes_every_name_of_a_device(run: Run, tmp_path: Path, comman
         found = json.loads(result.stdout)
         answers.append({name: found[name] for name in found.keys() - _VOLATILE})
     assert answers[0] == answers[1] == answers[2]
+
+
+def test_what_is_there_of_a_device_is_found_by_every_name(run: Run) -> None:
+    mapping = f"mapping={_EXAMPLES / 'collectives-mapping.yaml'}"
+    recorded = run(
+        *("catalog", "import", "generic", _EXAMPLES / "collectives.csv", "--option", mapping)
+    )
+    assert recorded.exit_code == 0, recorded.output
+    names = ("h100_sxm", "h100", "H100-SXM-80GB")
+    found = [json.loads(run("catalog", "coverage", "--device", name).stdout) for name in names]
+    assert found[0]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_name_that_nothing_has_is_no_empty_answer(run: Run) -> None:
+    for option, name in (("--device", "h2000"), ("--operator", "gem")):
+        result = run("catalog", "coverage", option, name)
+        assert (1, True) == (result.exit_code, "did you mean" in result.output)
 
 
 def test_a_device_there_is_not_is_refused_by_its_given_name(run: Run) -> None:

@@ -1,14 +1,13 @@
 """`foretoken calibrate`: of training steps, and of operators with and without their word."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from foretoken.app.cli.main import app
 from foretoken.app.scenario_file import read_training_scenario
 from foretoken.domain.measurements.training_truth import TrainingCalibration
 
@@ -20,19 +19,12 @@ _RUNS = tuple(
 _STEPS = str(_EXAMPLES / "training-calibration" / "steps.csv")
 
 
-def _run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "foretoken.app", *words],
-        env={**os.environ, "FORETOKEN_HOME": str(home), "COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def _run(home: Path, *words: str) -> Result:
+    return CliRunner(env={"FORETOKEN_HOME": str(home), "COLUMNS": "160"}).invoke(app, words)
 
 
-def _read_json(outcome: subprocess.CompletedProcess[str]) -> Any:
-    assert outcome.returncode == 0, outcome.stderr
+def _read_json(outcome: Result) -> Any:
+    assert outcome.exit_code == 0, outcome.stderr
     return json.loads(outcome.stdout)
 
 
@@ -57,7 +49,7 @@ def test_raw_stands_beside_calibrated(tmp_path: Path) -> None:
     words = ("calibrate", "training", _RUNS[0], "--measured", str(tmp_path / "one.csv"))
     (tmp_path / "one.csv").write_text("time_ms\n1608\n")
     outcome = _run(tmp_path, *words, "--fit", "factor")
-    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.exit_code == 0, outcome.stderr
     assert all(word in outcome.stdout for word in ("raw (ms)", "calibrated (ms)", "1,608.0"))
     assert "to expect of another step: unknown, the steps are too few" in outcome.stdout
 
@@ -66,7 +58,7 @@ def test_what_steps_cannot_tell_is_refused_in_one_line(tmp_path: Path) -> None:
     words = ("calibrate", "training", _RUNS[0], "--measured", str(tmp_path / "one.csv"))
     (tmp_path / "one.csv").write_text("time_ms\n1608\n")
     outcome = _run(tmp_path, *words, "--fit", "factor", "--fit", "gap")
-    assert (outcome.returncode, outcome.stdout) == (1, "")
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "1 step(s) cannot tell factor and gap apart: 3 or more are needed" in outcome.stderr
 
 
@@ -81,5 +73,5 @@ def test_operators_are_calibrated_with_and_without_the_word(tmp_path: Path) -> N
 def test_an_unknown_parameter_is_refused_with_those_there_are(tmp_path: Path) -> None:
     words = ("--measured", _STEPS, "--fit", "gaps")
     outcome = _run(tmp_path, "calibrate", "training", *_RUNS, *words)
-    assert outcome.returncode == 2
+    assert outcome.exit_code == 2
     assert "'gaps' is none of factor, gap, step_gap" in outcome.stderr

@@ -14,7 +14,7 @@ from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.commit import Recorded
 from foretoken.catalog.storage.database_file import log_of
 from foretoken.catalog.storage.store import Store
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 
 _HASH = hashlib.sha256(b"content").hexdigest()
 Run = Callable[..., Result]
@@ -23,9 +23,9 @@ _MAPPING = "mapping=docs/examples/collectives-mapping.yaml"
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path, catalog_path: str) -> Path:
     """A home whose catalog keeps a file of each of two kinds, one active."""
-    service = CatalogService(CatalogConfig(path=str(tmp_path / "catalog.duckdb"), num_threads=1))
+    service = CatalogService(CatalogConfig(path=catalog_path, num_threads=1))
     service.open()
     for kind in ("latency_models", "corrections"):
         artifact = Artifact(
@@ -67,12 +67,12 @@ def test_all_kinds_or_one_are_listed(words: tuple[str, ...], kinds: list[str], h
 
 
 @pytest.fixture
-def run_on_example(tmp_path: Path) -> Run:
+def run_on_example(home_path: str) -> Run:
     """Return a command's caller, with the example's five measurements in the catalog."""
 
     def invoke(*words: object) -> Result:
         return CliRunner().invoke(
-            app, ["--home", str(tmp_path / "home"), *map(str, words)], env={"COLUMNS": "200"}
+            app, ["--home", home_path, *map(str, words)], env={"COLUMNS": "200"}
         )
 
     imported = invoke("catalog", "import", "generic", *_EXAMPLE, _MAPPING)
@@ -86,8 +86,8 @@ def test_measured_and_fitted_are_drawn_and_compared(run_on_example: Run, tmp_pat
         *("catalog", "plot", "--operator", "all_reduce", "--page", page, "--picture", picture)
     )
     assert result.exit_code == 0, result.output
-    # Nothing is trained here: what is not measured comes from the data sheet.
-    for text in ("all_reduce", "Measured and fitted", "analytical"):
+    # Nothing is trained here: what lies between measurements is learned when it is asked for.
+    for text in ("all_reduce", "Measured and fitted", "interpolated"):
         assert text in result.output
     assert "all_reduce on " in page.read_text(encoding="utf-8")
     assert "message (bytes)" in picture.read_text(encoding="utf-8")

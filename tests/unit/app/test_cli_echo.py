@@ -45,14 +45,13 @@ _NARROWED = "foretoken profile --device h200_sxm"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, home_path: str) -> Run:
     (tmp_path / "serving.yaml").write_text(_SERVING)
     (tmp_path / "training.yaml").write_text(_TRAINING)
 
     def invoke(*words: object) -> Result:
-        home = str(tmp_path / "home")
         return CliRunner(env={"COLUMNS": "400"}).invoke(
-            app, ["--home", home, *map(str, words)], catch_exceptions=False
+            app, ["--home", home_path, *map(str, words)], catch_exceptions=False
         )
 
     return invoke
@@ -117,7 +116,38 @@ def test_a_prediction_tells_the_call_and_what_would_measure_it(run: Run) -> None
     said = run("predict", "gemm", "m=8", "n=64", "k=64", "--device", "h200").stdout
     assert "question: gemm m=8 n=64 k=64 in bf16 forward on h200_sxm" in said
     assert "rests on: 100 % data sheet, by time" in said
-    assert "`foretoken profile --device h200_sxm --operator gemm`" in said
+    assert "`foretoken profile --device h200_sxm --operator gemm --dtype bf16`" in said
+
+
+def test_a_prediction_tells_everything_that_was_asked(run: Run) -> None:
+    words = ("m=8", "n=64", "k=64", "dtype=fp8", "variant=quant=fp8_block", "framework=vllm 0.24")
+    said = run("predict", "gemm", *words, "--device", "h200").stdout
+    assert "in fp8 forward quant=fp8_block vllm 0.24 on h200_sxm" in said
+    assert "--operator gemm --dtype fp8`" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "narrowing"),
+    [
+        (("launch_gap", "num_kernels=1"), "`foretoken profile host --device h200_sxm`"),
+        (
+            (
+                *("all_reduce", "message_bytes=1024", "devices_per_node=2", "num_nodes=1"),
+                *("--topology", "h200_hgx"),
+            ),
+            "`foretoken profile collectives --device h200_sxm --operator all_reduce --dtype bf16`",
+        ),
+        (
+            ("lora_gemm", "num_slots=2", "num_active=1", "m=8", "n=8", "k=8"),
+            "`foretoken catalog import generic FILE`",
+        ),
+    ],
+)
+def test_what_would_measure_it_goes_by_the_kind_of_operator(
+    run: Run, words: tuple[str, ...], narrowing: str
+) -> None:
+    said = run("predict", *words, "--device", "h200")
+    assert narrowing in said.stdout, said.output
 
 
 @pytest.mark.parametrize("more", [(), ("--explain",)])
@@ -126,7 +156,7 @@ def test_a_prediction_in_json_carries_it(run: Run, more: tuple[str, ...]) -> Non
     echo: dict[str, Any] = json.loads(run("--output", "json", *words).stdout)["echo"]
     assert echo["question"] == "gemm m=8 n=64 k=64 in bf16 forward on h200_sxm"
     assert echo["time_ratio_by_provenance"] == {"analytical": 1.0}
-    assert "`foretoken profile --device h200_sxm --operator gemm`" in echo["narrowing"]
+    assert "`foretoken profile --device h200_sxm --operator gemm --" in echo["narrowing"]
 
 
 def test_what_is_emulated_is_remarked(run: Run, tmp_path: Path) -> None:

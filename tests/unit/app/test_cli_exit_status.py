@@ -70,7 +70,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, home_path: str) -> Run:
     def invoke(command: str, model: str) -> Result:
         (tmp_path / "serving.yaml").write_text(_SERVING.format(model=model))
         (tmp_path / "training.yaml").write_text(_TRAINING.format(model=model))
@@ -78,8 +78,7 @@ def run(tmp_path: Path) -> Run:
             command.format(folder=tmp_path, model=model).replace("'ttft p99 2h'", "TTFT").split()
         )
         words = ["ttft p99 2h" if word == "TTFT" else word for word in words]
-        home = str(tmp_path / "home")
-        return CliRunner().invoke(app, ["--home", home, "--output", "json", *words])
+        return CliRunner().invoke(app, ["--home", home_path, "--output", "json", *words])
 
     return invoke
 

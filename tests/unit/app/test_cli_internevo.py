@@ -17,10 +17,10 @@ _QUESTION = ("--model", "tiny-llama", "--device", "a100_sxm_80", "--seq_len", 51
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(home_path: str) -> Run:
     def invoke(*words: object) -> Result:
         return CliRunner().invoke(
-            app, ["--home", str(tmp_path / "home"), *map(str, words)], env={"COLUMNS": "200"}
+            app, ["--home", home_path, *map(str, words)], env={"COLUMNS": "200"}
         )
 
     return invoke

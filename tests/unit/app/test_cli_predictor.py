@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +11,9 @@ import grpc
 import numpy as np
 import pytest
 import typer
+from typer.testing import CliRunner, Result
 
+from foretoken.app.cli.main import app
 from foretoken.app.cli.option_text import parse_values
 from foretoken.app.cli.predictor import training_table
 from foretoken.domain import schema
@@ -26,19 +25,17 @@ from foretoken.domain.measurements.correction import (
     CorrectionRequest,
 )
 from foretoken.domain.measurements.estimate import (
+    Contribution,
     DType,
+    Explanation,
     LatencyColumns,
     LatencyEstimate,
     LatencyQuery,
     LatencyReply,
-    Phase,
-    Provenance,
-)
-from foretoken.domain.measurements.explanation import (
-    Contribution,
-    Explanation,
     MeasuredNeighbour,
     MemberAnswer,
+    Phase,
+    Provenance,
 )
 from foretoken.domain.measurements.planning import (
     CandidateAxis,
@@ -219,16 +216,9 @@ def run(predictor: _Predictor, tmp_path: Path) -> Iterator[Run]:
     server.start()
 
     def run_program(*words: str) -> str:
-        program = (sys.executable, "-W", "error", "-m", "foretoken.app", "--endpoint", endpoint)
-        outcome = subprocess.run(
-            [*program, *words],
-            env={**os.environ, "FORETOKEN_HOME": str(tmp_path), "COLUMNS": "160"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert outcome.returncode == 0, outcome.stderr
+        runner = CliRunner(env={"FORETOKEN_HOME": str(tmp_path), "COLUMNS": "160"})
+        outcome = runner.invoke(app, ["--endpoint", endpoint, *words])
+        assert outcome.exit_code == 0, outcome.output
         return outcome.stdout
 
     yield run_program
@@ -362,15 +352,8 @@ def job_id(tmp_path: Path) -> str:
     return created.job_id
 
 
-def _run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "foretoken.app", *words],
-        env={**os.environ, "FORETOKEN_HOME": str(home), "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def _run(home: Path, *words: str) -> Result:
+    return CliRunner(env={"FORETOKEN_HOME": str(home), "COLUMNS": "100"}).invoke(app, words)
 
 
 def test_a_row_is_an_operator_or_a_split_of_one() -> None:
@@ -396,7 +379,7 @@ def test_long_names_are_readable_at_100_columns(tmp_path: Path, job_id: str) -> 
     path.write_text(json.dumps(schema.encode(replace(_REPORT, operators=(long,)))))
     for words in ((), ("--splits",)):
         outcome = _run(tmp_path, "train", "--job", job_id, *words)
-        assert outcome.returncode == 0, outcome.stderr
+        assert outcome.exit_code == 0, outcome.stderr
         names = outcome.stdout.splitlines()[4]
         assert "v100_pcie_16" in names
         assert "attention_prefill_window" in names
@@ -405,38 +388,38 @@ def test_long_names_are_readable_at_100_columns(tmp_path: Path, job_id: str) -> 
 
 def test_a_past_training_is_shown_whole_as_json(tmp_path: Path, job_id: str) -> None:
     outcome = _run(tmp_path, "--output", "json", "train", "--job", job_id)
-    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.exit_code == 0, outcome.stderr
     assert schema.decode(PredictorTrainingReport, json.loads(outcome.stdout)) == _REPORT
 
 
 def test_the_page_is_written_beside_the_table(tmp_path: Path, job_id: str) -> None:
     page = tmp_path / "page.html"
     outcome = _run(tmp_path, "train", "--job", job_id, "--report", str(page))
-    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.exit_code == 0, outcome.stderr
     assert f"page written to {page}" in outcome.stderr.replace("\n", "")
     assert "m\u00a065536, n\u00a016, k\u00a016" in page.read_text(encoding="utf-8")
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     outcome = _run(tmp_path, "train", "--report", str(tmp_path / "absent" / "page.html"))
-    assert outcome.returncode == 2
+    assert outcome.exit_code == 2
     assert "no folder" in outcome.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_past_training_takes_no_options_of_a_new_one(tmp_path: Path) -> None:
     outcome = _run(tmp_path, "train", "--job", "train-1", "--device", "a30")
-    assert (outcome.returncode, outcome.stdout) == (1, "")
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "a past training has its own device, operator and seed" in outcome.stderr
 
 
 def test_an_unknown_training_is_an_error_in_one_line(tmp_path: Path) -> None:
     outcome = _run(tmp_path, "train", "--job", "train-1")
-    assert (outcome.returncode, outcome.stdout) == (1, "")
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert outcome.stderr.startswith("error (unknown_job)")
 
 
 def test_a_negative_seed_is_wrong_usage(tmp_path: Path) -> None:
     outcome = _run(tmp_path, "train", "--seed", "-1")
-    assert (outcome.returncode, outcome.stdout) == (2, "")
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ from foretoken.app.cli.profile_model import (
     write_profiles,
 )
 from foretoken.app.module_times_file import read_module_times
-from foretoken.catalog.importers.fasop.columns import COLUMNS
+from foretoken.catalog.importers.fasop.profile_rows import COLUMNS
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError, UnknownOperatorError
 from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase

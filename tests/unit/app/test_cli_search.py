@@ -138,7 +138,7 @@ def test_options_alone_make_a_request(run: Run, simulator: _Simulator) -> None:
         tp=(1, 2, 4, 8),
         max_num_seqs=(16, 32, 64),
         profiles=("vllm-0.18",),
-        quantizations=("", "fp8"),
+        quantizations=("none", "fp8"),
     )
     assert request.targets.limits == (
         LatencyLimit(metric="ttft_ms", percentile=0, limit_ms=2000),

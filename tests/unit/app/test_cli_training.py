@@ -66,9 +66,9 @@ def scenario(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(home_path: str) -> Run:
     def invoke(*words: object) -> Result:
-        return CliRunner().invoke(app, ["--home", str(tmp_path / "home"), *map(str, words)])
+        return CliRunner().invoke(app, ["--home", home_path, *map(str, words)])
 
     return invoke
 
@@ -163,6 +163,8 @@ def test_a_validation_is_written_as_page_and_table(
         score["name"] for score in (found["step"], *found["scores"])
     }
     assert "What the error of the step comes from" in page.read_text()
+    assert "data sheet, by time" in page.read_text()
+    assert "training tiny-llama" in found["echo"]["question"]
     with table.open(newline="") as file:
         scored = {(row["name"], row["stage"]): row["is_scored"] for row in csv.DictReader(file)}
     assert {"True", "False"} == {scored["stage_bwd", stage] for stage in ("0", "1")}
@@ -178,6 +180,7 @@ def test_steps_alone_are_validated_and_several_scenarios_summed_up(
     outcome = run("validate", "training", scenario, other, "--measured", measured)
     assert outcome.exit_code == 0, outcome.output
     assert 2 == outcome.stdout.count("whole steps only")
+    assert "question: training tiny-llama" in outcome.stdout
     assert "Errors of all runs" in outcome.stdout
     named = run("validate", "training", scenario, other, "--measured", measured, "--run", "small")
     assert named.exit_code == 2

@@ -10,8 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 import foretoken
-from foretoken.app.cli.command_table import RootGroup
-from foretoken.app.cli.lazy_group import LazyGroup, ListedCommand
+from foretoken.app.cli.command_table import LazyGroup, ListedCommand, RootGroup
 from foretoken.app.cli.main import app
 
 

@@ -9,8 +9,12 @@ import pytest
 import yaml
 
 from foretoken.app.cli.state import scenario_changes
-from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
-from foretoken.app.scenario_keys import BLOCKS, render_keys
+from foretoken.app.scenario_file import (
+    BLOCKS,
+    read_serving_scenario,
+    read_training_scenario,
+    render_keys,
+)
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.measurements.estimate import DType

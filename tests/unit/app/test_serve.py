@@ -21,8 +21,8 @@ from foretoken.app.serve import HealthServicer, start_server
 from foretoken.catalog import servicer
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import InvalidRequestError, UnauthenticatedError
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import rows_to_table

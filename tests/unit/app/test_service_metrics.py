@@ -18,7 +18,7 @@ from foretoken.app.service_metrics import (
 )
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.client.predictor import PredictorClient
+from foretoken.client.services import PredictorClient
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.measurements.estimate import DType, LatencyColumns, OperatorTable, Provenance

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from foretoken.app.config import LogConfig, configure_logging
 from foretoken.app.request_metrics import RequestMetrics
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.client.profiler import ProfilerClient
+from foretoken.client.services import ProfilerClient
 from foretoken.domain.errors import UnknownJobError
 from foretoken.domain.job import Job
 from foretoken.profiler.servicer import SERVICE, ProfilerServicer

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from foretoken.catalog.importers.aiconfigurator.routing import LocalLoad, Routing, local_load
+from foretoken.catalog.importers.aiconfigurator.moe_table import LocalLoad, Routing, local_load
 
 
 def _balanced_by_hand(routing: Routing) -> LocalLoad:

@@ -19,8 +19,7 @@ from foretoken.domain.errors import (
     InvalidRequestError,
     StorageFullError,
 )
-from foretoken.domain.measurements.artifact import Artifact
-from foretoken.domain.measurements.measurement import PruneRequest, SqlQuery
+from foretoken.domain.measurements.measurement import Artifact, PruneRequest, SqlQuery
 from foretoken.wire.arrow import read_table
 
 _KIND = "latency_models"
@@ -30,7 +29,7 @@ _PRELUDE = """
 import hashlib, json, random, sys
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.errors import StorageFullError
 def store(content):
     digest = hashlib.sha256(content).hexdigest()

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from foretoken.catalog.exporters.fasop.layer_plan import LayerPlan
+from foretoken.catalog.exporters.fasop.composed import LayerPlan
 from foretoken.catalog.exporting import ExportReport, ExportRequest, find_exporter
-from foretoken.catalog.importers.fasop.columns import COLUMNS
+from foretoken.catalog.importers.fasop.profile_rows import COLUMNS
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType

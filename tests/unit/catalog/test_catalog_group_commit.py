@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -16,8 +15,7 @@ from catalog_rows import batches, gemms, row, run, table
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.recording.batch_writer import BatchWriter, Memory, Outcome
-from foretoken.catalog.recording.counters import IngestStatistics
-from foretoken.catalog.recording.group_commit import GroupCommit
+from foretoken.catalog.recording.ingest import GroupCommit, IngestStatistics
 from foretoken.catalog.recording.intake import (
     GROUP_BATCHES,
     GROUP_ROWS,
@@ -137,8 +135,8 @@ def _with_torn_text(rows: pa.Table) -> pa.Table:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(CatalogConfig(path=str(tmp_path / "store.duckdb"), num_threads=1))
+def store(catalog_path: str) -> Iterator[Store]:
+    store = Store(CatalogConfig(path=catalog_path, num_threads=1))
     store.open()
     yield store
     store.close()
@@ -212,8 +210,8 @@ def test_what_fails_unforeseen_is_seen_by_its_own_stream_and_not_tried_for_ever(
 class _ContestedStore(Store):
     """A store that refuses so many transactions with an error before it takes one."""
 
-    def __init__(self, path: Path, error: Exception, num_refusals: int) -> None:
-        super().__init__(CatalogConfig(path=str(path), num_threads=1))
+    def __init__(self, path: str, error: Exception, num_refusals: int) -> None:
+        super().__init__(CatalogConfig(path=path, num_threads=1))
         self.num_asked = 0
         self._error = error
         self._num_refusals = num_refusals
@@ -238,10 +236,10 @@ class _ContestedStore(Store):
     ids=["free", "busy once", "busy", "full"],
 )
 def test_a_group_that_another_writer_was_quicker_than_is_tried_once_more(
-    error: ForetokenError, num_refusals: int, num_tries: int, is_stored: bool, tmp_path: Path
+    error: ForetokenError, num_refusals: int, num_tries: int, is_stored: bool, catalog_path: str
 ) -> None:
     """Once, and only then; after that its sender gets the error."""
-    store = _ContestedStore(tmp_path / "contested.duckdb", error, 0)
+    store = _ContestedStore(catalog_path, error, 0)
     store.open()
     store.num_asked, store._num_refusals = 0, num_refusals
     outcome = GroupCommit(store, lambda: _NOW).commit(run(), _group(gemms([1])))

@@ -1,9 +1,14 @@
 """Measurements that others publish are installed with what says whose they are."""
 
+import contextlib
 import hashlib
 import json
+import random
 import shutil
+import threading
 import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +20,7 @@ from foretoken.catalog.installing import (
     NVIDIA,
     NVIDIA_VERSION,
     InstallRequest,
+    _download,
     open_install,
     publish_dataset,
 )
@@ -75,6 +81,80 @@ def test_a_stub_is_called_one(tmp_path: Path) -> None:
         pass
 
 
+def test_a_wheel_that_unpacks_to_too_much_or_is_damaged_is_refused(tmp_path: Path) -> None:
+    info, table = "a-1.dist-info/METADATA", "data/gemm_perf.parquet"
+    wheel = tmp_path / "a-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(info, "Name: a\n" + " " * 2**22)
+        archive.writestr(table, "")
+    _assert_refused(InstallRequest(dataset=NVIDIA, wheel=wheel), "unpacks to more than")
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(info, random.Random(1).randbytes(1000))  # noqa: S311
+    content = bytearray(wheel.read_bytes())
+    content[100:600] = bytes(500)
+    wheel.write_bytes(content)
+    _assert_refused(InstallRequest(dataset=NVIDIA, wheel=wheel), "no wheel that can be read")
+
+
+def _assert_refused(request: InstallRequest, match: str) -> None:
+    with pytest.raises(InvalidRequestError, match=match), open_install(request):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [
+        (("a", "a/b"), "Not a directory|File exists"),
+        (("x/./../../y",), "leads out"),
+        (("nul\x01l",), "leads out"),
+        (("a" * 300,), "leads out"),
+    ],
+)
+def test_an_archive_whose_names_no_folder_can_have_is_refused(
+    tmp_path: Path, names: tuple[str, ...], match: str
+) -> None:
+    path = tmp_path / "dataset.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, "x")
+    _assert_refused(InstallRequest(dataset=str(path)), match)
+
+
+class _Endless(BaseHTTPRequestHandler):
+    """Says that a dataset is longer than it is, or is of no length."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.send_response(200)
+        if self.path == "/short.zip":
+            self.send_header("Content-Length", "100")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(1 if self.path == "/short.zip" else 64):
+                self.wfile.write(bytes(2**20 if self.path == "/long.zip" else 10))
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Endless)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    serving.join()
+    server.server_close()
+
+
+def test_a_download_that_ends_early_or_is_too_long_is_refused(tmp_path: Path, address: str) -> None:
+    _assert_refused(InstallRequest(dataset=f"{address}/short.zip"), "ended 90 bytes early")
+    _assert_refused(InstallRequest(dataset="http://[::1/x.zip"), "Invalid IPv6 URL")
+    with pytest.raises(ValueError, match="more than 1048576 bytes"):
+        _download(f"{address}/long.zip", tmp_path / "long.zip", max_bytes=2**20)
+
+
 def test_pip_brings_the_wheel_from_the_index_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +206,13 @@ def test_rows_without_a_licence_are_not_published(tmp_path: Path, catalog: Catal
     with pytest.raises(InvalidRequestError, match="nobody said the licence"):
         publish_dataset(catalog, tmp_path / "out", _ALL, "")
     assert not (tmp_path / "out").exists()
+    # A folder that the user made stays, as a link to one does.
+    (tmp_path / "own").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    for name in ("own", "link"):
+        with pytest.raises(InvalidRequestError, match="nobody said the licence"):
+            publish_dataset(catalog, tmp_path / name, _ALL, "")
+    assert [] == list((tmp_path / "link").iterdir())
     publish_dataset(catalog, tmp_path / "out", _ALL, "CC-BY-4.0")
     manifest = json.loads((tmp_path / "out" / "_manifest.json").read_text())
     assert ["CC-BY-4.0"] == [run["licence"] for run in manifest["runs"]]

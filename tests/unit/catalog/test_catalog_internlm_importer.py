@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from import_plans import list_rows
 
-from foretoken.catalog.importers.internlm.symbolic_pickle import Call, Global, read_pickle
+from foretoken.catalog.importers.internlm.curves import Call, Global, read_pickle
 from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import InvalidRequestError, UnknownDeviceError

@@ -23,8 +23,7 @@ from foretoken.catalog.service import CatalogService
 from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.catalog.upkeep.backup import restore_backup
 from foretoken.domain.errors import CatalogBusyError, CorruptCatalogError, InvalidRequestError
-from foretoken.domain.measurements.artifact import Artifact
-from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import Artifact, MeasurementFilter
 from foretoken.wire.arrow import read_table
 
 if missing := find_missing():

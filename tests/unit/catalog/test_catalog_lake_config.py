@@ -6,8 +6,7 @@ import duckdb
 import pytest
 
 from foretoken.catalog.config import CatalogConfig, LakeConfig
-from foretoken.catalog.storage.extension import load_extension
-from foretoken.catalog.storage.lake import LakeAttachment
+from foretoken.catalog.storage.lake import LakeAttachment, load_extension
 from foretoken.domain import schema
 from foretoken.domain.errors import CatalogBusyError, CorruptCatalogError, InvalidRequestError
 

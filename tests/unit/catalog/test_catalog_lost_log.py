@@ -21,13 +21,16 @@ from foretoken.domain.measurements.measurement import PruneRequest, SqlQuery
 from foretoken.wire.arrow import read_table
 
 _NOW = datetime(2026, 5, 6, 7, 8, 9, tzinfo=UTC)
+_RECORDED = datetime(2026, 1, 2, tzinfo=UTC)
 _ROWS = 300
 _NUM_LOGGED = 4
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[CatalogService]:
-    service = CatalogService(CatalogConfig(path=str(path), num_threads=1))
+def _opened(
+    path: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+) -> Iterator[CatalogService]:
+    service = CatalogService(CatalogConfig(path=str(path), num_threads=1), clock)
     service.open()
     try:
         yield service
@@ -53,15 +56,23 @@ def _contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.parent.iterdir() if file.is_file()}
 
 
-@pytest.fixture
-def crashed(catalog: CatalogService, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a batch in the file, and one of four, each a commit of its own, in the log."""
-    list(catalog.record(run("merged"), batches(gemms(range(1, _ROWS + 1)))))
-    catalog.close()
-    catalog.open()
-    tables = [gemms(range(1, _ROWS + 1))] * _NUM_LOGGED
-    list(catalog.record(run("logged"), batches(*tables, is_complete=False)))
-    return _copy(tmp_path / "catalog.duckdb", tmp_path / "crashed")
+    folder = tmp_path_factory.mktemp("logged")
+    path = folder / "catalog.duckdb"
+    with _opened(path, lambda: _RECORDED) as service:
+        list(service.record(run("merged"), batches(gemms(range(1, _ROWS + 1)))))
+    with _opened(path, lambda: _RECORDED) as service:
+        tables = [gemms(range(1, _ROWS + 1))] * _NUM_LOGGED
+        list(service.record(run("logged"), batches(*tables, is_complete=False)))
+        return _copy(path, folder / "crashed")
+
+
+@pytest.fixture
+def crashed(logged: Path, tmp_path: Path) -> Path:
+    """A copy of that catalog's files."""
+    return _copy(logged, tmp_path / "crashed")
 
 
 def _refusal(path: Path) -> CorruptCatalogError:
@@ -162,7 +173,8 @@ def test_an_accepted_loss_is_recorded_and_its_rows_can_be_sent_again(
     with _opened(crashed) as service:
         (summary,) = (s for s in service.list_runs() if s.run.run_id == "merged")
         assert _ROWS == summary.num_rows
-        (loss,) = read_table(service.query_sql(SqlQuery(text="SELECT * FROM losses"))).to_pylist()
+        with service._store.cursor() as cursor:
+            (loss,) = cursor.sql("FROM losses").to_arrow_table().to_pylist()
         assert _NOW.replace(tzinfo=None) == loss["accepted_at"]
         assert f"batch {_NUM_LOGGED - 1} of run logged" == loss["newest_batch"]
         assert loss["num_batches"] * _ROWS == loss["num_rows"] > 0
@@ -181,6 +193,9 @@ def test_of_a_damaged_log_all_before_the_damage_is_kept(crashed: Path) -> None:
     kept = log.with_name("catalog.duckdb.wal.damaged")
     assert (kept, damaged) == (recovered.kept_log, kept.read_bytes())
     assert {"merged": _ROWS, "logged": (_NUM_LOGGED - 1) * _ROWS} == _num_rows(crashed)
+    with _opened(crashed) as service:
+        losses = read_table(service.query_sql(SqlQuery(text="SELECT num_rows FROM losses")))
+    assert [{"num_rows": _ROWS}] == losses.to_pylist()
 
 
 def test_recovery_changes_nothing_unless_the_loss_is_accepted(crashed: Path) -> None:

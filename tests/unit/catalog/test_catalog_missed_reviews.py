@@ -10,7 +10,8 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.dataset import DATASET_TOOL
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurements.measurement import CheckRequest, Run, RunKind
+from foretoken.domain.job import JobState
+from foretoken.domain.measurements.measurement import REVIEW_JOB, CheckRequest, Run, RunKind
 from foretoken.wire.arrow import read_table
 
 
@@ -51,6 +52,16 @@ def test_runs_without_review_are_reviewed_at_the_next_opening_once(
         _reopen(catalog)
         assert ["run-1", "run-2"] == _reviewed(catalog)
         assert 2 == _num_flagged(catalog)
+
+
+def test_the_review_of_an_import_is_a_job_that_others_may_watch(catalog: CatalogService) -> None:
+    """A profile is small, and its review is over before anyone looks."""
+    _record(catalog, run("profile", RunKind.PROFILE))
+    assert () == catalog.list_jobs()
+    _record(catalog, run("import", RunKind.IMPORT))
+    (job,) = catalog.list_jobs()
+    assert (REVIEW_JOB, JobState.SUCCEEDED) == (job.kind, job.state)
+    assert ["import", "profile"] == _reviewed(catalog)
 
 
 def test_what_was_reviewed_or_is_not_complete_is_left_alone(catalog: CatalogService) -> None:

@@ -9,7 +9,7 @@ import pytest
 from catalog_rows import row, table
 
 from foretoken.catalog.dims import split_by_operator
-from foretoken.catalog.quality.coded import Coded, code_columns
+from foretoken.catalog.quality.flag import Coded, code_columns
 from foretoken.catalog.quality.review import find_flags
 from foretoken.catalog.quality.stored_row import ALIKE, StoredRows, bound_rows
 from foretoken.catalog.quality.test_definition import all_tests

@@ -12,8 +12,7 @@ from catalog_rows import batches, gemms, run
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.catalog.storage.database_file import companions_of, rollback_of
-from foretoken.catalog.storage.rollback import RollbackJournal
+from foretoken.catalog.storage.database_file import RollbackJournal, companions_of, rollback_of
 from foretoken.domain.errors import CatalogBusyError, CorruptCatalogError
 
 _ROWS = 300

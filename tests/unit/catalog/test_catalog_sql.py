@@ -11,7 +11,7 @@ from catalog_rows import batches, gemms, row, run, table
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.catalog.storage.public_views import describe_views
+from foretoken.catalog.storage.schema import describe_views
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.measurement import MeasurementFilter, RunKind, SqlQuery
 from foretoken.wire.arrow import read_table

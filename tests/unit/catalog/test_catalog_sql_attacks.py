@@ -11,14 +11,14 @@ from catalog_rows import batches, gemms, run
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
+from foretoken.catalog.sql.child import Reader
+from foretoken.catalog.sql.frame import Setup
 from foretoken.catalog.sql.policy import (
     _HARMLESS,
     _REVEALERS,
     _REVEALING_PREFIXES,
     _TABLE_FUNCTIONS,
 )
-from foretoken.catalog.sql.reader import Reader
-from foretoken.catalog.sql.setup import Setup
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.wire.arrow import read_table
@@ -241,6 +241,7 @@ def test_the_attacks_are_many_and_no_two_are_the_same() -> None:
         "SELECT * FROM read_text('shared://{folder}/secret.csv')",
     ],
 )
+@pytest.mark.usefixtures("catalog_path")
 def test_what_would_slip_through_is_stopped_by_the_database(
     statement: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -254,6 +255,7 @@ def test_what_would_slip_through_is_stopped_by_the_database(
     }
 
 
+@pytest.mark.usefixtures("catalog_path")
 def test_the_file_is_seen_as_its_tables_alone(tmp_path: Path) -> None:
     """DuckDB allows whatever is attached; the bytes of the file are more than its views show."""
     connection = _open_reader(tmp_path)
@@ -264,11 +266,7 @@ def test_the_file_is_seen_as_its_tables_alone(tmp_path: Path) -> None:
 
 def _open_reader(folder: Path) -> duckdb.DuckDBPyConnection:
     """Return a connection as the process has it that answers questions."""
-    path = folder / "catalog.duckdb"
-    service = CatalogService(CatalogConfig(path=str(path), num_threads=1))
-    service.open()
-    service.close()
-    connection = Reader(_setup(path))._open("1")
+    connection = Reader(_setup(folder / "catalog.duckdb"))._open("1")
     connection.execute("BEGIN TRANSACTION READ ONLY")
     return connection
 

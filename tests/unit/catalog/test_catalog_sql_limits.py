@@ -4,7 +4,6 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Self
 
 import pyarrow as pa
@@ -48,13 +47,13 @@ _RUNAWAYS = {
 
 
 @pytest.fixture
-def limited(tmp_path: Path) -> Iterator[Callable[..., CatalogService]]:
+def limited(catalog_path: str) -> Iterator[Callable[..., CatalogService]]:
     """Opens a catalog with limits of one's own."""
     opened: list[CatalogService] = []
 
     def open_with(**limits: float | str) -> CatalogService:
         config = CatalogConfig(
-            path=str(tmp_path / "catalog.duckdb"),
+            path=catalog_path,
             num_threads=1,
             **limits,  # type: ignore[arg-type]
         )

@@ -16,8 +16,8 @@ from sql_runaways import NAMED_RUNAWAYS, RUNAWAYS
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.client.catalog import CatalogClient
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import (
     ForetokenError,
     InvalidRequestError,
@@ -57,8 +57,8 @@ def _outcome_of(port: CatalogAdminPort, text: str) -> str:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[CatalogService]:
-    config = CatalogConfig(path=str(tmp_path / "catalog.duckdb"), num_threads=1, sql_max_running=2)
+def opened(catalog_path: str) -> Iterator[CatalogService]:
+    config = CatalogConfig(path=catalog_path, num_threads=1, sql_max_running=2)
     service = CatalogService(config)
     service.open()
     list(service.record(run(), batches(gemms([1, 2, 3]))))

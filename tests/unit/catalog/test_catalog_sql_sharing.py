@@ -53,8 +53,8 @@ class _Catalog:
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Iterator[_Catalog]:
-    catalog = _Catalog(tmp_path / "catalog.duckdb", _LOG_BYTES)
+def shared(catalog_path: str) -> Iterator[_Catalog]:
+    catalog = _Catalog(Path(catalog_path), _LOG_BYTES)
     yield catalog
     catalog.close()
 

@@ -54,10 +54,8 @@ def clock() -> _Clock:
 
 
 @pytest.fixture
-def catalog(tmp_path: Path, clock: _Clock) -> Iterator[CatalogService]:
-    service = CatalogService(
-        CatalogConfig(path=str(tmp_path / "catalog.duckdb"), num_threads=1), clock
-    )
+def catalog(catalog_path: str, clock: _Clock) -> Iterator[CatalogService]:
+    service = CatalogService(CatalogConfig(path=catalog_path, num_threads=1), clock)
     service.open()
     yield service
     service.close()

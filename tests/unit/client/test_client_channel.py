@@ -12,7 +12,7 @@ import pytest
 from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
 from foretoken.client.channel import Connection, channel_arguments
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.client.profiler import ProfilerClient
+from foretoken.client.services import ProfilerClient
 from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
 from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.wire.rpc import RpcTable

@@ -10,7 +10,7 @@ import pytest
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.facade import Foretoken
 from foretoken.client.job_wait import wait_for_job
-from foretoken.client.losses import LossCount
+from foretoken.client.retries import LossCount
 from foretoken.client.single_query import CallOptions, build_single_query
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretoken.client.channel import channel_arguments
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.client.refusals import Refusals
+from foretoken.client.retries import Refusals
 from foretoken.domain.errors import InvalidRequestError, QueueFullError, ServerBusyError
 from foretoken.wire.keepalive import SERVER_OPTIONS, age_options
 

@@ -24,7 +24,7 @@ from foretoken.client.results import (
 )
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.results.result import RESULT_ARTIFACT, KeptResult
 from foretoken.domain.results.training_report import SpanColumns, TrafficColumns, TrainingReport

@@ -35,6 +35,10 @@ CONFIGS_OF_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "gpt-oss-20b": _llama_like(
         "gpt_oss",
         *(24, 2880, 64, 2880, 201088, 131072),
+        quantization_config={
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
+        },
         num_key_value_heads=8,
         head_dim=64,
         attention_bias=True,
@@ -100,6 +104,11 @@ CONFIGS_OF_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "deepseek-v3": _llama_like(
         "deepseek_v3",
         *(61, 7168, 128, 18432, 129280, 163840),
+        quantization_config={
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        },
         num_key_value_heads=128,
         n_routed_experts=256,
         n_shared_experts=1,

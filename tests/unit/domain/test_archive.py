@@ -5,8 +5,8 @@ import zipfile
 
 import pytest
 
-from foretoken.domain.archive import Archive, UnpackBudget
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.text_file import Archive, UnpackBudget
 
 _MIB = 2**20
 

@@ -218,7 +218,12 @@ def test_a_job_whose_process_died_is_found_failed(tmp_path: Path) -> None:
     first.open()
     job = first.create("train", gate)
     assert gate.has_started.wait(_TIMEOUT_S)
-    # Another process finds the folder as a dead one left it.
+    # Another process leaves alone what the first one runs,
+    other = JobRunner(tmp_path)
+    other.open()
+    assert other.list() == ()
+    # and fails what a dead one ran, whose locks are gone.
+    (tmp_path / f"{job.job_id}.lock").unlink()
     second = JobRunner(tmp_path)
     second.open()
     found = second.get(job.job_id)
@@ -226,6 +231,7 @@ def test_a_job_whose_process_died_is_found_failed(tmp_path: Path) -> None:
     with pytest.raises(ForetokenError, match="create it again"):
         second.result(job.job_id, _Answer)
     second.close()
+    other.close()
     gate.may_go_on.set()
     first.close()
 
@@ -296,12 +302,12 @@ def test_a_follower_is_told_that_the_service_ends_unless_it_closed_first(
     runner.open({"count": lambda _request: work})
     follower = _Follower(runner, runner.create("count", work, _Question()))
     assert follower.has_two.wait(_TIMEOUT_S)
-    closing = threading.Thread(target=runner.close)
-    closing.start()
-    assert work.is_told_to_stop.wait(_TIMEOUT_S)
     if is_closed:
         follower.watch.close()
         follower.thread.join(_TIMEOUT_S)
+    closing = threading.Thread(target=runner.close)
+    closing.start()
+    assert work.is_told_to_stop.wait(_TIMEOUT_S)
     work.may_stop.set()
     closing.join(_TIMEOUT_S)
     follower.thread.join(_TIMEOUT_S)

@@ -420,6 +420,18 @@ _DECODE = {"num_seqs": 4, "kv_tokens": 400, "kv_tokens_max": 100, "head_dim": 64
             {"num_tokens": 4, "num_experts": 8, "top_k": 9},
             "top_k: 9 is more than the 8 of num_experts",
         ),
+        (
+            "moe_experts",
+            {
+                "num_tokens": 4,
+                "top_k": 9,
+                "num_experts": 8,
+                "num_active_experts": 8,
+                "hidden": 64,
+                "intermediate": 32,
+            },
+            "top_k: 9 is more than the 8 of num_experts",
+        ),
     ],
 )
 def test_dimensions_that_contradict_each_other_are_refused(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.lowering.expert_load import (
+from foretoken.domain.lowering.expert_layer import (
     ExpertRouting,
     count_places,
     expert_load,

@@ -8,9 +8,9 @@ import pytest
 from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.frameworks.trainer import find_trainer
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering.memory import ServingMemory
-from foretoken.domain.lowering.memory_headroom import (
+from foretoken.domain.lowering.memory import (
     TRAINING_AXES,
+    ServingMemory,
     context_bytes,
     training_headroom_bytes,
     visible_bytes,

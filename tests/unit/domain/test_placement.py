@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.domain.lowering.placement import (
+from foretoken.domain.lowering.communication import (
     ExpertMesh,
     RankGroup,
     expert_mesh,

@@ -5,15 +5,23 @@ from typing import Any
 
 import pytest
 
-from foretoken.domain.errors import UnknownPluginError
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.graph import BatchShape, DecodeShape, OperatorNode, RankContext
 from foretoken.domain.lowering.lower import lower_rank
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.models.quantization import all_quantizations, find_quantization
+from foretoken.domain.models.quantization import (
+    PARTS,
+    UNQUANTIZED,
+    all_quantizations,
+    executed_quantization,
+    find_quantization,
+)
 from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype
 from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario
 
 _BATCH = BatchShape(
     num_tokens=64,
@@ -96,7 +104,7 @@ def test_a_narrow_cache_is_a_variant_of_what_reads_and_writes_it() -> None:
 
 def test_every_scheme_is_one_the_catalog_knows() -> None:
     for scheme in all_quantizations().values():
-        for weight in (scheme.dense, scheme.experts):
+        for weight in map(scheme.weight_of, PARTS):
             assert not weight.variant or stored_dtype(weight.variant) is not None
             assert {} == parse_variant("") or weight.bits >= 4
 
@@ -115,3 +123,56 @@ def test_latent_attention_keeps_its_format_under_four_bits() -> None:
     nodes = {node.role: node for node in lower_rank(shape, options, rank)}
     assert DType.BF16 is nodes["attn_q_proj"].dtype
     assert DType.FP4 is nodes["mlp_up_proj"].dtype
+
+
+def test_each_part_of_a_layer_is_stored_in_its_own_scheme() -> None:
+    nodes = _lower("qwen3-30b-a3b", "attention=fp8_block+experts=nvfp4")
+    assert "quant=fp8_block" == nodes["attn_qkv_proj"].variant
+    assert "quant=fp8_block" == nodes["attn_out_proj"].variant
+    assert 4.5 == nodes["moe_experts"].weight_bits
+    experts = _lower("deepseek-v3", "shared_experts=int4_wo_g32")
+    assert 4.5 == experts["shared_up_proj"].weight_bits
+    others = ("mlp_up_proj", "moe_experts", "mla_decode_module")
+    assert [0, 0, 0] == [experts[role].weight_bits for role in others]
+
+
+@pytest.mark.parametrize("name", ["attn=fp8", "attention=fp8+nvfp4", "attention=mxfp4"])
+def test_a_part_that_is_none_or_that_a_scheme_leaves_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="quantization"):
+        find_quantization(name)
+
+
+def test_what_a_device_lacks_is_emulated_part_by_part() -> None:
+    executed = executed_quantization(
+        "attention=fp8_block+experts=int4_wo", find_device("a100_sxm_80"), "vllm"
+    )
+    assert "attention=int8_wo+experts=int4_wo" == executed.name
+    with pytest.raises(InvalidRequestError, match="no kernel that emulates it"):
+        executed_quantization(
+            "attention=fp8_block+experts=w4afp8", find_device("a100_sxm_80"), "vllm"
+        )
+
+
+def test_a_scenario_takes_the_checkpoints_format_unless_it_names_one() -> None:
+    stored = ServingScenario(model="gpt-oss-120b", device="h200_sxm")
+    assert "mxfp4" == stored.quantization
+    assert UNQUANTIZED == dataclasses.replace(stored, quantization=UNQUANTIZED).quantization
+    assert "fp8" == dataclasses.replace(stored, quantization="fp8").quantization
+    assert (
+        UNQUANTIZED
+        == ServingScenario(model=stored.model, device="h200_sxm", dtype=DType.FP8).quantization
+    )
+    plain = ServingScenario(model="llama-3-8b", device="h200_sxm", quantization=UNQUANTIZED)
+    assert "" == plain.quantization
+
+
+def test_the_kv_cache_has_the_checkpoints_format_with_the_checkpoints_weights() -> None:
+    model = dataclasses.replace(find_model("llama-3-8b"), quantization="fp8", kv_dtype=DType.FP8)
+    scenario = ServingScenario(model=model, device="h200_sxm")
+    assert DType.FP8 is scenario.kv_dtype
+    assert (
+        DType.BF16 is ServingScenario(model=model, device="h200_sxm", kv_dtype=DType.BF16).kv_dtype
+    )
+    assert (
+        ServingScenario(model=model, device="h200_sxm", quantization=UNQUANTIZED).kv_dtype is None
+    )

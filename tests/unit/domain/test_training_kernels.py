@@ -6,7 +6,7 @@ import pytest
 
 from foretoken.domain.frameworks.trainer import TrainerProfile, find_trainer
 from foretoken.domain.lowering.graph import OperatorNode, Section
-from foretoken.domain.lowering.training_kernels import (
+from foretoken.domain.lowering.training_layer import (
     check_kernels,
     reduction_kernels,
     sum_kernels,

@@ -13,7 +13,6 @@ from foretoken.domain.errors import (
     UnknownCorrectionError,
     UnknownDeviceError,
 )
-from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.measurements.correction import (
     Correction,
     CorrectionRequest,
@@ -29,6 +28,7 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Provenance,
 )
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.operators.spec.operator import all_operators, find_operator
 from foretoken.predictor.correction import CorrectionBook, apply_correction, factor_for
 from foretoken.predictor.correction_fit import learn_correction

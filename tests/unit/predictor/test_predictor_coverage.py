@@ -29,7 +29,7 @@ def design_of(operator: str, rows: Iterable[tuple[int, ...]]) -> Design:
 
 
 def tiers_of(operator: str, measured: Design, asked: Design) -> list[Tier]:
-    coverage = map_coverage(find_operator(operator), measured)
+    coverage = map_coverage(find_operator(operator), measured.points, measured.axes)
     neighbours = PointIndex(measured.points).find(asked)
     return [Tier(tier) for tier in coverage.tiers(asked, neighbours).tolist()]
 

@@ -11,7 +11,7 @@ from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import Tier, map_coverage
-from foretoken.predictor.intervals.holdout import Split, SplitKind, split_points
+from foretoken.predictor.intervals.holdout import Fold, Split, SplitKind, share_models, split_points
 from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.roofline import Target
 
@@ -127,7 +127,7 @@ def test_what_is_left_out_is_asked_as_the_tier_it_teaches(kind: SplitKind, tier:
     design = gemm_grid()
     for split in splits_of(design, kind):
         known, asked = design.take(split.inside), design.take(split.outside)
-        coverage = map_coverage(find_operator("gemm"), known)
+        coverage = map_coverage(find_operator("gemm"), known.points, known.axes)
         tiers = coverage.tiers(asked, PointIndex(known.points).find(asked))
         assert np.median(tiers) == tier
 
@@ -138,6 +138,43 @@ def test_equal_seeds_leave_out_equal_points() -> None:
         for _ in range(2)
     )
     assert first == second
+
+
+def folds_of(design: Design) -> list[Fold]:
+    splits = list(split_points(find_operator("gemm"), design, seed=0))
+    return list(share_models(splits, design.num_rows))
+
+
+def dense_grid() -> Design:
+    return design_of("gemm", [(8 * m, n, k) for m in range(1, 101) for n, k in SHAPES])
+
+
+def test_one_model_answers_for_a_split_of_every_kind() -> None:
+    design = dense_grid()
+    kinds = [[split.kind for split in fold.splits] for fold in folds_of(design)]
+    assert list(SplitKind) == kinds[0]
+    assert all(len(set(together)) == len(together) for together in kinds)
+    every = [split.kind for split in split_points(find_operator("gemm"), design, seed=0)]
+    found = [kind for together in kinds for kind in together]
+    assert {kind: every.count(kind) for kind in every} == {
+        kind: found.count(kind) for kind in every
+    }
+
+
+def test_a_shared_model_knows_nothing_of_what_it_is_asked_and_each_point_has_one_reason() -> None:
+    for fold in folds_of(dense_grid()):
+        outside = [row for split in fold.splits for row in split.outside.tolist()]
+        assert len(set(outside)) == len(outside)
+        assert not set(outside) & set(fold.inside.tolist())
+        assert all(len(split.group) == len(split.outside) for split in fold.splits)
+
+
+def test_few_points_are_not_thinned_further_by_sharing() -> None:
+    design = gemm_grid()
+    splits = list(split_points(find_operator("gemm"), design, seed=0))
+    folds = folds_of(design)
+    assert len(splits) == len(folds)
+    assert [split.inside.tolist() for split in splits] == [fold.inside.tolist() for fold in folds]
 
 
 def test_too_few_points_are_not_split() -> None:

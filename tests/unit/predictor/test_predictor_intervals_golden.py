@@ -136,7 +136,7 @@ def test_tiers_are_as_kept() -> None:
     rows: list[Row] = []
     for name, (operator, points) in _MEASURED.items():
         measured, asked = _design(operator, points), _design(operator, _ASKED[operator])
-        coverage = map_coverage(find_operator(operator), measured)
+        coverage = map_coverage(find_operator(operator), measured.points, measured.axes)
         tiers = coverage.tiers(asked, PointIndex(measured.points).find(asked)).tolist()
         text = "".join(map(str, tiers))
         groups = " ".join(text[start : start + 12] for start in range(0, len(text), 12))

@@ -184,6 +184,48 @@ def test_a_damaged_copy_is_copied_anew(start: Start, tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_copy_damaged_in_a_series_is_copied_anew(start: Start, tmp_path: Path) -> None:
+    """Series are read when they are asked for, but a copy is looked at as a whole."""
+    catalog = CountingCatalog(gemm_rows())
+    service = start(catalog, "one")
+    version = _train(service)
+    before = _ask(service)
+    service.close()
+    path = tmp_path / "one" / "models" / f"{version}.models"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    again = start(catalog, "one")
+    assert (1, before) == (catalog.num_reads, _ask(again))
+    again.close()
+
+
+def test_what_cannot_be_read_of_the_version_in_use_is_trained_anew(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nothing would ever answer again: the advice is to train."""
+    catalog = FakeCatalog(gemm_rows())
+    service = start(catalog, "one")
+    version = _train(service)
+    answer = _ask(service)[1]
+    artifact, content = catalog.artifacts["latency_models", version]
+    junk = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as sound, zipfile.ZipFile(junk, "w") as archive:
+        for name in sound.namelist():
+            kept = sound.read(name) if name in ("index.json", "transfers") else b"junk"
+            archive.writestr(name, kept)
+    digest = hashlib.sha256(junk.getvalue()).hexdigest()
+    catalog.store_artifact(
+        replace(artifact, name="junk", content_hash=digest, is_active=False), [junk.getvalue()]
+    )
+    service.activate_model("junk")
+    with pytest.raises(CorruptCatalogError, match="train again"):
+        _ask(service)
+    assert (version, answer) == (_train(service), _ask(service)[1])
+    assert "trained anew: the model of gemm on a30 cannot be read" in caplog.text
+    service.close()
+
+
 def test_a_version_damaged_in_the_catalog_is_an_error_and_leaves_what_answers(
     start: Start,
 ) -> None:

@@ -44,6 +44,27 @@ def test_a_quantisation_there_is_not_is_refused(predictor: PredictorService) -> 
     _ask(predictor, variant="quant=int4_wo")
 
 
+def test_a_quantisation_that_the_device_cannot_multiply_in_is_refused(
+    predictor: PredictorService,
+) -> None:
+    """Whatever format of activations is asked about: FP8 blocks are no weights alone."""
+    for scheme in ("fp8_static", "fp8_block", "nvfp4"):
+        with pytest.raises(InvalidRequestError, match=r"variant\.quant: a100_sxm_80 .* has no fp"):
+            _ask(predictor, variant=f"quant={scheme}")
+    _ask(predictor, variant="quant=nvfp4_wo")
+
+
+def test_a_quantisation_in_a_format_that_is_not_its_own_is_refused(
+    predictor: PredictorService,
+) -> None:
+    """It would be answered by the plain operator: there are no such rows, nor can there be."""
+    with pytest.raises(
+        InvalidRequestError, match="fp8_block multiplies in fp8, not in bf16: ask for dtype=fp8"
+    ):
+        _ask(predictor, variant="quant=fp8_block", device="h200")
+    _ask(predictor, variant="quant=fp8_block", dtype=DType.FP8, device="h200")
+
+
 def test_dimensions_that_contradict_each_other_are_refused(predictor: PredictorService) -> None:
     columns = {"num_tokens": [8, 8], "num_experts": [8, 8], "top_k": [2, 9]}
     with pytest.raises(InvalidRequestError, match="top_k: 9 is more than the 8 of num_experts"):

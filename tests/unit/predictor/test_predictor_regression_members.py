@@ -17,7 +17,7 @@ from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.intervals.holdout import SplitKind
 from foretoken.predictor.regression.cross_validation import CrossValidation, Unseen
 from foretoken.predictor.regression.kriging import Kriging, Scales, learn_scales
-from foretoken.predictor.regression.member import STEPS, MemberFitter, learn_member_scales
+from foretoken.predictor.regression.member import STEPS, MemberFitter
 from foretoken.predictor.regression.mixture import learn_shares
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
 from foretoken.predictor.regression.trees import grow_trees
@@ -169,6 +169,7 @@ def unseen(answers: _Floats, tier: Tier) -> Unseen:
     codes = np.zeros(len(answers), dtype=np.int64)
     return Unseen(
         kind=SplitKind.RANDOM,
+        fold=0,
         points=codes[:, None],
         answers=answers,
         spread_log=ones,
@@ -251,8 +252,8 @@ def test_points_left_out_are_asked_of_models_that_do_not_know_them() -> None:
 
 
 def train(design: Design, truth_log: _Floats) -> SeriesRegressor:
-    fitter = MemberFitter(CONFIG, 0, learn_member_scales(design, truth_log, 0))
-    members = fitter.fit(design, truth_log).settle()
+    fitter = MemberFitter.learn(CONFIG, 0, design, truth_log)
+    members = fitter.fit(design, truth_log, has_steps=True).settle()
     return SeriesRegressor(members, np.full((len(Tier), 3), 1.0 / 3.0))
 
 

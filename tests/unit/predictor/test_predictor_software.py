@@ -132,6 +132,8 @@ def test_the_engines_own_sums_are_not_nccls(make_predictor: MakePredictor, train
         ({"framework": "nccl 2"}, "vllm 0.19.0"),
         ({"kernel": "cutlas"}, "cutlass"),
         ({"variant": "colour=blue"}, "quant=fp8_block"),
+        ({"variant": "lane=nosuch"}, "quant=fp8_block"),
+        ({"variant": "cache=cold"}, "quant=fp8_block"),
     ],
 )
 def test_what_nobody_measured_is_refused_with_what_there_is(
@@ -155,6 +157,7 @@ def test_what_nobody_measured_is_refused_with_what_there_is(
         {"kernel": "cutlas", "tentative": True},
         {"variant": "colour=blue", "tentative": True},
         {"variant": "quant=int4_wo"},
+        {"variant": "cache=warm"},
         {"preferred_framework": "orca 1.0"},
     ],
 )

@@ -15,8 +15,7 @@ from foretoken.domain.measurements.profiling import GraphReport, GraphRequest
 from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.environment import free_memory_bytes
-from foretoken.profiler.graph.model import ModelShape, outline_model, place_model
-from foretoken.profiler.graph.model_config import read_model_config
+from foretoken.profiler.graph.model import ModelShape, outline_model, place_model, read_model_config
 from foretoken.profiler.graph.profiling import RowKeeping, profile_graph
 from foretoken.profiler.graph.trace import Trace, trace_model
 from foretoken.profiler.kernel import TensorFactory

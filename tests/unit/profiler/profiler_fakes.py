@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.measurements.measurement import (
     ArrowStream,
+    Artifact,
     BatchReceipt,
     Coverage,
     MeasurementBatch,

@@ -15,6 +15,7 @@ from foretoken.domain.operators.attention_prefill_window import window_prefill_d
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.profiler.attention.batch import (
     AttentionCase,
+    list_inputs,
     packed_inputs,
     read_decode,
     read_decode_batch,
@@ -23,8 +24,8 @@ from foretoken.profiler.attention.batch import (
     read_prefill,
     read_prefill_batch,
     read_window_decode,
+    table_inputs,
 )
-from foretoken.profiler.attention.paged_cache import list_inputs, table_inputs
 from foretoken.profiler.attention.ragged import Batch
 from foretoken.profiler.kernel import Kernel, TensorFactory, all_kernels, kernel_of_call
 

@@ -16,8 +16,7 @@ from foretoken.domain.errors import (
 from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.domain.measurements.measurement import Run, RunKind
 from foretoken.profiler.recording.batch_sender import HandOver, send_left_run, wait_for_catalog
-from foretoken.profiler.recording.batches import BatchWriter, open_writer
-from foretoken.profiler.recording.rows import RowBuilder
+from foretoken.profiler.recording.batches import BatchWriter, RowBuilder, open_writer
 from foretoken.profiler.recording.spool import find_left_runs
 from foretoken.profiler.timing.timer import summarize
 

@@ -22,9 +22,8 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.measurements.profiling import ClosureReport, ClosureRequest, ClosureStep
 from foretoken.domain.models.architecture import find_model
 from foretoken.jobs.runner import JobProgress
-from foretoken.profiler.closure.default_steps import choose_steps, step_bytes
-from foretoken.profiler.closure.filled_cache import make_filled_cache
 from foretoken.profiler.closure.measuring import measure_closure
+from foretoken.profiler.closure.step_program import choose_steps, make_filled_cache, step_bytes
 from foretoken.profiler.local_device import LocalDevice
 
 pytest.importorskip("transformers")

@@ -17,7 +17,8 @@ def test_a_written_config_reads_back_as_the_architecture(name: str) -> None:
     """Every preset has a config, and it is of no other model."""
     model = find_model(name)
     content = json.loads(json.dumps(config_of_architecture(model)))
-    assert model == replace(architecture_of_hf_config(content, name), aliases=model.aliases)
+    in_16_bits = replace(model, aliases=(), quantization="", kv_dtype=None)
+    assert in_16_bits == architecture_of_hf_config(content, name)
 
 
 def test_a_bias_of_queries_keys_and_values_alone_is_not_written_as_llamas() -> None:

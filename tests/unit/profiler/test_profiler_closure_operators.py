@@ -10,7 +10,7 @@ from foretoken.domain.lowering.eager import ModelForm, lower_step
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.profiler.closure.hf_model import HuggingFaceModel, build_model, read_config
-from foretoken.profiler.closure.kernel_count import OperatorRecorder
+from foretoken.profiler.closure.measuring import OperatorRecorder
 from foretoken.profiler.closure.step_program import make_program
 from foretoken.simulator.validation.steps import count_kernels
 

@@ -22,9 +22,9 @@ from foretoken.domain.errors import (
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.domain.measurements.profiling import ProfileOutline, ProfileReport, ProfileRequest
-from foretoken.profiler.cluster.naming import name_of_job, name_request
 from foretoken.profiler.cluster.service import ClusterProfiler
 from foretoken.profiler.cluster.spec import KubernetesSpec, PodSetup
+from foretoken.profiler.cluster.submitting import name_of_job, name_request
 from foretoken.wire.arrow import rows_to_table
 
 _REQUEST = ProfileRequest(device="cpu", operators=("gemm",), name="short")
@@ -36,12 +36,11 @@ _SHARD = "os.environ['FORETOKEN_PROFILER__SHARD_INDEX']"
 class _Cluster:
     """An API server, its controller, and a catalog; profilers connect to them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, catalog_path: str) -> None:
         self.folder = folder
         self.go = folder / "go"
-        self.catalog = CatalogService(
-            CatalogConfig(path=str(folder / "catalog.duckdb"), state_folder=str(folder / "state"))
-        )
+        config = CatalogConfig(path=catalog_path, num_threads=1, state_folder=str(folder / "state"))
+        self.catalog = CatalogService(config)
         self.server = KubernetesServer()
         self.controller = JobController(self.server, folder / "pods", program=self.program())
 
@@ -102,8 +101,8 @@ def _outline(request: ProfileRequest) -> ProfileOutline:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[_Cluster]:
-    cluster = _Cluster(tmp_path)
+def cluster(tmp_path: Path, catalog_path: str) -> Iterator[_Cluster]:
+    cluster = _Cluster(tmp_path, catalog_path)
     cluster.server.add_node("worker")
     cluster.catalog.open()
     with cluster.server, cluster.controller:

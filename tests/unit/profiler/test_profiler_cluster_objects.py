@@ -13,9 +13,12 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import all_devices
 from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.domain.measurements.profiling import ProfileRequest
-from foretoken.profiler.cluster.following import JobView, describe_progress, parse_indexes
-from foretoken.profiler.cluster.naming import is_collective, name_of_job
-from foretoken.profiler.cluster.nodes import product_labels
+from foretoken.profiler.cluster.following import (
+    JobView,
+    describe_progress,
+    find_pod_failures,
+    parse_indexes,
+)
 from foretoken.profiler.cluster.objects import (
     JobPlan,
     build_config_map,
@@ -24,8 +27,8 @@ from foretoken.profiler.cluster.objects import (
     build_service,
     owned_by,
 )
-from foretoken.profiler.cluster.pod_failures import find_pod_failures
 from foretoken.profiler.cluster.spec import CollectiveSpec, KubernetesSpec, PodSetup, TolerationSpec
+from foretoken.profiler.cluster.submitting import is_collective, name_of_job, product_labels
 
 _SETUP = PodSetup(catalog="dns:///catalog:50051")
 _EVERYTHING = KubernetesSpec(

@@ -19,7 +19,7 @@ from foretoken.profiler.ranks.group import (
     GroupSpec,
 )
 from foretoken.profiler.ranks.rows import in_group_order, time_collectives
-from foretoken.profiler.recording.rows import RowBuilder
+from foretoken.profiler.recording.batches import RowBuilder
 from foretoken.profiler.timing.timer import TimingSummary
 
 # A busy machine may run what should be concurrent one after the other.

@@ -12,11 +12,11 @@ from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.profiler.planning.coverage import (
     CoverageQuery,
     KnownRows,
+    name_profile,
     point_of_call,
     read_coverage,
 )
-from foretoken.profiler.planning.profile_name import name_profile
-from foretoken.profiler.recording.rows import RowBuilder
+from foretoken.profiler.recording.batches import RowBuilder
 from foretoken.profiler.timing.timer import summarize
 from foretoken.wire.arrow import rows_to_table
 

@@ -16,8 +16,8 @@ from foretoken.domain.measurements.training_truth import ModuleTimes
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.units import GIB
 from foretoken.jobs.runner import JobProgress
-from foretoken.profiler.graph.memory_limit import MemoryLimit, memory_reason
 from foretoken.profiler.graph.profiling import RowKeeping, check_graph_request, profile_graph
+from foretoken.profiler.graph.whole_pass import MemoryLimit, memory_reason
 from foretoken.profiler.local_device import LocalDevice
 from foretoken.profiler.timing.case import Rig
 from foretoken.profiler.timing.stopwatch import CpuStopwatch

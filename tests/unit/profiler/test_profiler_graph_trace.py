@@ -9,12 +9,11 @@ from graph_models import CONFIGS, config_json, graph_request, trace_of
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.profiler.graph.call_operator import operator_calls
-from foretoken.profiler.graph.graph_run import find_integers
-from foretoken.profiler.graph.model_config import read_model_config, shorten
+from foretoken.profiler.graph.model import read_model_config, shorten
 from foretoken.profiler.graph.module_fold import fold_calls, module_times
-from foretoken.profiler.graph.pass_memory import pass_bytes
 from foretoken.profiler.graph.tensor_split import SplitError
-from foretoken.profiler.graph.trace import TracedCall
+from foretoken.profiler.graph.trace import TracedCall, find_integers
+from foretoken.profiler.graph.whole_pass import pass_bytes
 
 _GATED = ("attn_q", "attn_k", "attn_v", "attn_o", "mlp_gate", "mlp_act_fn", "mlp_up", "mlp_down")
 _FUSED = ("qkv_proj", "attn_o", "mlp_up", "mlp_act_fn", "mlp_down")

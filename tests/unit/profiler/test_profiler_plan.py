@@ -17,8 +17,7 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operators.spec.operator import all_operators, find_operator
 from foretoken.profiler.kernel import all_kernels, kernel_of_call
 from foretoken.profiler.planning.coverage import KnownRows, Point, point_of_call
-from foretoken.profiler.planning.plan import PlanLimits, ProfilePlan, make_plan
-from foretoken.profiler.planning.shard import take_shard
+from foretoken.profiler.planning.plan import PlanLimits, ProfilePlan, make_plan, take_shard
 from foretoken.profiler.planning.wanted_call import PlanSite
 
 NO_REPEATS = PlanLimits(repeat_ratio=0.0)

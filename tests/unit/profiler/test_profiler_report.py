@@ -11,9 +11,8 @@ from profiler_fakes import CPU, FAST
 from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.profiler.planning.coverage import point_of_call
 from foretoken.profiler.planning.durations import CaseDurations, RemainingTime
-from foretoken.profiler.planning.outline import outline_plan
-from foretoken.profiler.planning.plan import ProfilePlan
-from foretoken.profiler.recording.rows import RowBuilder
+from foretoken.profiler.planning.plan import ProfilePlan, outline_plan
+from foretoken.profiler.recording.batches import RowBuilder
 from foretoken.profiler.report import ReportBuilder, repeat_differences
 from foretoken.profiler.timing.timer import summarize
 

@@ -16,13 +16,11 @@ from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.local_device import LocalDevice
 from foretoken.profiler.planning.durations import CaseDurations
 from foretoken.profiler.planning.plan import ProfilePlan
-from foretoken.profiler.recording.batches import open_writer
-from foretoken.profiler.recording.rows import RowBuilder
+from foretoken.profiler.recording.batches import RowBuilder, open_writer
 from foretoken.profiler.recording.spool import Row
 from foretoken.profiler.report import ReportBuilder
 from foretoken.profiler.session import ProfileSession, SessionSpec
-from foretoken.profiler.timing.case import Rig
-from foretoken.profiler.timing.hung_case import HungCaseWatch
+from foretoken.profiler.timing.case import HungCaseWatch, Rig
 from foretoken.profiler.timing.stopwatch import CpuStopwatch
 
 RIG = Rig(

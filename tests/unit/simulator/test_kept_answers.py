@@ -12,7 +12,7 @@ from artifact_shelf import ArtifactShelf
 
 from foretoken.client.results import list_results, read_result
 from foretoken.domain.errors import ServiceUnavailableError
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.requests.training_run import TrainingRunReport
 from foretoken.domain.results.report import Feasibility

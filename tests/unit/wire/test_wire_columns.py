@@ -27,7 +27,7 @@ from foretoken.domain.results.training_report import MemoryColumns, SpanColumns,
 from foretoken.domain.schema import field_types
 from foretoken.wire import codec, columns, ipc
 from foretoken.wire.arrow import rows_to_table
-from foretoken.wire.report_tables import table_fields, take_tables, with_tables
+from foretoken.wire.result_file import table_fields, take_tables, with_tables
 
 
 def _query(**dims: object) -> LatencyQuery:

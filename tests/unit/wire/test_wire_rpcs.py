@@ -16,8 +16,7 @@ from foretoken.domain.ports import JobsPort, ProfilerPort
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingSearchRequest
 from foretoken.wire import codec
-from foretoken.wire.rpc import Pages, RpcTable, Unary
-from foretoken.wire.rpc_messages import messages_of
+from foretoken.wire.rpc import Pages, RpcTable, Unary, messages_of
 from foretoken.wire.rpcs import TABLES, JobRpcs, ProfilerRpcs, SimulatorRpcs
 from foretoken.wire.serving import register_service, take_page
 

@@ -21,13 +21,13 @@ from foretoken.domain.measurements.correction import CorrectionRequest as Correc
 from foretoken.domain.measurements.correction import Observation as Observation
 from foretoken.domain.measurements.correction import ObservedCall as ObservedCall
 from foretoken.domain.measurements.estimate import DType as DType
+from foretoken.domain.measurements.estimate import Explanation as Explanation
 from foretoken.domain.measurements.estimate import LatencyEstimate as LatencyEstimate
 from foretoken.domain.measurements.estimate import LatencyQuery as LatencyQuery
 from foretoken.domain.measurements.estimate import OperatorCall as OperatorCall
 from foretoken.domain.measurements.estimate import OperatorTable as OperatorTable
 from foretoken.domain.measurements.estimate import Phase as Phase
 from foretoken.domain.measurements.estimate import Provenance as Provenance
-from foretoken.domain.measurements.explanation import Explanation as Explanation
 from foretoken.domain.measurements.measurement import CheckRequest as CheckRequest
 from foretoken.domain.measurements.measurement import MeasurementBatch as MeasurementBatch
 from foretoken.domain.measurements.measurement import QualityReport as QualityReport

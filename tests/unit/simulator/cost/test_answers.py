@@ -23,7 +23,7 @@ from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost.latency_surfaces import replica_ranks, surface_spec
 from foretoken.simulator.cost.tables import CostTables, StepShape, stage_us
 from foretoken.simulator.search.serving.load import LoadProfile
-from foretoken.simulator.search.serving.step_grid import fetch_grids, grid_axes
+from foretoken.simulator.search.serving.step_time import fetch_grids, grid_axes
 from foretoken.simulator.serving.step_cost import SurfaceCost
 
 _Latency = Callable[[OperatorTable], object]

@@ -7,7 +7,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.graph import OperatorNode, Section
 from foretoken.domain.measurements.estimate import DType, LatencyColumns, Provenance
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.simulator.cost.prefill_batching import each_more
+from foretoken.simulator.cost.attention_batching import each_more
 
 
 def _node(new_tokens: int, context: int) -> OperatorNode:

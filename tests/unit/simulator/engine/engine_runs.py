@@ -9,8 +9,8 @@ import numpy as np
 from foretoken.domain.frameworks.engine import EngineProfile, KvTier
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.engine.choice import list_schedulers
-from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.serving.speculation import Speculation
 from foretoken.simulator.workload.request_plan import plan_requests
 

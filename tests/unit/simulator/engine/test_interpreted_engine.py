@@ -19,7 +19,7 @@ _RUN = """
 import numpy as np
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.serving.deployment import run_deployment
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.request_plan import plan_requests
 from foretoken.simulator.serving.setup import DeploymentSetup
 

@@ -8,7 +8,7 @@ from foretoken.app.scenario_file import build_serving_scenario, build_training_s
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.launch.read import read_launch
+from foretoken.simulator.launch.training import read_launch
 
 
 def _read(command: str) -> tuple[ServingScenario, tuple[str, ...]]:

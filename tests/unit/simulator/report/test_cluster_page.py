@@ -14,6 +14,7 @@ from foretoken.domain.results.report import (
 )
 from foretoken.page.section import Section
 from foretoken.simulator.report.page import render_page, serving_sections
+from foretoken.simulator.report.serving_cluster import cluster_sections
 from foretoken.simulator.report.serving_trace import chrome_trace
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.step_cost import StepAccount
@@ -84,7 +85,7 @@ def test_replicas_that_only_ran_are_not_drawn(report: ServingReport) -> None:
     steady = replace(
         report, engines=tuple(engine for engine in report.engines if engine.engine == 1)
     )
-    titles = [section.title for section in serving_sections([steady])]
+    titles = [section.title for section in cluster_sections(steady, "load")]
     assert "Replicas" not in titles
     assert "Pools" in titles
 
@@ -96,14 +97,17 @@ def test_transfers_say_what_they_cost(sections: list[Section]) -> None:
     assert [row[:2] for row in section.table.rows] == [("first", "sends"), ("rest", "receives")]
 
 
-def test_pools_that_do_all_of_a_request_move_no_caches(report: ServingReport) -> None:
+def test_pools_that_do_all_of_a_request_move_no_caches(
+    report: ServingReport, sections: list[Section]
+) -> None:
     """No figure of the page is about transfers then; of the others there are four."""
     aggregated = tuple(
         replace(pool, role="aggregated", sent_bytes_per_s=0.0) for pool in report.pools
     )
+    changed = replace(report, pools=aggregated, transfer_ms=Percentiles())
     found = []
-    for shown in (report, replace(report, pools=aggregated, transfer_ms=Percentiles())):
-        tables = [section.table for section in serving_sections([shown]) if section.table]
+    for shown in (sections, serving_sections([changed])):
+        tables = [section.table for section in shown if section.table]
         rows = [str(row[0]) for table in tables for row in table.rows]
         found.append(sum("KV transfer" in name for name in rows))
     assert [4, 0] == found
@@ -122,8 +126,7 @@ def test_the_page_of_a_cluster_renders_whole(sections: list[Section]) -> None:
 
 
 def test_a_deployment_without_pools_has_no_such_sections(report: ServingReport) -> None:
-    titles = {section.title for section in serving_sections([replace(report, pools=())])}
-    assert not titles & {"Pools", "Replicas", "Load of the replicas", "KV transfers"}
+    assert [] == cluster_sections(replace(report, pools=()), "load")
 
 
 def test_the_trace_names_engines_by_pool_and_shows_transfers() -> None:

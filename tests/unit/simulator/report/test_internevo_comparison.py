@@ -12,7 +12,7 @@ from foretoken.simulator.report.internevo_comparison import (
     comparison_section,
 )
 from foretoken.simulator.report.search_candidates import Row
-from foretoken.simulator.search.internevo.request import build_request
+from foretoken.simulator.search.internevo.question import build_request
 from foretoken.simulator.search.internevo.simulator_verdicts import (
     SimulatorVerdicts,
     judge_by_simulator,

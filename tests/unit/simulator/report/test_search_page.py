@@ -60,19 +60,19 @@ def test_a_page_fetches_nothing_and_is_well_formed(pages: dict[str, str], name: 
         assert "currentColor" in figure
 
 
-def test_a_page_says_how_many_devices_are_idle() -> None:
+def test_a_page_says_how_many_devices_are_idle(pages: dict[str, str]) -> None:
     """The ranking has a column of them, and the best says whether they count."""
     report = build_search()
     num = len(report.candidates.name)
     idle = replace(report.candidates, num_idle_devices=(2,) * num)
     counted = replace(idle, num_counted_devices=tuple(n + 2 for n in idle.num_devices))
 
-    pages = [_page(replace(report, candidates=columns)) for columns in (idle, counted)]
+    told = [_page(replace(report, candidates=columns)) for columns in (idle, counted)]
 
-    assert "idle GPUs" not in _page(report)
-    assert all("<th" in page and "idle GPUs" in page for page in pages)
-    assert "2 idle, not counted per GPU" in pages[0]
-    assert "2 idle, counted per GPU" in pages[1]
+    assert "idle GPUs" not in pages["search"]
+    assert all("<th" in page and "idle GPUs" in page for page in told)
+    assert "2 idle, not counted per GPU" in told[0]
+    assert "2 idle, counted per GPU" in told[1]
 
 
 def test_figures_of_a_simulation_are_per_device_that_counts() -> None:
@@ -107,9 +107,9 @@ def test_a_page_answers_first_and_keeps_the_request_last(pages: dict[str, str]) 
     assert "Seed 7, predictor v1" in pages["search"]
 
 
-def test_every_finalist_tie_and_reason_is_there() -> None:
+def test_every_finalist_tie_and_reason_is_there(pages: dict[str, str]) -> None:
     report = build_search()
-    text = parse_page(_page(report)).text
+    text = parse_page(pages["search"]).text
     for finalist in report.finalists:
         assert finalist.name in text
     assert f"It ties, within the error of the estimates, with {report.ties[1]}." in text
@@ -125,19 +125,19 @@ def test_every_finalist_tie_and_reason_is_there() -> None:
     assert "another layout" in text
 
 
-def test_names_are_text_and_nothing_else() -> None:
+def test_names_are_text_and_nothing_else(pages: dict[str, str]) -> None:
     """A name with tags, ampersands or dollars reads as it stands, in tables and pictures."""
     report = build_search(_HOSTILE)
-    page = _page(report)
+    page = pages["hostile"]
     assert "<b>" not in page
     text = parse_page(page).text
     # Once at least in a table, in the Pareto picture and in the legend of the load curves.
     assert text.count(report.best) >= 3
 
 
-def test_each_candidate_with_figures_is_a_mark_with_its_details() -> None:
+def test_each_candidate_with_figures_is_a_mark_with_its_details(pages: dict[str, str]) -> None:
     report = build_search()
-    page = _page(report)
+    page = pages["search"]
     (figure,) = re.findall(r'<svg[^>]*id="search-user".*?</svg>', page, flags=re.DOTALL)
     marks = [
         element
@@ -248,9 +248,9 @@ def test_what_is_missed_is_said_with_value_and_limit() -> None:
     assert expected == missed_outcomes(outcomes)
 
 
-def test_a_capacity_says_the_rate_its_bounds_and_every_run() -> None:
+def test_a_capacity_says_the_rate_its_bounds_and_every_run(pages: dict[str, str]) -> None:
     report = build_capacity()
-    text = parse_page(render_page("llama", capacity_sections(report))).text
+    text = parse_page(pages["capacity"]).text
     assert "met at 10 requests/s and missed at 12. ttft p99 fails first." in text
     assert "9 to 11" in text
     assert "9.6 to 10.4" in text

@@ -15,7 +15,7 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.slo import Slo, SloClass
 from foretoken.domain.results.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.simulator.report.page import render_page, serving_sections
-from foretoken.simulator.report.serving_detail import timeline
+from foretoken.simulator.report.serving_detail import distributions, timeline
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.step_cost import StepAccount
 from foretoken.simulator.serving.tables import build_tables
@@ -126,7 +126,7 @@ def test_without_prices_there_is_no_word_of_them() -> None:
 
 def test_objectives_are_drawn_where_they_are() -> None:
     """Of requests without a class: time to first token and time per output token."""
-    (section,) = (s for s in serving_sections([_build(20)]) if s.title == "Distributions")
+    section = distributions([_build(20)])
     assert section.pictures[0].svg.count(">SLO<") == 2
 
 

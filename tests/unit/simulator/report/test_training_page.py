@@ -1,6 +1,7 @@
 """What a page says of a training step, and that large ones stay readable."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,11 @@ from training_examples import build_training, span_columns
 from foretoken.domain.results.report import Feasibility
 from foretoken.domain.results.training_report import SPAN_KINDS, TrainingReport
 from foretoken.page.section import Section
+from foretoken.simulator.report import training_detail
 from foretoken.simulator.report.page import render_page, training_sections
 from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.training_remarks import list_remarks
+from foretoken.simulator.report.training_sections import scenario_section
 from foretoken.simulator.report.training_streams import (
     assign_lanes,
     measure_streams,
@@ -22,14 +25,31 @@ from foretoken.simulator.report.training_streams import (
 )
 
 
-def _section(report: TrainingReport, title: str) -> Section:
-    (found,) = (item for item in training_sections(report) if item.title == title)
-    return found
+@pytest.fixture(scope="module")
+def sections() -> Mapping[str, Section]:
+    """What a page has, by title."""
+    return {section.title: section for section in training_sections(build_training())}
 
 
 @pytest.fixture(scope="module")
-def page() -> str:
-    return render_page("llama-2-7b on 2 a100", training_sections(build_training()))
+def page(sections: Mapping[str, Section]) -> str:
+    return render_page("llama-2-7b on 2 a100", list(sections.values()))
+
+
+def test_a_page_has_every_section(sections: Mapping[str, Section]) -> None:
+    builders = (training_detail.pipeline, training_detail.memory)
+    drawn = [build(build_training()) for build in builders]
+    assert drawn == [sections[section.title] for section in drawn]
+    assert [
+        "Training step",
+        "Pipeline",
+        "Where the time goes",
+        "Memory",
+        "Memory by part",
+        "Components",
+        "Remarks",
+        "Configuration",
+    ] == list(sections)
 
 
 def test_a_page_names_interval_spread_use_and_provenance(page: str) -> None:
@@ -46,14 +66,16 @@ def test_a_page_names_interval_spread_use_and_provenance(page: str) -> None:
         assert text in page
 
 
-def test_a_page_names_memory_with_its_limit_and_margin(page: str) -> None:
+def test_a_page_names_memory_with_its_limit_and_margin(
+    page: str, sections: Mapping[str, Section]
+) -> None:
     assert page.count("device: 80 GiB") == 2
-    table = _section(build_training(), "Memory").table
+    table = sections["Memory"].table
     assert table is not None
     row = dict(zip(table.headers, table.rows[1], strict=True))
     names = ("stage", "allocated (GiB)", "reserved (GiB)", "margin (GiB)", "largest part")
     assert [row[name] for name in names] == ["1", "24.00", "30.00", "50.00", "activations"]
-    parts = _section(build_training(), "Memory by part").table
+    parts = sections["Memory by part"].table
     assert parts is not None
     assert list(parts.headers) == ["stage", *OF_MEMORY]
     assert parts.rows[0] == ["0", "2.00", "4.00", "12.00", "9.00", "1.00"]
@@ -62,20 +84,20 @@ def test_a_page_names_memory_with_its_limit_and_margin(page: str) -> None:
 def test_a_stage_that_does_not_fit_stands_out() -> None:
     report = build_training()
     full = replace(report.memory[0], reserved_bytes=90 * 2**30)
-    table = _section(replace(report, memory=(full,)), "Memory").table
+    table = training_detail.memory(replace(report, memory=(full,))).table
     assert table is not None
     assert "-10.00, too little" in [str(cell) for cell in table.rows[0]]
 
 
-def test_components_have_a_column_for_each_stage() -> None:
-    table = _section(build_training(), "Components").table
+def test_components_have_a_column_for_each_stage(sections: Mapping[str, Section]) -> None:
+    table = sections["Components"].table
     assert table is not None
     assert ["component", "per step", "stage 0 (ms)", "stage 1 (ms)"] == list(table.headers)
     assert ["encoder_fwd", "12", "1.5", "1.5"] == table.rows[0]
 
 
-def test_a_box_of_the_pipeline_says_what_it_is() -> None:
-    svg = _section(build_training(), "Pipeline").pictures[0].svg
+def test_a_box_of_the_pipeline_says_what_it_is(sections: Mapping[str, Section]) -> None:
+    svg = sections["Pipeline"].pictures[0].svg
     assert "<title>stage 1, backward, micro batch 1, 70 to 79 ms (9 ms)</title>" in svg
     assert "chunk" not in svg
 
@@ -87,7 +109,7 @@ def test_a_box_is_labelled_only_where_the_text_fits() -> None:
         (1, 1, 733, "forward", 50.0, 100.0),
     ]
     report = replace(build_training(), spans=span_columns(spans))
-    svg = _section(report, "Pipeline").pictures[0].svg
+    svg = training_detail.pipeline(report).pictures[0].svg
     assert ">711</text>" in svg
     assert ">722</text>" not in svg
     assert ">stage 1</text>" in svg
@@ -95,14 +117,14 @@ def test_a_box_is_labelled_only_where_the_text_fits() -> None:
 
 def test_chunks_of_a_stage_have_shades_of_their_own() -> None:
     report = build_training(num_chunks=2)
-    svg = _section(report, "Pipeline").pictures[0].svg
+    svg = training_detail.pipeline(report).pictures[0].svg
     assert "micro batch 0, chunk 3, 50 to 59 ms (9 ms)" in svg
     fills = {line.split('fill="')[1][:7] for line in svg.splitlines() if ", forward," in line}
     assert 2 == len(fills)
 
 
 def test_a_long_pipeline_shows_its_beginning_and_end_and_says_so() -> None:
-    pictures = _section(build_training(num_micro_batches=1000), "Pipeline").pictures
+    pictures = training_detail.pipeline(build_training(num_micro_batches=1000)).pictures
     assert 2 == len(pictures)
     for picture in pictures:
         assert "the Chrome trace has all of them" in picture.caption
@@ -113,7 +135,7 @@ def test_a_long_pipeline_shows_its_beginning_and_end_and_says_so() -> None:
 
 def test_a_pipeline_of_many_stages_is_cut_by_its_boxes_in_all() -> None:
     report = build_training(num_stages=60, num_micro_batches=59)
-    pictures = _section(report, "Pipeline").pictures
+    pictures = training_detail.pipeline(report).pictures
     assert len(pictures) == 2
     for picture in pictures:
         assert 1000 < picture.svg.count("<title>") < 4000
@@ -141,7 +163,7 @@ def test_the_configuration_names_what_differs_from_a_plain_scenario() -> None:
         "calibration": {"source": "steps.csv", "step_factor": 1.1},
     }
     report = replace(build_training(), scenario_json=json.dumps(scenario))
-    table = _section(report, "Configuration").table
+    table = scenario_section(report.scenario_json).table
     assert table is not None
     assert table.rows == [
         ["model", "llama-2-7b"],
@@ -154,16 +176,17 @@ def test_the_configuration_names_what_differs_from_a_plain_scenario() -> None:
 
 def test_64_stages_are_drawn_whole_or_cut_with_a_note() -> None:
     report = build_training(num_stages=80, num_micro_batches=2)
-    (picture,) = _section(report, "Pipeline").pictures
+    (picture,) = training_detail.pipeline(report).pictures
     assert "Only the first 64 of 80 stages" in picture.caption
     assert ">stage 63<" in picture.svg
     assert ">stage 64<" not in picture.svg
-    captions = [item.caption for item in _section(report, "Memory").pictures]
+    memory = training_detail.memory(report)
+    captions = [item.caption for item in memory.pictures]
     assert ["16 of 80" in captions[0], "7 of 80" in captions[1]] == [True, True]
-    table = _section(report, "Memory").table
+    table = memory.table
     assert table is not None
     assert 80 == len(table.rows)
-    assert "8 of 80 stages" in _section(report, "Components").intro
+    assert "8 of 80 stages" in training_detail.components(report).intro
 
 
 def test_the_parts_of_a_stage_fill_the_step() -> None:
@@ -216,7 +239,7 @@ def test_passes_that_run_together_share_their_time() -> None:
     spans = span_columns([(0, 0, 1, "forward", 0.0, 9.0), (0, 3, 0, "backward", 0.0, 9.0)])
     streams = measure_streams(span_arrays(spans))
     assert {0: {"forward": 4.5, "backward": 4.5, "waiting": 0.0}} == streams
-    svg = _section(TrainingReport(step_time_ms=9.0, spans=spans), "Pipeline").pictures[0].svg
+    svg = training_detail.pipeline(TrainingReport(step_time_ms=9.0, spans=spans)).pictures[0].svg
     boxes = [line for line in svg.splitlines() if "<title>" in line]
     assert 2 == len({line.split(' y="')[1].split('"')[0] for line in boxes})
 

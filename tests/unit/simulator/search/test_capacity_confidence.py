@@ -16,7 +16,7 @@ from foretoken.simulator.search.capacity.bracket import (
 )
 from foretoken.simulator.search.capacity.load_search import LoadSearch
 from foretoken.simulator.search.capacity.probe import Probe, Verdict, resample_loads, take_blocks
-from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
+from foretoken.simulator.search.capacity.rate import estimate_service_rps
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.workload.request_plan import plan_requests
 

@@ -9,8 +9,12 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import WEIGHT_PARALLELS
-from foretoken.simulator.search.internevo.points import list_degrees, list_points
-from foretoken.simulator.search.internevo.request import InternEvoTerms, build_request
+from foretoken.simulator.search.internevo.question import (
+    InternEvoTerms,
+    build_request,
+    list_degrees,
+    list_points,
+)
 from foretoken.simulator.steps.strategies import Strategies, StrategySource
 
 _MODEL = dataclasses.replace(find_model("internlm2-7b"), num_layers=6)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.units import GIB
-from foretoken.simulator.search.internevo.request import build_request
+from foretoken.simulator.search.internevo.question import build_request
 from foretoken.simulator.search.internevo.simulator_verdicts import (
     SimulatorVerdicts,
     judge_by_simulator,

@@ -126,7 +126,7 @@ def test_finalists_are_simulated_as_the_scenario_says() -> None:
         assert {"a100_sxm_80", "a40"} == set(scenario.stage_devices)
         again = simulate_training(scenario, SheetPredictor(), None)
         assert again.step_time_ms == item.report.step_time_ms
-        assert item.closed_form_ms == pytest.approx(item.report.step_time_ms, rel=0.001)
+        assert item.closed_form_ms == pytest.approx(item.report.step_time_ms, rel=1e-9)
 
 
 def test_what_was_left_out_is_said() -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,23 +90,26 @@ def test_a_killed_worker_s_item_is_done_again(executor: Executor, tmp_path: Path
     assert (tmp_path / "died").exists()
 
 
-def test_two_searches_share_the_cluster(executor: Executor) -> None:
-    """Neither waits for the other's end."""
-    runs = [executor.run(search_tasks.process_id, range(40), None) for _ in range(2)]
-    order: list[int] = []
-
-    def consume(number: int) -> None:
-        for _ in runs[number]:
-            order.append(number)  # noqa: PERF401 - both threads append
-
-    next(runs[0])
-    threads = [threading.Thread(target=consume, args=(number,)) for number in (1, 0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (39, 40) == (order.count(0), order.count(1))
-    assert order.index(1) < 39
+def test_two_searches_share_the_cluster(executor: Executor, tmp_path: Path) -> None:
+    """The first ends only when the second's last item is done: neither waits for the other."""
+    last = tmp_path / "7"
+    first = threading.Thread(
+        target=lambda: list(executor.run(search_tasks.wait_for_file, [0], str(last))), daemon=True
+    )
+    first.start()
+    while not (tmp_path / "7.waits-0").exists():
+        assert first.is_alive()
+        time.sleep(0.01)
+    second = threading.Thread(
+        target=lambda: list(executor.run(search_tasks.count_call, range(8), str(tmp_path))),
+        daemon=True,
+    )
+    second.start()
+    second.join(60.0)
+    was_shared = last.exists()
+    last.touch()
+    first.join(60.0)
+    assert (was_shared, first.is_alive(), second.is_alive()) == (True, False, False)
 
 
 def test_a_killed_node_s_items_are_done_again(cluster: Any, executor: Executor) -> None:

@@ -10,12 +10,15 @@ from foretoken.domain.frameworks.engine import EngineProfile, find_engine
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.units import NS_PER_S, US_PER_S
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.search.serving.closed_form import ReplicaForm, SteadyState
+from foretoken.simulator.search.serving.closed_form import (
+    ReplicaForm,
+    SteadyState,
+    closed_form_rules,
+)
 from foretoken.simulator.search.serving.load import LoadProfile
-from foretoken.simulator.search.serving.rules import closed_form_rules
 from foretoken.simulator.search.serving.step_time import NUM_VARIANTS, MixedSteps
-from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.request_plan import plan_requests
 
 Floats = NDArray[np.float64]

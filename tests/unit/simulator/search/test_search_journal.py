@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.search.executors.inline import InlineExecutor
-from foretoken.simulator.search.fingerprint import fingerprint
-from foretoken.simulator.search.journal import Journal, run_journaled
+from foretoken.simulator.search.journal import Journal, fingerprint, run_journaled
 
 
 class _Color(enum.Enum):

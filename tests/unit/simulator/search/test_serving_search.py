@@ -32,12 +32,12 @@ from foretoken.domain.requests.search import (
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES
+from foretoken.simulator.search.serving.points import PAIR_TTFT_ERROR_RATIO, TTFT_ERROR_RATIO
 from foretoken.simulator.search.serving.search import (
     ServingSearch,
     candidate_scenario,
     count_points,
 )
-from foretoken.simulator.search.serving.target import PAIR_TTFT_ERROR_RATIO, TTFT_ERROR_RATIO
 
 _DEVICE = "h100_sxm"
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.units import MS_PER_S
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.search.serving.steady import (
+from foretoken.simulator.search.serving.finalists import (
     find_warm_up,
     mean_under_way,
     measure_between,
 )
-from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.request_plan import plan_requests
 
 _ROUNDS = 12

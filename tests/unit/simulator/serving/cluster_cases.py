@@ -13,9 +13,9 @@ from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.simulator.cluster.engine_pool import PoolRole
 from foretoken.simulator.cluster.setup import ClusterSetup, KvTransferSetup, PoolSetup
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.serving.deployment import run_cluster
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_cluster
 from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 SLOW_PORT = 1e8

@@ -14,8 +14,7 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.cluster import LoraSpec
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.engine.layout import NEVER_NS
-from foretoken.simulator.serving.adapter_cache import AdapterCache
-from foretoken.simulator.serving.lora import adapter_load_ns, assign_adapters
+from foretoken.simulator.serving.lora import AdapterCache, adapter_load_ns, assign_adapters
 from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 _LOAD_NS = 10

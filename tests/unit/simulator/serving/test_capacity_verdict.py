@@ -15,7 +15,7 @@ from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.results.report import ServingReport
 from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.search.capacity.probe import Judge, count_unseen, make_judge
-from foretoken.simulator.search.capacity.request_rate import draw_plan, take_requests
+from foretoken.simulator.search.capacity.rate import draw_plan, take_requests
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 from foretoken.simulator.serving.simulation import prepare_deployment
 

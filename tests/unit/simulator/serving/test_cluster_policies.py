@@ -11,9 +11,9 @@ from foretoken.domain.requests.cluster import AutoscalingSpec, RoutingSpec
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.cluster.setup import AdapterSetup, ClusterSetup, PoolSetup
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.serving.deployment import run_cluster
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_cluster
 from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 _STEP_MS = 1.0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from foretoken.domain.requests.cluster import RoutingSpec
 from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.serving.deployment import run_cluster
+from foretoken.simulator.serving.simulation import run_cluster
 from foretoken.simulator.workload.request_plan import RequestPlan
 
 _NUM_SERVERS = 4

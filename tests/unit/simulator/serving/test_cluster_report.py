@@ -10,11 +10,11 @@ from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import ReplicaPhase, ServingReport
 from foretoken.simulator.cluster.fleet import make_fleet, pool_scenarios
+from foretoken.simulator.serving.efficiency import measure_work
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.step_cost import StepAccount
 from foretoken.simulator.serving.tables import build_tables
-from foretoken.simulator.serving.work import measure_work
 
 _MEMORY = ServingMemory(
     usable_bytes=70e9,

@@ -17,12 +17,12 @@ from foretoken.domain.requests.cluster import (
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cluster.fleet import pool_scenarios
-from foretoken.simulator.cluster.resolution import (
+from foretoken.simulator.cluster.setup import (
+    ClusterSetup,
     ResolvedPool,
     as_cluster,
     set_up_cluster,
 )
-from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.serving.feasibility import plan_memories
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from foretoken.domain.frameworks.engine import KvTier, find_engine
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 _BLOCK = 4

@@ -3,9 +3,9 @@ import pytest
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import LengthSpec
-from foretoken.simulator.workload.request_plan import Ints
+from foretoken.simulator.grid import Ints
+from foretoken.simulator.workload.requests import draw_lengths
 from foretoken.simulator.workload.rng import named_stream
-from foretoken.simulator.workload.synthetic import draw_lengths
 
 
 def _draw(spec: LengthSpec, num_lengths: int = 50_000) -> Ints:

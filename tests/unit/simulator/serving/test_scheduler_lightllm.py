@@ -26,6 +26,13 @@ def test_the_peak_decides_not_the_sum() -> None:
     assert {0: 20, 1: 20} == run.step().prompts
 
 
+def test_one_alone_may_fill_the_cache() -> None:
+    """It ends with 69 tokens; with another that would be too many."""
+    run = SchedulerRun("lightllm", [(20, 50)], 69)
+    assert {0: 20} == run.step().prompts
+    assert 50 == 1 + sum(len(step.decodes) for step in run.run())
+
+
 def test_two_that_grow_together_need_room_for_both() -> None:
     """Both end with 69 tokens in the same step, and 130 are there."""
     run = SchedulerRun("lightllm", [(20, 50), (20, 50)], 130)

@@ -43,11 +43,11 @@ def test_once_full_nobody_is_admitted_until_one_has_left() -> None:
     assert first >= 20
 
 
-def _overcommitted() -> SchedulerRun:
+def _overcommitted(answer: int = 300, num_tokens: int = 600) -> SchedulerRun:
     """Return two requests that run in 600 tokens of cache, and will need 660."""
-    run = SchedulerRun("sglang-0.5", [(30, 300)], 600)
+    run = SchedulerRun("sglang-0.5", [(30, answer)], num_tokens)
     run.step()
-    run.arrive(30, 300)
+    run.arrive(30, answer)
     run.step()
     assert not run.waiting
     return run
@@ -76,6 +76,16 @@ def test_after_a_retraction_what_ran_so_far_is_reserved(answer: int, *, is_admit
     Of 600 - 30 - 272 = 298 free that leaves 270.9 for a prompt of 10 and its answer.
     """
     run = _overcommitted()
+    run.arrive(10, answer)
+    while not run.step().preempted:
+        pass
+    assert is_admitted == (2 in run.step().prompts)
+
+
+@pytest.mark.parametrize(("answer", "is_admitted"), [(156, True), (157, False)])
+def test_the_share_is_of_one_token_more_than_the_answers(answer: int, *, is_admitted: bool) -> None:
+    """Of 26 tokens to come 183 / 191 are reserved; 183 / 190 would refuse a token earlier."""
+    run = _overcommitted(190, 384)
     run.arrive(10, answer)
     while not run.step().preempted:
         pass

@@ -8,25 +8,23 @@ from serving_records import MS, TinyRequest, TinyRules, run_tiny_engines, tiny_r
 
 from foretoken.domain.requests.slo import Slo
 from foretoken.domain.results.report import ITL_QUANTILES, Percentiles
-from foretoken.simulator.serving.attainment import find_attaining
 from foretoken.simulator.serving.metrics import (
     OF_PARTS,
     busy_ns,
+    count_whole,
+    describe,
     execution_ns,
     instants_of,
+    make_histogram,
     place_runs,
+    summarize,
     summarize_latencies,
+    summarize_over_time,
     summarize_requests,
     summarize_token_gaps,
 )
-from foretoken.simulator.serving.percentile import (
-    count_whole,
-    describe,
-    make_histogram,
-    summarize,
-    summarize_over_time,
-)
 from foretoken.simulator.serving.record import ServingRecord
+from foretoken.simulator.serving.service_level import find_attaining
 
 _Run = tuple[list[TinyRequest], ServingRecord]
 

@@ -10,8 +10,8 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.cost.latency_surfaces import quantization_of, serving_options
 from foretoken.simulator.rank import stage_ranks
+from foretoken.simulator.serving.efficiency import compute_dtype
 from foretoken.simulator.serving.scenario_check import check_scenario
-from foretoken.simulator.serving.work import compute_dtype
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,12 @@ def test_activations_in_a_format_the_device_lacks_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match=r"dtype: a100_sxm_80 \(ampere\) has no fp8"):
         check_scenario(build_scenario(dtype=DType.FP8, device="a100_sxm_80"))
     check_scenario(build_scenario(dtype=DType.FP8, device="h100_sxm"))
+
+
+def test_a_spread_over_experts_that_is_none_is_refused_of_a_dense_model_too() -> None:
+    check_scenario(build_scenario(moe_routing="power_law_1.2"))
+    with pytest.raises(InvalidRequestError, match="'nosuch' is not balanced"):
+        check_scenario(build_scenario(moe_routing="nosuch"))
 
 
 @pytest.mark.parametrize("name", ["h100_sxm", "NVIDIA H100 80GB HBM3", "h100"])

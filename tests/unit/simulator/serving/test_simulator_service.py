@@ -9,6 +9,7 @@ from foretoken.domain.errors import (
     InvalidRequestError,
     UnknownDeviceError,
     UnknownJobError,
+    UnknownOperatorError,
     UnknownPluginError,
     UnknownTopologyError,
 )
@@ -79,6 +80,8 @@ def test_what_can_never_work_is_refused_at_once(service: SimulatorService) -> No
         service.create_serving_simulation(build_scenario(topology="ring"))
     with pytest.raises(UnknownPluginError):
         service.create_serving_simulation(build_scenario(engine=EngineSpec(profile="fifo")))
+    with pytest.raises(UnknownOperatorError, match="'attention'"):
+        service.create_serving_simulation(build_scenario(kernels={"attention": "flashinfer"}))
     with pytest.raises(InvalidRequestError, match=r"engine\.rules\.block_size"):
         service.create_serving_simulation(
             build_scenario(engine=plain_engine(rules={"block_size": "0"}))

@@ -17,14 +17,13 @@ from foretoken.domain.requests.slo import Slo
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.serving.attainment import find_attaining
-from foretoken.simulator.serving.deployment import run_deployment
 from foretoken.simulator.serving.feasibility import judge_feasibility, plan_memories
 from foretoken.simulator.serving.metrics import count_token_gaps, place_runs
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.scenario_check import check_scenario
+from foretoken.simulator.serving.service_level import find_attaining
 from foretoken.simulator.serving.setup import DeploymentSetup
-from foretoken.simulator.serving.simulation import prepare_deployment
+from foretoken.simulator.serving.simulation import prepare_deployment, run_deployment
 from foretoken.simulator.serving.speculation import Speculation
 from foretoken.simulator.workload.request_plan import plan_requests
 

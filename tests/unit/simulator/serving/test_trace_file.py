@@ -6,7 +6,7 @@ import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.requests.workload import Request
-from foretoken.simulator.workload.trace_file import load_trace
+from foretoken.simulator.workload.trace import load_trace
 
 _HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 _REQUEST = Request(arrival_s=0.5, num_prefill_tokens=7, num_decode_tokens=3)

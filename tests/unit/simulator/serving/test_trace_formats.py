@@ -6,8 +6,7 @@ import pytest
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import Request
-from foretoken.simulator.workload.trace_file import load_trace
-from foretoken.simulator.workload.trace_row import TraceContent
+from foretoken.simulator.workload.trace import TraceContent, load_trace
 
 
 def _load(folder: Path, *lines: str, hash_block_tokens: int = 0) -> TraceContent:

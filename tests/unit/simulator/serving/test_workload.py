@@ -9,7 +9,7 @@ from foretoken.domain.requests.slo import SloClass
 from foretoken.domain.requests.workload import LengthSpec, Request, SessionSpec, WorkloadSpec
 from foretoken.simulator.workload.request_plan import NONE, RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
-from foretoken.simulator.workload.trace_file import load_trace
+from foretoken.simulator.workload.trace import load_trace
 
 
 def _request(arrival_s: float, prompt: int = 8, answer: int = 2, **more: object) -> Request:

@@ -12,7 +12,7 @@ from foretoken.domain.plugins import parse_yaml, scan_modules
 from foretoken.domain.requests.slo import SloClass
 from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.workload.requests import resolve_workload
-from foretoken.simulator.workload.trace_file import load_trace
+from foretoken.simulator.workload.trace import load_trace
 
 _DOCS = Path(__file__).resolve().parents[4] / "docs"
 _PAGE = (_DOCS / "reference" / "workloads.md").read_text(encoding="utf-8")

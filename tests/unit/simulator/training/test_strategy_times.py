@@ -21,13 +21,13 @@ from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
 from foretoken.simulator.steps.call_prices import PricedTable
 from foretoken.simulator.steps.legality import LEGAL, judge_legality
-from foretoken.simulator.steps.strategies import Strategies
-from foretoken.simulator.training.memory_plan import measure_stages
-from foretoken.simulator.training.schedule import (
+from foretoken.simulator.steps.pipelines.schedule import (
     PipelineSchedule,
     all_schedules,
     find_schedule,
 )
+from foretoken.simulator.steps.strategies import Strategies
+from foretoken.simulator.training.memory_plan import measure_stages
 from foretoken.simulator.training.step import simulate_training
 
 _EXACT = ("gpipe", "one_f_one_b")

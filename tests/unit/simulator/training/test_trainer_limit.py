@@ -11,8 +11,7 @@ from training_fakes import RooflinePredictor, build_scenario
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.frameworks.trainer import TrainerSpec, all_trainers
-from foretoken.domain.frameworks.trainer_capability import TrainerCapabilities
+from foretoken.domain.frameworks.trainer import TrainerCapabilities, TrainerSpec, all_trainers
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout

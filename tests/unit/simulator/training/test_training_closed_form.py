@@ -3,8 +3,8 @@
 import pytest
 
 from foretoken.domain.errors import UnknownPluginError
-from foretoken.simulator.training.closed_form import PipelineShape, bound_pipeline_us
-from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules
+from foretoken.simulator.steps.pipelines.events import ChunkTimes, LinkRules
+from foretoken.simulator.steps.pipelines.formulas import PipelineShape, bound_pipeline_us
 
 
 def _shape(

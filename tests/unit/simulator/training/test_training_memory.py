@@ -13,7 +13,7 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.results.training_report import SPAN_KINDS, SpanColumns, StageMemory
 from foretoken.domain.units import GIB
-from foretoken.simulator.training.schedule import all_schedules
+from foretoken.simulator.steps.pipelines.schedule import all_schedules
 
 _MEGATRON = TrainerSpec(profile="megatron-core")
 

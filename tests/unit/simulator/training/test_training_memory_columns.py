@@ -8,17 +8,17 @@ from training_memory_graphs import memory_scenario
 
 from foretoken.domain.frameworks.trainer import TrainerSpec, find_trainer
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering.memory_headroom import training_headroom_bytes
+from foretoken.domain.lowering.memory import training_headroom_bytes
 from foretoken.simulator.search.training.memory import measure_strategies
-from foretoken.simulator.steps.memory import HeldChunks
-from foretoken.simulator.steps.parameters import COPIED_HEAD, HEAD
-from foretoken.simulator.steps.strategies import AXES, Strategies, StrategySource
-from foretoken.simulator.training.memory.in_flight import (
+from foretoken.simulator.steps.held.in_flight import (
     MergedMoments,
     find_moments,
     merge_ranks,
 )
-from foretoken.simulator.training.schedule import find_schedule
+from foretoken.simulator.steps.memory import HeldChunks
+from foretoken.simulator.steps.parameters import COPIED_HEAD, HEAD
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
+from foretoken.simulator.steps.strategies import AXES, Strategies, StrategySource
 
 _DEVICES = ("h200_sxm", "a30")
 

@@ -9,9 +9,9 @@ from training_memory_graphs import chunk_needs, follow, memory_scenario
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.simulator.training.memory.in_flight import find_moments
+from foretoken.simulator.steps.held.in_flight import find_moments
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.training.memory_plan import measure_stages
-from foretoken.simulator.training.schedule import find_schedule
 
 _NEEDS = (*("saved", "forward", "backward", "weight_half", "largest_saved", "largest_passing"),)
 _CASES: dict[str, dict[str, Any]] = {

@@ -9,11 +9,11 @@ from training_memory_graphs import chunk_graphs, follow, memory_scenario
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.lowering.graph import Section
+from foretoken.simulator.steps.held.in_flight import find_moments, settle_micro_batches
 from foretoken.simulator.steps.parameters import number_layer_kinds
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.steps.sharding import cut_shards
-from foretoken.simulator.training.memory.in_flight import find_moments, settle_micro_batches
 from foretoken.simulator.training.memory_plan import measure_stages, plan_memory
-from foretoken.simulator.training.schedule import find_schedule
 
 # Weights of llama-2-7b: a table, 32 layers of four square and three MLP matrices and two norms, a
 # norm and a head.

@@ -6,7 +6,7 @@ import pytest
 
 from foretoken.domain.lowering.graph import OperatorNode, Section
 from foretoken.domain.measurements.estimate import DType
-from foretoken.simulator.training.memory.tensor_size import read_bytes, written_bytes
+from foretoken.simulator.steps.held.tensor_size import read_bytes, written_bytes
 
 _REST: dict[str, Any] = {"group": "x", "section": Section.LAYER, "dtype": DType.BF16}
 _MLA = {

@@ -8,14 +8,14 @@ import pytest
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.results.training_report import SPAN_KINDS
-from foretoken.simulator.training.pipeline import (
+from foretoken.simulator.steps.pipelines.events import (
     ChunkTimes,
     LinkRules,
     Pipeline,
     PipelineRun,
     run_pipeline,
 )
-from foretoken.simulator.training.schedule import Pass, RankOrder, find_schedule
+from foretoken.simulator.steps.pipelines.schedule import Pass, RankOrder, find_schedule
 
 _RENDEZVOUS, _BUFFERED = LinkRules(), LinkRules(transfers="buffered")
 # (kind, rank, micro batch) -> (start, end)

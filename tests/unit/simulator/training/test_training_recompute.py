@@ -11,8 +11,8 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.lowering.graph import Section
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.simulator.training.memory.saved_tensor import list_saved
-from foretoken.simulator.training.recompute import (
+from foretoken.simulator.steps.held.saved_tensor import list_saved
+from foretoken.simulator.steps.recompute import (
     LAYER_INPUT,
     RECOMPUTE_MODULES,
     RecomputePlan,

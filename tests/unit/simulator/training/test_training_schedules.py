@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.simulator.training.schedule import RankOrder, all_schedules, find_schedule
+from foretoken.simulator.steps.pipelines.schedule import RankOrder, all_schedules, find_schedule
 
 _ranks = st.integers(1, 8)
 _micro_batches = st.integers(1, 20)

@@ -14,7 +14,7 @@ from foretoken.domain.requests.training_search import (
     TrainingSpace,
 )
 from foretoken.simulator.search.context import InlineContext
-from foretoken.simulator.search.faster_predictor import FasterPredictor
+from foretoken.simulator.search.hardware_change import FasterPredictor
 from foretoken.simulator.search.training.changes import list_changes
 from foretoken.simulator.search.training.closed_form import Setting, answer_in_closed_form
 from foretoken.simulator.search.training.search import search_training

@@ -11,8 +11,8 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.steps.stage_hardware import StageHardware
 from foretoken.simulator.training.efficiency import count_step_flops
-from foretoken.simulator.training.stage_hardware import StageHardware
 from foretoken.simulator.training.step import simulate_training
 
 _A100, _A40 = ("a100_sxm_80", "a100_dgx"), ("a40", "a40_pcie")

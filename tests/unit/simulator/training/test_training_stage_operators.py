@@ -12,8 +12,8 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.rank import chunk_ranks
-from foretoken.simulator.training.schedule import find_schedule
-from foretoken.simulator.training.stage_operators import StepOperators, lower_step
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
+from foretoken.simulator.steps.stage_operators import StepOperators, lower_step
 
 
 def _lower(layout: ParallelLayout, **changes: Any) -> StepOperators:

@@ -8,7 +8,7 @@ from training_memory_graphs import chunk_graphs, memory_scenario
 
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.lowering.graph import OperatorNode
-from foretoken.simulator.training.state_sharding import ParameterGroup, exchange_states
+from foretoken.simulator.steps.state_collectives import ParameterGroup, exchange_states
 
 _PARTS = ("forward", "backward_gather", "backward_reduction", "reduction", "gather")
 _CASES: dict[str, dict[str, Any]] = {

@@ -17,9 +17,9 @@ from foretoken.domain.requests.limit import Limit, list_broken
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.steps.legality import shard_limits
+from foretoken.simulator.steps.stage_operators import micro_batch_shape, training_options
+from foretoken.simulator.steps.state_collectives import StateExchange, exchange_states
 from foretoken.simulator.steps.strategies import Strategies
-from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
-from foretoken.simulator.training.state_sharding import StateExchange, exchange_states
 
 _LLAMA = find_model("llama-2-7b")
 # Norms are split by none and lowering leaves biases out, which these models have none of.
@@ -185,6 +185,14 @@ def test_shares_of_weights_are_reduced_over_their_replicas() -> None:
         group.ranks.stride,
         group.ranks.replicas,
     )
+
+
+def test_norms_that_are_no_shares_of_weights_are_not_summed_over_tp_again() -> None:
+    """Under isp every rank has gradients of whole norms: its replicas sum them with the rest."""
+    layout = ParallelLayout(tp=4)
+    whole = _scenario(layout=layout, sequence_parallel=True, weight_parallel="isp", weight_degree=4)
+    roles = [role for role, *_ in _collectives(_exchange(whole).reduction)]
+    assert "norm_gradient_all_reduce" not in roles
 
 
 def test_gradients_are_reduced_in_the_frameworks_format() -> None:

@@ -10,12 +10,12 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import MemoryColumns, SpanColumns, StageMemory
 from foretoken.simulator.rank import chunk_layers, chunk_ranks
+from foretoken.simulator.steps.held.state_bytes import StateBytes
 from foretoken.simulator.steps.memory import ModelMemory
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
+from foretoken.simulator.steps.recompute import RecomputePlan, plan_recompute
+from foretoken.simulator.steps.stage_operators import micro_batch_shape, training_options
 from foretoken.simulator.training.memory.measure import ChunkNeed, measure_memory, name_needs
-from foretoken.simulator.training.memory.state_bytes import StateBytes
-from foretoken.simulator.training.recompute import RecomputePlan, plan_recompute
-from foretoken.simulator.training.schedule import find_schedule
-from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
 
 _AXES = ("tp", "pp", "dp", "cp", "ep")
 

@@ -10,24 +10,24 @@ import grpc
 import pyarrow as pa
 
 from foretoken.client.channel_options import ChannelOptions
-from foretoken.client.losses import LossCount, WatchState
-from foretoken.client.refusals import Refusals
+from foretoken.client.retries import LossCount, Refusals, WatchState
 from foretoken.domain.errors import ServerBusyError, ServiceUnavailableError
 from foretoken.wire import ipc
 from foretoken.wire.errors import rpc_to_error
-from foretoken.wire.report_tables import table_fields, with_tables
+from foretoken.wire.result_file import table_fields, with_tables
 from foretoken.wire.rpc import (
     Pages,
     Parts,
     Report,
     Rpc,
+    RpcMessages,
     RpcTable,
     States,
     Stream,
     Unary,
     Watch,
+    messages_of,
 )
-from foretoken.wire.rpc_messages import RpcMessages, messages_of
 
 A = TypeVar("A")
 Values = Sequence[Any]

@@ -182,6 +182,7 @@ def channel_arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
     return [
         *client_options(options.keepalive_s),
         ("grpc.enable_retries", 1),
+        ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.service_config", json.dumps(_service_config())),
     ]

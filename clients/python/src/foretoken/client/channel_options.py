@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.keepalive import KEEPALIVE_S, MIN_INTERVAL_S
@@ -43,6 +43,10 @@ class ChannelOptions:
             raise InvalidRequestError.of_field(
                 "keepalive_s", f"servers take a ping every {MIN_INTERVAL_S:.0f} s at most"
             )
+
+    def in_the_clear(self) -> "ChannelOptions":
+        """Return the same without TLS and token: for a socket that only its user can reach."""
+        return replace(self, use_tls=False, ca_file="", cert_file="", key_file="", token_file="")
 
     def delay_after(
         self, num_losses: int, at_least_s: float = 0.0, draw: Callable[[], float] = random.random

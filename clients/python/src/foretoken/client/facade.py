@@ -12,11 +12,11 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.correction import Correction, CorrectionRequest
 from foretoken.domain.measurements.estimate import (
     DType,
+    Explanation,
     LatencyEstimate,
     Phase,
     pick_estimate,
 )
-from foretoken.domain.measurements.explanation import Explanation
 from foretoken.domain.measurements.measurement import (
     ArrowStream,
     BatchReceipt,
@@ -106,10 +106,12 @@ class Foretoken:
     ) -> Self:
         """Return one that talks to services at addresses; nothing is sent before the first call."""
         # In-process users need not import gRPC.
-        from foretoken.client.catalog import CatalogClient
-        from foretoken.client.predictor import PredictorClient
-        from foretoken.client.profiler import ProfilerClient
-        from foretoken.client.simulator import SimulatorClient
+        from foretoken.client.services import (
+            CatalogClient,
+            PredictorClient,
+            ProfilerClient,
+            SimulatorClient,
+        )
 
         return cls(
             catalog=CatalogClient.connect(catalog) if catalog else None,

@@ -16,8 +16,7 @@ from foretoken.client.calls import REPLIES, STREAMS, Calls, read_items, read_tab
 from foretoken.client.channel import AsyncConnection, Connection
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.wire import ipc
-from foretoken.wire.rpc import Awaited, Blocking, ByHand, Rpc, RpcTable, Table
-from foretoken.wire.rpc_messages import RpcMessages
+from foretoken.wire.rpc import Awaited, Blocking, ByHand, Rpc, RpcMessages, RpcTable, Table
 
 
 class Client(RpcTable, Blocking):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.results.result import REPORT_CLASSES, RESULT_ARTIFACT, AnyReport, KeptResult
 from foretoken.wire.result_file import label_file, read_label, unpack_report

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from foretoken.domain.alias import settle_devices
-from foretoken.domain.job import Job
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.job import Job, Watch
 from foretoken.domain.measurements.correction import Correction, CorrectionRequest
-from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
-from foretoken.domain.measurements.explanation import Explanation
+from foretoken.domain.measurements.estimate import Explanation, LatencyQuery, LatencyReply
 from foretoken.domain.measurements.measurement import (
     ArrowStream,
+    Artifact,
     BatchReceipt,
     CheckRequest,
     CompactReport,
@@ -64,7 +63,6 @@ from foretoken.domain.requests.training_search import (
 )
 from foretoken.domain.results.report import PredictorTrainingReport, ServingReport
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.domain.watch import Watch
 
 
 class JobsPort(Protocol):

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class JobProgress:
         self._cancelled = cancelled
         self._folder = JobFolder(folder)
         self._publish = publish
+        self._ratio = 0.0
         self.job_id = job_id
 
     def update(self, ratio: float, message: str = "") -> None:
@@ -43,7 +45,26 @@ class JobProgress:
 
         """
         self.check()
-        self._report(min(max(ratio, 0.0), 1.0), message)
+        self._ratio = min(max(ratio, 0.0), 1.0)
+        self._report(self._ratio, message)
+
+    @contextmanager
+    def of_this_thread(self) -> Iterator[None]:
+        """Let what runs in this thread meanwhile tell by `tell_job` what it does."""
+        token = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+
+    def note(self, message: str) -> None:
+        """Publish what is under way, no further than before.
+
+        Raises:
+            CancelledJobError: the job was cancelled; let it pass.
+
+        """
+        self.update(self._ratio, message)
 
     def check(self) -> None:
         """Do nothing while the job is wanted.
@@ -88,3 +109,18 @@ class JobProgress:
             raise storage_full(self._folder.path, err) from err
         finally:
             temporary.unlink(missing_ok=True)
+
+
+_CURRENT: ContextVar[JobProgress | None] = ContextVar("job of this thread", default=None)
+
+
+def tell_job(message: str) -> None:
+    """Publish what is under way in the job that this thread works for, if it works for any.
+
+    Raises:
+        CancelledJobError: the job was cancelled; let it pass.
+
+    """
+    progress = _CURRENT.get()
+    if progress is not None:
+        progress.note(message)

@@ -26,8 +26,7 @@ from foretoken.domain.errors import (
     ServiceUnavailableError,
     UnknownJobError,
 )
-from foretoken.domain.job import Job, JobState, error_of_job
-from foretoken.domain.watch import WakingWatch
+from foretoken.domain.job import Job, JobState, WakingWatch, error_of_job
 from foretoken.jobs.folder import ItemFile, JobFolder, StoredRequest, read_items
 from foretoken.jobs.progress import JobProgress
 
@@ -102,9 +101,11 @@ class JobRunner:
         for job in self._folder.load_jobs():
             if job.state.is_final:
                 self._jobs[job.job_id] = job
+            elif not self._folder.claim(job.job_id):
+                continue
             elif job.kind not in self._handlers or not self._folder.load_request(job.job_id):
                 self._fail_interrupted(job, "the service stopped while the job ran")
-            elif self._folder.claim(job.job_id):
+            else:
                 self._take_over(job)
                 if not (resumes and self._go_on(job.job_id)):
                     self._folder.let_go(job.job_id)
@@ -157,9 +158,9 @@ class JobRunner:
                 state=JobState.QUEUED,
                 created_at=_now(),
             )
+            self._folder.claim(job.job_id)
             if plain is not None:
                 self._folder.save_request(job.job_id, StoredRequest(request=plain))
-                self._folder.claim(job.job_id)
                 self._take_from_failed(job, plain)
                 self._resumable.add(job.job_id)
             self._put(job)
@@ -399,7 +400,9 @@ class JobRunner:
 
         event, folder = self._cancelled[job_id], self._folder.path
         try:
-            outcome = work(JobProgress(report, event, job_id, folder, publish))
+            progress = JobProgress(report, event, job_id, folder, publish)
+            with progress.of_this_thread():
+                outcome = work(progress)
             self._folder.save_result(job_id, outcome)
         except CancelledJobError:
             self._stop(job_id)
@@ -428,6 +431,8 @@ class JobRunner:
     def _finish(self, job_id: str, state: JobState, reason: str = "", message: str = "") -> None:
         # Whoever learns of the end finds the files tidied.
         with self._changed:
+            if self.get(job_id).state.is_final:
+                return
             ratio = 1.0 if state is JobState.SUCCEEDED else self.get(job_id).progress_ratio
             self._update(
                 job_id,
@@ -437,13 +442,12 @@ class JobRunner:
                 error_reason=reason,
                 error_message=message,
             )
-            if job_id in self._resumable:
-                self._resumable.discard(job_id)
-                # What a failed job found serves the next one with the same request.
-                if state is JobState.FAILED and self._folder.has_kept(job_id):
-                    self._folder.let_go(job_id)
-                else:
-                    self._folder.tidy(job_id)
+            self._resumable.discard(job_id)
+            # What a failed job found serves the next one with the same request.
+            if state is JobState.FAILED and self._folder.has_kept(job_id):
+                self._folder.let_go(job_id)
+            else:
+                self._folder.tidy(job_id)
 
     def _update(self, job_id: str, **changes: Any) -> None:
         with self._changed:

@@ -8,6 +8,7 @@ import io
 import re
 from typing import Any
 
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 # Stands for the page's text colour: the SVG says `currentColor` instead, so a figure reads on a
@@ -75,7 +76,9 @@ def figure_to_svg(figure: Figure, slug: str) -> str:
     """
     file = io.StringIO()
     metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    figure.savefig(file, format="svg", metadata=metadata, dpi=_DOTS_PER_INCH)
+    # As `savefig` does, which first draws the figure once more to lay it out.
+    figure.set_dpi(_DOTS_PER_INCH)
+    FigureCanvasSVG(figure).print_svg(file, metadata=metadata)
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

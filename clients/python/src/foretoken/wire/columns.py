@@ -1,4 +1,4 @@
-"""Latency queries and replies: many operator calls in one message, as columns.
+"""Latency queries, replies and surfaces as columns: many operator calls in one message.
 
 Plain columns are quicker below `ARROW_ROWS` rows, Arrow above (`tests/benchmarks/bench_wire.py`).
 A reply takes the form its table was asked in.
@@ -22,6 +22,7 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Phase,
 )
+from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
 from foretoken.wire import ipc
 
 ARROW_ROWS = 300
@@ -298,3 +299,20 @@ def _check_lengths(columns: Mapping[str, npt.NDArray[Any]], path: str) -> None:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidRequestError.of_field(path, f"columns differ in length: {lengths}")
+
+
+def encode_surface(surface: LatencySurface) -> predictor_pb2.TabulateResponse:
+    """Return the message of a surface."""
+    return predictor_pb2.TabulateResponse(
+        model_version=surface.model_version,
+        estimates=encode_estimates(surface.estimates, as_arrow=True),
+    )
+
+
+def decode_surface(message: predictor_pb2.TabulateResponse, query: SurfaceQuery) -> LatencySurface:
+    """Return the surface of a message that answers a query."""
+    return LatencySurface(
+        axes=query.axes,
+        estimates=decode_estimates(message.estimates),
+        model_version=message.model_version,
+    )

@@ -9,7 +9,7 @@ from foretoken.domain.ports import (
     ProfilerPort,
     SimulatorPort,
 )
-from foretoken.wire import columns, surfaces
+from foretoken.wire import columns
 from foretoken.wire.rpc import (
     ByHand,
     Form,
@@ -26,7 +26,7 @@ from foretoken.wire.rpc import (
 
 _QUERY = Form(columns.encode_query, columns.decode_query)
 _REPLY = Form(columns.encode_reply, lambda reply, _query: columns.decode_reply(reply))
-_SURFACE = Form(lambda surface, _: surfaces.encode_surface(surface), surfaces.decode_surface)
+_SURFACE = Form(lambda surface, _: columns.encode_surface(surface), columns.decode_surface)
 _QUERY_PARTS = Parts(
     columns.split_query, columns.join_replies, version=lambda reply: reply.model_version
 )

@@ -27,14 +27,15 @@ from foretoken.wire.rpc import (
     Pages,
     Report,
     Rpc,
+    RpcMessages,
     RpcTable,
     States,
     Stream,
     Table,
     Unary,
     Watch,
+    messages_of,
 )
-from foretoken.wire.rpc_messages import RpcMessages, messages_of
 
 T = TypeVar("T")
 

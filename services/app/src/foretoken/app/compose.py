@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from foretoken.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from foretoken.catalog.config import CatalogConfig
+    from foretoken.catalog.service import CatalogService
     from foretoken.catalog.upkeep.recovery import Recovery
     from foretoken.client.channel import Connection
     from foretoken.client.facade import Foretoken
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
     from foretoken.domain.requests.scenario import TrainingScenario
     from foretoken.domain.requests.training_run import TrainingMemoryReport
+
+_log = logging.getLogger(__name__)
 
 _LOCAL, _KUBERNETES = "local", "kubernetes"
 # Where operators are timed: on this machine, or on the nodes of a cluster.
@@ -46,8 +50,23 @@ class Composition:
     Services and clients are imported where one is made: a process waits only for those it uses.
     """
 
-    def __init__(self, config: AppConfig) -> None:
+    def __init__(
+        self,
+        config: AppConfig,
+        *,
+        joins_owner: bool = True,
+        on_join: Callable[[int], None] = lambda _: None,
+        tell: Callable[[str], None] = _log.info,
+    ) -> None:
+        """Keep the configuration.
+
+        With `joins_owner` the catalog is that of the process which has the home's open, if one has;
+        `on_join` is then given its id. `tell` is given what people should know, once.
+        """
         self._config = config
+        self._tell = tell
+        self._joins_owner = joins_owner
+        self._on_join = on_join
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
@@ -71,18 +90,30 @@ class Composition:
     def catalog(self) -> CatalogAdminPort:
         """The catalog."""
         if self._config.endpoints.catalog != EMBEDDED:
-            from foretoken.client.catalog import CatalogClient
+            from foretoken.client.services import CatalogClient
 
             return CatalogClient(self._connect("catalog", self._config.endpoints.catalog))
-        from foretoken.catalog.service import CatalogService
+        settings = catalog_config(self._config)
+        if settings.lake is not None:
+            return self._open(_new_catalog(settings))
+        from foretoken.app.shared_home import SharedCatalog
 
-        return self._open(CatalogService(catalog_config(self._config)))
+        def open_own() -> CatalogService:
+            service = _new_catalog(settings)
+            service.open()
+            return service
+
+        folder = Path(f"{settings.path}.sockets")
+        shared = SharedCatalog(folder, open_own, self._connect_inside, self._on_join)
+        shared.open(joins=self._joins_owner)
+        self._opened.callback(shared.close)
+        return shared.port
 
     @cached_property
     def predictor(self) -> PredictorPort:
         """The predictor; an embedded one reads this composition's catalog."""
         if self._config.endpoints.predictor != EMBEDDED:
-            from foretoken.client.predictor import PredictorClient
+            from foretoken.client.services import PredictorClient
 
             return PredictorClient(self._connect("predictor", self._config.endpoints.predictor))
         from foretoken.predictor.config import PredictorConfig
@@ -91,13 +122,19 @@ class Composition:
         config = _section(
             PredictorConfig, self._config.predictor, self._state("predictor"), "predictor"
         )
-        return self._open(PredictorService(config, self.catalog))
+        predictor = self._open(PredictorService(config, self.catalog))
+        if config.starter:
+            from foretoken.app.starter import tell_once
+
+            if said := tell_once(self._config.home_path, Path(config.starter)):
+                self._tell(said)
+        return predictor
 
     @cached_property
     def simulator(self) -> SimulatorPort:
         """The simulator; an embedded one queries this composition's predictor."""
         if self._config.endpoints.simulator != EMBEDDED:
-            from foretoken.client.simulator import SimulatorClient
+            from foretoken.client.services import SimulatorClient
 
             return SimulatorClient(self._connect("simulator", self._config.endpoints.simulator))
         from foretoken.simulator.config import SimulatorConfig
@@ -129,7 +166,7 @@ class Composition:
     def profiler(self) -> ProfilerPort:
         """The profiler; an embedded one records into this composition's catalog."""
         if self._config.endpoints.profiler != EMBEDDED:
-            from foretoken.client.profiler import ProfilerClient
+            from foretoken.client.services import ProfilerClient
 
             return ProfilerClient(self._connect("profiler", self._config.endpoints.profiler))
         section = dict(self._config.profiler)
@@ -202,8 +239,22 @@ class Composition:
         self._opened.callback(connection.close)
         return connection
 
+    def _connect_inside(self, address: str) -> tuple[CatalogAdminPort, Callable[[], None]]:
+        """Return a client of a catalog on this machine, and what closes it."""
+        from foretoken.client.channel import Connection
+        from foretoken.client.services import CatalogClient
+
+        connection = Connection(self._config.channel_options(address).in_the_clear(), "catalog")
+        return CatalogClient(connection.open()), connection.close
+
     def _state(self, service: str) -> dict[str, str]:
         return {"state_folder": str(self._config.home_path / service)}
+
+
+def _new_catalog(settings: CatalogConfig) -> CatalogService:
+    from foretoken.catalog.service import CatalogService
+
+    return CatalogService(settings)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from foretoken.app.compose import Composition
-from foretoken.app.config import SERVICES, AppConfig
+from foretoken.app.config import SERVICES, AppConfig, process_environment
+from foretoken.app.starter import with_starter
 from foretoken.client.aio.facade import AsyncForetoken
 from foretoken.client.facade import Foretoken, Target
 from foretoken.domain.errors import InvalidRequestError
@@ -60,9 +61,12 @@ def open(home: str = "", *, config: AppConfig | None = None) -> Foretoken:  # no
     """Return a `Foretoken` whose services run in this process, each opened when first used.
 
     They keep their files under `home` (empty: `~/.local/share/foretoken`, as the command line).
-    `config` is a whole configuration instead, whose endpoints may name services elsewhere.
+    What nobody measured there the starter catalog answers, if it is installed. `config` is a whole
+    configuration instead, whose endpoints may name services elsewhere.
     """
-    return EmbeddedForetoken(Composition(config or AppConfig(home=home)))
+    return EmbeddedForetoken(
+        Composition(config or with_starter(AppConfig(home=home), process_environment()))
+    )
 
 
 def connect(

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.catalog.importers.fasop import profile_json
-from foretoken.catalog.importers.fasop.columns import (
+from foretoken.catalog.importers.fasop import profile_file
+from foretoken.catalog.importers.fasop.profile_rows import (
     COLUMNS,
+    DEVICES,
     LEGACY_EMBEDDING,
     LEGACY_HEAD,
     LEGACY_LAYER,
+    PRESETS,
 )
-from foretoken.catalog.importers.fasop.profile_rows import DEVICES, PRESETS
 from foretoken.catalog.sources.content import (
     parse_npy,
     parse_source_json,
@@ -73,7 +74,7 @@ def _read_content(path: Path) -> Mapping[str, Any]:
             return _read_legacy(source, path)
         case ".json":
             content = parse_source_json(source, path)
-            if profile_json.is_profile(content):
+            if profile_file.is_profile(content):
                 return _read_profile(content, path)
         case ".yaml" | ".yml":
             content = parse_source_yaml(source, path)
@@ -117,9 +118,9 @@ def _read_legacy(source: SourceFile, path: Path) -> dict[str, Any]:
 
 def _read_profile(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the content of a profile JSON: medians of steps, means of ranks."""
-    num_layers = profile_json.read_setting(content, "num_layers", path)
-    name = _preset_name(profile_json.model_name(content, path))
-    size = profile_json.read_setting(content, "micro_batch_size", path)
+    num_layers = profile_file.read_setting(content, "num_layers", path)
+    name = _preset_name(profile_file.model_name(content, path))
+    size = profile_file.read_setting(content, "micro_batch_size", path)
     combined = content["combined_timing"]
     modules = combined.get("modules") if isinstance(combined, Mapping) else None
     if not isinstance(modules, list):
@@ -133,7 +134,7 @@ def _read_profile(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         _time(module, size, sum(values) / len(values), layer=layer if has_all else -1)
         for (module, layer), values in found.items()
     ]
-    tp = profile_json.read_setting(content, "tp_size", path)
+    tp = profile_file.read_setting(content, "tp_size", path)
     return {**_fasop_facts(tp), "model": name, "times": times}
 
 

@@ -30,7 +30,7 @@ _NUM_SHOWN = 3
 def describe(result: ResultMethods) -> str:
     """Return what a result is of and what sums it up, on one line."""
     if isinstance(result, _KEPT):
-        from foretoken.simulator.result_title import name_result, sum_up
+        from foretoken.simulator.results import name_result, sum_up
 
         return f"{name_result(result)}: {sum_up(result)}"
     if isinstance(result, LatencyEstimate):
@@ -58,7 +58,7 @@ def build_table(result: ResultMethods, table: str = "") -> "pa.Table":
     import pyarrow as pa
 
     from foretoken.wire.ipc import record_to_table
-    from foretoken.wire.report_tables import table_fields
+    from foretoken.wire.result_file import table_fields
 
     if isinstance(result, LatencySurface):
         columns = {"surface": _spread(result)}
@@ -83,7 +83,7 @@ def render_page(result: ResultMethods) -> str:
     """Return the page of a result."""
     if isinstance(result, _KEPT):
         from foretoken.simulator.report import page
-        from foretoken.simulator.result_title import name_result
+        from foretoken.simulator.results import name_result
 
         return page.render_page(name_result(result), page.result_sections(result))
     if isinstance(result, TrainingMemoryReport):

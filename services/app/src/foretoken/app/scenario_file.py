@@ -1,25 +1,32 @@
-"""Scenario files: YAML that names a model, a device and a workload, made into a scenario.
+"""Scenario files: YAML that names a model, a device and a workload, and their keys.
 
 Few scenarios name further files. What reads those, with numeric libraries, is imported where one is
 named.
+
+`python -m foretoken.app.scenario_file PAGE` writes them into a page.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import yaml
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.load import load_model
 from foretoken.domain.plugins import read_yaml
+from foretoken.domain.requests.option import Option, options_of
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.text_file import find_named_file, is_there
 
 if TYPE_CHECKING:
     from foretoken.domain.requests.search import ServingSearchRequest
     from foretoken.domain.requests.training_search import TrainingSearchRequest
+
 
 T = TypeVar("T", ServingScenario, TrainingScenario)
 S = TypeVar("S", "ServingSearchRequest", "TrainingSearchRequest")
@@ -50,7 +57,7 @@ def build_serving_scenario(
     scenario = _build(ServingScenario, content, overrides, path)
     workload = scenario.workload
     if workload.arrival == "trace" and workload.trace_path and not workload.trace_requests:
-        from foretoken.simulator.workload.trace_file import load_trace
+        from foretoken.simulator.workload.trace import load_trace
 
         trace_path = path.parent / Path(workload.trace_path).expanduser()
         trace = load_trace(trace_path, workload.trace_format, workload.hash_block_tokens)
@@ -169,3 +176,47 @@ def _to_text(value: Any, field: str) -> str:
         return json.dumps(value)
     except (TypeError, ValueError) as err:
         raise InvalidRequestError.of_field(field, f"is no plain value: {err}") from err
+
+
+# The blocks of the page by what its fence says.
+BLOCKS = {"serving-scenario": ServingScenario, "training-scenario": TrainingScenario}
+
+
+def render_keys(cls: type, indent: str = "") -> Iterator[str]:
+    """Yield the described fields of a dataclass as lines of YAML, its sections after their key."""
+    described = options_of(cls)
+    for item in fields(cls):
+        said = described.get(item.name)
+        if said is None:
+            continue
+        hint: Any = schema.field_types(cls)[item.name]
+        is_section = is_dataclass(hint) and bool(options_of(cast("type", hint)))
+        if is_section and said.example is None:
+            yield f"{indent}{item.name}:  # {said.text}"
+            yield from render_keys(hint, f"{indent}  ")
+        else:
+            yield f"{indent}{item.name}: {_value(item, said)}  # {said.text}"
+
+
+def render_page(text: str) -> str:
+    """Return the page with its blocks made anew."""
+    for name, cls in BLOCKS.items():
+        fence = f"```yaml {name}\n"
+        before, _, rest = text.partition(fence)
+        _, _, after = rest.partition("```")
+        text = "".join([before, fence, *(f"{line}\n" for line in render_keys(cls)), "```", after])
+    return text
+
+
+def _value(item: Field[Any], said: Option) -> str:
+    value = said.example
+    if value is None:
+        value = item.default if item.default_factory is MISSING else item.default_factory()
+    plain = schema.encode(value)
+    dumped = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=1000)
+    return dumped.removesuffix("...\n").strip() if plain != "" else '""'
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(render_page(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -27,6 +27,9 @@ from foretoken.app.request_metrics import RequestMetrics
 from foretoken.app.service_metrics import ObservedPredictor, PredictorMetrics
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.keepalive import SERVER_OPTIONS, age_options
+
+if TYPE_CHECKING:
+    from foretoken.catalog.service import CatalogService
 
 _SIGNAL_TICK_S = 0.5
 
@@ -88,7 +91,8 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
     endpoints = replace(config.endpoints, **dict.fromkeys(names, EMBEDDED))
     # What was left unfinished goes on: this process stays.
     simulator = {"resumes_at_start": True, **config.simulator}
-    composition = Composition(replace(config, endpoints=endpoints, simulator=simulator))
+    config = replace(config, endpoints=endpoints, simulator=simulator)
+    composition = Composition(config, joins_owner=False)
     with ExitStack() as undo:
         undo.callback(composition.close)
         server = new_server(config.server, REGISTRY, undo)
@@ -145,6 +149,28 @@ def new_server(
             ("grpc.so_reuseport", 0),
         ),
     )
+
+
+def serve_catalog_at(address: str, catalog: "CatalogService", grace_s: float) -> ExitStack:
+    """Serve a catalog to other processes of its user, and return what ends that.
+
+    Raises:
+        InvalidRequestError: nothing can listen there.
+
+    """
+    from foretoken.catalog import servicer
+
+    with ExitStack() as undo:
+        server = new_server(ServerConfig(), CollectorRegistry(), undo)
+        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+        servicer.register(server, catalog)
+        try:
+            server.add_insecure_port(address)
+        except RuntimeError as err:
+            raise InvalidRequestError(f"cannot listen on {address}") from err
+        server.start()
+        undo.callback(lambda: server.stop(grace_s).wait())
+        return undo.pop_all()
 
 
 def serve_until_stopped(

@@ -8,9 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from foretoken.catalog.array import Integers
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+# A truth value per row.
+Mask = npt.NDArray[np.bool_]
+
 
 # Places of rows in a table.
 Indices = Integers

@@ -22,8 +22,7 @@ from foretoken.domain.errors import (
     UnknownModelError,
     UnknownPluginError,
 )
-from foretoken.domain.measurements.artifact import Artifact
-from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
+from foretoken.domain.measurements.measurement import Artifact, MeasurementBatch, Run, RunKind
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.ports import CatalogPort

@@ -3,39 +3,48 @@
 NVIDIA's tables come in a wheel, from the package index that pip has on this machine.
 """
 
+import hashlib
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.request
-import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from email.parser import HeaderParser
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from foretoken.catalog.dataset import DATASET_TOOL, MANIFEST_NAME, parse_part_path
+from foretoken.catalog.exporters.parquet import removed_on_failure
 from foretoken.catalog.exporting import ExportReport, ExportRequest, find_exporter
-from foretoken.catalog.importing import ImportPlan, ImportRequest, find_importer
+from foretoken.catalog.importing import ImportPlan, ImportRequest, RawTable, find_importer
 from foretoken.catalog.sources.file import refuse
-from foretoken.domain.archive import DEFLATE_RATIO_MAX, Archive, UnpackBudget
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import ArrowStream, MeasurementFilter, Run
+from foretoken.domain.name import path_inside
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.requests.option import describe, option
+from foretoken.domain.text_file import DEFLATE_RATIO_MAX, Archive, UnpackBudget
 
 NVIDIA = "nvidia"
 _PROJECT = "aisimulate"
 # The newest whose wheel has the tables; the stable ones are stubs.
 NVIDIA_VERSION = "0.13.0.dev202610270000000085"
+# The table of measured serving runs in the wheel, and its name among the raw tables of a catalog.
+MEASURED_RUNS = "silicon_sample"
 # Where a wheel says its licence; the first that is there.
 _LICENCES = ("License-Expression", "License")
 _MAX_BYTES = 8 * 2**30
+_BUDGET = UnpackBudget(max_bytes=_MAX_BYTES, max_ratio=DEFLATE_RATIO_MAX)
+_MAX_METADATA_BYTES = 2**20
+_PIECE_BYTES = 2**20
+# A server that says nothing for so long is given up.
+_SILENCE_S = 60.0
 _CARD = "README.md"
 
 
@@ -103,21 +112,46 @@ def _plan_wheel(wheel: Path, request: InstallRequest) -> ImportPlan:
     licence = next((about[key] for key in _LICENCES if key in about), "")
     options = {"systems": request.systems, "engines": request.engines}
     options |= {"source": named, "licence": licence}
-    return find_importer("aiconfigurator").read(
+    plan = find_importer("aiconfigurator").read(
         ImportRequest(path=wheel, options={key: value for key, value in options.items() if value})
     )
+    return replace(plan, raw_tables=(*plan.raw_tables, *_find_measured_runs(wheel, named)))
+
+
+def _find_measured_runs(wheel: Path, source: str) -> Iterator[RawTable]:
+    """Yield the table of serving runs that NVIDIA compares its own answers with."""
+    archive = Archive.open(wheel, _BUDGET)
+    for name in archive:
+        if not name.endswith(f"/{MEASURED_RUNS}.csv"):
+            continue
+        text = archive[name]
+        digest = hashlib.sha256(text).hexdigest()
+        num_rows = text.count(b"\n") - 1
+        yield RawTable(
+            name=f"{MEASURED_RUNS}.{digest[:16]}",
+            num_rows=num_rows,
+            content_hash=digest,
+            facts={
+                "table": MEASURED_RUNS,
+                "source": source,
+                "source_file": name,
+                "num_rows": num_rows,
+            },
+            read=partial(bytes, text),
+        )
 
 
 def _read_metadata(wheel: Path) -> Mapping[str, str]:
     """Return what a wheel says of itself; refuse one without tables."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            names = archive.namelist()
-            found = [name for name in names if name.endswith(".dist-info/METADATA")]
-            text = archive.read(found[0]).decode("utf-8", "replace") if found else ""
-    except (OSError, zipfile.BadZipFile) as err:
-        refuse(wheel, f"is no wheel that can be read: {err}")
-    if not any(name.endswith("_perf.parquet") for name in names):
+        archive = Archive.open(wheel, _BUDGET)
+        found = next((name for name in archive if name.endswith(".dist-info/METADATA")), "")
+        if found and archive.num_bytes_of(found) > _MAX_METADATA_BYTES:
+            refuse(wheel, f"{found} unpacks to more than {_MAX_METADATA_BYTES} bytes")
+        text = archive[found].decode("utf-8", "replace") if found else ""
+    except InvalidRequestError as err:
+        refuse(wheel, f"is no wheel that can be read: {err.message}")
+    if not any(name.endswith("_perf.parquet") for name in archive):
         refuse(wheel, f"is a stub without tables; version {NVIDIA_VERSION} has them")
     return dict(HeaderParser().parsestr(text))
 
@@ -125,45 +159,78 @@ def _read_metadata(wheel: Path) -> Mapping[str, str]:
 def _fetch_dataset(place: str, scratch: Path) -> Path:
     """Return the folder of a dataset, unpacked and downloaded where it has to be."""
     path = Path(place)
-    if urlsplit(place).scheme in ("http", "https"):
+    if place.startswith(("http://", "https://")):
         path = scratch / "dataset.zip"
         try:
-            with urllib.request.urlopen(place) as reply, path.open("wb") as file:  # noqa: S310
-                shutil.copyfileobj(reply, file)
-        except OSError as err:
+            _download(place, path)
+        except (OSError, ValueError, HTTPException) as err:
             raise InvalidRequestError.of_field("dataset", f"{place}: {err}") from err
     if not path.is_file():
         return path
-    archive = Archive.open(path, UnpackBudget(max_bytes=_MAX_BYTES, max_ratio=DEFLATE_RATIO_MAX))
-    for name in archive:
-        target = scratch / "dataset" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(archive[name])
+    archive = Archive.open(path, _BUDGET)
+    try:
+        for name in archive:
+            target = path_inside(scratch / "dataset", name, "dataset")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(archive[name])
+    except OSError as err:  # such as a file where another has a folder
+        raise InvalidRequestError.of_field("dataset", f"{place}: {err}") from err
     manifests = sorted((scratch / "dataset").rglob(MANIFEST_NAME))
     return manifests[0].parent if manifests else scratch / "dataset"
+
+
+def _download(place: str, path: Path, max_bytes: int = _MAX_BYTES) -> None:
+    """Write what an address has to a file.
+
+    Raises:
+        OSError, ValueError, HTTPException: it cannot be had, or is larger than any dataset.
+
+    """
+    num_left = max_bytes
+    with urlopen(place, timeout=_SILENCE_S) as reply, path.open("wb") as file:  # noqa: S310
+        while piece := reply.read(_PIECE_BYTES):
+            num_left -= len(piece)
+            if num_left < 0:
+                message = f"more than {max_bytes} bytes"
+                raise ValueError(message)
+            file.write(piece)
+        if reply.length:  # reading in pieces does not mind
+            message = f"ended {reply.length} bytes early"
+            raise ValueError(message)
 
 
 def publish_dataset(
     catalog: CatalogPort, path: Path, selection: MeasurementFilter, licence: str
 ) -> ExportReport:
-    """Write a dataset with the licences of its runs and a card.
+    """Write the selected rows of a catalog, as `publish_rows` does.
 
-    Raises:
-        InvalidRequestError: nothing is selected, or nobody said the licence of a run.
-
+    `licence` is that of runs that say none.
     """
     runs = [
         replace(found.run, licence=found.run.licence or licence) for found in catalog.list_runs()
     ]
+    return publish_rows(catalog.read_measurements(selection), runs, path, selection)
+
+
+def publish_rows(
+    rows: ArrowStream, runs: Sequence[Run], path: Path, selection: MeasurementFilter
+) -> ExportReport:
+    """Write a dataset of rows in the stored schema, with the licences of its runs and a card.
+
+    Raises:
+        InvalidRequestError: there is no row, or nobody said the licence of a run.
+
+    """
     request = ExportRequest(path=path, selection=selection, runs=runs)
-    report = find_exporter(DATASET_TOOL).write(catalog.read_measurements(selection), request)
-    manifest = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
-    unsaid = [run["run_id"] for run in manifest["runs"] if not run["licence"]]
-    if unsaid:
-        shutil.rmtree(path)
-        reason = f"{', '.join(unsaid)}: nobody said the licence; --licence does"
-        raise InvalidRequestError.of_field("licence", reason)
-    (path / _CARD).write_text(_format_card(manifest), encoding="utf-8")
+    is_new = not path.exists()
+    report = find_exporter(DATASET_TOOL).write(rows, request)
+    with removed_on_failure(path, (*report.files, _CARD), is_new=is_new):
+        manifest = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
+        unsaid = [run["run_id"] for run in manifest["runs"] if not run["licence"]]
+        if unsaid:
+            reason = f"{', '.join(unsaid)}: nobody said the licence; --licence does"
+            raise InvalidRequestError.of_field("licence", reason)
+        (path / _CARD).write_text(_format_card(manifest), encoding="utf-8")
     return replace(report, files=(*report.files, _CARD))
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from foretoken.catalog.artifacts.keeping import KeepsArtifacts
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.quality.review import review
+from foretoken.catalog.quality.review import Listener, RunReview, review
 from foretoken.catalog.reading import queries, snapshot
-from foretoken.catalog.reading.snapshot_diff import diff_snapshots
-from foretoken.catalog.recording.counters import IngestStatistics
-from foretoken.catalog.recording.ingest import Ingest
+from foretoken.catalog.reading.snapshot import diff_snapshots
+from foretoken.catalog.recording.ingest import Ingest, IngestStatistics
 from foretoken.catalog.sql.query_service import OnLeave, SqlQueryService, SqlStatistics
 from foretoken.catalog.storage.store import Store
 from foretoken.catalog.upkeep import retention
 from foretoken.catalog.upkeep.backup import stream_backup
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.job import Job
+from foretoken.domain.job import Job, JobState, error_of_job
 from foretoken.domain.measurements.measurement import (
+    REVIEW_JOB,
     ArrowStream,
     BatchReceipt,
     CheckRequest,
@@ -59,7 +59,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         self._store = Store(config)
         RunsJobs.__init__(self, JobRunner(folder / "jobs"))
         KeepsArtifacts.__init__(self, self._store, config.max_artifact_bytes)
-        self._ingest = Ingest(self._store, clock, config.max_batch_rows)
+        self._ingest = Ingest(self._store, clock, config.max_batch_rows, self._review_import)
         self._sql = SqlQueryService(self._store, config)
 
     def open(self) -> None:
@@ -204,6 +204,13 @@ class CatalogService(RunsJobs, KeepsArtifacts):
             device=find_device(request.device).name if request.device else "",
         )
         return self._jobs.create(_CHECK, lambda progress: self._check(checked, progress))
+
+    def _review_import(self, review: Callable[[Listener], RunReview]) -> None:
+        """Review an import as a job, for it may take a minute, which others can watch."""
+        job = self._jobs.create(REVIEW_JOB, lambda progress: review(progress.update))
+        *_, ended = self._jobs.watch(job.job_id)
+        if ended.state is not JobState.SUCCEEDED:
+            raise error_of_job(ended)
 
     def get_check_report(self, job_id: str) -> QualityReport:
         """Return the result of a finished check."""

@@ -10,8 +10,13 @@ from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.types.v1 import artifact_pb2, measurement_pb2
 from foretoken.catalog.sql.query_service import OnLeave
 from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
-from foretoken.domain.measurements.artifact import Artifact
-from foretoken.domain.measurements.measurement import ArrowStream, MeasurementBatch, Run, SqlQuery
+from foretoken.domain.measurements.measurement import (
+    ArrowStream,
+    Artifact,
+    MeasurementBatch,
+    Run,
+    SqlQuery,
+)
 from foretoken.domain.ports import CatalogAdminPort
 from foretoken.wire import codec, ipc
 from foretoken.wire.rpcs import CatalogRpcs

@@ -11,7 +11,6 @@ import numpy as np
 from foretoken.domain import schema
 from foretoken.domain.errors import CorruptCatalogError, InvalidRequestError, UnknownCorrectionError
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.measurements.artifact import Artifact
 from foretoken.domain.measurements.correction import Correction, CorrectionRequest
 from foretoken.domain.measurements.estimate import (
     LatencyColumns,
@@ -20,6 +19,7 @@ from foretoken.domain.measurements.estimate import (
     OperatorCall,
     table_of_calls,
 )
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.name import check_name
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import CatalogPort

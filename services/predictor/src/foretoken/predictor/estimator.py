@@ -89,10 +89,10 @@ class Estimator:
             NotTrainedError, OutOfCoverageError: extrapolation is refused and would be needed.
 
         """
-        if query.refuse_extrapolation and not self._models.series:
+        if query.refuse_extrapolation and self._models.knows_nothing:
             raise NotTrainedError("no latency model is trained; run a training first")
         device = find_device(query.device)
-        self._models.known.check(query)
+        self._models.check_names(query)
         tables = tuple(self._recall(table, query, device) for table in query.tables)
         if query.refuse_extrapolation:
             for table, estimates in zip(query.tables, tables, strict=True):

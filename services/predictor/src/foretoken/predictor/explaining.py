@@ -7,16 +7,14 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import (
-    LatencyQuery,
-    LatencyReply,
-    OperatorTable,
-    pick_estimate,
-)
-from foretoken.domain.measurements.explanation import (
     Contribution,
     Explanation,
+    LatencyQuery,
+    LatencyReply,
     MeasuredNeighbour,
     MemberAnswer,
+    OperatorTable,
+    pick_estimate,
 )
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.attribution import attribute

@@ -108,7 +108,7 @@ def build_design(spec: OperatorSpec, columns: Columns, target: Target) -> Design
     return Design(
         points=points,
         log_points=log_points,
-        axes=_axis_columns(spec, columns_real, num_sms),
+        axes=build_axes(spec, columns, target),
         work=_work_columns(spec, columns_real, num_sms, limits),
         features=features,
         transfer=_transfer_columns(spec, columns, target, limits),
@@ -117,9 +117,10 @@ def build_design(spec: OperatorSpec, columns: Columns, target: Target) -> Design
     )
 
 
-def _axis_columns(spec: OperatorSpec, columns: Mapping[str, FloatColumn], num_sms: int) -> Matrix:
+def build_axes(spec: OperatorSpec, columns: Columns, target: Target) -> Matrix:
+    """Return the axes of a design alone."""
     axes = spec.axes or dim_axes(*spec.dim_names)
-    return np.log2(1.0 + _evaluate(axes, columns, num_sms))
+    return np.log2(1.0 + _evaluate(axes, as_reals(columns), target.device.num_sms))
 
 
 def _work_columns(

@@ -1,6 +1,7 @@
 """What a training held out: for calibrating intervals, and for telling people how good it is."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,7 +39,11 @@ def to_errors(unseen: Sequence[Unseen], shares: Matrix) -> HeldOutErrors | None:
         )
         for part in unseen
     ]
-    return join_errors(parts) if parts else None
+    if not parts:
+        return None
+    # Points asked of one model are one fold, whatever they were left out for.
+    fold = np.concatenate([np.full(len(part.tiers), part.fold) for part in unseen])
+    return replace(join_errors(parts), fold=fold)
 
 
 def report_errors(

@@ -4,24 +4,33 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Self
 
 from foretoken.domain.errors import UnknownMeasurementError
-from foretoken.domain.lowering.expert_load import is_routing
+from foretoken.domain.lowering.expert_layer import is_routing
 from foretoken.domain.measurements.estimate import LatencyQuery, OperatorTable
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype
 from foretoken.predictor.software import matches
 from foretoken.predictor.training_rows import SeriesHead
 
+_Names = Mapping[str, AbstractSet[str]]
+
 # What a variant may say of any operator without a row that says it: how tokens are spread over
 # experts, which formats weights and caches have, and what lowering, profiler and substitutes name.
 _STORED, _ROUTING = frozenset({"quant", "kv"}), "routing"
-_SAID = frozenset(
-    {"form", "gradients", "part", "lane", "cache", "mask", "bias", "step", "sampling"}
+_SAID: _Names = MappingProxyType(
+    {
+        "form": {"eager"},
+        "gradients": {"zero"},
+        "cache": {"warm"},
+        "mask": {"none"},
+        "bias": {"true"},
+        "step": {"first", "unknown"},
+        "sampling": {"greedy", "top_k", "top_p", "top_k_top_p"},
+    }
 )
-
-_Names = Mapping[str, AbstractSet[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +104,4 @@ def _can_be(key: str, value: str) -> bool:
         return stored_dtype(value) is not None
     if key == _ROUTING:
         return is_routing(value)
-    return key in _SAID
+    return value in _SAID.get(key, ())

@@ -4,15 +4,15 @@ The catalog's artifacts are the truth; the folder holds copies, so that a predic
 its catalog too. The active version changes for all predictors within a refresh.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
 import threading
+import time
 from collections import OrderedDict
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
-from foretoken.domain.archive import Archive
 from foretoken.domain.errors import (
     CorruptCatalogError,
     ForetokenError,
@@ -21,11 +21,12 @@ from foretoken.domain.errors import (
     StorageFullError,
     UnknownModelVersionError,
 )
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.name import check_name, path_inside
 from foretoken.domain.ports import CatalogPort, ModelVersion
+from foretoken.domain.text_file import Archive
 from foretoken.predictor.model_set import ModelSet
-from foretoken.predictor.model_store import read_models, write_models
+from foretoken.predictor.model_store import read_models, write_models, write_whole
 from foretoken.predictor.version_facts import VersionFacts
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ _POINTER = "active"
 # What the names of copies end in.
 _SUFFIX = ".models"
 _VERSION_LENGTH = 16
+# A copy half written for so long will not be finished.
+_LEFTOVER_S = 3_600.0
 
 
 class ModelLibrary:
@@ -63,7 +66,10 @@ class ModelLibrary:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         for leftover in self._folder.glob(f".*{_SUFFIX}.*"):
-            leftover.unlink(missing_ok=True)
+            # Another process of this home may be writing one now, or be done with it.
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - leftover.stat().st_mtime > _LEFTOVER_S:
+                    leftover.unlink()
         try:
             self.refresh()
         except ForetokenError as err:
@@ -126,7 +132,7 @@ class ModelLibrary:
             created_at=models.created_at,
             metadata_json=facts.to_json(),
         )
-        _write(self._copy_of(artifact.name), content)
+        write_whole(self._copy_of(artifact.name), content)
         # The same models may have been kept before.
         return self._fetch(self._catalog.store_artifact(artifact, (content,)))
 
@@ -160,7 +166,7 @@ class ModelLibrary:
     def _activate(self, models: ModelSet) -> None:
         # One assignment: a question under way is answered by the models it began with.
         self._active = models
-        _write(self._folder / _POINTER, models.version.encode())
+        write_whole(self._folder / _POINTER, models.version.encode())
 
     def _warn_once(self, artifact: Artifact, err: CorruptCatalogError) -> None:
         """Say what is wrong with an artifact the first time that it is met."""
@@ -188,7 +194,8 @@ class ModelLibrary:
 
     def _fetch(self, artifact: Artifact) -> ModelSet:
         facts, path = VersionFacts.of(artifact), self._copy_of(artifact.name)
-        if not path.exists():
+        # Series are read when they are asked for: damage would show much later.
+        if not path.exists() or _hash_file(path) != artifact.content_hash:
             self._copy(artifact)
         try:
             models = self._load(artifact.name)
@@ -207,7 +214,7 @@ class ModelLibrary:
         try:
             # What strangers made must not unpack to more than it may.
             Archive.open(content)
-            _write(self._copy_of(artifact.name), content)
+            write_whole(self._copy_of(artifact.name), content)
         except InvalidRequestError as err:
             raise _unreadable(artifact.name, err) from err
         except OSError as err:
@@ -244,16 +251,9 @@ class ModelLibrary:
         return pointer.read_text("utf-8") if pointer.exists() else ""
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all; who reads the one before goes on."""
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _unreadable(version: str, err: Exception) -> CorruptCatalogError:

@@ -29,7 +29,7 @@ class Choice:
 
     `is_other_code` means another kernel's or variant's measurements, or another software's than one
     that was asked for by name; `software` what the measured one, `measured_by`, is to that which
-    runs the calls.
+    runs the calls. `is_on_demand` means trained for the question, in no version.
     """
 
     head: SeriesHead
@@ -38,6 +38,7 @@ class Choice:
     software: Relation = Relation.SAME
     versions_apart: tuple[int, ...] = ()
     measured_by: str = ""
+    is_on_demand: bool = False
     models: Mapping[SeriesKey, SeriesModel] = field(default_factory=dict, repr=False)
 
     @property
@@ -65,6 +66,8 @@ class Choice:
         place = key.topology or key.device
         described = f" ({', '.join(what)})" if what else ""
         own = f"{self.head.num_points:,} points of {key.operator} on {place}{described}"
+        own += ", trained on demand" if self.is_on_demand else ""
+        own += f" of the {self.head.origin} catalog" if self.head.origin else ""
         regressor = self.model.regressor
         return (
             f"{own}; {regressor.basis}" if isinstance(regressor, DeviceTransferRegressor) else own
@@ -140,6 +143,24 @@ class ModelSet:
         """Distinct points of all series, none counted twice."""
         return sum(head.num_points for head in own_heads(self.heads))
 
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether nothing at all was measured."""
+        return not self.series
+
+    def heads_for(self, query: LatencyQuery) -> Sequence[SeriesHead]:
+        """Return the series among which the names in a query are looked up."""
+        del query
+        return self.heads
+
+    def check_names(self, query: LatencyQuery) -> None:
+        """Refuse a framework, kernel or variant of which there is no row, as `KnownNames.check`."""
+        named = [table.kernel or table.variant for table in query.tables if not table.tentative]
+        if query.framework or any(named):
+            heads = self.heads_for(query)
+            known = self.known if heads is self.heads else KnownNames.of(heads)
+            known.check(query)
+
     def choose(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Choice | None:
         """Return the model of the series nearest to what is asked, None where there is none."""
         return next(iter(self.rank(spec, target, wanted)), None)
@@ -162,7 +183,7 @@ class ModelSet:
         for dtype in _candidates(target):
             key = SeriesKey(
                 spec.name,
-                target.topology.device if target.topology else target.device.name,
+                target.place,
                 target.topology.name if target.topology else "",
                 "" if spec.is_collective else dtype.name.lower(),
                 target.phase.name.lower(),
@@ -178,6 +199,10 @@ class ModelSet:
         alike = self._alike_variants.get((spec.name, _without_routing(variant)), ())
         sampled = () if variant else self._sampled_variants.get(spec.name, ())
         return tuple(dict.fromkeys((variant, *alike, "", *sampled)))
+
+    def has_transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> bool:
+        """Whether anything of an operator's kind tells its typical efficiency."""
+        return not self.transfers.keys().isdisjoint(transfer_names(spec, device, variant))
 
     def transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> TransferModel:
         """Return the typical efficiency of an operator, or of its kind, or the default.

@@ -10,15 +10,17 @@ import json
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain import schema
-from foretoken.domain.errors import CorruptCatalogError, ForetokenError, NotTrainedError
+from foretoken.domain.errors import CorruptCatalogError, NotTrainedError
 from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.predictor.features import FEATURE_REVISION
 from foretoken.predictor.intervals.calibration import Calibration
@@ -35,7 +37,7 @@ from foretoken.predictor.transfer.support import Support
 
 # Raised when what is written changes; features have a revision of their own.
 _FORMAT_REVISION = 4
-_REVISION = [_FORMAT_REVISION, FEATURE_REVISION]
+STORE_REVISION = [_FORMAT_REVISION, FEATURE_REVISION]
 _INDEX, _TRANSFERS = "index.json", "transfers"
 
 _Arrays = Mapping[str, npt.NDArray[Any]]
@@ -52,33 +54,29 @@ class StoredSeries(Mapping[SeriesKey, SeriesModel]):
         self._lock = threading.Lock()
 
     def packed(self, key: SeriesKey) -> bytes:
-        """Return a series' member as it is stored."""
-        return self._packed[self.heads[key].content_hash]
+        """Return a series' member as it is stored; reading one raises `CorruptCatalogError`."""
+        with _reading(key):
+            return self._packed[self.heads[key].content_hash]
 
     def __getitem__(self, key: SeriesKey) -> SeriesModel:
         """Return the model of a series."""
         head = self.heads[key]
         with self._lock:
             if key not in self._models:
-                try:
+                with _reading(key):
                     self._models[key] = unpack_model(head, self.packed(key))
-                except ForetokenError:
-                    raise
-                except Exception as err:  # what is damaged can fail anywhere
-                    raise CorruptCatalogError(
-                        f"the model of {key.operator} on {key.device} cannot be read ({err!r}):"
-                        " train again"
-                    ) from err
             return self._models[key]
 
     def read_series(self, key: SeriesKey) -> Series:
         """Return the points of a series, without its model."""
-        meta, arrays = _unpack(self.packed(key))
-        return _read_points(self.heads[key], meta, arrays)
+        with _reading(key):
+            meta, arrays = _unpack(self.packed(key))
+            return _read_points(self.heads[key], meta, arrays)
 
     def read_report(self, key: SeriesKey) -> OperatorTrainingReport:
         """Return how good the model of a series is."""
-        return schema.decode(OperatorTrainingReport, _unpack(self.packed(key))[0]["report"])
+        with _reading(key):
+            return schema.decode(OperatorTrainingReport, _unpack(self.packed(key))[0]["report"])
 
     def __contains__(self, key: object) -> bool:
         """Tell whether there is such a series, without loading it."""
@@ -91,6 +89,18 @@ class StoredSeries(Mapping[SeriesKey, SeriesModel]):
     def __len__(self) -> int:
         """How many series there are."""
         return len(self.heads)
+
+
+@contextmanager
+def _reading(key: SeriesKey) -> Iterator[None]:
+    try:
+        yield
+    except CorruptCatalogError:
+        raise
+    except Exception as err:  # what is damaged can fail anywhere
+        raise CorruptCatalogError(
+            f"the model of {key.operator} on {key.device} cannot be read ({err!r}): train again"
+        ) from err
 
 
 class _Members(Mapping[str, bytes]):
@@ -117,11 +127,15 @@ def store_series(series: Mapping[SeriesKey, SeriesModel]) -> StoredSeries:
     return StoredSeries({key: model.head for key, model in series.items()}, packed)
 
 
-def write_models(models: ModelSet) -> bytes:
-    """Return models as one file; the same models give the same bytes."""
+def write_models(models: ModelSet, *, has_members: bool = True) -> bytes:
+    """Return models as one file; the same models give the same bytes.
+
+    Without members it says which series there are, and has the models of typical efficiency.
+    """
     heads = sorted(models.heads, key=lambda head: head.key)
     series = store_series(models.series)
-    members = {head.content_hash: series.packed(head.key) for head in heads}
+    kept = heads if has_members else []
+    members = {head.content_hash: series.packed(head.key) for head in kept}
     arrays: dict[str, npt.NDArray[Any]] = {}
     transfers = []
     for place, (name, transfer) in enumerate(sorted(models.transfers.items())):
@@ -129,7 +143,7 @@ def write_models(models: ModelSet) -> bytes:
         bounds = {"low_log": transfer.low_log, "high_log": transfer.high_log}
         transfers.append({"name": name, "support": schema.encode(transfer.support), **bounds})
     index = {
-        "revision": _REVISION,
+        "revision": STORE_REVISION,
         "series": [
             [astuple(head.key), head.kernels, head.num_points, head.content_hash] for head in heads
         ],
@@ -157,7 +171,7 @@ def read_models(path: Path) -> ModelSet:
     """
     members = _Members(path)
     index = json.loads(members.get(_INDEX, b"{}"))
-    if index.get("revision") != _REVISION:
+    if index.get("revision") != STORE_REVISION:
         raise NotTrainedError(f"another release trained the models of {path.name}; train again")
     heads = {}
     for key, kernels, num_points, content_hash in index["series"]:
@@ -176,6 +190,18 @@ def read_models(path: Path) -> ModelSet:
         for place, item in enumerate(meta["transfers"])
     }
     return ModelSet(series=StoredSeries(heads, members), transfers=transfers)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all; who reads the one before goes on."""
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 def pack_model(model: SeriesModel) -> bytes:

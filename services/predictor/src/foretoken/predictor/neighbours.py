@@ -6,12 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.predictor.features import Design
+from foretoken.predictor.nearest import NearestPoints
 from foretoken.predictor.roofline import FloatColumn
 
 _NUM_NEIGHBOURS = 4
-# A neighbour may be this much further away than a true one: many times faster far from all points,
-# no worse on held-out sizes, and a call's own point is still always found.
-_SLACK_RATIO = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +29,15 @@ class PointIndex:
     """The points of a series in log space."""
 
     def __init__(self, points: npt.NDArray[np.int64]) -> None:
-        """Build the search tree."""
-        from scipy.spatial import cKDTree  # type: ignore[import-untyped]
-
+        """Keep the points."""
         self._points = points
         self._log_points = np.log2(1.0 + points)
-        self._tree = cKDTree(self._log_points)
+        self._nearest = NearestPoints(self._log_points)
 
     def find(self, design: Design) -> Neighbours:
         """Return the neighbours of every call."""
         num_neighbours = min(_NUM_NEIGHBOURS, len(self._points))
-        _, rows = self._tree.query(design.log_points, k=num_neighbours, eps=_SLACK_RATIO)
-        rows = rows.reshape(-1, num_neighbours)
+        rows = self._nearest.find(design.log_points, num_neighbours)
         nearest = rows[:, 0]
         offset = np.abs(self._log_points[nearest] - design.log_points).max(axis=1)
         is_same = (self._points[nearest] == design.points).all(axis=1)

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 
-from foretoken.domain.errors import UnknownPluginError
-from foretoken.domain.hardware.device import check_format, find_device
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.hardware.device import DeviceSpec, check_format, find_device
 from foretoken.domain.measurements.estimate import LatencyQuery, OperatorTable
-from foretoken.domain.models.quantization import all_quantizations
+from foretoken.domain.models.quantization import Quantization, all_quantizations
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype, stored_schemes
 from foretoken.predictor.training_rows import SeriesKey
@@ -19,10 +19,11 @@ _FORMATS = ("quant", "kv")
 def check_query(query: LatencyQuery, known: Collection[SeriesKey]) -> None:
     """Refuse formats that the device cannot multiply in, and schemes that are none.
 
-    A scheme is one that is described, or that the catalog's own series have (`known`).
+    A scheme is one that is described, or that the catalog's own series have (`known`). One that
+    says the format of the activations, too, has no other.
 
     Raises:
-        InvalidRequestError: the device lacks the format.
+        InvalidRequestError: the device lacks the format, or the scheme has another one.
         UnknownDeviceError, UnknownOperatorError, UnknownPluginError: no such name.
 
     """
@@ -31,6 +32,28 @@ def check_query(query: LatencyQuery, known: Collection[SeriesKey]) -> None:
         if find_operator(table.operator).group in _MULTIPLYING:
             check_format("dtype", table.dtype, device)
         _check_schemes(table, known)
+        _check_activations(table, known, device)
+
+
+def _check_activations(
+    table: OperatorTable, known: Collection[SeriesKey], device: DeviceSpec
+) -> None:
+    """Refuse a scheme of weights whose activations have another format than was asked about."""
+    scheme = parse_variant(table.variant).get("quant", "")
+    formats = all_quantizations().get(scheme, Quantization()).dtypes
+    if not formats or table.dtype in formats:
+        return
+    check_format("variant.quant", formats[0], device)
+    measured = {
+        series.target.dtype
+        for series in known
+        if parse_variant(series.variant).get("quant", "") == scheme
+    }
+    if table.dtype not in measured:
+        asked, own = (dtype.name.lower() for dtype in (table.dtype, formats[0]))
+        raise InvalidRequestError.of_field(
+            "variant.quant", f"{scheme} multiplies in {own}, not in {asked}: ask for dtype={own}"
+        )
 
 
 def _check_schemes(table: OperatorTable, known: Collection[SeriesKey]) -> None:

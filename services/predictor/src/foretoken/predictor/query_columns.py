@@ -1,11 +1,12 @@
 """Columns of a query, checked against the operator they are of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.measurements.surface import Axis
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.roofline import Columns, IntColumn
 
@@ -57,3 +58,11 @@ def _reject(column: npt.NDArray[np.generic], minimum: int) -> str:
     if column.size and column.max() > _DIM_MAX:
         return f"must be at most {_DIM_MAX}"
     return ""
+
+
+def grid_columns(axes: Sequence[Axis]) -> dict[str, IntColumn]:
+    """Return the grid's points as columns by dimension, the last axis varying fastest."""
+    meshes = np.meshgrid(*(axis.values for axis in axes), indexing="ij")
+    return {
+        axis.dim: mesh.reshape(-1).astype(np.int64) for axis, mesh in zip(axes, meshes, strict=True)
+    }

@@ -27,6 +27,11 @@ class Target:
     phase: Phase = Phase.FORWARD
     topology: TopologySpec | None = None
 
+    @property
+    def place(self) -> str:
+        """The name of the device, of a topology that of its devices."""
+        return self.topology.device if self.topology else self.device.name
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:

@@ -13,8 +13,12 @@ from foretoken.domain.errors import ForetokenError, InvalidRequestError, OutOfCo
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.correction import Correction, CorrectionRequest
-from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply, OperatorTable
-from foretoken.domain.measurements.explanation import Explanation
+from foretoken.domain.measurements.estimate import (
+    Explanation,
+    LatencyQuery,
+    LatencyReply,
+    OperatorTable,
+)
 from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.domain.measurements.planning import PlanRequest, ProfilePlan
 from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
@@ -31,19 +35,23 @@ from foretoken.predictor.estimator import Estimator
 from foretoken.predictor.explaining import explain
 from foretoken.predictor.model_library import ModelLibrary
 from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.on_demand import Learner
 from foretoken.predictor.planning.profile_plan import plan_profile
 from foretoken.predictor.query_check import check_query
+from foretoken.predictor.query_columns import grid_columns
+from foretoken.predictor.starter import LayeredModels, layer, open_starter, own_version
 from foretoken.predictor.statistics import PredictionStatistics
-from foretoken.predictor.training import train_models
+from foretoken.predictor.training import Known, train_models
 from foretoken.predictor.training_rows import read_series
 from foretoken.predictor.upkeep import RepeatedWork
-from foretoken.wire.surfaces import grid_columns
 
 _log = logging.getLogger(__name__)
 
 _TRAINING = "train"
 # Enough calls to be answered by compiled code.
 _WARM_UP_ROWS = 256
+# Versions whose models stay above those of the starter, in addition to the one asked for last.
+_MAX_LAYERS = 2
 
 
 def _utc_now() -> str:
@@ -60,6 +68,9 @@ class PredictorService(RunsJobs):
         folder = Path(config.state_folder).expanduser()
         super().__init__(JobRunner(folder / "jobs"))
         self._config = config
+        self._folder = folder
+        self._starter: ModelSet | None = None
+        self._layers: dict[str, LayeredModels] = {}
         self._catalog = catalog
         self._now = now
         self._library = ModelLibrary(
@@ -67,6 +78,7 @@ class PredictorService(RunsJobs):
             folder / "models",
             max_loaded=config.max_pinned_models,
         )
+        self._learner = Learner(catalog, folder / "learned", config)
         self.statistics = PredictionStatistics()
         self._cache = EstimateCache(config.max_cached_rows, self.statistics.observe_cache)
         self._corrections = CorrectionBook(catalog, now)
@@ -80,6 +92,9 @@ class PredictorService(RunsJobs):
         """Load the active version and the jobs of earlier processes, and look for new versions."""
         self._jobs.open()
         self._library.open()
+        if self._config.starter:
+            kept = self._folder / "starter"
+            self._starter = open_starter(Path(self._config.starter), kept, self._config)
         self.statistics.observe_model(self._library.active.version)
         for work in self._repeated:
             work.start()
@@ -164,13 +179,13 @@ class PredictorService(RunsJobs):
             as `predict`.
 
         """
-        models = self._library.find(query.model_version)
+        models = self._find(query)
         self._check(query)
         return explain(models, query, self._ask(models))
 
     def plan_profile(self, request: PlanRequest) -> ProfilePlan:
         """Return which points to profile next, the most useful for its cost first."""
-        models = self._library.active
+        models = self._find(request.to_query())
         self._check(request.to_query())
         return plan_profile(models, request, self._ask(models))
 
@@ -192,12 +207,38 @@ class PredictorService(RunsJobs):
         """Return the corrections, newest first."""
         return self._corrections.list()
 
+    def _find(self, query: LatencyQuery) -> ModelSet:
+        """Return the models that answer, above those of the starter."""
+        own = self._find_own(query)
+        if self._starter is None:
+            return own
+        layered = self._layers.get(own.version)
+        if layered is None or layered.own is not own:
+            layered = layer(own, self._starter)
+            kept = [*self._layers.items()][-_MAX_LAYERS:]
+            self._layers = {**dict(kept), own.version: layered}
+        return layered
+
+    def _find_own(self, query: LatencyQuery) -> ModelSet:
+        """Return the models of a pinned version, else the active one's with what can be learned.
+
+        A reply may be asked for again by the name of what answered, as long as the catalog is the
+        same.
+        """
+        version = own_version(query.model_version)
+        if version in ("", self._library.active.version):
+            return self._learner.complete(self._library.active, query)
+        learned = self._learner.complete(self._library.active)
+        return learned if version == learned.version else self._library.find(version)
+
     def _check(self, query: LatencyQuery) -> None:
-        models = self._library.find(query.model_version)
-        check_query(query, models.series.keys())
+        check_query(query, [head.key for head in self._find(query).heads_for(query)])
 
     def _estimate(self, query: LatencyQuery) -> LatencyReply:
-        reply = self._answer(query, self._cache)
+        return self._correct(query, self._find(query))
+
+    def _correct(self, query: LatencyQuery, models: ModelSet) -> LatencyReply:
+        reply = Estimator(models, self._config.measured_weight, self._cache).predict(query)
         if not query.correction:
             return reply
         correction = self._corrections.find(query.correction, find_device(query.device).name)
@@ -205,15 +246,12 @@ class PredictorService(RunsJobs):
 
     def _ask(self, models: ModelSet) -> Callable[[LatencyQuery], LatencyReply]:
         """Return what answers by these models, also when others become active meanwhile."""
-        return lambda query: self._estimate(replace(query, model_version=models.version))
+        return lambda query: self._correct(query, models)
 
     def _estimate_afresh(self, query: LatencyQuery) -> LatencyReply:
-        """Answer what will not be asked again."""
-        return self._answer(query, None)
-
-    def _answer(self, query: LatencyQuery, cache: EstimateCache | None) -> LatencyReply:
+        """Answer what will not be asked again by what was trained already."""
         models = self._library.find(query.model_version)
-        return Estimator(models, self._config.measured_weight, cache).predict(query)
+        return Estimator(models, self._config.measured_weight).predict(query)
 
     def _refresh(self, _is_stopped: Callable[[], bool]) -> None:
         self._corrections.refresh()
@@ -240,13 +278,15 @@ class PredictorService(RunsJobs):
                 f"the catalog has no rows{of_what} to train on; profile a device or import "
                 f"measurements"
             )
-        trained = train_models(found, request, self._library.active, self._config, progress)
+        known = Known(self._library.active, self._learner.kept)
+        trained = train_models(found, request, known, self._config, progress)
         models = self._library.keep(
             replace(trained.models, created_at=created_at, snapshot_hash=snapshot.content_hash)
         )
         # What a model that answers was trained on must not be pruned.
         self._catalog.create_snapshot(kept_rows, f"model {models.version}")
         self._library.take_up(models)
+        self._learner.kept.forget(models.heads)
         self.statistics.observe_model(models.version)
         _log.info("trained: version=%s rows=%d", models.version, models.num_rows)
         return PredictorTrainingReport(

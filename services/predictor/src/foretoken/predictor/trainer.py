@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -28,7 +28,7 @@ from foretoken.predictor.regression.cross_validation import (
     no_heartbeat,
 )
 from foretoken.predictor.regression.curves import fit_curve_regressor, has_curves
-from foretoken.predictor.regression.member import NAMES, MemberFitter, learn_member_scales
+from foretoken.predictor.regression.member import NAMES, STEPS, MemberFitter
 from foretoken.predictor.regression.mixture import learn_shares
 from foretoken.predictor.regression.monotone import MonotoneFloor, build_floor, learn_floor
 from foretoken.predictor.regression.prediction import Regressor
@@ -67,7 +67,7 @@ class SeriesModel:
     @cached_property
     def coverage(self) -> CoverageMap:
         """Where the points lie."""
-        return map_coverage(self.series.key.spec, self.series.design)
+        return map_coverage(self.series.key.spec, self.series.points, self.series.axes)
 
     @cached_property
     def floor(self) -> MonotoneFloor:
@@ -147,15 +147,15 @@ def _train_curves(validation: CrossValidation) -> _Trained:
 
 
 def _train_members(validation: CrossValidation, config: PredictorConfig) -> _Trained:
-    design, log_ratio, seed = validation.design, validation.log_ratio, validation.seed
-    scales = learn_member_scales(design, log_ratio, seed)
-    quick = MemberFitter(replace(config, booster=config.booster.quick), seed, scales)
+    design, log_ratio = validation.design, validation.log_ratio
+    fitter = MemberFitter.learn(config, validation.seed, design, log_ratio)
 
     def ask(known: Design, log_ratio: FloatColumn, asked: Design, _tiers: IntColumn) -> Answers:
-        answers, deviation_log = quick.fit(known, log_ratio).answer(asked)
+        answers, deviation_log = fitter.fit_part(known, log_ratio).answer(asked)
         return answers, spread(answers, deviation_log)
 
-    members = MemberFitter(config, seed, scales).fit(design, log_ratio).settle()
     unseen = list(validation.leave_out(ask))
     shares = learn_shares(unseen, len(NAMES))
+    has_steps = bool(shares[:, STEPS].any())
+    members = fitter.fit(design, log_ratio, has_steps=has_steps).settle()
     return _Trained(SeriesRegressor(members, shares), unseen, shares, NAMES)

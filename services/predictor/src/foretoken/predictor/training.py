@@ -1,9 +1,11 @@
 """Train every series that the catalog holds, keeping the models of those that did not change."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
+from foretoken.domain.errors import CorruptCatalogError
 from foretoken.domain.ports import TrainRequest
 from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.jobs.runner import JobProgress
@@ -20,6 +22,8 @@ from foretoken.predictor.transfer.device_transfer import (
 )
 from foretoken.predictor.transfer.library import DonorLibrary
 
+_log = logging.getLogger(__name__)
+
 # Shares of the progress bar: reading before, typical efficiencies after.
 _READ_RATIO, _SERIES_RATIO = 0.05, 0.9
 
@@ -33,14 +37,44 @@ class Trained:
     reports: tuple[OperatorTrainingReport, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was trained before: a version, and further packed models by identity of training."""
+
+    version: ModelSet
+    learned: Mapping[str, bytes] = field(default_factory=dict)
+    series: StoredSeries = field(init=False)
+    _keys: Mapping[str, SeriesKey] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Store the version's series, and find them by how they were trained."""
+        series = store_series(self.version.series)
+        object.__setattr__(self, "series", series)
+        keys = {head.content_hash: key for key, head in series.heads.items()}
+        object.__setattr__(self, "_keys", keys)
+
+    def find(self, content_hash: str) -> bytes | None:
+        """Return a model that was trained so, packed; none where there is none to be read."""
+        key = self._keys.get(content_hash)
+        if key is None:
+            return self.learned.get(content_hash)
+        try:
+            self.series.read_series(key)
+            self.series.read_report(key)
+            return self.series.packed(key)
+        except CorruptCatalogError as err:
+            _log.warning("trained anew: %s", err.message)
+            return None
+
+
 def train_models(
     found: Sequence[Series],
     request: TrainRequest,
-    present: ModelSet,
+    known: Known,
     config: PredictorConfig,
     progress: JobProgress,
 ) -> Trained:
-    """Train what is found; present models that the request leaves alone stay.
+    """Train what is found; the version's models that the request leaves alone stay.
 
     A model is kept, not trained again, where neither its rows and parameters nor what it borrows
     from other devices have changed.
@@ -49,10 +83,9 @@ def train_models(
         CancelledJobError: the job was cancelled.
 
     """
-    before = store_series(present.series)
+    before = known.series
     points = {series.key: series for series in found}
     kept = [head for key, head in before.heads.items() if not _is_asked(key, request)]
-    known = {head.content_hash: key for key, head in before.heads.items()}
 
     def find(key: SeriesKey) -> Series:
         return points[key] if key in points else before.read_series(key)
@@ -69,9 +102,10 @@ def train_models(
         pool = library.find(series.key) if may_transfer(series) else None
         head = series.head(hash_transfer(series, pool, config, request.seed))
         heads[series.key] = head
-        if head.content_hash in known:
+        same = known.find(head.content_hash)
+        if same is not None:
             num_reused += 1
-            packed[head.content_hash] = before.packed(known[head.content_hash])
+            packed[head.content_hash] = same
         else:
             model = train_transfer_series(series, pool, config, request.seed, heartbeat)
             packed[head.content_hash] = pack_model(model)

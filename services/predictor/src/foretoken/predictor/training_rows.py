@@ -19,7 +19,7 @@ from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.domain.measurements.measurement import ArrowStream
 from foretoken.domain.operators.spec.operator import OperatorSpec, all_operators, find_operator
 from foretoken.domain.operators.spec.overlap import is_of_overlap
-from foretoken.predictor.features import Design, build_design
+from foretoken.predictor.features import Design, Matrix, build_axes, build_design
 from foretoken.predictor.roofline import Columns, FloatColumn, Target
 from foretoken.wire.arrow import dims_to_columns, read_table
 
@@ -75,13 +75,15 @@ class SeriesKey:
 class SeriesHead:
     """What is known of a series and its model without loading them.
 
-    `content_hash` is the identity of the training: rows, features, parameters.
+    `content_hash` is the identity of the training: rows, features, parameters. `origin` names a
+    catalog that is not the predictor's own.
     """
 
     key: SeriesKey
     kernels: tuple[str, ...]
     num_points: int
     content_hash: str
+    origin: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +111,11 @@ class Series:
     def design(self) -> Design:
         """The points as models take them, worked out anew."""
         return build_design(self.key.spec, self.columns, self.key.target)
+
+    @property
+    def axes(self) -> Matrix:
+        """The axes of the design, worked out without the rest of it."""
+        return build_axes(self.key.spec, self.columns, self.key.target)
 
     @property
     def num_points(self) -> int:
@@ -149,17 +156,13 @@ def read_series(stream: ArrowStream) -> tuple[Series, ...]:
     """
     table = keep_usable(read_table(stream))
     groups: dict[SeriesKey, list[pa.Table]] = {}
-    for values, rows in _group(table):
-        key = _canonical_key(values)
-        if key is not None:
-            groups.setdefault(key, []).append(rows)
+    for key, rows in group_rows(table):
+        groups.setdefault(key, []).append(rows)
     series: dict[SeriesKey, Series] = {}
     for key, parts in groups.items():
         rows = pa.concat_tables(parts)
-        fastest = build_series(key, *read_points(key.spec, take_fastest_kernel(key.spec, rows)))
-        kernels = tuple(sorted(set(rows["kernel"].to_pylist()) - {""}))
-        series[key] = dataclasses.replace(fastest, kernels=kernels)
-        series |= _kernel_series(key, rows, kernels)
+        series[key] = read_fastest(key, rows)
+        series |= _kernel_series(key, rows, series[key].kernels)
     by_circumstances: dict[SeriesKey, list[Series]] = {}
     for item in series.values():
         if item.key.kernel:
@@ -170,6 +173,13 @@ def read_series(stream: ArrowStream) -> tuple[Series, ...]:
         if len(members) > 1:
             series[key] = unite_series(key, members)
     return tuple(series[key] for key in sorted(series))
+
+
+def read_fastest(key: SeriesKey, rows: pa.Table) -> Series:
+    """Return the series of usable rows that have its circumstances, with the fastest kernels."""
+    fastest = build_series(key, *read_points(key.spec, take_fastest_kernel(key.spec, rows)))
+    kernels = tuple(sorted(set(pc.unique(rows["kernel"]).to_pylist()) - {""}))
+    return dataclasses.replace(fastest, kernels=kernels)
 
 
 def unite_series(key: SeriesKey, members: Iterable[Series]) -> Series:
@@ -258,7 +268,8 @@ def _count_flags(flags: pa.ChunkedArray, tolerated: tuple[str, ...]) -> npt.NDAr
     return np.bincount(rows[~is_tolerated], minlength=len(flags))
 
 
-def _group(table: pa.Table) -> Iterable[tuple[tuple[str, ...], pa.Table]]:
+def group_rows(table: pa.Table) -> Iterable[tuple[SeriesKey, pa.Table]]:
+    """Yield the usable rows of each set of circumstances that has operator and device files."""
     if not table.num_rows:
         return
     codes = np.zeros(table.num_rows, dtype=np.int64)
@@ -268,7 +279,9 @@ def _group(table: pa.Table) -> Iterable[tuple[tuple[str, ...], pa.Table]]:
         codes = np.unique(codes * len(encoded.dictionary) + indices, return_inverse=True)[1]
     for code in range(int(codes.max()) + 1):
         rows = table.filter(pa.array(codes == code))
-        yield tuple(rows[name][0].as_py() for name in _GROUP_COLUMNS), rows
+        key = _canonical_key(tuple(rows[name][0].as_py() for name in _GROUP_COLUMNS))
+        if key is not None:
+            yield key, rows
 
 
 def _canonical_key(values: tuple[str, ...]) -> SeriesKey | None:

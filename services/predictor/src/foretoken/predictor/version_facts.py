@@ -6,7 +6,7 @@ from typing import Self
 
 from foretoken.domain import schema
 from foretoken.domain.errors import CorruptCatalogError, InvalidRequestError
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """How many rows each expert gets under a routing, and what grouped products want to know of it.
 
 The plain case spreads rows evenly. `power_law_A` takes the domain's law (see
-`foretoken.domain.lowering.expert_load`): the experts' shares have a density that falls as x^-A.
+`foretoken.domain.lowering.expert_layer`): the experts' shares have a density that falls as x^-A.
 """
 
 import dataclasses
@@ -12,8 +12,7 @@ from functools import lru_cache
 import torch
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.profiler.kernel import Kernel, TensorFactory
-from foretoken.profiler.presence import runs
+from foretoken.profiler.kernel import Kernel, TensorFactory, runs
 
 _BALANCED = ("", "balanced")
 # Routings that are measured in addition to even shares: those of the importers' data.
@@ -22,7 +21,7 @@ SKEWED_ROUTINGS = ("power_law_1.01", "power_law_1.2")
 # What serving requests of experts by name, even shares included.
 NAMED_ROUTINGS = ("balanced", *SKEWED_ROUTINGS)
 _PREFIX = "power_law_"
-# A share is between 1 and 0.8 of the rows. Source: `foretoken.domain.lowering.expert_load`.
+# A share is between 1 and 0.8 of the rows. Source: `foretoken.domain.lowering.expert_layer`.
 _HIGH_SHARE = 0.8
 _SEED = 0
 # Kernels of grouped products need rows whose strides are a multiple of as many bytes.

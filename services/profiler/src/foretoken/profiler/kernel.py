@@ -1,9 +1,11 @@
-"""What a kernel module provides, and how a call becomes something that can be timed.
+"""What a kernel module provides, how a call becomes something timed, and where it can run.
 
 A module of `kernels/` offers `KERNEL`: which operator it runs, with what code, on what inputs.
 """
 
 import functools
+import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +20,57 @@ from foretoken.domain.operators.spec.variant import format_variant, parse_varian
 from foretoken.domain.plugins import scan_modules
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.timing.stopwatch import IndexedCall
+
+# What a kernel raises that a build of torch or a device does not have.
+_ABSENT = (RuntimeError, NotImplementedError, AttributeError, TypeError, ImportError)
+
+IsPresent = Callable[[torch.device], bool]
+
+
+def is_cuda(device: torch.device) -> bool:
+    """Return whether the device is a GPU."""
+    return str(device.type) == "cuda"
+
+
+def has_capability(major: int) -> IsPresent:
+    """Return whether a device is a GPU of that compute capability or a newer one."""
+
+    def is_present(device: torch.device) -> bool:
+        return is_cuda(device) and int(torch.cuda.get_device_capability(device)[0]) >= major
+
+    return is_present
+
+
+def has_library(name: str) -> IsPresent:
+    """Return whether a device is a GPU and a library of GPU kernels is installed."""
+    return lambda device: is_cuda(device) and _is_installed(name)
+
+
+def runs(attempt: Callable[[torch.device], object]) -> IsPresent:
+    """Return whether a small call works on a device; it is tried once per device."""
+
+    @cache
+    def is_present(device: torch.device) -> bool:
+        try:
+            attempt(device)
+            if is_cuda(device):
+                torch.cuda.synchronize(device)
+        except _ABSENT:
+            return False
+        return True
+
+    return is_present
+
+
+def library(name: str) -> Any:
+    """Return a module of a library that need not be installed, once a kernel wants to run it."""
+    return importlib.import_module(name)
+
+
+@cache
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
 
 Inputs = tuple[torch.Tensor, ...]
 

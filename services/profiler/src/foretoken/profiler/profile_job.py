@@ -32,24 +32,21 @@ from foretoken.profiler.planning.coverage import (
     SHARD_KEY,
     CoverageQuery,
     KnownRows,
+    name_profile,
     read_coverage,
 )
 from foretoken.profiler.planning.durations import CaseDurations
-from foretoken.profiler.planning.outline import outline_plan
-from foretoken.profiler.planning.plan import PlanLimits, ProfilePlan, make_plan
-from foretoken.profiler.planning.profile_name import name_profile
+from foretoken.profiler.planning.plan import PlanLimits, ProfilePlan, make_plan, outline_plan
 from foretoken.profiler.planning.wanted_call import PlanSite, sweep_dtypes
 from foretoken.profiler.ranks.group_spec import GroupSpec
-from foretoken.profiler.ranks.link_environment import describe_links
-from foretoken.profiler.ranks.rows import time_collectives
+from foretoken.profiler.ranks.rows import describe_links, time_collectives
 from foretoken.profiler.recording.batch_sender import (
     AWAY,
     HandOver,
     send_left_run,
     wait_for_catalog,
 )
-from foretoken.profiler.recording.batches import open_writer
-from foretoken.profiler.recording.rows import RowBuilder
+from foretoken.profiler.recording.batches import RowBuilder, open_writer
 from foretoken.profiler.recording.spool import Row, find_left_runs
 from foretoken.profiler.report import ReportBuilder
 from foretoken.profiler.session import ProfileSession, SessionSpec

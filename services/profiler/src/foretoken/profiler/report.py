@@ -1,16 +1,57 @@
 """What came of a profile: counts, seconds and intervals by operator, and how repeats agree."""
 
+import hashlib
+import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from statistics import median
 
 import numpy as np
 
+from foretoken.domain import schema
 from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.measurements.profiling import OperatorProfile, ProfileReport
+from foretoken.domain.ports import CatalogPort
 from foretoken.profiler.planning.coverage import Point, point_of_call
+from foretoken.profiler.recording.batch_sender import HandOver, wait_for_catalog
 from foretoken.profiler.recording.spool import Row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportShelf:
+    """Where reports of one kind go. A catalog that is away is waited for as `hand_over` says."""
+
+    catalog: CatalogPort
+    kind: str
+    hand_over: HandOver = field(default_factory=HandOver)
+
+    def keep(
+        self, name: str, report: object, facts: Mapping[str, str], on_wait: Callable[[str], None]
+    ) -> Artifact:
+        """Store a report as JSON under a name, with `facts` next to it.
+
+        `on_wait` is called with what is waited for, and may raise.
+
+        Raises:
+            ForetokenError: the catalog refused it, or stayed away.
+
+        """
+        content = json.dumps(schema.encode(report)).encode()
+        artifact = Artifact(
+            kind=self.kind,
+            name=name,
+            content_hash=hashlib.sha256(content).hexdigest(),
+            num_bytes=len(content),
+            created_at=datetime.now(tz=UTC).isoformat(timespec="milliseconds"),
+            metadata_json=json.dumps(dict(facts)),
+        )
+        return wait_for_catalog(
+            lambda: self.catalog.store_artifact(artifact, (content,)), self.hand_over, on_wait
+        )
+
 
 # Reasons of failures that a report tells.
 _NUM_REASONS = 5

@@ -26,7 +26,7 @@ from foretoken.jobs.service import RunsJobs
 from foretoken.profiler.config import ProfilerConfig
 from foretoken.profiler.environment import describe_environment
 from foretoken.profiler.local_device import LocalDevice, find_local_device, list_local_devices
-from foretoken.profiler.planning.profile_name import name_profile
+from foretoken.profiler.planning.coverage import name_profile
 from foretoken.profiler.planning.wanted_call import check_operators
 from foretoken.profiler.profile_job import ProfileMaker
 from foretoken.profiler.ranks.node import serve_node

@@ -21,12 +21,10 @@ from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.kernel import TORCH_DTYPES, TensorFactory
 from foretoken.profiler.planning.durations import CaseDurations, RemainingTime
 from foretoken.profiler.planning.plan import ProfilePlan
-from foretoken.profiler.recording.batches import BatchWriter
-from foretoken.profiler.recording.rows import RowBuilder, reading_columns
+from foretoken.profiler.recording.batches import BatchWriter, RowBuilder, reading_columns
 from foretoken.profiler.recording.spool import Row
 from foretoken.profiler.report import ReportBuilder
-from foretoken.profiler.timing.case import Rig, time_call
-from foretoken.profiler.timing.hung_case import HungCaseWatch
+from foretoken.profiler.timing.case import HungCaseWatch, Rig, time_call
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.job import Job
+from foretoken.domain.job import Job, Watch
 from foretoken.domain.ports import CatalogPort, PredictorPort
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.search import (
@@ -35,14 +35,12 @@ from foretoken.domain.requests.training_search import (
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import TRAINING_RUN_KIND, AnyReport
 from foretoken.domain.results.training_report import TRAINING_TABLES, TrainingReport
-from foretoken.domain.watch import Watch
 from foretoken.jobs.runner import JobProgress, JobRunner
 from foretoken.jobs.service import RunsJobs
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.echo import echo_serving, echo_training
-from foretoken.simulator.job_tables import attach_tables, fill_tables, open_table
-from foretoken.simulator.results import ResultKeeper
+from foretoken.simulator.results import ResultKeeper, attach_tables, fill_tables, open_table
 from foretoken.simulator.search.jobs import (
     CAPACITY_KIND,
     SERVING_KIND,
@@ -56,11 +54,11 @@ from foretoken.simulator.serving.simulation import (
     simulate_serving,
 )
 from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.training.memory_plan import plan_memory
 from foretoken.simulator.training.run.plan import plan_training_run
-from foretoken.simulator.training.schedule import find_schedule
 from foretoken.simulator.training.step import simulate_training
-from foretoken.wire.report_tables import take_tables
+from foretoken.wire.result_file import take_tables
 
 
 class SimulatorService(RunsJobs):

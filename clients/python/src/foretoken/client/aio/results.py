@@ -1,7 +1,7 @@
 """Results that a catalog keeps of simulations and searches, for asyncio."""
 
-from foretoken.client.aio.catalog import AsyncCatalogClient
 from foretoken.client.results import describe_results, pick_result, unpack_result
+from foretoken.client.services import AsyncCatalogClient
 from foretoken.domain.results.result import RESULT_ARTIFACT, AnyReport, KeptResult
 from foretoken.wire.result_file import label_file
 

@@ -16,19 +16,23 @@ DeepSeek-V3 Technical Report, 2024, section 3.2.2, and DeepEP (tokens sent once)
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from foretoken.domain.lowering.communication import PlacedGroup, overlapped_with
-from foretoken.domain.lowering.expert_layer import is_expert_node
-from foretoken.domain.lowering.expert_load import (
+from foretoken.domain.lowering.communication import (
+    PlacedGroup,
+    axis_group,
+    expert_mesh,
+    overlapped_with,
+)
+from foretoken.domain.lowering.context_parallel import ATTENTION_KERNELS
+from foretoken.domain.lowering.expert_layer import (
     ExpertRouting,
     count_places,
     expert_load,
+    is_expert_node,
     larger,
     rounded,
 )
 from foretoken.domain.lowering.graph import OperatorNode
-from foretoken.domain.lowering.head_exchange import ATTENTION_KERNELS
 from foretoken.domain.lowering.options import LayoutCases, Lowering, TrainingOptions
-from foretoken.domain.lowering.placement import axis_group, expert_mesh
 from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import MoeSpec

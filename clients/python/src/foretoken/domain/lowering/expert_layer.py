@@ -1,4 +1,9 @@
-"""The mixture-of-experts MLP of a layer, as one rank that holds every expert runs it.
+"""The mixture-of-experts MLP of a layer: how many experts are reached, and the work.
+
+A router spreads tokens `balanced`, as likely to every expert, or by `power_law_A`: the experts'
+shares are drawn with a density that falls as x^-A. Latencies in the catalog were measured under
+such routings, by the same law.
+Source: AIConfigurator, collector/helper.py (`balanced_logits`, `power_law_logits_v3`).
 
 Engines run all experts as one operator. Training frameworks sort tokens by expert, multiply in
 groups and put the results back, each with a backward pass of its own.
@@ -6,15 +11,181 @@ Source: Megatron-Core, `transformer/moe` (`token_dispatcher.py`, `experts.py`).
 """
 
 import dataclasses
+import math
+import random
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
 
-from foretoken.domain.lowering.expert_load import ExpertRouting, expert_load
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.lowering.graph import OperatorNode, Partition, Section
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.lowering.training_layer import training_projection
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import MoeSpec
-from foretoken.domain.units import Quantity
+from foretoken.domain.units import Quantity, ceil_divide, smaller
+
+_EVEN = ("", "balanced", "uniform")
+_POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
+# Shares of a power law between 1 and 0.8 of the tokens; for so few tokens that not every expert can
+# get one, between 0.01 and 2. Source: as above.
+_HIGH_SHARE, _FEW_SHARES = 0.8, (0.01, 2.0)
+# Experts drawn for one expectation, in layers of as many as a model has.
+_NUM_DRAWN = 4096
+_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertRouting:
+    """A layer's router: every token goes to `top_k` of `num_experts`, spread over `num_ranks`."""
+
+    top_k: int
+    num_experts: int
+    num_ranks: int = 1
+    name: str = "balanced"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertLoad:
+    """On the busiest rank: pairs of a token and an expert, and experts with any token."""
+
+    num_pairs: Quantity
+    num_active: Quantity
+
+
+def expert_load(
+    num_tokens: Quantity, routing: ExpertRouting, imbalance_ratio: float = 1.0
+) -> ExpertLoad:
+    """Return the expected load of the busiest rank, in whole numbers of at least 1.
+
+    It has `imbalance_ratio` times the mean, or what the routing leads to where that is more.
+
+    Raises:
+        InvalidRequestError: the routing is not known.
+
+    """
+    num_local = routing.num_experts // routing.num_ranks
+    ratio = min(1.0, imbalance_ratio * routing.top_k / routing.num_experts)
+    mean_pairs = num_tokens * (routing.top_k / routing.num_ranks)
+    pairs = rounded(mean_pairs * imbalance_ratio)
+    active = rounded(num_local * (1 - (1 - ratio) ** (num_tokens * 1.0)))
+    exponent = routing_exponent(routing.name)
+    if exponent is not None:
+        drawn = _each(num_tokens, routing)
+        pairs, active = larger(pairs, drawn.num_pairs), drawn.num_active
+    # The busiest rank gets no token more often than it has experts for it.
+    pairs = smaller(larger(pairs, 1), num_tokens * min(routing.top_k, num_local))
+    return ExpertLoad(num_pairs=pairs, num_active=smaller(larger(active, 1), pairs))
+
+
+def count_places(routing: ExpertRouting, num_places: int, most: int = 0) -> float:
+    """Return on how many of the places that hold its experts a token is expected to be.
+
+    Places (ranks or nodes) hold equally many experts. A token goes to `top_k` different ones, each
+    set of them as likely as any other; of `most` places, drawn before, where that is not 0.
+    Source of that limit: DeepSeek-V3 Technical Report, section 2.1.2, node-limited routing.
+    """
+    num_local = routing.num_experts // num_places
+    num_open = min(num_places, most or num_places)
+    # Fewer places than hold `top_k` experts are no choice.
+    num_open = max(num_open, int(ceil_divide(routing.top_k, num_local)))
+    num_experts = num_open * num_local
+    missed = math.comb(num_experts - num_local, routing.top_k)
+    return num_open * (1 - missed / math.comb(num_experts, routing.top_k))
+
+
+def rounded(value: Quantity) -> Quantity:
+    """Return the nearest whole numbers, as integers; of halves the upper."""
+    upper = (value + 0.5) // 1
+    return upper.astype("int64") if hasattr(upper, "astype") else int(upper)
+
+
+def larger(first: Quantity, second: Quantity) -> Quantity:
+    """Return the larger of two counts, elementwise for arrays."""
+    return (first + second + abs(first - second)) // 2
+
+
+def is_routing(name: str) -> bool:
+    """Return whether a spread of tokens over experts goes by this name."""
+    return name in _EVEN or _POWER_LAW.fullmatch(name) is not None
+
+
+def routing_exponent(name: str) -> float | None:
+    """Return the exponent of a spread of tokens over experts by name, None where it is even.
+
+    Raises:
+        InvalidRequestError: there is no such spread.
+
+    """
+    match = _POWER_LAW.fullmatch(name)
+    if match:
+        return float(match[1])
+    if name in _EVEN:
+        return None
+    raise InvalidRequestError.of_field(
+        "moe_routing", f"{name!r} is not balanced, uniform or power_law_A"
+    )
+
+
+def _each(num_tokens: Quantity, routing: ExpertRouting) -> ExpertLoad:
+    """Return the load of a power law, one by one for a column of token counts."""
+    if not hasattr(num_tokens, "tolist"):
+        return _power_law_load(int(num_tokens), routing)
+    pairs, active = num_tokens * 0, num_tokens * 0
+    for place, count in enumerate(num_tokens.reshape(-1).tolist()):
+        load = _power_law_load(int(count), routing)
+        pairs.flat[place], active.flat[place] = load.num_pairs, load.num_active
+    return ExpertLoad(num_pairs=pairs, num_active=active)
+
+
+@lru_cache(maxsize=1 << 14)
+def _power_law_load(num_tokens: int, routing: ExpertRouting) -> ExpertLoad:
+    num_pairs = num_tokens * routing.top_k
+    is_few = num_pairs <= routing.num_experts
+    low, high = _FEW_SHARES if is_few else (1.0, max(1.0, _HIGH_SHARE * num_tokens))
+    exponent = 1 - (routing_exponent(routing.name) or 0.0)
+    layers = _uniform_draws(routing.num_experts)
+    total_pairs = total_active = 0
+    for drawn in layers:
+        shares = _invert(drawn, low, high, exponent)
+        scale = num_pairs / sum(shares)
+        counts = [min(round(share * scale), num_tokens) for share in shares]
+        busiest = _busiest(counts, num_pairs, routing.num_ranks)
+        total_pairs, total_active = total_pairs + busiest[0], total_active + busiest[1]
+    return ExpertLoad(
+        num_pairs=round(total_pairs / len(layers)), num_active=round(total_active / len(layers))
+    )
+
+
+@cache
+def _uniform_draws(num_experts: int) -> tuple[tuple[float, ...], ...]:
+    source = random.Random(_SEED)  # noqa: S311 - a fixed sample, not a secret
+    num_layers = max(1, _NUM_DRAWN // num_experts)
+    return tuple(tuple(source.random() for _ in range(num_experts)) for _ in range(num_layers))
+
+
+def _invert(drawn: tuple[float, ...], low: float, high: float, exponent: float) -> list[float]:
+    """Return values whose density falls as x**(exponent - 1) between `low` and `high`."""
+    if exponent == 0:
+        return [low * (high / low) ** value for value in drawn]
+    start, span = low**exponent, high**exponent - low**exponent
+    return [(span * value + start) ** (1 / exponent) for value in drawn]
+
+
+def _busiest(counts: list[int], num_pairs: int, num_ranks: int) -> tuple[int, int]:
+    """Return pairs and active experts of the rank with most of them.
+
+    What rounding and capping left over goes to experts without any token, rank by rank.
+    """
+    width = len(counts) // num_ranks
+    missing = (num_pairs - sum(counts)) / num_ranks
+    ranks = [counts[start : start + width] for start in range(0, len(counts), width)]
+    fullest = max(ranks, key=sum)
+    num_empty = fullest.count(0)
+    num_filled = min(num_empty, max(0, round(missing)))
+    return round(sum(fullest) + missing), width - num_empty + num_filled
+
 
 _EXPERT_ROLES = (
     "moe_permute",
@@ -69,7 +240,7 @@ def _projection(
     builder: NodeBuilder, role: str, dims: dict[str, Quantity], partition: Partition
 ) -> Iterator[OperatorNode]:
     if builder.options.training is None:
-        yield builder.projection(role, dims, partition)
+        yield builder.projection(role, dims, partition, builder.quantization.shared_experts)
     else:
         yield from training_projection(builder, role, dims, partition)
 

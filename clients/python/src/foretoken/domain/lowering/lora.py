@@ -11,7 +11,7 @@ Source: Hu et al., LoRA, 2021; vLLM, `lora/layers` (`fully_sharded_loras` off).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from foretoken.domain.lowering.expert_load import larger, rounded
+from foretoken.domain.lowering.expert_layer import larger, rounded
 from foretoken.domain.lowering.graph import OperatorNode, RankContext
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.cluster import LoraSpec

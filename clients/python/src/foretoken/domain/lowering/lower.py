@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.lowering.attention import lower_attention, lower_latent_attention
 from foretoken.domain.lowering.backward import backward_of
 from foretoken.domain.lowering.expert_layer import lower_experts
 from foretoken.domain.lowering.graph import (
@@ -18,7 +19,6 @@ from foretoken.domain.lowering.graph import (
     RankContext,
     Section,
 )
-from foretoken.domain.lowering.latent_attention import lower_latent_attention
 from foretoken.domain.lowering.lora import add_adapters
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.lowering.options import (
@@ -28,8 +28,7 @@ from foretoken.domain.lowering.options import (
     Nodes,
     ParallelPass,
 )
-from foretoken.domain.lowering.self_attention import lower_attention
-from foretoken.domain.lowering.token_split import local_shape
+from foretoken.domain.lowering.sequence_parallel import local_shape
 from foretoken.domain.lowering.training_layer import (
     lower_join,
     lower_training_embedding,
@@ -171,12 +170,12 @@ def _dense_mlp(builder: NodeBuilder) -> Iterator[OperatorNode]:
         return
     width = (2 if model.is_gated else 1) * model.intermediate
     dims = {"m": tokens, "n": width, "k": model.hidden}
-    yield builder.projection("mlp_up_proj", dims, Partition.COLUMN)
+    yield builder.projection("mlp_up_proj", dims, Partition.COLUMN, builder.quantization.mlp)
     operator = "silu_mul" if model.is_gated else "gelu"
     dims = {"num_tokens": tokens, "intermediate": model.intermediate}
     yield builder.layer("mlp_activation", operator, dims, Partition.WIDTH)
     dims = {"m": tokens, "n": model.hidden, "k": model.intermediate}
-    yield builder.projection("mlp_down_proj", dims, Partition.ROW)
+    yield builder.projection("mlp_down_proj", dims, Partition.ROW, builder.quantization.mlp)
     if not builder.options.fuses_add_norm:
         yield builder.residual("mlp_residual")
 

@@ -76,9 +76,11 @@ class NodeBuilder:
             variant=variant,
         )
 
-    def projection(self, role: str, dims: _Dims, partition: Partition) -> OperatorNode:
-        """Return a matrix product of every layer, its weights stored as dense ones are."""
-        return self.stored(self.layer(role, "gemm", dims, partition), self.quantization.dense)
+    def projection(
+        self, role: str, dims: _Dims, partition: Partition, weight: StoredWeight
+    ) -> OperatorNode:
+        """Return a matrix product of every layer, its weights stored that way."""
+        return self.stored(self.layer(role, "gemm", dims, partition), weight)
 
     def stored(self, node: OperatorNode, weight: StoredWeight, **facts: str) -> OperatorNode:
         """Return the node with its weights stored that way; `facts` say more of its variant."""

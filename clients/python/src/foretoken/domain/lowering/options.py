@@ -6,8 +6,8 @@ from typing import Self
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.communication import expert_width
 from foretoken.domain.lowering.graph import BatchShape, OperatorNode, RankContext
-from foretoken.domain.lowering.placement import expert_width
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.requests.cluster import LoraSpec

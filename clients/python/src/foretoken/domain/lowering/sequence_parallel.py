@@ -1,23 +1,67 @@
-"""The collectives of tensor parallelism in training, with tokens split between them or not.
+"""Collectives of tensor parallelism in training, and the tokens each rank has.
+
+Context parallelism gives each rank two pieces of every sequence, one from its first and one from
+its second half, so that all have as much causal attention: what a rank sees of itself is a causal
+sequence of its own tokens. InternEvo's `isp` splits tokens over the ranks of tp the same way.
+Source: Megatron-Core, `get_batch_on_this_cp_rank`.
 
 Without sequence parallelism a row-split GEMM ends in an all-reduce. With it, what works on whole
 features has a share of the tokens: a column-split GEMM gathers them first, a row-split one scatters
-its sums. `domain/lowering/backward_collectives.py` has the backward side.
+its sums. `domain/lowering/backward.py` has the backward side.
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.
 """
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from foretoken.domain.lowering.backward_collectives import input_width
-from foretoken.domain.lowering.communication import PlacedGroup, overlapped_with
+from foretoken.domain.lowering.backward import input_width
+from foretoken.domain.lowering.communication import PlacedGroup, axis_group, overlapped_with
 from foretoken.domain.lowering.expert_layer import is_expert_node
-from foretoken.domain.lowering.graph import OperatorNode, Partition, RankContext, Section
-from foretoken.domain.lowering.options import LayoutCases, Lowering, TrainingOptions
-from foretoken.domain.lowering.placement import axis_group
+from foretoken.domain.lowering.graph import (
+    BatchShape,
+    OperatorNode,
+    Partition,
+    PrefillShape,
+    RankContext,
+    Section,
+)
+from foretoken.domain.lowering.options import (
+    LayoutCases,
+    Lowering,
+    LoweringOptions,
+    TrainingOptions,
+)
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.requests.limit import Limit
 from foretoken.domain.requests.scenario import TrainingScenario
+
+
+def token_degree(rank: RankContext, options: LoweringOptions) -> int:
+    """Return over how many ranks every operator sees its tokens split."""
+    training = options.training
+    if training is None:
+        return 1
+    splits_by_tp = training.weight_parallel == "isp"
+    return rank.layout.cp * (rank.layout.tp if splits_by_tp else 1)
+
+
+def local_shape(shape: BatchShape, rank: RankContext, options: LoweringOptions) -> BatchShape:
+    """Return the part of a micro batch that a rank has; serving batches are not split."""
+    degree = token_degree(rank, options)
+    if degree == 1:
+        return shape
+    prefill = shape.prefill
+    if prefill is not None:
+        length = prefill.q_tokens // prefill.num_seqs // degree
+        prefill = PrefillShape(**prefill_dims(prefill.num_seqs, length, 0))
+    return dataclasses.replace(
+        shape,
+        num_tokens=shape.num_tokens // degree,
+        num_output_rows=shape.num_output_rows // degree,
+        prefill=prefill,
+    )
+
 
 _COLUMNS = (Partition.COLUMN, Partition.QKV)
 # Dimensions that count tokens in operators on whole features.

@@ -1,4 +1,4 @@
-"""What the catalog keeps: runs, and the measurements they brought."""
+"""What the catalog keeps: runs, the measurements they brought, and files of services."""
 
 import enum
 from collections.abc import Mapping
@@ -8,6 +8,25 @@ from typing import Protocol
 from foretoken.domain.alias import settle_devices, settle_model
 from foretoken.domain.requests.option import describe, flag, option
 from foretoken.domain.results.methods import ResultMethods
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artifact:
+    """What is known of a stored file.
+
+    `kind` says what it is for ("latency_models"), `name` is unique within the kind. `content_hash`
+    is the SHA-256 of the content, given by whoever stores it and checked by the catalog.
+    `created_at` is ISO 8601 UTC, `metadata_json` the owner's own. At most one artifact of a kind is
+    active.
+    """
+
+    kind: str
+    name: str
+    content_hash: str
+    num_bytes: int
+    created_at: str
+    metadata_json: str = "{}"
+    is_active: bool = False
 
 
 class ArrowStream(Protocol):
@@ -178,6 +197,10 @@ class SqlQuery:
     text: str
     max_num_rows: int = 0
     timeout_s: float = 0.0
+
+
+# The kind of the jobs in which a catalog judges an import as a whole.
+REVIEW_JOB = "review"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

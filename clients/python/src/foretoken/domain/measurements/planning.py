@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foretoken.domain.alias import settle_devices
-from foretoken.domain.measurements.axis import check_axes
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.measurements.surface import check_axes
 from foretoken.domain.requests.option import check_options, describe, option
 from foretoken.domain.results.methods import ResultMethods
 

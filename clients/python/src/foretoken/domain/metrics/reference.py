@@ -7,9 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from foretoken.domain.metrics.metric import SHARE, Metric
-from foretoken.domain.metrics.pool import POOLS
+from foretoken.domain.metrics.registry import POOLS, SEARCH
 from foretoken.domain.metrics.request import LATENCIES
-from foretoken.domain.metrics.search import SEARCH
 from foretoken.domain.metrics.serving import SERVING
 from foretoken.domain.metrics.training import RUN, STEP_RATES, STEP_USE
 

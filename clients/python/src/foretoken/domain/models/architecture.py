@@ -11,6 +11,8 @@ from foretoken.domain.errors import (
     UnknownModelError,
     find_violations,
 )
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.quantization import find_quantization
 from foretoken.domain.plugins import scan_yaml
 
 
@@ -71,6 +73,8 @@ class ModelArchitecture:
     `norm` is `rms_norm` or `layer_norm`. `position` is `rope` or `learned`.
     `has_parallel_residual` adds attention and MLP to the same residual (GPT-NeoX, phi-2).
     With a `sliding_window` every `full_attention_period`-th layer still sees all tokens (0: none).
+    `quantization` is the scheme that its checkpoint is stored in (empty: none), `kv_dtype` the
+    format that the checkpoint has scales of the KV cache for (None: none).
     """
 
     name: str
@@ -95,10 +99,13 @@ class ModelArchitecture:
     full_attention_period: int = 0
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+    quantization: str = ""
+    kv_dtype: DType | None = None
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check what no operator could be lowered from: with all that is wrong."""
+        find_quantization(self.quantization)
         violations = find_violations(
             {
                 **_at_least(self, 1, *_COUNTED),

@@ -12,7 +12,8 @@ from typing import Any
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec
-from foretoken.domain.text_file import read_json
+from foretoken.domain.models.checkpoint_format import read_checkpoint_format
+from foretoken.domain.text_file import is_there, read_json
 
 # Constructor arguments of a ModelArchitecture.
 _Fields = dict[str, Any]
@@ -54,12 +55,17 @@ _STRUCTURAL = (
 )
 
 
-def architecture_of_hf_config(config: Mapping[str, Any], name: str) -> ModelArchitecture:
+def architecture_of_hf_config(
+    config: Mapping[str, Any], name: str, modelopt: object = None
+) -> ModelArchitecture:
     """Return the architecture that a parsed `config.json` describes.
+
+    `modelopt` is the parsed `hf_quant_config.json` next to it, None without one.
 
     Raises:
         InvalidRequestError: its model type is not supported, a key is missing or has a value that
             cannot be simulated; with one violation per key.
+        UnknownPluginError: its weights are stored in a scheme there is not.
 
     """
     model_type = config.get("model_type")
@@ -73,11 +79,30 @@ def architecture_of_hf_config(config: Mapping[str, Any], name: str) -> ModelArch
     reader.refuse_unread(model_type)
     if reader.violations:
         raise InvalidRequestError.of_violations(reader.violations, f"{model_type} config of {name}")
-    return ModelArchitecture(name=name, **fields)
+    stored = read_checkpoint_format(config, _parts(**fields), modelopt)
+    return ModelArchitecture(
+        name=name, quantization=stored.quantization, kv_dtype=stored.kv_dtype, **fields
+    )
+
+
+def _parts(
+    num_layers: int, moe: MoeSpec | None = None, mla: MlaSpec | None = None, **_: object
+) -> Mapping[str, range]:
+    """Return the layers that have each part that a checkpoint may store in its own way."""
+    num_dense = moe.num_dense_layers if moe else num_layers
+    routed = range(num_dense, num_layers)
+    return {
+        "latent" if mla else "attention": range(num_layers),
+        "mlp": range(num_dense),
+        "shared_experts": routed if moe and moe.num_shared_experts else range(0),
+        "experts": routed,
+    }
 
 
 def load_hf_config(path: Path) -> ModelArchitecture:
     """Read a `config.json`, or the one in a folder; the model is named after the folder.
+
+    How its weights are stored is read from it, or from the `hf_quant_config.json` next to it.
 
     Raises:
         InvalidRequestError: no such file, not JSON, or not a model that can be simulated.
@@ -88,7 +113,9 @@ def load_hf_config(path: Path) -> ModelArchitecture:
     if not isinstance(config, Mapping):
         raise InvalidRequestError.of_field("model", f"{file} holds no JSON object")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return architecture_of_hf_config(config, name)
+    beside = file.with_name(file.name.replace("config.json", "hf_quant_config.json"))
+    modelopt = read_json(beside, "model") if beside != file and is_there(beside) else None
+    return architecture_of_hf_config(config, name, modelopt)
 
 
 class _ConfigReader:
@@ -282,6 +309,7 @@ def _qwen2_moe(reader: _ConfigReader) -> _Fields:
 
 def _qwen3(reader: _ConfigReader) -> _Fields:
     has_bias = reader.flag("attention_bias", default=False)
+    reader.require("use_qk_norm", default=True, allowed=True)
     return {**_qwen2(reader), "has_qkv_bias": has_bias, "has_qk_norm": True}
 
 
@@ -331,6 +359,7 @@ def _gpt_oss(reader: _ConfigReader) -> _Fields:
         top_k=reader.integer("num_experts_per_tok", "experts_per_token"),
         expert_intermediate=fields["intermediate"],
     )
+    reader.require("experts_per_token", default=moe.top_k, allowed=moe.top_k)
     return {
         **fields,
         "has_bias": True,
@@ -409,6 +438,7 @@ _READERS: Mapping[str, Callable[[_ConfigReader], _Fields]] = {
     "gpt_oss": _gpt_oss,
     "internlm": _internlm,
     "internlm2": _internlm,
+    "kimi_k2": _deepseek,
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,

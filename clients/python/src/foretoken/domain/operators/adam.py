@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operators.spec.flat import addition_of
 from foretoken.domain.operators.spec.operator import Dim, OperatorSpec
+from foretoken.domain.operators.spec.row import addition_of
 from foretoken.domain.operators.spec.sweep import cross, pick, powers_of_two
 
 # Master weight, two moments: read and written in fp32; gradient read, parameter written.

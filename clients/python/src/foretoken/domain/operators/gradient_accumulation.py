@@ -1,6 +1,6 @@
 """Sum of a micro batch's weight gradient and those before it, by a kernel of its own."""
 
-from foretoken.domain.operators.spec.flat import flat_operator
+from foretoken.domain.operators.spec.row import flat_operator
 
 SPEC = flat_operator(
     "gradient_accumulation",

@@ -124,7 +124,10 @@ SPEC = OperatorSpec(
         **dim_axes("num_tokens", "top_k", "num_experts", "hidden", "intermediate"),
         "hit_ratio": hit_ratio("num_experts", _rows),
     },
-    relations=(Relation("num_active_experts", "num_experts"),),
+    relations=(
+        Relation("num_active_experts", "num_experts"),
+        Relation("top_k", "num_experts"),
+    ),
     sweep=_sweep,
     num_weights=lambda d: d["num_experts"] * _weights(d),
     saved_elements=lambda d: _rows(d) * (d["hidden"] + 3 * d["intermediate"]),

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operators.spec.flat import addition_of
 from foretoken.domain.operators.spec.operator import HEAD_RELATION, Dim, Dims, OperatorSpec
+from foretoken.domain.operators.spec.row import addition_of
 from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity
 

@@ -6,15 +6,14 @@ passes of their own. All else runs on a rank's own tokens.
 
 from collections.abc import Iterator
 
-from foretoken.domain.lowering.head_exchange import exchange_heads, head_limits
+from foretoken.domain.lowering.communication import axis_group
+from foretoken.domain.lowering.context_parallel import attend_in_ring, exchange_heads, head_limits
 from foretoken.domain.lowering.options import (
     LayoutCases,
     Lowering,
     Nodes,
     ParallelPass,
 )
-from foretoken.domain.lowering.placement import axis_group
-from foretoken.domain.lowering.ring_attention import attend_in_ring
 from foretoken.domain.requests.limit import Limit
 from foretoken.domain.requests.scenario import CONTEXT_PARALLELS
 

@@ -12,8 +12,9 @@ Source: vLLM 0.19, `fused_moe/layer.py` and `all2all_backend`; DeepSeek-V3, sect
 import dataclasses
 from collections.abc import Iterator
 
+from foretoken.domain.lowering.communication import group_dims
 from foretoken.domain.lowering.expert_exchange import distribute_experts, expert_limits
-from foretoken.domain.lowering.expert_load import ExpertRouting, expert_load, larger, rounded
+from foretoken.domain.lowering.expert_layer import ExpertRouting, expert_load, larger, rounded
 from foretoken.domain.lowering.graph import OperatorNode, RankContext
 from foretoken.domain.lowering.options import (
     LayoutCases,
@@ -21,7 +22,6 @@ from foretoken.domain.lowering.options import (
     Nodes,
     ParallelPass,
 )
-from foretoken.domain.lowering.placement import group_dims
 from foretoken.domain.models.architecture import MoeSpec
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.layout import ParallelLayout

@@ -10,15 +10,15 @@ import dataclasses
 from collections.abc import Iterator
 from math import gcd
 
-from foretoken.domain.lowering.graph import OperatorNode, RankContext
-from foretoken.domain.lowering.head_exchange import (
+from foretoken.domain.lowering.communication import axis_group
+from foretoken.domain.lowering.context_parallel import (
     ATTENTION_KERNELS,
+    attend_in_ring,
     exchange_heads,
     num_key_heads,
 )
+from foretoken.domain.lowering.graph import OperatorNode, RankContext
 from foretoken.domain.lowering.options import Lowering, Nodes, ParallelPass
-from foretoken.domain.lowering.placement import axis_group
-from foretoken.domain.lowering.ring_attention import attend_in_ring
 
 _NAME = "hierarchical"
 

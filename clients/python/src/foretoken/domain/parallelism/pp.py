@@ -7,7 +7,7 @@ the first again.
 import dataclasses
 from collections.abc import Iterator
 
-from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.communication import PlacedGroup, axis_group, neighbour_dims
 from foretoken.domain.lowering.graph import OperatorNode, RankContext, Section
 from foretoken.domain.lowering.options import (
     LayoutCases,
@@ -16,7 +16,6 @@ from foretoken.domain.lowering.options import (
     ParallelPass,
     TrainingOptions,
 )
-from foretoken.domain.lowering.placement import axis_group, neighbour_dims
 from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.domain.requests.limit import Limit
 

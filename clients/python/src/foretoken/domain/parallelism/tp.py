@@ -10,16 +10,16 @@ Source: Shoeybi et al., Megatron-LM, 2019.
 import dataclasses
 from collections.abc import Iterator
 
+from foretoken.domain.lowering.communication import axis_group, group_dims
+from foretoken.domain.lowering.context_parallel import exchange_heads, head_limits, key_head_limit
 from foretoken.domain.lowering.expert_layer import is_expert_node
 from foretoken.domain.lowering.graph import OperatorNode, Partition, RankContext, Section
-from foretoken.domain.lowering.head_exchange import exchange_heads, head_limits, key_head_limit
 from foretoken.domain.lowering.options import (
     LayoutCases,
     Lowering,
     Nodes,
     ParallelPass,
 )
-from foretoken.domain.lowering.placement import axis_group, group_dims
 from foretoken.domain.lowering.sequence_parallel import add_collectives, token_limit
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.requests.limit import Limit

@@ -10,8 +10,8 @@ Long-Sequence Large Language Model Training via Hybrid Parallelism and Redundant
 import dataclasses
 from collections.abc import Iterator
 
-from foretoken.domain.lowering.communication import PlacedGroup
-from foretoken.domain.lowering.expert_load import larger
+from foretoken.domain.lowering.communication import PlacedGroup, RankGroup
+from foretoken.domain.lowering.expert_layer import larger
 from foretoken.domain.lowering.graph import OperatorNode, Overlap
 from foretoken.domain.lowering.options import (
     LayoutCases,
@@ -19,7 +19,6 @@ from foretoken.domain.lowering.options import (
     Nodes,
     ParallelPass,
 )
-from foretoken.domain.lowering.placement import RankGroup
 from foretoken.domain.requests.limit import Limit
 
 _FORMS = ("", "msp", "fsp", "isp")

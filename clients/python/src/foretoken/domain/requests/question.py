@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from foretoken.domain.metrics.registry import describe_limit
 from foretoken.domain.metrics.request import LIMITED
+from foretoken.domain.models.quantization import UNQUANTIZED
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.search import (
@@ -102,8 +103,10 @@ def describe_training_search(request: TrainingSearchRequest) -> str:
 
 
 def _model(scenario: ServingScenario) -> str:
-    stored = f", weights {scenario.quantization}" if scenario.quantization else ""
-    return f"{scenario.model.name} in {scenario.dtype.name.lower()}{stored}"
+    scheme = scenario.quantization
+    stored = "weights unquantised" if scheme == UNQUANTIZED else scheme and f"weights {scheme}"
+    words = [f"{scenario.model.name} in {scenario.dtype.name.lower()}", stored]
+    return ", ".join(word for word in words if word)
 
 
 def _deployment(scenario: ServingScenario) -> str:

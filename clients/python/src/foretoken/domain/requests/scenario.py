@@ -10,6 +10,7 @@ from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.measurements.training_truth import ModuleTimes, TrainingCalibration
 from foretoken.domain.models.load import REQUIRED, ModelField, settle_model
+from foretoken.domain.models.quantization import settle_quantization
 from foretoken.domain.requests.cluster import ClusterSpec, LoraSpec, SpeculativeSpec
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.option import describe, flag, option
@@ -57,10 +58,13 @@ class ServingScenario:
     seed: int = option(0, "decides arrivals, lengths and all else that is random")
     quantization: str = option(
         "",
-        "how weights are stored and multiplied: fp8, fp8_block, int4_wo ...; empty: as dtype."
+        "how weights are stored and multiplied: fp8, fp8_block, int4_wo, or by part"
+        " attention=fp8+experts=nvfp4; empty: as the model's checkpoint; none: as dtype."
         " Formats the device lacks are refused, unless the engine emulates them",
     )
-    kv_dtype: DType | None = option(None, "number format of the KV cache; null: dtype")
+    kv_dtype: DType | None = option(
+        None, "number format of the KV cache; null: what the checkpoint has scales for, or dtype"
+    )
     kernels: Mapping[str, str] = option(
         {}, "kernel source of an operator (moe_experts: marlin); empty: the fastest measured"
     )
@@ -100,6 +104,7 @@ class ServingScenario:
         """Refuse a seed that random generators do not take, and negative prices and powers."""
         settle_devices(self, "device")
         settle_model(self)
+        self._settle_checkpoint()
         checks = {
             "seed": (self.seed >= 0, "must not be negative"),
             "moe_imbalance_ratio": (self.moe_imbalance_ratio >= 1, "must be at least 1"),
@@ -115,6 +120,14 @@ class ServingScenario:
             ),
         }
         InvalidRequestError.check("scenario", checks)
+
+    def _settle_checkpoint(self) -> None:
+        """Take the checkpoint's word on weights and KV cache where the scenario has none."""
+        stored = self.model.quantization
+        scheme = settle_quantization(self.quantization, stored, self.dtype)
+        object.__setattr__(self, "quantization", scheme)
+        if self.kv_dtype is None and stored and scheme == stored:
+            object.__setattr__(self, "kv_dtype", self.model.kv_dtype)
 
 
 def replica_layout(layout: ParallelLayout) -> ParallelLayout:

@@ -236,9 +236,9 @@ class ServingSpace:
     )
     quantizations: tuple[str, ...] = option(
         (),
-        "Formats of the weights, several with commas; `none` is the model's own: `none,fp8`.",
+        "Formats of the weights, with commas; `none` is the dtype: `none,fp8`; without it the"
+        " checkpoint's own.",
         names=("--quantization",),
-        syntax="formats",
     )
     routers: tuple[str, ...] = option(
         (), "Routers before the replicas, several with commas.", names=("--router",)

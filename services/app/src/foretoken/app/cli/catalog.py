@@ -1,6 +1,9 @@
 """`foretoken catalog`: bring measurements in and out, see what is there, and draw it."""
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +17,7 @@ from foretoken.app.cli.predictor import train_models, training_table
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     CliState,
+    ProgressBar,
     fail,
     note,
     open_composition,
@@ -26,10 +30,11 @@ from foretoken.catalog.exporting import ExportRequest, all_exporters, find_expor
 from foretoken.catalog.importing import ImportPlan, ImportRequest, all_importers, find_importer
 from foretoken.catalog.installing import InstallRequest, open_install, publish_dataset
 from foretoken.domain.alias import canonical_device
-from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.measurements.measurement import MeasuredSubject, MeasurementBatch
+from foretoken.domain.errors import ForetokenError, InvalidRequestError, UnknownPluginError
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.measurement import REVIEW_JOB, MeasuredSubject
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.ports import CatalogPort, TrainRequest
+from foretoken.domain.ports import CatalogAdminPort, TrainRequest
 from foretoken.simulator.report.profile_groups import FittedCurve, fit_curves, read_curves
 from foretoken.wire.arrow import read_table
 
@@ -42,6 +47,10 @@ for command in catalog_upkeep.COMMANDS:
 
 # The option that every import takes here and that is no option of a format.
 _MODEL = "model"
+# DuckDB keeps what it has written as long as there is room: 17 million rows took 1.4 GB.
+_IMPORT_MEMORY = "256MB"
+# How often is looked how far a review is.
+_REVIEW_TICK_S = 1.0
 _MODEL_HELP = "only this one, or what the files do not say"
 
 
@@ -72,7 +81,7 @@ def import_measurements(
     Example: `foretoken catalog import vidur profiling --device a30`
     """
     state = state_of(context)
-    with open_composition(state) as services:
+    with open_composition(_with_little_memory(state)) as services:
         options = dict(parse_assignments(option or []))
         request = ImportRequest(
             path=path,
@@ -83,6 +92,12 @@ def import_measurements(
         )
         note(f"reading {path}")
         _import(state, services, find_importer(source_format).read(request))
+
+
+def _with_little_memory(state: CliState) -> CliState:
+    """Return the state of a command that writes, and rereads little of what it has written."""
+    catalog = {"memory_limit": _IMPORT_MEMORY, **state.config.catalog}
+    return state.with_config(replace(state.config, catalog=catalog))
 
 
 @app.command()
@@ -100,14 +115,15 @@ def install(
     Example: `foretoken catalog install nvidia --systems h200_sxm --engines vllm/0.24.0 --train`
     """
     state = state_of(context)
-    with open_composition(state) as services:
+    with open_composition(_with_little_memory(state)) as services:
         note(f"fetching {request.dataset}")
         with open_install(request) as plan:
             note(f"{plan.run.source or request.dataset}, licence {plan.run.licence or 'not said'}")
             for device, num_rows in sorted(plan.device_rows.items()):
                 note(f"  {device}: {num_rows:,} rows")
             _import(state, services, plan)
-        if train:
+    if train:
+        with open_composition(state) as services:
             report = train_models(services, TrainRequest())
             state.print_object(report, lambda: training_table(report, is_by_split=False))
 
@@ -233,12 +249,18 @@ def formats(
 @app.command()
 def coverage(
     context: typer.Context,
-    device: Annotated[str, typer.Option(help="Only this device.")] = "",
+    device: Annotated[str, typer.Option(help="Only this device.", callback=canonical_device)] = "",
     operator: Annotated[str, typer.Option(help="Only this operator.")] = "",
 ) -> None:
     """Show how many measurements there are per operator and device."""
     state = state_of(context)
     with open_composition(state) as services:
+        found = services.catalog.describe_coverage()
+        # What was measured need not be known here, but what is neither is a slip of the pen.
+        if device not in {"", *(entry.device for entry in found)}:
+            find_device(device)
+        if operator not in {"", *(entry.operator for entry in found)}:
+            find_operator(operator)
         rows = [
             (
                 entry.device,
@@ -251,7 +273,7 @@ def coverage(
                 entry.num_failed,
                 ", ".join(entry.frameworks) or "-",
             )
-            for entry in services.catalog.describe_coverage()
+            for entry in found
             if device in ("", entry.device) and operator in ("", entry.operator)
         ]
     columns = (
@@ -318,13 +340,9 @@ def _print_options(state: CliState, name: str) -> None:
     state.print_rows(f"Options of {name}", ("command", "option", "what"), rows)
 
 
-def _record(catalog: CatalogPort, plan: ImportPlan) -> bool:
+def _record(catalog: CatalogAdminPort, plan: ImportPlan) -> bool:
     """Record a plan with a progress bar, and return whether all of it was there before."""
     num_stored, was_there = 0, True
-
-    def batches() -> Iterator[MeasurementBatch]:
-        yield from plan.batches
-        note("checking the rows against each other")
 
     def ratio() -> float:
         return min((num_stored + plan.remarks.num_passed) / plan.num_rows, 1.0)
@@ -334,11 +352,34 @@ def _record(catalog: CatalogPort, plan: ImportPlan) -> bool:
             table.store(catalog)
             num_stored += table.num_rows
             update.set(ratio(), f"{num_stored:,} rows")
-        for receipt in catalog.record(plan.run, batches()):
-            num_stored += receipt.num_rows
-            was_there &= receipt.was_duplicate
-            update.set(ratio(), f"{num_stored:,} rows")
+        with _watch_review(catalog, update):
+            for receipt in catalog.record(plan.run, plan.batches):
+                num_stored += receipt.num_rows
+                was_there &= receipt.was_duplicate
+                update.set(ratio(), f"{num_stored:,} rows")
     return was_there
+
+
+@contextmanager
+def _watch_review(catalog: CatalogAdminPort, update: ProgressBar) -> Iterator[None]:
+    """Show how far the catalog is with judging a run as a whole, before its last receipts."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(_REVIEW_TICK_S):
+            with suppress(ForetokenError):
+                for job in catalog.list_jobs():
+                    if job.kind == REVIEW_JOB and not job.state.is_final:
+                        message = f"checking rows against each other: {job.message}"
+                        update.set(job.progress_ratio, message)
+
+    watching = threading.Thread(target=watch, name="review", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watching.join()
 
 
 def _print_subjects(state: CliState, kind: str, subjects: Sequence[MeasuredSubject]) -> None:

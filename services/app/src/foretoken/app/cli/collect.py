@@ -33,7 +33,7 @@ from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.units import MS_PER_S
 from foretoken.simulator.workload.request_plan import RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
-from foretoken.simulator.workload.trace_file import load_trace
+from foretoken.simulator.workload.trace import load_trace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
-"""`foretoken demo`: the main job in minutes, on nothing but this machine's CPU."""
+"""`foretoken demo`: answers about GPUs first, then the main job on this machine's CPU."""
 
 import signal
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -11,8 +12,11 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.output_file import page_option
+from foretoken.app.cli.predictor import estimate_table
+from foretoken.app.cli.search_text import report_table
 from foretoken.app.cli.simulate import serving_table, training_table
 from foretoken.app.cli.state import (
+    CliState,
     build_table,
     format_ratio,
     note,
@@ -22,6 +26,11 @@ from foretoken.app.cli.state import (
 )
 from foretoken.app.config import SERVICES
 from foretoken.app.demo import DemoOutcome, ServiceProcesses, run_demo
+from foretoken.app.demo_questions import DemoAnswers, ask_questions
+from foretoken.app.installed_runs import list_installed_runs, show_nearest
+
+# Layouts that are printed of the search.
+_NUM_LAYOUTS = 3
 
 
 def demo(
@@ -29,19 +38,29 @@ def demo(
     report: Annotated[
         Path, page_option("--report", text="Where to write the page with pictures.")
     ] = Path("demo-report.html"),
+    cpu_only: Annotated[
+        bool, typer.Option("--cpu-only", help="Ask nothing about GPUs, go straight to this CPU.")
+    ] = False,
 ) -> None:
-    """Run everything once: four services, a CPU profile, models, serving and training.
+    """Ask about GPUs first, then show that measuring works: profile this CPU and simulate on it.
 
-    The services run as processes of their own on loopback with a temporary catalog; all are
-    stopped at the end, also on Ctrl-C. Takes one to three minutes.
+    The questions are answered from the starter catalog, in half a minute. Then four services run as
+    processes of their own on loopback with a temporary catalog; all are stopped at the end, also on
+    Ctrl-C. That takes one to three minutes.
     """
     # Pictures need matplotlib, which no other command should wait for.
-    from foretoken.simulator.report.page import render_page, serving_sections, training_sections
+    from foretoken.simulator.report.page import (
+        render_page,
+        search_sections,
+        serving_sections,
+        training_sections,
+    )
 
     state = state_of(context)
     signal.signal(signal.SIGTERM, _stop)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="foretoken-demo-") as folder:
+        answers = None if cpu_only else _ask(state, Path(folder) / "asked")
         note("starting catalog, predictor, simulator and profiler on loopback")
         with (
             ServiceProcesses(Path(folder)) as processes,
@@ -49,6 +68,19 @@ def demo(
         ):
             outcome = run_demo(services.foretoken(*SERVICES), show_progress)
         note("all services stopped")
+    _show_outcome(state, outcome)
+    sections = [*serving_sections(outcome.serving), *training_sections(outcome.training_step)]
+    if answers is not None:
+        asked = [*search_sections(answers.deployments), *training_sections(answers.step)]
+        sections = [*asked, *sections]
+    page = render_page("Foretoken demo", sections)
+    report.write_text(page, encoding="utf-8")
+    note(f"page with pictures: {report.resolve()}")
+    note(f"done in {time.monotonic() - started:.0f} s")
+
+
+def _show_outcome(state: CliState, outcome: DemoOutcome) -> None:
+    """Print what this CPU was measured and predicted to take."""
     estimate = outcome.estimate
     note(
         f"one GEMM never profiled, 100 x 1408 x 512: {estimate.latency_us:.0f} µs,"
@@ -74,11 +106,31 @@ def demo(
             lambda: training_table("Training tiny-llama on this CPU", step),
             step.echo,
         )
-    sections = [*serving_sections(outcome.serving), *training_sections(outcome.training_step)]
-    page = render_page("Foretoken demo: tiny-llama on this CPU", sections)
-    report.write_text(page, encoding="utf-8")
-    note(f"page with pictures: {report.resolve()}")
-    note(f"done in {time.monotonic() - started:.0f} s")
+
+
+def _ask(state: CliState, home: Path) -> DemoAnswers:
+    """Ask and print what no machine here can measure."""
+    asking = state.with_config(replace(state.config, home=str(home)))
+    started = time.monotonic()
+    with open_composition(asking) as services:
+        answers = ask_questions(services.foretoken("predictor", "simulator"), show_progress)
+        runs = list_installed_runs(services.catalog, asking.config)
+    answers = replace(answers, deployments=show_nearest(answers.deployments, runs))
+    if not state.is_json:
+        title = "Llama 3.1 8B on up to 8 x H200, TTFT 2 s, TPOT 30 ms"
+        state.print_object(
+            answers.deployments,
+            lambda: report_table(title, answers.deployments, _NUM_LAYOUTS),
+            answers.deployments.echo,
+        )
+        state.print_object(
+            answers.step,
+            lambda: training_table("Llama 3 70B on 1,024 H100", answers.step),
+            answers.step.echo,
+        )
+        state.print_object(answers.gemm, lambda: estimate_table("gemm", "h200_sxm", answers.gemm))
+    note(f"three answers in {time.monotonic() - started:.0f} s; now the same on this machine")
+    return answers
 
 
 def _accuracy_table(outcome: DemoOutcome) -> Table:

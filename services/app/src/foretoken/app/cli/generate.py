@@ -202,7 +202,7 @@ def scenario(
     """
     # What reads commands takes numeric libraries, for which help does not wait.
     from foretoken.simulator.launch.files import render_scenario
-    from foretoken.simulator.launch.read import read_launch
+    from foretoken.simulator.launch.training import read_launch
 
     try:
         given = {"device": device, **scenario_changes(change)}

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import typer
 
-from foretoken.app.cli.lazy_group import LazyGroup, ListedCommand
+from foretoken.app.cli.command_table import LazyGroup, ListedCommand
 from foretoken.app.cli.state import state_of
 from foretoken.domain.frameworks.capability import describe_values
 from foretoken.domain.frameworks.engine import all_engines
@@ -207,7 +207,7 @@ def _overlapped(profile: TrainerProfile) -> Iterator[str]:
 @app.command()
 def schedules(context: typer.Context) -> None:
     """List the pipeline schedules of training."""
-    from foretoken.simulator.training.schedule import all_schedules
+    from foretoken.simulator.steps.pipelines.schedule import all_schedules
 
     rows = [
         (

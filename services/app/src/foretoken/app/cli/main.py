@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 import foretoken
-from foretoken.app.cli.command_table import RootGroup
-from foretoken.app.cli.lazy_group import MARKUP
+from foretoken.app.cli.command_table import MARKUP, RootGroup
 
 # What `--help` says of all commands.
 _STATUS_HELP = (
@@ -44,6 +43,11 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
+def _leave_starter(context: typer.Context, is_asked: bool) -> None:
+    if is_asked:
+        context.meta["predictor.starter"] = ""
+
+
 @app.callback()
 def root(
     context: typer.Context,
@@ -64,6 +68,14 @@ def root(
         str, typer.Option(help="How results are printed: `table` or `json`.")
     ] = "table",
     log_level: Annotated[str | None, typer.Option(help="Log level, on stderr.")] = None,
+    _no_starter: Annotated[
+        bool,
+        typer.Option(
+            "--no-starter",
+            help="Answer without the measurements of the starter catalog.",
+            callback=_leave_starter,
+        ),
+    ] = False,
     _version: Annotated[
         bool,
         typer.Option(
@@ -74,15 +86,18 @@ def root(
     """Set up what every command shares."""
     from foretoken.app.cli.state import CliState, fail, parse_assignments
     from foretoken.app.config import configure_logging, load_config, process_environment
+    from foretoken.app.starter import with_starter
     from foretoken.domain.errors import ForetokenError
 
     if output not in ("table", "json"):
         raise typer.BadParameter("--output is `table` or `json`")
     overrides: dict[str, object] = {"home": home, "log.level": log_level}
+    overrides |= context.meta
     for service, address in parse_assignments(endpoint or []).items():
         overrides[f"endpoints.{service}"] = address
     try:
-        resolved = load_config(config, process_environment(), overrides)
+        environment = process_environment()
+        resolved = with_starter(load_config(config, environment, overrides), environment)
     except ForetokenError as err:
         fail(err)
         return

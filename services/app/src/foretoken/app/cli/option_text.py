@@ -22,8 +22,6 @@ from foretoken.domain.requests.search import SERVING_MODES, LatencyLimit
 from foretoken.domain.requests.training_search import TrainingSpace
 from foretoken.domain.units import MS_PER_S
 
-# Stands for the format a model comes in.
-_UNQUANTIZED = "none"
 # Stands for every mode.
 _BOTH = "both"
 # `2x8`: two nodes of eight devices.
@@ -102,11 +100,6 @@ def read_devices(option: str, text: str) -> tuple[str, ...]:
             option, f"{numbers[0]} is no device; how many there are is --gpus {numbers[0]}"
         )
     return tuple(dict.fromkeys(canonical_device(name) for name in names))
-
-
-def read_formats(option: str, text: str) -> tuple[str, ...]:
-    """Return formats of weights; `none` is the model's own, which has no name."""
-    return tuple("" if word == _UNQUANTIZED else word for word in read_names(option, text))
 
 
 def read_modes(option: str, text: str) -> tuple[str, ...]:

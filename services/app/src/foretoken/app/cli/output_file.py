@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from foretoken.app.cli.lazy_group import PAGE
+from foretoken.app.cli.command_table import PAGE
 from foretoken.app.cli.state import check_output_path, note, parse_assignments
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from foretoken.domain.measurements.measurement import ArrowStream
+    from foretoken.domain.results.echo import Echo
     from foretoken.domain.results.report import Columns
     from foretoken.page.section import Section
 
@@ -73,12 +74,14 @@ def _check_ending(path: Path | None, endings: Sequence[str]) -> Path | None:
     return check_output_path(path)
 
 
-def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Write a page, and say so."""
+def write_page(path: Path, title: str, sections: Sequence[Section], *echoes: Echo) -> None:
+    """Write a page with the echoes of its answers, and say so."""
     # What draws pages takes longer to load than most commands that can write one need.
+    from foretoken.simulator.report.echo_section import with_echo
     from foretoken.simulator.report.page import render_page
 
-    path.write_text(render_page(title, sections), encoding="utf-8")
+    page = render_page(title, with_echo(sections, *echoes))
+    path.write_text(page, encoding="utf-8")
     note(f"page written to {path}")
 
 

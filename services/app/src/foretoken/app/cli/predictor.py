@@ -36,13 +36,14 @@ from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import (
     DType,
+    Explanation,
     LatencyEstimate,
     LatencyQuery,
+    OperatorTable,
     Phase,
     Provenance,
     pick_estimate,
 )
-from foretoken.domain.measurements.explanation import Explanation
 from foretoken.domain.measurements.planning import CandidateAxis, PlanRequest, ProfilePlan
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import ModelVersion, TrainRequest
@@ -315,7 +316,7 @@ def predict(
             estimate = pick_estimate(services.predictor.predict(query))
             state.print_object(
                 estimate,
-                lambda: _estimate_table(operator, device, estimate),
+                lambda: estimate_table(operator, device, estimate),
                 _echo(query, estimate),
             )
 
@@ -325,22 +326,39 @@ def _echo(query: LatencyQuery, estimate: LatencyEstimate) -> Echo:
     (table,) = query.tables
     sizes = {name: int(column[0]) for name, column in table.columns.items()}
     dims = " ".join(f"{name}={value}" for name, value in order_dims(table.operator, sizes).items())
-    how = (table.dtype.name.lower(), table.phase.name.lower(), table.variant, table.kernel)
+    how = (
+        table.dtype.name.lower(),
+        table.phase.name.lower(),
+        table.variant,
+        table.kernel,
+        query.framework,
+    )
     place = f"{query.device}, {query.topology}" if query.topology else query.device
     question = f"{table.operator} {dims} in {' '.join(word for word in how if word)} on {place}"
     share = {estimate.provenance.name.lower(): 1.0}
     if estimate.provenance is Provenance.MEASURED:
         return Echo(question=question, time_ratio_by_provenance=share)
-    command = "profile collectives" if find_operator(table.operator).is_collective else "profile"
     return Echo(
         question=question,
         time_ratio_by_provenance=share,
-        narrowing=f"`foretoken {command} --device {query.device} --operator {table.operator}` where"
-        " the device is; then `foretoken train`",
+        narrowing=f"{_measuring(table, query.device)}; then `foretoken train`",
     )
 
 
-def _estimate_table(operator: str, device: str, estimate: LatencyEstimate) -> Table:
+def _measuring(table: OperatorTable, device: str) -> str:
+    """Return what would measure a call, by the kind of its operator."""
+    group, options = find_operator(table.operator).group, f"--device {device}"
+    if group == "lora":  # the profiler has no kernel of it
+        return "rows of it that you measured (`foretoken catalog import generic FILE`)"
+    if group == "host":
+        return f"`foretoken profile host {options}` where the device is"
+    options += f" --operator {table.operator} --dtype {table.dtype.name.lower()}"
+    command = "profile collectives" if group == "communication" else "profile"
+    return f"`foretoken {command} {options}` where the device is"
+
+
+def estimate_table(operator: str, device: str, estimate: LatencyEstimate) -> Table:
+    """Return an estimate with its interval, and below it what it rests on."""
     cells: dict[str, object] = {"latency (µs)": estimate.latency_us}
     if estimate.correction_factor != 1.0:
         cells["uncorrected (µs)"] = estimate.raw_latency_us
@@ -368,7 +386,7 @@ def _grounds(operator: str, estimate: LatencyEstimate) -> Iterator[str]:
 
 def _explanation_table(operator: str, device: str, explanation: Explanation) -> Table:
     return stack(
-        _estimate_table(operator, device, explanation.estimate),
+        estimate_table(operator, device, explanation.estimate),
         _limits_table(explanation),
         *(build_table(*section) for section in _sections(operator, explanation) if section[-1]),
     )

@@ -21,9 +21,9 @@ from foretoken.app.cli.state import (
     stack,
     state_of,
 )
-from foretoken.catalog.array import Floats
+from foretoken.catalog.dims import Floats
 from foretoken.catalog.exporters.fasop.table import TableKey
-from foretoken.catalog.importers.fasop.columns import COLUMNS
+from foretoken.catalog.importers.fasop.profile_rows import COLUMNS
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.measurements.estimate import DType

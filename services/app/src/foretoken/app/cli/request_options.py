@@ -49,7 +49,6 @@ _SYNTAXES = {
     "counts": _Syntax(str, "option_text:parse_values"),
     "names": _Syntax(str, "option_text:read_names"),
     "devices": _Syntax(str, "option_text:read_devices"),
-    "formats": _Syntax(str, "option_text:read_formats"),
     "modes": _Syntax(str, "option_text:read_modes"),
     "device": _Syntax(str, "option_text:read_device"),
     "duration": _Syntax(str, "option_text:read_duration"),

@@ -44,7 +44,7 @@ from foretoken.simulator.report.training_search_rows import (
     describe_verdict,
     report_rows,
 )
-from foretoken.simulator.search.internevo.request import (
+from foretoken.simulator.search.internevo.question import (
     SEQUENCE_LENGTH,
     InternEvoTerms,
     build_request,

@@ -21,6 +21,7 @@ from foretoken.app.cli.state import (
     show_progress,
     state_of,
 )
+from foretoken.app.installed_runs import list_installed_runs, show_nearest
 from foretoken.app.scenario_file import (
     build_serving_scenario,
     read_search_request,
@@ -230,7 +231,7 @@ def serving(  # noqa: PLR0913, PLR0917 - groups of options
 
     - 16 GPUs for Llama 3.1 70B with 4000 tokens in and 1000 out:
     `foretoken search serving --model llama-3.1-70b --device h200_sxm --gpus 16 --isl 4000
-    --osl 1000 --ttft 2s --tpot 30ms --out report.html`
+    --osl 1000 --ttft 2s --tpot 30ms --page report.html`
 
     - The cheapest way to carry 20 requests/s: `... --devices h200_sxm,h100_sxm --price
     h200_sxm=3.5 --price h100_sxm=2.5 --target-rps 20 --objective cost`
@@ -259,6 +260,7 @@ def serving(  # noqa: PLR0913, PLR0917 - groups of options
             job = simulator.create_serving_search(request)
             note_search(job)
         report = _watch(simulator, job)
+        report = show_nearest(report, list_installed_runs(services.catalog, state.config))
         title = _title(report)
         state.print_object(
             _without_columns(report),

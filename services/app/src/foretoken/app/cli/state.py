@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from foretoken.domain.job import Job
     from foretoken.domain.results.echo import Echo
     from foretoken.domain.results.report import Feasibility
+    from foretoken.page.section import Section
 
 # Results go to stdout; everything else to stderr, so that output can be piped.
 # What a pipe or a file receives is not folded at eighty columns, unless COLUMNS sets a width.
@@ -85,11 +86,17 @@ class CliState:
         self.print_object(records, lambda: build_table(title, columns, rows))
 
 
-def build_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """Return a table whose numeric columns are aligned right."""
+def build_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    numbers: Collection[int] = (),
+) -> Table:
+    """Return a table whose numeric columns, and those of `numbers`, are aligned right."""
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        is_number = is_number or index in numbers
         justify: Literal["left", "right"] = "right" if is_number else "left"
         # Names are not folded, which a narrow terminal would do; labels of several words are.
         longest = max((len(format_cell(row[index])) for row in rows), default=0)
@@ -145,10 +152,14 @@ def open_composition(state: CliState) -> Iterator[Composition]:
     from foretoken.app.compose import Composition
 
     try:
-        with Composition(state.config) as composition:
+        with Composition(state.config, on_join=_note_owner, tell=note) as composition:
             yield composition
     except ForetokenError as err:
         fail(err)
+
+
+def _note_owner(pid: int) -> None:
+    note(f"process {pid} has the catalog open; this one works with it through that")
 
 
 def fail(error: ForetokenError) -> None:
@@ -257,6 +268,33 @@ def stack(*parts: Table | str) -> Table:
             grid.add_row("")
         grid.add_row(Text(part) if isinstance(part, str) else part)
     return grid
+
+
+def stack_sections(sections: Sequence[Section]) -> Table:
+    """Return the sections of a page for a terminal, without pictures.
+
+    A table of words is a paragraph a row, as columns of them would be folded; the last column is
+    what to do, which is not said twice.
+    """
+    parts: list[Table | str] = []
+    for section in sections:
+        facts = [f"{item.label}: {item.value}, {item.note}".rstrip(", ") for item in section.facts]
+        title = "" if section.table else section.title
+        texts = [text for text in (title, section.intro, *facts) if text]
+        parts += ["", *texts] if texts else []
+        if section.table is None:
+            continue
+        headers, rows = section.table.headers, section.table.rows
+        words = section.table.text_columns
+        if len(words) + 1 < len(headers):
+            numbers = set(range(1, len(headers))) - set(words)
+            parts.append(build_table(section.title, headers, rows, numbers))
+            continue
+        said = {""}
+        for *_, text, advice in (map(str, row) for row in rows):
+            parts.append(f"- {text}" + (f"\n  -> {advice}" if advice not in said else ""))
+            said.add(advice)
+    return stack(*parts)
 
 
 def with_echo(table: Table, *echoes: Echo) -> Table:

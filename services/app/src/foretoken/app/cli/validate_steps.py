@@ -1,23 +1,19 @@
 """`foretoken validate steps`: predictions compared with whole steps that were measured."""
 
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from foretoken.app.cli.output_file import page_option, write_page
-from foretoken.app.cli.profile_model import step_name
 from foretoken.app.cli.state import (
-    build_table,
     check_output_path,
     note,
     open_composition,
     show_progress,
-    stack,
+    stack_sections,
     state_of,
 )
 from foretoken.domain import schema
@@ -25,17 +21,8 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.profiling import CLOSURE_KIND, ClosureReport, ProfileRequest
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.text_file import is_there, parse_json, read_json
-from foretoken.domain.units import US_PER_MS
-from foretoken.simulator.validation.steps import (
-    StepComparison,
-    StepsValidation,
-    calls_of_steps,
-    describe_shares,
-    validate_steps,
-)
-
-# Operators named in a row of the table; the page and JSON have them all.
-_NUM_LARGEST = 3
+from foretoken.simulator.validation.steps import calls_of_steps, validate_steps
+from foretoken.simulator.validation.steps_page import steps_sections
 
 
 def steps(
@@ -77,10 +64,10 @@ def steps(
             for done, report in enumerate(read):
                 update.set(done / len(read), report.name)
                 validations.append(validate_steps(report, services.predictor))
-        state.print_object(validations, lambda: _tables(validations))
+        state.print_object(
+            validations, lambda: stack_sections(steps_sections(validations, has_pictures=False))
+        )
         if html is not None:
-            from foretoken.simulator.validation.steps_page import steps_sections
-
             names = dict.fromkeys(f"{item.model} on {item.device}" for item in validations)
             title = f"{', '.join(names)}: steps, measured and predicted"
             write_page(html, title, steps_sections(validations))
@@ -129,65 +116,3 @@ def _read_report(catalog: CatalogPort, name: str, kept: Sequence[str]) -> Closur
             "reports", f"{name} is no file, and the catalog has no such steps; it has {known}"
         )
     return schema.decode(ClosureReport, content, name)
-
-
-def _tables(validations: Sequence[StepsValidation]) -> Table:
-    parts: list[Table | str] = []
-    for validation in validations:
-        parts += [_table(validation), *_remarks(validation)]
-    if len(validations) > 1:
-        errors = [abs(step.error_ratio) for item in validations for step in item.steps]
-        if errors:
-            parts.append(
-                f"all {len(errors)} steps: median error {statistics.median(errors):.1%}, largest"
-                f" {max(errors):.1%}"
-            )
-    return stack(*parts)
-
-
-def _table(validation: StepsValidation) -> Table:
-    columns = (
-        "step",
-        "measured (ms)",
-        "predicted (ms)",
-        "low to high",
-        "error",
-        "host (ms)",
-        "kernels",
-        "rests on",
-        "most of it",
-    )
-    title = f"{validation.model} on {validation.device}, {validation.framework}"
-    return build_table(title, columns, [_row(step) for step in validation.steps])
-
-
-def _row(step: StepComparison) -> Sequence[object]:
-    measured, host_ms = step.measured, step.host_us / US_PER_MS
-    largest = [
-        f"{part.name} {part.latency_us / max(step.predicted_us, 1e-9):.0%}"
-        for part in step.parts[:_NUM_LARGEST]
-    ]
-    return (
-        step_name(measured.step),
-        measured.latency_us_median / US_PER_MS,
-        step.predicted_us / US_PER_MS,
-        f"{step.low_us / US_PER_MS:.4g} to {step.high_us / US_PER_MS:.4g}",
-        f"{step.error_ratio:+.1%}",
-        host_ms if step.host_us else "-",
-        f"{step.num_kernels or '-'} of {measured.num_kernels or '-'}",
-        describe_shares(step),
-        ", ".join(largest),
-    )
-
-
-def _remarks(validation: StepsValidation) -> list[str]:
-    remarks = []
-    if validation.steps:
-        remarks.append(
-            f"errors of {len(validation.steps)} steps: median {validation.error_median:.1%}, P90"
-            f" {validation.error_p90:.1%}; kernels: counted in the prediction, of those seen"
-        )
-    remarks += [
-        f"not measured: {step_name(item.step)}: {item.reason}" for item in validation.failed
-    ]
-    return [*remarks, *validation.notes]

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from foretoken.catalog.artifacts import table
-from foretoken.catalog.artifacts.check import check_artifact
 from foretoken.catalog.artifacts.spool import collect, open_spool
+from foretoken.catalog.artifacts.table import check_artifact
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import (
     ArtifactInUseError,
     CorruptCatalogError,
     InvalidRequestError,
 )
-from foretoken.domain.measurements.artifact import Artifact
+from foretoken.domain.measurements.measurement import Artifact
 
 # A message of a stream.
 _PIECE_BYTES = 2 * 2**20

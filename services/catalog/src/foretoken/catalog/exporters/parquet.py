@@ -36,13 +36,15 @@ _ROW_GROUP_ROWS = 100_000
 # Rows that wait for their row group to fill, over all partitions.
 _WAITING_ROWS_MAX = 1_000_000
 _OPEN_FILES_MAX = 64
+# Columns that count rows.
+_COUNTING = ("row_index", "source_row")
 
 
 def _save(rows: pa.RecordBatchReader, request: ExportRequest) -> ExportReport:
     content = ContentHash()
     run_ids: dict[str, None] = {}
     writer = _DatasetWriter(request.path, list_dims())
-    with _removed_on_failure(request.path, writer.names):
+    with removed_on_failure(request.path, writer.names, is_new=not request.path.exists()):
         with contextlib.closing(writer):
             for piece in rows:
                 placed = _with_places(piece)
@@ -82,6 +84,13 @@ class _DatasetWriter:
         self._row_group_rows = row_group_rows
         self._max_open_files = max_open_files
         self._schema = build_file_schema(dims)
+        # Times differ in their low bytes, places of rows by one: neither repeats.
+        self._encodings = {
+            field.name: "BYTE_STREAM_SPLIT"
+            for field in self._schema
+            if pa.types.is_floating(field.type)
+        } | dict.fromkeys(_COUNTING, "DELTA_BINARY_PACKED")
+        self._coded = [name for name in self._schema.names if name not in self._encodings]
         self._open: dict[tuple[str, str], parquet.ParquetWriter] = {}
         self._waiting: dict[tuple[str, str], list[pa.RecordBatch]] = {}
         self._num_parts: dict[tuple[str, str], int] = {}
@@ -119,7 +128,13 @@ class _DatasetWriter:
             path = path_inside(self._root, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             self.names.append(name)
-            self._open[partition] = parquet.ParquetWriter(path, self._schema, compression="zstd")
+            self._open[partition] = parquet.ParquetWriter(
+                path,
+                self._schema,
+                compression="zstd",
+                use_dictionary=self._coded,
+                column_encoding=self._encodings,
+            )
         return self._open[partition]
 
 
@@ -174,8 +189,11 @@ def _describe_file(root: Path, name: str) -> DatasetFile:
 
 
 @contextlib.contextmanager
-def _removed_on_failure(root: Path, names: Sequence[str]) -> Iterator[None]:
-    """Leave no half of a dataset: of these files and their folders nothing, all else as it is."""
+def removed_on_failure(root: Path, names: Sequence[str], *, is_new: bool) -> Iterator[None]:
+    """Leave no half of a dataset: of these files and their folders nothing, all else as it is.
+
+    Names may be added meanwhile. The root goes where it `is_new`.
+    """
     try:
         yield
     except BaseException:
@@ -185,6 +203,9 @@ def _removed_on_failure(root: Path, names: Sequence[str]) -> Iterator[None]:
             for place in range(name.count("/")):
                 with contextlib.suppress(OSError):  # what another wrote there stays
                     (root / name).parents[place].rmdir()
+        if is_new:
+            with contextlib.suppress(OSError):
+                root.rmdir()
         raise
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.catalog.array import Floats
-from foretoken.catalog.dims import Columns
+from foretoken.catalog.dims import Columns, Floats
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.roofline import collective_terms
 from foretoken.domain.hardware.topology import find_topology

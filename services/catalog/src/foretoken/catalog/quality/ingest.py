@@ -6,20 +6,69 @@ Whether rows fit each other is judged when they are stored (`reviews.py`).
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foretoken.catalog.array import Floats
-from foretoken.catalog.dims import OperatorRows
+from foretoken.catalog.dims import Floats, OperatorRows
 from foretoken.catalog.quality.bound import Subject, bounds_of
-from foretoken.catalog.quality.coded import Coded, code_columns, split_by_code
-from foretoken.catalog.quality.flag import RowFlags
-from foretoken.catalog.quality.statistics import INCONSISTENT, flag_inconsistent
+from foretoken.catalog.quality.flag import Coded, RowFlags, code_columns, split_by_code
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.wire.arrow import LATENCY_STATISTICS
+
+INCONSISTENT = "inconsistent_statistics"
+# (statistic that must not be larger, than this one)
+_ORDER = (
+    ("min", "p10"),
+    ("min", "median"),
+    ("min", "mean"),
+    ("p10", "median"),
+    ("median", "p90"),
+    ("p10", "p90"),
+    ("median", "max"),
+    ("mean", "max"),
+    ("p90", "max"),
+    ("min", "max"),
+)
+# Tables round their columns apart.
+_ROUNDING_RATIO = 1e-3
+
+
+def flag_inconsistent(table: pa.Table, flags: RowFlags) -> None:
+    """Flag rows with a statistic that another forbids, or a negative spread."""
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for pair in _ORDER for name in pair):
+        column = table.column(f"latency_us_{name}")
+        if column.null_count < len(column):
+            columns[name] = column.to_numpy()
+    seen = np.zeros(table.num_rows, dtype=bool)
+    with np.errstate(invalid="ignore"):  # a statistic that is missing contradicts nothing
+        for small, large in _ORDER:
+            if small in columns and large in columns:
+                low, high = columns[small], columns[large]
+                wrong = (low > high * (1 + _ROUNDING_RATIO)) & ~seen
+                seen |= wrong
+                for row in np.flatnonzero(wrong).tolist():
+                    flags.add(
+                        row,
+                        f"{INCONSISTENT}: {small} of {low[row]:.4g} us above {large} of "
+                        f"{high[row]:.4g} us",
+                    )
+    _flag_negative_std(table, flags)
+
+
+def _flag_negative_std(table: pa.Table, flags: RowFlags) -> None:
+    column = table.column("latency_us_std")
+    if column.null_count == len(column):
+        return
+    deviation = column.to_numpy()
+    with np.errstate(invalid="ignore"):
+        for row in np.flatnonzero(deviation < 0).tolist():
+            flags.add(row, f"{INCONSISTENT}: std of {deviation[row]:.4g} us is negative")
+
 
 # What a row may take of its limits. Work and messages are counted exactly, clocks may pass the data
 # sheet's; of the memory traffic a fused or approximate kernel may spare half.

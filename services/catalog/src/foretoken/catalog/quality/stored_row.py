@@ -1,15 +1,18 @@
-"""Stored rows of one operator on one device, as the tests of a review see them."""
+"""Stored rows of one operator on one device: read, and as the tests of a review see them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import duckdb
 import numpy as np
+import pyarrow as pa
 
-from foretoken.catalog.array import Floats, Mask
-from foretoken.catalog.dims import Columns, Indices
+from foretoken.catalog.dims import DIM_COLUMNS, Columns, Floats, Indices, Mask
 from foretoken.catalog.quality.bound import Subject, bounds_of
-from foretoken.catalog.quality.coded import Coded, split_by_code
-from foretoken.domain.operators.spec.operator import OperatorSpec
+from foretoken.catalog.quality.flag import Coded, code_columns, split_by_code
+from foretoken.catalog.quality.ingest import IMPOSSIBLE
+from foretoken.domain.measurements.measurement import CheckRequest
+from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 
 # Rows are comparable in every detail when these agree; operator and device do already.
 ALIKE = ("topology", "dtype", "phase", "framework", "framework_version", "kernel", "variant")
@@ -102,3 +105,137 @@ def bound_rows(
         bounds = bounds_of(spec, {n: c[places] for n, c in columns.items()}, subject)
         work_us[places], floor_us[places] = bounds.work_us, bounds.floor_us
     return work_us, floor_us
+
+
+# Rows that readers may see, with the flags they came with.
+READABLE = """
+    SELECT measurement.*, batch.run_id
+    FROM measurement
+    JOIN (
+        SELECT batch.batch_number, batch.run_id
+        FROM batch
+        JOIN run_state USING (run_id)
+        WHERE run_state.kind = 'profile' OR run_state.completed_at IS NOT NULL
+    ) AS batch USING (batch_number)
+"""
+# A check of everything does not count: it may have read the rows before the run was complete.
+_UNREVIEWED = """
+    SELECT run_id FROM run_state
+    WHERE completed_by IS NOT NULL AND tool NOT IN (SELECT unnest(?::VARCHAR[]))
+        AND run_id NOT IN (
+            SELECT review.run_id FROM review JOIN run_state USING (run_id)
+            WHERE review.operator = '' AND review.device = '' AND review_number > completed_by
+        )
+    ORDER BY completed_by
+"""
+_IS_IMPOSSIBLE = (
+    f"coalesce(len(list_filter(flags, lambda f: starts_with(f, '{IMPOSSIBLE}:'))), 0) > 0"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewGroup:
+    """What is judged together: the rows of one operator on one device."""
+
+    operator: str
+    device: str
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRows:
+    """Rows to judge, and where each is stored."""
+
+    rows: StoredRows
+    batch_numbers: Indices
+    row_indices: Indices
+
+    def is_of_run(self, run_id: str) -> Mask:
+        """Return which rows are of a run; all when it is empty."""
+        if not run_id:
+            return np.ones(len(self.rows), dtype=bool)
+        return self.rows.coded["run_id"].is_value(run_id)
+
+
+def find_groups(
+    cursor: duckdb.DuckDBPyConnection, request: CheckRequest
+) -> tuple[ReviewGroup, ...]:
+    """Return the groups that the selected rows belong to."""
+    terms, values = ["true"], []
+    for name in ("operator", "device", "run_id"):
+        if value := getattr(request, name):
+            terms.append(f"{name} = ?")
+            values.append(value)
+    return _fetch_groups(cursor, " AND ".join(terms), values)
+
+
+def find_groups_of_runs(
+    cursor: duckdb.DuckDBPyConnection, run_ids: Sequence[str]
+) -> tuple[ReviewGroup, ...]:
+    """Return the groups that rows of these runs belong to."""
+    return _fetch_groups(cursor, "run_id IN (SELECT unnest(?::VARCHAR[]))", [list(run_ids)])
+
+
+def find_unreviewed_runs(
+    cursor: duckdb.DuckDBPyConnection, trusted_tools: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the complete runs, but of these tools, that were not reviewed since they are."""
+    rows = cursor.execute(_UNREVIEWED, [list(trusted_tools)]).fetchall()
+    return tuple(run_id for (run_id,) in rows)
+
+
+def _fetch_groups(
+    cursor: duckdb.DuckDBPyConnection, condition: str, values: Sequence[object]
+) -> tuple[ReviewGroup, ...]:
+    query = f"""
+        WITH readable AS ({READABLE})
+        SELECT operator, device, count(*) FROM readable WHERE {condition}
+        GROUP BY ALL ORDER BY ALL
+    """  # noqa: S608 - values are bound
+    return tuple(ReviewGroup(*row) for row in cursor.execute(query, values).fetchall())
+
+
+def devices_with_backward(cursor: duckdb.DuckDBPyConnection, operator: str) -> list[str]:
+    """Return the devices on which the backward pass of an operator was measured."""
+    query = f"""
+        WITH readable AS ({READABLE})
+        SELECT DISTINCT device FROM readable WHERE operator = ? AND phase = 'backward' ORDER BY ALL
+    """  # noqa: S608 - values are bound
+    return [device for (device,) in cursor.execute(query, [operator]).fetchall()]
+
+
+def load_rows(
+    cursor: duckdb.DuckDBPyConnection, group: ReviewGroup, peer_ratios: Mapping[str, float]
+) -> LoadedRows:
+    """Read the successful rows of a group; of those that came flagged, the impossible ones."""
+    spec = find_operator(group.operator)
+    places = DIM_COLUMNS[: len(spec.dims)]
+    columns = (*places, *TABLE, "latency_us_median", "batch_number", "row_index")
+    query = f"""
+        WITH readable AS ({READABLE})
+        SELECT {", ".join(columns)}, {_IS_IMPOSSIBLE} AS is_impossible
+        FROM readable
+        WHERE operator = ? AND device = ? AND status = 'ok'
+            AND (coalesce(len(flags), 0) = 0 OR {_IS_IMPOSSIBLE})
+    """  # noqa: S608 - values are bound
+    relation = cursor.sql(query, params=[group.operator, group.device])
+    table = pa.table(relation)
+    coded = code_columns(table, TABLE)
+    dims = {
+        name: table.column(place).to_numpy()
+        for name, place in zip(spec.dim_names, places, strict=True)
+    }
+    work_us, floor_us = bound_rows(spec, group.device, dims, coded)
+    rows = StoredRows(
+        spec=spec,
+        device=group.device,
+        columns=dims,
+        coded=coded,
+        latency_us=table.column("latency_us_median").to_numpy(),
+        work_us=work_us,
+        floor_us=floor_us,
+        is_impossible=table.column("is_impossible").to_numpy(),
+        peer_ratios=peer_ratios,
+    )
+    numbers, indices = table.column("batch_number"), table.column("row_index")
+    return LoadedRows(rows, numbers.to_numpy(), indices.to_numpy())

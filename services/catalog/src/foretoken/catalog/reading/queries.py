@@ -9,8 +9,7 @@ import pyarrow as pa
 from foretoken.catalog.dims import DIM_COLUMNS, places_to_dims
 from foretoken.catalog.reading.scan import locate_batches, scan_rows
 from foretoken.catalog.reading.selection import VisibleBatches, find_visible_batches
-from foretoken.catalog.reading.snapshot import pin_filter
-from foretoken.catalog.reading.snapshot_table import format_time
+from foretoken.catalog.reading.snapshot import format_time, pin_filter
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurements.measurement import (
     Coverage,

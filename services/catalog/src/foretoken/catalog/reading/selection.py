@@ -10,7 +10,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.array import Integers
+from foretoken.catalog.dims import Integers
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.measurement import MeasurementFilter
 
@@ -64,8 +64,9 @@ def find_row_condition(selection: MeasurementFilter) -> tuple[str, list[str]]:
             values.append(value)
     if selection.framework:
         # "vllm" and "vllm 0.19" both find vllm 0.19.0; "vllm 0.1" does not.
-        terms.append("regexp_matches(concat_ws(' ', framework, framework_version), ?)")
-        values.append(f"^{_quoted(selection.framework)}([ .]|$)")
+        found = "concat_ws(' ', framework, framework_version)"
+        terms.append(f"(starts_with({found} || ' ', ?) OR starts_with({found}, ?))")
+        values += [f"{selection.framework} ", f"{selection.framework}."]
     if not selection.include_failed:
         terms.append("status = 'ok'")
     if not selection.include_flagged:
@@ -125,7 +126,3 @@ def find_visible_batches(cursor: duckdb.DuckDBPyConnection, pinned: PinnedFilter
 def _overlap(held: str, wanted: str) -> bool:
     shorter, longer = sorted((held, wanted), key=len)
     return longer.startswith((f"{shorter} ", f"{shorter}."))
-
-
-def _quoted(text: str) -> str:
-    return "".join(f"\\{char}" if not char.isalnum() and char != " " else char for char in text)

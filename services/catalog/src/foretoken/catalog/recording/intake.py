@@ -16,7 +16,7 @@ from foretoken.wire.arrow import check_measurement_table, read_table
 
 # A group is full with this many batches or rows.
 GROUP_BATCHES = 64
-GROUP_ROWS = 100_000
+GROUP_ROWS = 61_440
 
 
 @dataclass(frozen=True, slots=True)

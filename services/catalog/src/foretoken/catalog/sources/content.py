@@ -19,9 +19,9 @@ import numpy.typing as npt
 import yaml
 
 from foretoken.catalog.sources.file import SourceFile, current_budget, refuse
-from foretoken.domain.archive import DEFLATE_RATIO_MAX, Archive, UnpackBudget
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.plugins import SAFE_LOADER, parse_yaml
+from foretoken.domain.text_file import DEFLATE_RATIO_MAX, Archive, UnpackBudget
 
 # PyYAML reads about 0.2 MB/s; side files of profiles are a few kB.
 _YAML_MAX_BYTES = 512 << 10

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.array import Floats, Integers
-from foretoken.catalog.dims import columns_to_dims
+from foretoken.catalog.dims import Floats, Integers, columns_to_dims
 from foretoken.catalog.sources.table import SourceTable
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
-from foretoken.catalog.array import Floats, Integers, Mask
+from foretoken.catalog.dims import Floats, Integers, Mask
 from foretoken.catalog.sources.content import check_lines, check_utf8
 from foretoken.catalog.sources.file import SourceFile, current_budget, refuse
 from foretoken.domain.errors import InvalidRequestError

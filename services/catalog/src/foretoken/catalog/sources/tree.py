@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Self
 
 from foretoken.catalog.sources.file import SourceFile, current_budget, read_source_file, refuse
-from foretoken.domain.archive import DEFLATE_RATIO_MAX, Archive, UnpackBudget
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.text_file import DEFLATE_RATIO_MAX, Archive, UnpackBudget
 
 _ARCHIVES = (".whl", ".zip")
 # What files unpack to together is no matter: one at a time is in memory, within its budget.

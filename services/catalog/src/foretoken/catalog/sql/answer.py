@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 import duckdb
 import pyarrow as pa
 
-from foretoken.catalog.sql.frame import Kind, limit_error
+from foretoken.catalog.sql.frame import Kind, Question, limit_error
 from foretoken.catalog.sql.process import SqlProcess, SqlProcesses
-from foretoken.catalog.sql.setup import Question
 from foretoken.catalog.storage.error import translate
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import (

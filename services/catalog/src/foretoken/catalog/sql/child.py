@@ -1,4 +1,4 @@
-"""The program of a process that answers questions in SQL: `python -m foretoken.catalog.sql.child`.
+"""The program of a process that answers SQL: `python -m foretoken.catalog.sql.child`.
 
 Its first line of input is a `Setup`, every other a `Question`; its output are frames. It ends with
 its input, so that none outlives its catalog.
@@ -14,16 +14,130 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 import duckdb
 import pyarrow as pa
 
-from foretoken.catalog.sql.frame import Kind, limit_error, write_frame
-from foretoken.catalog.sql.reader import Reader
-from foretoken.catalog.sql.setup import Question, Setup
+from foretoken.catalog.sql.frame import Kind, Question, Setup, limit_error, write_frame
+from foretoken.catalog.sql.policy import check_query
+from foretoken.catalog.storage.literal import quote
+from foretoken.catalog.storage.lockdown import lock_down
+from foretoken.catalog.storage.store import attachment_of, settings_of
 from foretoken.domain.errors import InvalidRequestError, QueryLimitError
+
+# What the reader has in memory of an answer at a time; less than a message of gRPC holds, so that
+# rows before an error arrive.
+_PIECE_BYTES = 2**20
+# Of one row: pieces are not cut within a row.
+_MAX_ROW_BYTES = 16 * 2**20
+
+
+def cut_rows(
+    batches: Iterable[pa.RecordBatch], num_wanted: int, max_rows: int, max_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows up to those wanted (0: all), in pieces of about a MiB.
+
+    Raises:
+        QueryLimitError: more are wanted and there than may be sent, or one is too large.
+
+    """
+    num_rows = num_bytes = 0
+    for batch in batches:
+        rows = batch.slice(0, num_wanted - num_rows) if num_wanted else batch
+        num_left = max_rows - num_rows
+        num_rows += rows.num_rows
+        for piece in _split(rows.slice(0, num_left)):
+            num_bytes += piece.nbytes
+            if num_bytes > max_bytes:
+                raise limit_error("size", f"has a result of more than {max_bytes >> 20} MiB")
+            yield piece
+        if num_rows > max_rows:
+            raise limit_error("rows", f"has a result of more than {max_rows} rows")
+        if num_rows == num_wanted and num_wanted:
+            return
+
+
+def _split(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    pending = [rows]
+    while pending:
+        piece = pending.pop()
+        if piece.nbytes <= _PIECE_BYTES or (piece.num_rows == 1 and piece.nbytes <= _MAX_ROW_BYTES):
+            yield piece
+        elif piece.num_rows == 1:
+            raise limit_error("size", f"has a row of more than {_MAX_ROW_BYTES >> 20} MiB")
+        else:
+            half = piece.num_rows // 2
+            pending += [piece.slice(half), piece.slice(0, half)]
+
+
+_BATCH_ROWS = 100_000
+
+
+class Reader:
+    """A database of its own memory, which the catalog's tables are attached to for reading."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Keep the setup; the first question opens the tables."""
+        self._setup = setup
+        self._revision = ""
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def ask(self, question: Question) -> Iterator[pa.RecordBatch | pa.Schema]:
+        """Yield the columns, then the rows.
+
+        Raises:
+            InvalidRequestError: it is not a question `check_query` allows.
+            QueryLimitError: it has more rows than it may.
+            duckdb.Error, pa.ArrowException, OSError: DuckDB refuses it, or fails.
+
+        """
+        connection = self._open(question.revision)
+        statement = check_query(connection, question.text, self._setup.views)
+        setup = self._setup
+        with self._transaction(connection):
+            rows = connection.sql(statement).to_arrow_reader(_BATCH_ROWS)
+            yield rows.schema
+            yield from cut_rows(rows, question.num_wanted, setup.max_rows, setup.max_result_bytes)
+            rows.close()
+
+    @contextlib.contextmanager
+    def _transaction(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+        connection.execute("BEGIN TRANSACTION READ ONLY")
+        try:
+            yield
+        finally:
+            try:
+                connection.execute("ROLLBACK")
+            except duckdb.Error:
+                self.close()
+
+    def close(self) -> None:
+        """Forget the tables; the next question opens them anew."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _open(self, revision: str) -> duckdb.DuckDBPyConnection:
+        """Return a connection to the tables as they are since that revision."""
+        if self._connection is not None and revision == self._revision:
+            return self._connection
+        self.close()
+        setup = self._setup
+        attachment = attachment_of(setup.catalog)
+        connection = duckdb.connect(":memory:", config=settings_of(setup.catalog))
+        connection.execute("SET enable_progress_bar = false")
+        attachment.configure(connection)
+        connection.execute(f"SET temp_directory = {quote(setup.spill_folder)}")
+        connection.execute(f"SET max_temp_directory_size = '{setup.max_spill_bytes} bytes'")
+        attachment.attach_for_reading(connection, Path(setup.spill_folder))
+        connection.execute("USE store")
+        lock_down(connection, (setup.spill_folder, *attachment.reachable_folders))
+        self._connection, self._revision = connection, revision
+        return connection
+
 
 # How the process ends that has taken more memory than it may.
 EXIT_MEMORY = 70

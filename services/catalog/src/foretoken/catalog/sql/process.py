@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from foretoken.catalog.sql.child import EXIT_MEMORY
-from foretoken.catalog.sql.frame import Kind, limit_error, read_frame
-from foretoken.catalog.sql.setup import Question, Setup
+from foretoken.catalog.sql.frame import Kind, Question, Setup, limit_error, read_frame
 from foretoken.domain.errors import CatalogBusyError, ForetokenError
 
 # What folders of processes in the scratch folder are called; only a crash leaves one there.

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.sql.answer import Answer
+from foretoken.catalog.sql.frame import Setup
 from foretoken.catalog.sql.process import SqlProcesses, delete_leftovers
-from foretoken.catalog.sql.setup import Setup
 from foretoken.catalog.storage.literal import quote
-from foretoken.catalog.storage.public_views import describe_views
+from foretoken.catalog.storage.schema import describe_views
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import (
     CatalogBusyError,

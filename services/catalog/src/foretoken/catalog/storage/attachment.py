@@ -9,17 +9,17 @@ import duckdb
 
 from foretoken.catalog.config import DEFAULT_MAX_LOG_BYTES
 from foretoken.catalog.storage import database_file
-from foretoken.catalog.storage.acknowledged import AcknowledgedFile, Note
 from foretoken.catalog.storage.commit import (
+    AcknowledgedFile,
     Commit,
+    Loss,
+    Note,
     Recorded,
     insert_commit,
     read_newest_commit,
 )
+from foretoken.catalog.storage.database_file import RollbackJournal
 from foretoken.catalog.storage.literal import quote
-from foretoken.catalog.storage.loss import Loss
-from foretoken.catalog.storage.rollback import RollbackJournal
-from foretoken.catalog.storage.shared_file import attach_shared
 from foretoken.domain.errors import CatalogBusyError, ForetokenError, InvalidRequestError
 
 # The store merges the log itself: DuckDB would do it while other processes read the file.
@@ -193,6 +193,9 @@ class FileAttachment:
 
     def attach_for_reading(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
         """Attach the file as `store` without its lock, which another process has."""
+        # Only the processes that answer SQL wait for what it needs.
+        from foretoken.catalog.storage.shared_file import attach_shared
+
         attach_shared(connection, self.path.absolute(), "store", folder)
 
     def is_log_large(self, ratio: float = 1.0) -> bool:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
@@ -17,12 +17,74 @@ from foretoken.catalog.storage.error import find_streamed, is_invalidated, trans
 from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.catalog.storage.literal import quote
 from foretoken.catalog.storage.lockdown import lock_down
-from foretoken.catalog.storage.public_views import create_public_views
-from foretoken.catalog.storage.regular_work import RegularWork
-from foretoken.catalog.storage.schema import check_operators, migrate
-from foretoken.catalog.storage.usage import Usage
+from foretoken.catalog.storage.schema import check_operators, create_public_views, migrate
 from foretoken.domain.errors import CatalogBusyError, ForetokenError
 from foretoken.domain.operators.spec.operator import all_operators
+
+
+class RegularWork:
+    """Calls a function every so often, from `start` to `stop`."""
+
+    def __init__(self, name: str, interval_s: float, work: Callable[[], None]) -> None:
+        """Keep what to do; `name` is what the thread is called."""
+        self._name = name
+        self._interval_s = interval_s
+        self._work = work
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; the first call comes after one interval."""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait for a call that runs, and make no more; harmless when nothing was begun."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            self._work()
+
+
+class Usage:
+    """Counts users. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._changed = threading.Condition()
+        self._num_users = 0
+
+    @property
+    def num_users(self) -> int:
+        """How many there are now."""
+        return self._num_users
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """Be a user until the end; waits while `idle` lasts."""
+        with self._changed:
+            self._num_users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_users -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def idle(self, wait_s: float) -> Iterator[bool]:
+        """Wait for a moment without users and keep it so; false when there was none in time.
+
+        New users come in until that moment: one that waits for another must not wait for this.
+        """
+        with self._changed:
+            yield self._changed.wait_for(lambda: not self._num_users, wait_s)
+
 
 # What files of copies in the scratch folder are called; only a crash leaves one there.
 COPY_PREFIX = "copy_"

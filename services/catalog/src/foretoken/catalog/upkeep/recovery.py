@@ -12,12 +12,10 @@ from tempfile import TemporaryDirectory
 import duckdb
 
 from foretoken.catalog.config import CatalogConfig
-from foretoken.catalog.storage.acknowledged import AcknowledgedFile
 from foretoken.catalog.storage.attachment import FileAttachment, read_commit_of
-from foretoken.catalog.storage.commit import Commit, insert_commit
+from foretoken.catalog.storage.commit import AcknowledgedFile, Commit, Loss, insert_commit
 from foretoken.catalog.storage.database_file import log_of, sync
 from foretoken.catalog.storage.error import translate
-from foretoken.catalog.storage.loss import Loss
 from foretoken.catalog.storage.store import Store
 from foretoken.domain.errors import CorruptCatalogError, ForetokenError, InvalidRequestError
 

@@ -10,7 +10,7 @@ from foretoken.catalog.reading.snapshot import runs_needed_by_snapshots
 from foretoken.catalog.storage.attachment import FileAttachment
 from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.catalog.storage.store import Store, next_moment
-from foretoken.catalog.upkeep.copying import copy_catalog
+from foretoken.catalog.upkeep.backup import copy_catalog
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.measurement import CompactReport, PruneReport, PruneRequest
 

@@ -162,12 +162,13 @@ def half_width(scores: FloatColumn, group: IntColumn) -> float:
     Source: cross-conformal prediction (Vovk, 2015) over groups; see also Lee, Barber and Willett,
     Distribution-free inference with hierarchical data (2023).
     """
-    codes = np.unique(group, return_inverse=True)[1] % _MAX_FOLDS
+    order = np.argsort(scores)
+    codes, scores = (np.unique(group, return_inverse=True)[1] % _MAX_FOLDS)[order], scores[order]
     num_inside = np.zeros(len(_QUANTILES) + len(_MULTIPLES))
     for code in range(int(codes.max()) + 1):
         own = codes == code
         if not own.all():
-            num_inside += (scores[own][:, None] <= _candidates(scores[~own])).sum(axis=0)
+            num_inside += np.searchsorted(scores[own], _candidates(scores[~own]), side="right")
     is_enough = num_inside >= _NOMINAL * len(scores)
     best = int(np.argmax(is_enough)) if is_enough.any() else len(is_enough) - 1
     return float(_candidates(scores)[best])
@@ -192,7 +193,8 @@ def quantiles(error_log: FloatColumn, group: IntColumn) -> tuple[float, float]:
 
 
 def _candidates(scores: FloatColumn) -> FloatColumn:
-    quantiles = np.quantile(scores, _QUANTILES, method="higher")
+    """Return the bounds to choose from, of scores from the least to the worst."""
+    quantiles = scores[np.ceil(_QUANTILES * (len(scores) - 1)).astype(np.int64)]
     return np.concatenate([quantiles, quantiles[-1] * _MULTIPLES])
 
 

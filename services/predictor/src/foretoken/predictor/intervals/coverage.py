@@ -146,10 +146,10 @@ def configuration_columns(spec: OperatorSpec) -> tuple[int, ...]:
     return tuple(i for i, name in enumerate(spec.dim_names) if name in CONFIGURATION_DIMS)
 
 
-def map_coverage(spec: OperatorSpec, design: Design) -> CoverageMap:
-    """Return the coverage of measured points."""
+def map_coverage(spec: OperatorSpec, points: IntColumn, along_axes: Matrix) -> CoverageMap:
+    """Return the coverage of measured points, given as their design has them."""
     fixed, axes = configuration_columns(spec), sweep_axes(spec)
-    points, places = design.points, design.axes[:, axes]
+    places = along_axes[:, axes]
     values = _dims_and_axes(points, places)
     codes = hash_rows(points[:, fixed])
     configurations, inverse = np.unique(codes, return_inverse=True)

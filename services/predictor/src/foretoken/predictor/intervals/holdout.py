@@ -1,8 +1,9 @@
 """Ways to leave measured points out, each asking how well a model answers one kind of question."""
 
 import enum
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,8 @@ _NUM_RUNS = 25
 _WHOLE = 1.0 + 1e-9
 # With fewer points left on either side a split says nothing.
 _MIN_ROWS = 4
+# One model answers for several kinds of splits where they leave it as many rows.
+_MIN_SHARED_ROWS = 150
 # One configuration says nothing of how another differs: two have to be left to learn from.
 _MIN_CONFIGURATIONS = 3
 
@@ -47,7 +50,7 @@ class SplitKind(enum.Enum):
     BEYOND = "beyond"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Split:
     """Rows to train on, rows held out, and which of the latter were left out as one.
 
@@ -58,6 +61,48 @@ class Split:
     outside: IntColumn
     group: IntColumn
     kind: SplitKind
+
+    def take(self, rows: npt.NDArray[Any]) -> "Split":
+        """Return the split with only some of the rows it holds out."""
+        return replace(self, outside=self.outside[rows], group=self.group[rows])
+
+    def thin(self, count: int, rng: np.random.Generator) -> "Split":
+        """Return the split with at most so many of the rows it holds out."""
+        return self.take(thin_rows(np.arange(len(self.outside)), count, rng))
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Rows that one model is trained on, and the splits whose rows it is asked for."""
+
+    inside: IntColumn
+    splits: Sequence[Split]
+
+
+def share_models(splits: Sequence[Split], num_rows: int) -> Iterator[Fold]:
+    """Yield all splits, those of different kinds together that leave one model enough rows.
+
+    Each is asked only for rows that no other of its fold leaves out: an error has one reason.
+    """
+    waiting = list(splits)
+    while waiting:
+        members: list[Split] = []
+        num_missed = np.zeros(num_rows, dtype=np.int64)
+        for split in waiting:
+            missed = num_missed + 1
+            missed[split.inside] -= 1
+            is_first = split.kind not in {member.kind for member in members}
+            if not members or (is_first and (missed == 0).sum() >= _MIN_SHARED_ROWS):
+                members.append(split)
+                num_missed = missed
+        waiting = [split for split in waiting if split not in members]
+        asked = [split.take(num_missed[split.outside] == 1) for split in members]
+        yield Fold(np.flatnonzero(num_missed == 0), [s for s in asked if len(s.outside)])
+
+
+def thin_rows(rows: IntColumn, count: int, rng: np.random.Generator) -> IntColumn:
+    """Return at most so many of the rows, drawn at random, in their order."""
+    return rows if len(rows) <= count else np.sort(rng.choice(rows, count, replace=False))
 
 
 def split_points(spec: OperatorSpec, design: Design, seed: int) -> Iterator[Split]:

@@ -14,12 +14,11 @@ from foretoken.predictor.intervals.coverage import hash_rows
 from foretoken.predictor.model_set import ModelSet, Wanted
 from foretoken.predictor.planning.error_field import thin_rows
 from foretoken.predictor.planning.ranking import PlanQuestion, rank_points
-from foretoken.predictor.query_columns import read_columns
+from foretoken.predictor.query_columns import grid_columns, read_columns
 from foretoken.predictor.query_target import find_target
 from foretoken.predictor.regression.kriging import Scales, learn_scales
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
 from foretoken.predictor.trainer import SeriesModel
-from foretoken.wire.surfaces import grid_columns
 
 Predict = Callable[[LatencyQuery], LatencyReply]
 

@@ -9,13 +9,19 @@ import numpy as np
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.intervals.coverage import map_coverage
-from foretoken.predictor.intervals.holdout import Split, SplitKind, split_points
+from foretoken.predictor.intervals.holdout import (
+    Fold,
+    SplitKind,
+    share_models,
+    split_points,
+    thin_rows,
+)
 from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
-# Points that a fold's model is trained on and asked for: more of them change little of how far it
-# is off, and a table of tens of thousands would be trained ten times over.
-_MAX_INSIDE, _MAX_OUTSIDE = 8_000, 4_000
+# Points that a fold's model is trained on and each of its splits asked for: more of them change
+# little of how far it is off.
+_MAX_INSIDE, _MAX_OUTSIDE = 3_000, 1_500
 
 # The log ratio of every call (rows) by every member (columns), and the spread of each call.
 Answers: TypeAlias = tuple[Matrix, FloatColumn]
@@ -33,9 +39,13 @@ def no_heartbeat() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Points left out of training: what every member said of them, and the truth."""
+    """Points left out of training: what every member said of them, and the truth.
+
+    Those of one `fold` were asked of the same model.
+    """
 
     kind: SplitKind
+    fold: int
     points: IntColumn
     answers: Matrix
     spread_log: FloatColumn
@@ -59,31 +69,32 @@ class CrossValidation:
     def leave_out(self, ask: Ask) -> Iterator[Unseen]:
         """Yield what is said of the points outside each split."""
         rng = np.random.default_rng(self.seed)
-        for split in split_points(self.spec, self.design, self.seed):
+        splits = list(split_points(self.spec, self.design, self.seed))
+        for number, fold in enumerate(share_models(splits, self.design.num_rows)):
             self.heartbeat()
-            inside = _thin(np.arange(len(split.inside)), _MAX_INSIDE, rng)
-            outside = _thin(np.arange(len(split.outside)), _MAX_OUTSIDE, rng)
-            rows = split.inside[inside], split.outside[outside]
-            yield self._ask(ask, Split(*rows, split.group[outside], split.kind))
+            inside = thin_rows(fold.inside, _MAX_INSIDE, rng)
+            asked = [split.thin(_MAX_OUTSIDE, rng) for split in fold.splits]
+            yield from self._ask(ask, Fold(inside, asked), number)
 
-    def _ask(self, ask: Ask, split: Split) -> Unseen:
-        known, asked = self.design.take(split.inside), self.design.take(split.outside)
+    def _ask(self, ask: Ask, fold: Fold, number: int) -> Iterator[Unseen]:
+        outside = np.concatenate([split.outside for split in fold.splits])
+        known, asked = self.design.take(fold.inside), self.design.take(outside)
         neighbours = PointIndex(known.points).find(asked)
         # What lies beyond the points that are left is no fair test of what lies between them.
-        tiers = map_coverage(self.spec, known).tiers(asked, neighbours)
-        answers, spread_log = ask(known, self.log_ratio[split.inside], asked, tiers)
-        return Unseen(
-            kind=split.kind,
-            points=asked.points,
-            answers=answers,
-            spread_log=spread_log,
-            truth_log=self.log_ratio[split.outside],
-            base_us=asked.base_us,
-            octaves=neighbours.distance_octaves,
-            tiers=tiers,
-            group=split.group,
-        )
-
-
-def _thin(rows: IntColumn, count: int, rng: np.random.Generator) -> IntColumn:
-    return rows if len(rows) <= count else np.sort(rng.choice(rows, count, replace=False))
+        tiers = map_coverage(self.spec, known.points, known.axes).tiers(asked, neighbours)
+        answers, spread_log = ask(known, self.log_ratio[fold.inside], asked, tiers)
+        end = 0
+        for split in fold.splits:
+            own = slice(end, end := end + len(split.outside))
+            yield Unseen(
+                kind=split.kind,
+                fold=number,
+                points=asked.points[own],
+                answers=answers[own],
+                spread_log=spread_log[own],
+                truth_log=self.log_ratio[split.outside],
+                base_us=asked.base_us[own],
+                octaves=neighbours.distance_octaves[own],
+                tiers=tiers[own],
+                group=split.group,
+            )

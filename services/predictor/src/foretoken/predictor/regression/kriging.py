@@ -4,19 +4,19 @@ Each axis has a length over which values stay alike, learned by leaving points o
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from foretoken.predictor.features import Matrix
+from foretoken.predictor.nearest import NearestPoints
 from foretoken.predictor.regression.kriging_system import krige
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
-# Scales are learned with more neighbours than answers take. Source: over 24 kinds of splits of
-# tables 12 err as much as 20 (ratio of the medians 1.000), in half the time.
-_NUM_NEIGHBOURS, _NUM_LEARNING_NEIGHBOURS = 12, 20
+# Source: over 24 kinds of splits of tables 12 err as much as 20 (ratio of the medians 1.000), in
+# half the time.
+_NUM_NEIGHBOURS = 12
 # Points whose errors when left out decide the lengths; more of them change little.
-_MAX_JUDGED, _JUDGED_SHARE = 300, 0.25
+_MAX_JUDGED, _JUDGED_SHARE = 200, 0.25
 _MIN_JUDGED = 60
 # The search: halving steps in log space up and down every length and the nugget, `_NUM_ROUNDS`
 # times, neighbours looked up anew twice. Lengths start at one octave, the nugget (variance of
@@ -48,15 +48,13 @@ class Kriging:
     values: FloatColumn
     scales: Scales
     _places: Matrix = field(init=False, repr=False, compare=False)
-    _tree: Any = field(init=False, repr=False, compare=False)
+    _nearest: NearestPoints = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Build the search tree."""
-        from scipy.spatial import cKDTree  # type: ignore[import-untyped]
-
+        """Place the points along the scaled axes."""
         places = _scale(self.axes, self.scales.lengths_log)
         object.__setattr__(self, "_places", places)
-        object.__setattr__(self, "_tree", cKDTree(places, balanced_tree=False))
+        object.__setattr__(self, "_nearest", NearestPoints(places))
 
     def predict(self, axes: Matrix) -> tuple[FloatColumn, FloatColumn]:
         """Return the value of every call and its standard deviation.
@@ -73,10 +71,9 @@ class Kriging:
         """Return the nearest points of every call, the call's own place left out."""
         count = min(_NUM_NEIGHBOURS, max(len(self.values) - 1, 1))
         wanted = min(count + 1, len(self.values))
-        distances, rows = self._tree.query(calls, k=wanted)
-        rows = rows.reshape(-1, wanted)
-        is_own = distances.reshape(-1, wanted)[:, 0] == 0.0
-        others: IntColumn = rows[:, :count].astype(np.int64, order="C")
+        rows = self._nearest.find(calls, wanted)
+        is_own = (self._places[rows[:, 0]] == calls).all(axis=1)
+        others = np.ascontiguousarray(rows[:, :count])
         others[is_own] = rows[is_own, -count:]
         return others
 
@@ -153,10 +150,10 @@ class _Search:
 
     def _look_up(self, scales: FloatColumn) -> IntColumn:
         """Return the neighbours of every judged point, itself left out."""
-        from scipy.spatial import cKDTree
+        from scipy.spatial import cKDTree  # type: ignore[import-untyped]
 
         places = _scale(self._axes, scales[:-1])
-        count = min(_NUM_LEARNING_NEIGHBOURS + 1, len(places))
+        count = min(_NUM_NEIGHBOURS + 1, len(places))
         _, rows = cKDTree(places).query(places[self._judged], k=count)
         is_self = rows == self._judged[:, None]
         # Among many coinciding points a point may not be among its own neighbours.

@@ -7,6 +7,7 @@ latency at the end of the range holds better.
 """
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -68,29 +69,42 @@ class Members:
         return cls(law, trees, steps, Kriging(design.axes, residual_log, scales))
 
 
-def learn_member_scales(design: Design, log_ratio: FloatColumn, seed: int) -> Scales:
-    """Return kriging's scales for a series; those of parts of it differ little."""
-    residual_log = log_ratio - fit_regimes(design, log_ratio).log_ratio(design)
-    return learn_scales(design.axes, residual_log, seed)
-
-
 @dataclass(frozen=True, slots=True)
 class MemberFitter:
-    """Trains members; the scales are of the whole series."""
+    """Trains members on the points of a series; law and scales were learned from all of them.
+
+    Those of parts of it differ little: a part has the same regimes, and laws of its own in them.
+    """
 
     config: PredictorConfig
     seed: int
+    law: Regimes
     scales: Scales
 
-    def fit(self, design: Design, log_ratio: FloatColumn) -> Members:
-        """Train on measured points."""
+    @classmethod
+    def learn(
+        cls, config: PredictorConfig, seed: int, design: Design, log_ratio: FloatColumn
+    ) -> Self:
+        """Return what trains the members of a series."""
         law = fit_regimes(design, log_ratio)
-        law_log = law.log_ratio(design)
+        residual_log = log_ratio - law.log_ratio(design)
+        return cls(config, seed, law, learn_scales(design.axes, residual_log, seed))
+
+    def fit_part(self, design: Design, log_ratio: FloatColumn) -> Members:
+        """Train quickly on some of the points."""
+        quick = replace(self.config, booster=self.config.booster.quick)
+        part = replace(self, config=quick, law=self.law.refit(design, log_ratio))
+        return part.fit(design, log_ratio, has_steps=True)
+
+    def fit(self, design: Design, log_ratio: FloatColumn, *, has_steps: bool) -> Members:
+        """Train on the points; without steps these are a constant."""
+        law_log = self.law.log_ratio(design)
         residual_log = log_ratio - law_log
         trees = grow_trees(tree_inputs(design, law_log), residual_log, self.config, self.seed)
         as_steps = replace(self.config, booster=self.config.booster.steps)
-        steps = grow_trees(design.features, log_ratio, as_steps, self.seed)
-        return Members(law, trees, steps, Kriging(design.axes, residual_log, self.scales))
+        rows = slice(None) if has_steps else slice(0)
+        steps = grow_trees(design.features[rows], log_ratio[rows], as_steps, self.seed)
+        return Members(self.law, trees, steps, Kriging(design.axes, residual_log, self.scales))
 
 
 def tree_inputs(design: Design, law_log: FloatColumn) -> Matrix:

@@ -5,13 +5,13 @@ long as the laws of both sides are clearly nearer to the points than the one of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from foretoken.predictor.features import Design, Matrix
-from foretoken.predictor.regression.work_law import WorkLaw, fit_work_law
+from foretoken.predictor.regression.work_law import MIN_LAW_ROWS, WorkLaw, fit_work_law
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # At most so many splits one under the other, each with so many points on either side at least.
@@ -49,6 +49,24 @@ class Regimes:
             law = WorkLaw(coefficients, float(self.exponents[node]))
             found[rows] = law.log_ratio(design.take(rows))
         return found
+
+    def refit(self, design: Design, log_ratio: FloatColumn) -> "Regimes":
+        """Return the same regimes with laws fitted to other points of the series.
+
+        One with too few of them for a law takes that of all.
+        """
+        if design.num_rows < MIN_LAW_ROWS:
+            return fit_regimes(design, log_ratio)
+        coefficients = np.zeros_like(self.coefficients)
+        nodes = self._leaves(design.features)
+        for node in np.flatnonzero(self.feature == _LEAF).tolist():
+            rows = np.flatnonzero(nodes == node)
+            if len(rows) < MIN_LAW_ROWS:
+                rows = np.arange(design.num_rows)
+            exponents = (float(self.exponents[node]),)
+            law = fit_work_law(design.take(rows), log_ratio[rows], exponents)
+            coefficients[node] = law.coefficients
+        return replace(self, coefficients=coefficients)
 
     def to_arrays(self) -> Mapping[str, npt.NDArray[np.float64]]:
         """Return what the tree is made of, to be stored."""

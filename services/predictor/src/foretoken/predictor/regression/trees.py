@@ -91,7 +91,7 @@ def grow_trees(features: Matrix, values: FloatColumn, config: PredictorConfig, s
     """Train on rows; fewer than `min_rows` give their median, more than `max_rows` are thinned."""
     import lightgbm
 
-    constant = float(np.median(values))
+    constant = float(np.median(values)) if len(values) else 0.0
     if len(values) < config.min_rows:
         return Trees(constant)
     rows = np.arange(len(values))

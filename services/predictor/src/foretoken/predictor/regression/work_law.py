@@ -5,6 +5,7 @@ when every part of the work grows. What it leaves over is small and smooth: the 
 that.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,9 @@ _EXPONENTS = (1.0, 2.0, 4.0)
 # the least error distinguished, in log units: repeats of one point differ by as much.
 _NUM_ROUNDS, _MIN_ERROR_LOG = 3, 0.02
 # Enough points to fit two dozen parts.
-_MAX_ROWS = 5_000
+_MAX_ROWS = 3_000
 # With fewer points a law would follow single measurements: the base latency serves.
-_MIN_ROWS = 12
+MIN_LAW_ROWS = 12
 # The law is never less than this share of the base latency.
 _MIN_SHARE = 0.05
 # Parts in one proportion at all points, to this, are one part to the fit.
@@ -44,9 +45,11 @@ class WorkLaw:
         return np.asarray(np.log(np.maximum(law_us / design.base_us, _MIN_SHARE)))
 
 
-def fit_work_law(design: Design, log_ratio: FloatColumn) -> WorkLaw:
-    """Return the law that is the fewest per cent off."""
-    if design.num_rows < _MIN_ROWS:
+def fit_work_law(
+    design: Design, log_ratio: FloatColumn, exponents: Sequence[float] = _EXPONENTS
+) -> WorkLaw:
+    """Return the law, of those with one of the exponents, that is the fewest per cent off."""
+    if design.num_rows < MIN_LAW_ROWS:
         return WorkLaw(np.empty(0), 1.0)
     rows = np.arange(design.num_rows)
     if len(rows) > _MAX_ROWS:
@@ -57,7 +60,7 @@ def fit_work_law(design: Design, log_ratio: FloatColumn) -> WorkLaw:
     # Parts are scaled alike before they are raised to a power.
     scale = np.maximum(work.max(axis=0), np.finfo(float).tiny) / latency_us.max()
     share = work / scale / latency_us[:, None]
-    fits = [(*_fit(share**exponent, exponent), exponent) for exponent in _EXPONENTS]
+    fits = [(*_fit(share**exponent, exponent), exponent) for exponent in exponents]
     _, solution, exponent = min(fits, key=lambda fit: fit[0])
     coefficients = np.zeros(design.work.shape[1])
     coefficients[parts] = solution ** (1.0 / exponent) / scale
@@ -74,16 +77,15 @@ def _tell_apart(work: Matrix) -> IntColumn:
     fit may choose; the more so with many tokens.
     """
     first, count = NUM_ROOFLINE_PARTS, work.shape[1]
+    # Points far apart in size count alike.
+    relative = work / np.maximum(work[:, :1], np.finfo(float).tiny)
+    lengths = np.linalg.norm(relative, axis=0)
+    directions = relative / np.where(lengths > 0.0, lengths, 1.0)
+    is_same = directions.T @ directions > 1.0 - _SAME_RATIO
     found: list[int] = []
-    directions = np.empty((0, len(work)))
     for place in (*range(first), *range(count - 1, first - 1, -1)):
-        # Points far apart in size count alike.
-        relative = work[:, place] / np.maximum(work[:, 0], np.finfo(float).tiny)
-        length = float(np.linalg.norm(relative))
-        if not length or (directions @ relative > (1.0 - _SAME_RATIO) * length).any():
-            continue
-        found.append(place)
-        directions = np.vstack([directions, relative / length])
+        if lengths[place] and not is_same[place, found].any():
+            found.append(place)
     return np.array(sorted(found), dtype=np.int64)
 
 

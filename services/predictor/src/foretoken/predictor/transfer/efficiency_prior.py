@@ -47,7 +47,8 @@ _KIND = "any "
 # The cost that tells operators over rows, which are one kernel (see `row_operator`).
 _ROW_COST = "wave_features"
 
-_MAX_ROWS_PER_SERIES = 500
+# Of many series fewer rows each tell as much: they count alike, however many rows they have.
+_MAX_ROWS_PER_SERIES, _MIN_ROWS_PER_SERIES, _MAX_ROWS = 500, 50, 10_000
 _MIN_ROWS = 100
 _PARAMETERS = {
     "objective": "regression_l1",
@@ -94,6 +95,10 @@ class _Sample:
     group: str
     transfer: Matrix
     log_ratio: FloatColumn
+
+    def first(self, count: int) -> "_Sample":
+        """Return the sample of its first rows, which are in no order."""
+        return replace(self, transfer=self.transfer[:count], log_ratio=self.log_ratio[:count])
 
 
 def default_transfer() -> TransferModel:
@@ -153,12 +158,18 @@ def train_transfers(
         # What is left out to learn the uncertainty: a device for the same operator, else an
         # operator.
         groups = [key.operator if name.startswith(_KIND) else place for name in names]
+        sample = _sample(series, seed)
         for name, group in zip(names, groups, strict=True):
-            samples.setdefault(name, []).append(_sample(series, group, seed))
+            samples.setdefault(name, []).append(replace(sample, group=group))
     return {
-        name: _train(own, _support(own, is_of_kind=name.startswith(_KIND)), config, seed)
+        name: _train(_thin(own), _support(own, is_of_kind=name.startswith(_KIND)), config, seed)
         for name, own in sorted(samples.items())
     }
+
+
+def _thin(samples: Sequence[_Sample]) -> Sequence[_Sample]:
+    count = max(_MAX_ROWS // len(samples), _MIN_ROWS_PER_SERIES)
+    return [sample.first(count) for sample in samples]
 
 
 def _taught_names(key: SeriesKey) -> tuple[str, ...]:
@@ -167,14 +178,14 @@ def _taught_names(key: SeriesKey) -> tuple[str, ...]:
     return names if _OTHER_PLACE.isdisjoint(parse_variant(key.variant)) else names[:1]
 
 
-def _sample(series: Series, group: str, seed: int) -> _Sample:
+def _sample(series: Series, seed: int) -> _Sample:
     key = series.key
     num_points = len(series.points)
     num_rows = min(num_points, _MAX_ROWS_PER_SERIES)
     rows = np.random.default_rng(seed).choice(num_points, num_rows, replace=False)
     drawn = series.take(rows)
     design = drawn.design
-    return _Sample(key, group, design.transfer, np.log(drawn.latency_us / design.base_us))
+    return _Sample(key, "", design.transfer, np.log(drawn.latency_us / design.base_us))
 
 
 def _train(

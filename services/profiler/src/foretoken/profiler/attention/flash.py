@@ -12,15 +12,18 @@ import torch
 from torch.nn import functional
 
 from foretoken.profiler.attention.batch import (
+    FP8,
+    FP8_CACHE,
     HALF_DTYPES,
+    PAGE_SIZE,
     AttentionCase,
     AttentionCode,
     dense_inputs,
     packed_inputs,
     sides_of_window,
+    table_inputs,
 )
-from foretoken.profiler.attention.paged_cache import FP8, FP8_CACHE, PAGE_SIZE, table_inputs
-from foretoken.profiler.presence import has_capability, has_library, library
+from foretoken.profiler.kernel import has_capability, has_library, library
 
 _HOPPER = 9
 # Its C++ refuses pages that are no multiple.

@@ -6,15 +6,17 @@ from functools import cache
 import torch
 
 from foretoken.profiler.attention.batch import (
+    FP8,
+    FP8_CACHE,
     HALF_DTYPES,
+    PAGE_SIZE,
     AttentionCase,
     AttentionCode,
+    list_inputs,
     packed_inputs,
     sides_of_window,
 )
-from foretoken.profiler.attention.paged_cache import FP8, FP8_CACHE, PAGE_SIZE, list_inputs
-from foretoken.profiler.kernel import Inputs
-from foretoken.profiler.presence import has_capability, has_library, library
+from foretoken.profiler.kernel import Inputs, has_capability, has_library, library
 
 _WORKSPACE_BYTES = 128 * 2**20
 # Head sizes it has kernels for.

@@ -26,8 +26,7 @@ from foretoken.profiler.attention.batch import (
     random_vectors,
     visible_keys,
 )
-from foretoken.profiler.kernel import Inputs, TensorFactory
-from foretoken.profiler.presence import has_capability, is_cuda, runs
+from foretoken.profiler.kernel import Inputs, TensorFactory, has_capability, is_cuda, runs
 
 NAME = "torch.nn.functional.scaled_dot_product_attention"
 # Backends that know causality from the end of the context; others take it as a mask.

@@ -3,11 +3,14 @@
 import contextlib
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretoken.domain.errors import CancelledJobError, ForetokenError, InvalidRequestError
 from foretoken.domain.measurements.estimate import DType
@@ -23,18 +26,87 @@ from foretoken.domain.name import text_to_name
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.units import NS_PER_US
 from foretoken.jobs.runner import JobProgress
-from foretoken.profiler.closure.default_steps import choose_steps
 from foretoken.profiler.closure.hf_model import HuggingFaceModel, build_model, read_config
-from foretoken.profiler.closure.kernel_count import profile_step
-from foretoken.profiler.closure.step_program import Program, make_program
+from foretoken.profiler.closure.step_program import Program, choose_steps, make_program
 from foretoken.profiler.environment import describe_environment, free_memory_bytes
 from foretoken.profiler.host.probe import host_clock
 from foretoken.profiler.kernel import PLAIN_DTYPES, TORCH_DTYPES
 from foretoken.profiler.local_device import LocalDevice
 from foretoken.profiler.recording.batch_sender import HandOver
-from foretoken.profiler.recording.report_keeping import ReportShelf
+from foretoken.profiler.report import ReportShelf
 from foretoken.profiler.timing.timer import median_interval_ratio, summarize
 from foretoken.profiler.timing.watch import Observation, open_watch
+
+# Steps that are looked at: enough to even out, few as a profiler keeps every event.
+_NUM_PROFILED = 3
+# Operators that compute nothing, though their schema does not call them views.
+_FREE_OPERATORS = frozenset(
+    {
+        "aten::_unsafe_view",
+        "aten::detach",
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::lift_fresh",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::record_stream",
+    }
+)
+
+
+class OperatorRecorder(TorchDispatchMode):  # type: ignore[misc]
+    """Keeps every operator that computes, with its arguments, in the order they are run."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator and keep it."""
+        named = dict(kwargs or {})
+        if not is_free(func):
+            self.calls.append((func, args, named))
+        return func(*args, **named)
+
+
+def is_free(operator: Any) -> bool:
+    """Tell whether an operator launches nothing: a view, or memory without content."""
+    name = operator._schema.name  # noqa: SLF001 - torch has no public name for it
+    return operator.is_view or name in _FREE_OPERATORS or name.startswith("profiler::")
+
+
+def profile_step(run: Callable[[], object], device: LocalDevice) -> tuple[float, int]:
+    """Return the µs that kernels ran on the device for a step, and their number.
+
+    A CPU does not tell times apart from wall time: 0, and the operators that compute.
+    """
+    if not device.is_cuda:
+        with OperatorRecorder() as recorder:
+            run()
+        return 0.0, len(recorder.calls)
+    torch.cuda.synchronize(device.torch_device)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(_NUM_PROFILED):
+            run()
+        torch.cuda.synchronize(device.torch_device)
+    on_device = [
+        event
+        for event in profiler.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+        # Ranges that programs name are drawn on the device, too.
+        and not getattr(event, "is_user_annotation", False)
+    ]
+    busy_us = sum(event.time_range.elapsed_us() for event in on_device)
+    return busy_us / _NUM_PROFILED, round(len(on_device) / _NUM_PROFILED)
+
 
 _LONGEST_REASON = 300
 

@@ -27,10 +27,14 @@ from foretoken.profiler.cluster import objects
 from foretoken.profiler.cluster.api import ClusterApi, Resource
 from foretoken.profiler.cluster.collecting import build_report, count_rows, find_runs
 from foretoken.profiler.cluster.following import JobFollower, describe_progress, progress_ratio
-from foretoken.profiler.cluster.naming import is_collective, name_request
-from foretoken.profiler.cluster.nodes import CPU, count_devices
 from foretoken.profiler.cluster.spec import KubernetesSpec, PodSetup
-from foretoken.profiler.cluster.submitting import JobSubmitter
+from foretoken.profiler.cluster.submitting import (
+    CPU,
+    JobSubmitter,
+    count_devices,
+    is_collective,
+    name_request,
+)
 
 # Profiles that are followed at the same time; each is a thread that mostly waits.
 _NUM_FOLLOWED = 8

@@ -1,22 +1,110 @@
-"""Hand a profile to the cluster: once, however often it is requested."""
+"""Hand a profile to the cluster once, under its name, on nodes with its GPUs."""
 
+import dataclasses
+import hashlib
+import json
+import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
+from foretoken.domain import schema
 from foretoken.domain.errors import DeviceNotPresentError, InvalidRequestError, NotAllowedError
-from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.device import DeviceSpec, all_devices, find_device
 from foretoken.domain.measurements.profiling import ProfileRequest
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.overlap import is_group_call
 from foretoken.profiler.cluster import objects
 from foretoken.profiler.cluster.api import ClusterApi, Resource, ResourceExistsError
-from foretoken.profiler.cluster.naming import hash_content, name_of_job
-from foretoken.profiler.cluster.nodes import (
-    CPU,
-    count_devices,
-    num_gpus,
-    product_labels,
-    product_of_node,
-)
 from foretoken.profiler.cluster.spec import KubernetesSpec, PodSetup
+from foretoken.profiler.planning.coverage import name_profile
+
+CPU = "cpu"
+
+
+def product_labels(device: DeviceSpec) -> tuple[str, ...]:
+    """Return the values of the product label that stand for a device.
+
+    Source: NVIDIA's GPU feature discovery writes the driver's name with dashes for spaces. What no
+    label may hold, such as the parentheses of `Intel(R) Arc(TM)`, is a dash too.
+    """
+    return tuple(sorted({re.sub(r"[^\w.-]+", "-", name) for name in device.vendor_names}))
+
+
+def count_devices(nodes: Iterable[Resource], spec: KubernetesSpec) -> Mapping[str, int]:
+    """Return how many of each device the nodes offer; GPUs without a device file do not count."""
+    devices = {
+        label: device.name for device in all_devices().values() for label in product_labels(device)
+    }
+    counts: Counter[str] = Counter()
+    for node in nodes:
+        name = devices.get(product_of_node(node, spec))
+        if name is not None:
+            counts[name] += num_gpus(node, spec)
+    return {name: count for name, count in sorted(counts.items()) if count}
+
+
+def product_of_node(node: Resource, spec: KubernetesSpec) -> str:
+    """Return the product label of a node, empty where it has none."""
+    return str((node["metadata"].get("labels") or {}).get(spec.product_label, ""))
+
+
+def num_gpus(node: Resource, spec: KubernetesSpec) -> int:
+    """Return how many GPUs a node offers to pods."""
+    offered = (node.get("status") or {}).get("allocatable") or {}
+    return int(offered.get(spec.gpu_resource, 0))
+
+
+# A pod's host name is the Job's name and its index, and may have 63 characters.
+_LONGEST_SLUG = 36
+_HASH_LENGTH = 8
+
+
+def name_request(request: ProfileRequest) -> ProfileRequest:
+    """Return the request with its device's own name, and a name of its own.
+
+    Raises:
+        UnknownDeviceError: no such device.
+
+    """
+    request = dataclasses.replace(request, device=find_device(request.device).name)
+    return dataclasses.replace(request, name=name_profile(request))
+
+
+def name_of_job(profile: str) -> str:
+    """Return the name of a profile's Job, the same for the same profile."""
+    slug = re.sub(r"[^a-z0-9]+", "-", profile.lower())[:_LONGEST_SLUG].strip("-")
+    return "-".join(filter(None, ("foretoken", slug, _hash(profile)[:_HASH_LENGTH])))
+
+
+def hash_content(request: ProfileRequest, num_shards: int) -> str:
+    """Return a hash of what is profiled and how it is dealt."""
+    return _hash([schema.encode(request), num_shards])
+
+
+def is_collective(request: ProfileRequest) -> bool:
+    """Return whether the request is for collectives, whose pods must be there together.
+
+    Raises:
+        UnknownOperatorError: it names an operator that does not exist.
+        InvalidRequestError: it mixes them with others.
+
+    """
+    kinds = {find_operator(name).is_collective for name in request.operators}
+    # What is timed concurrently with a collective runs in the same pods.
+    kinds |= {is_group_call(c) for c in request.calls}
+    if len(kinds) > 1:
+        raise InvalidRequestError.of_field(
+            "operators",
+            "collectives run in pods that meet, other operators in pods of their own:"
+            " profile them one after the other",
+        )
+    return kinds == {True}
+
+
+def _hash(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
 
 _DELETION_PAUSE_S = 1.0
 

@@ -15,18 +15,17 @@ from foretoken.domain.name import text_to_name
 from foretoken.domain.ports import CatalogPort
 from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.environment import FRAMEWORK, framework_version, free_memory_bytes
-from foretoken.profiler.graph.memory_limit import MemoryLimit
-from foretoken.profiler.graph.model_config import (
+from foretoken.profiler.graph.model import (
     count_layers,
     lengthen_positions,
     read_model_config,
 )
 from foretoken.profiler.graph.rank_profile import GraphSession, RankProfiler
+from foretoken.profiler.graph.whole_pass import MemoryLimit
 from foretoken.profiler.local_device import LocalDevice
 from foretoken.profiler.recording.batch_sender import HandOver
-from foretoken.profiler.recording.batches import BatchWriter, open_writer
-from foretoken.profiler.recording.report_keeping import ReportShelf
-from foretoken.profiler.recording.rows import RowBuilder
+from foretoken.profiler.recording.batches import BatchWriter, RowBuilder, open_writer
+from foretoken.profiler.report import ReportShelf
 from foretoken.profiler.timing.case import Rig
 
 TOOL = "foretoken profiler (graph)"

@@ -16,29 +16,31 @@ from foretoken.domain.units import US_PER_MS
 from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.graph.call_operator import kernel_name, operator_calls
 from foretoken.profiler.graph.call_timing import CallTimer, CallTimes, PassTime
-from foretoken.profiler.graph.graph_run import find_integers
-from foretoken.profiler.graph.layer_kind import layer_kinds
-from foretoken.profiler.graph.memory_limit import MemoryLimit, memory_reason
 from foretoken.profiler.graph.model import (
     ModelShape,
+    count_layers,
+    layer_kinds,
     outline_model,
     place_model,
     weight_bytes,
 )
-from foretoken.profiler.graph.model_config import count_layers
 from foretoken.profiler.graph.module_fold import (
     ModuleSums,
     add_missing_layers,
     fold_calls,
     module_times,
 )
-from foretoken.profiler.graph.pass_memory import pass_bytes
 from foretoken.profiler.graph.tensor_split import SplitError
-from foretoken.profiler.graph.trace import Trace, TracedCall, TraceError, trace_model
-from foretoken.profiler.graph.whole_pass import WholePass, time_whole_pass
+from foretoken.profiler.graph.trace import Trace, TracedCall, TraceError, find_integers, trace_model
+from foretoken.profiler.graph.whole_pass import (
+    MemoryLimit,
+    WholePass,
+    memory_reason,
+    pass_bytes,
+    time_whole_pass,
+)
 from foretoken.profiler.kernel import TORCH_DTYPES, TensorFactory
-from foretoken.profiler.recording.batches import BatchWriter
-from foretoken.profiler.recording.rows import RowBuilder, reading_columns
+from foretoken.profiler.recording.batches import BatchWriter, RowBuilder, reading_columns
 from foretoken.profiler.timing.case import Rig
 from foretoken.profiler.timing.plausibility import implausible_flags, physical_limits
 

@@ -14,13 +14,11 @@ from foretoken.domain.measurements.measurement import MeasurementBatch, Run, Run
 from foretoken.domain.ports import CatalogPort
 from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.environment import FRAMEWORK, describe_environment, framework_version
-from foretoken.profiler.host.launch import launch_probes
-from foretoken.profiler.host.probe import HostProbe, sample_probe
-from foretoken.profiler.host.serving_step import serving_probes
-from foretoken.profiler.host.small_model import model_probes
+from foretoken.profiler.host.probe import HostProbe, launch_probes, sample_probe
+from foretoken.profiler.host.serving_step import model_probes, serving_probes
 from foretoken.profiler.kernel import TORCH_DTYPES
 from foretoken.profiler.local_device import LocalDevice
-from foretoken.profiler.recording.rows import RowBuilder, reading_columns
+from foretoken.profiler.recording.batches import RowBuilder, reading_columns
 from foretoken.profiler.recording.spool import Row
 from foretoken.profiler.timing.watch import DeviceWatch, open_watch
 from foretoken.wire.arrow import rows_to_table

@@ -6,9 +6,8 @@ import torch
 from torch.nn import functional
 
 from foretoken.domain.measurements.estimate import DType
-from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
+from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory, has_library, library
 from foretoken.profiler.kernels.rms_norm import EPSILON
-from foretoken.profiler.presence import has_library, library
 
 
 def _make_inputs(dims: Mapping[str, int], tensors: TensorFactory) -> Inputs:

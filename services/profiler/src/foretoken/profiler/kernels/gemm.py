@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType
-from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
-from foretoken.profiler.presence import has_capability, is_cuda, runs
+from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory, has_capability, is_cuda, runs
 from foretoken.profiler.scaling import FP8, make_scales
 
 _Bind = Callable[[Mapping[str, int]], Callable[..., Any]]

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
-from foretoken.profiler.presence import is_cuda
+from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory, is_cuda
 
 # Blocks in a cache per block moved: its neighbours stay.
 _BLOCKS_PER_BLOCK = 2

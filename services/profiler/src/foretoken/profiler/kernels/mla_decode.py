@@ -12,7 +12,9 @@ import torch
 from foretoken.profiler.attention.batch import (
     HALF_DTYPES,
     is_ragged_decode,
+    num_pages_of,
     read_decode_batch,
+    shuffled_pages,
     starts_of,
 )
 from foretoken.profiler.attention.flashinfer import workspace
@@ -21,10 +23,16 @@ from foretoken.profiler.attention.latent import (
     attend_padded_latents,
     padding_bias,
 )
-from foretoken.profiler.attention.paged_cache import num_pages_of, shuffled_pages
 from foretoken.profiler.attention.sdpa import is_cpu
-from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
-from foretoken.profiler.presence import has_capability, has_library, is_cuda, library
+from foretoken.profiler.kernel import (
+    Inputs,
+    Kernel,
+    TensorFactory,
+    has_capability,
+    has_library,
+    is_cuda,
+    library,
+)
 
 _OPERATOR = "mla_decode"
 _PAGE_SIZE = 64

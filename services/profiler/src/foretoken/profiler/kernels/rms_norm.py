@@ -10,8 +10,7 @@ import torch
 from torch.nn import functional
 
 from foretoken.domain.measurements.estimate import DType
-from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
-from foretoken.profiler.presence import has_library, library
+from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory, has_library, library
 
 EPSILON = 1e-6
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from foretoken.domain.measurements.estimate import DType
-from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
-from foretoken.profiler.presence import has_library, library
+from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory, has_library, library
 
 
 def _make_inputs(dims: Mapping[str, int], tensors: TensorFactory) -> Inputs:

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
-from foretoken.profiler.presence import has_library, library
+from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory, has_library, library
 
 TOP_K = 50
 TOP_P = 0.9

@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional
 
 from foretoken.domain.measurements.estimate import DType
-from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory
-from foretoken.profiler.presence import has_library, library
+from foretoken.profiler.kernel import Inputs, Kernel, TensorFactory, has_library, library
 
 # FlashInfer reads 16 bytes at a time. Source: flashinfer/activation.py.
 _VECTOR_ELEMENTS = 8

@@ -1,18 +1,45 @@
-"""What the catalog has of a profile: points that are known, and rows of the same profile."""
+"""What the catalog has of a profile by its name: points known, and rows of the same profile."""
 
+import hashlib
+import json
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from foretoken.domain import schema
 from foretoken.domain.measurements.estimate import OperatorCall
 from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.measurements.profiling import ProfileRequest
+from foretoken.domain.name import check_name
 from foretoken.domain.operators.spec.operator import all_operators
 from foretoken.domain.operators.spec.overlap import is_group_call, is_of_group
 from foretoken.domain.ports import CatalogPort
 from foretoken.wire.arrow import dims_to_columns, read_table
+
+_NUM_DIGITS = 12
+
+
+def name_profile(request: ProfileRequest) -> str:
+    """Return the request's name, or one made of what it requests: the same for the same.
+
+    A request that skips nothing and has no name is a new profile each time.
+
+    Raises:
+        InvalidRequestError: its name is none.
+
+    """
+    if request.name:
+        return check_name(request.name, "name")
+    if not request.skip_covered:
+        return uuid.uuid4().hex[:_NUM_DIGITS]
+    # How long it may take does not make it another profile.
+    content = json.dumps(schema.encode(replace(request, time_cap_s=0.0)), sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:_NUM_DIGITS]
+
 
 # (operator, phase, dtype, variant, kernel source, dimensions in canonical order): the identity of
 # a measured point. The kernel of what several ranks time is their library's, and left empty.

@@ -1,4 +1,4 @@
-"""The operator calls that serving and training a model ask for, over a grid of batches.
+"""The operator calls that a model requests in serving, training, and as transformers runs it.
 
 Models are lowered as the simulator lowers them, so that a point measured is a point asked about.
 What depends on tokens alone is lowered apart from what depends on contexts: their product would
@@ -6,12 +6,13 @@ say nothing more.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.lowering.eager import ModelForm, lower_step
 from foretoken.domain.lowering.graph import (
     BatchShape,
     DecodeShape,
@@ -21,15 +22,69 @@ from foretoken.domain.lowering.graph import (
 )
 from foretoken.domain.lowering.lower import lower_backward, lower_rank
 from foretoken.domain.lowering.options import LoweringOptions, TrainingOptions
-from foretoken.domain.lowering.training_kernels import check_kernels, update_kernels
+from foretoken.domain.lowering.training_layer import check_kernels, update_kernels
 from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operators.attention_prefill import prefill_dims, unequal_prefill_dims
 from foretoken.domain.operators.spec.operator import all_operators
 from foretoken.domain.operators.spec.sweep import powers_of_two
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.units import ceil_divide
-from foretoken.profiler.planning.eager_sweep import EagerGrid, eager_nodes
+from foretoken.profiler.closure.hf_config import config_of_architecture
+
+_ACTIVATION_KEYS = ("hidden_act", "activation_function")
+# The context of decoding sequences: with the new token a power of two, as engines are asked about.
+_CONTEXT_TOKENS = 1023
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EagerGrid:
+    """Prompts of one sequence, by their tokens, and decoding steps, by their sequences."""
+
+    prefill_tokens: tuple[int, ...]
+    decode_seqs: tuple[int, ...]
+
+
+def eager_nodes(
+    grid: EagerGrid,
+    micro_batches: Sequence[tuple[int, int]],
+    num_params: Sequence[int],
+    model: ModelArchitecture,
+    dtype: DType,
+) -> Iterator[OperatorNode]:
+    """Yield the operators of forward steps of a grid, and of training on these micro batches.
+
+    The optimizer's update comes for as many parameters as `num_params` say, each cut into as many
+    tensors as the model has: all of a large model's would not fit a device.
+    """
+    form = _form_of(model)
+    longest = model.max_position
+    steps = [("prefill", 1, tokens) for tokens in grid.prefill_tokens if tokens <= longest]
+    steps += [("decode", seqs, min(_CONTEXT_TOKENS, longest - 1)) for seqs in grid.decode_seqs]
+    steps += [("training", seqs, tokens) for seqs, tokens in micro_batches]
+    updates: dict[int, OperatorNode] = {}
+    for kind, batch_size, num_tokens in steps:
+        step = ClosureStep(kind=kind, batch_size=batch_size, num_tokens=num_tokens)
+        for node in lower_step(step, model, dtype, form):
+            if node.operator != "fused_adam":
+                yield node
+                continue
+            for size in num_params:
+                dims = {**node.dims, "num_params": size}
+                updates[size] = replace(node, dims=dims)
+    yield from (node for size, node in updates.items() if size >= node.dims["num_tensors"])
+
+
+def _form_of(model: ModelArchitecture) -> ModelForm:
+    """Return how `transformers` runs an architecture: as the model type it would be built as."""
+    try:
+        content = config_of_architecture(model)
+    except InvalidRequestError:
+        return ModelForm()
+    activation = next((str(content[key]) for key in _ACTIVATION_KEYS if key in content), "")
+    return ModelForm(model_type=str(content["model_type"]), activation=activation)
+
 
 # (sequences, new tokens of each, context before them)
 PrefillPoint = tuple[int, int, int]

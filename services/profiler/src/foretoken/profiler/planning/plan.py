@@ -1,23 +1,45 @@
-"""Decide which operator calls to time, and in which order."""
+"""Decide which operator calls to time, in which order, on which pod, and for how long."""
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.roofline import compute_terms
 from foretoken.domain.measurements.estimate import OperatorCall
-from foretoken.domain.measurements.profiling import ProfileRequest
+from foretoken.domain.measurements.profiling import OperatorOutline, ProfileOutline, ProfileRequest
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.overlap import is_group_call
 from foretoken.domain.operators.spec.variant import least_element_bytes
 from foretoken.domain.units import US_PER_S
 from foretoken.profiler.local_device import CPU
 from foretoken.profiler.planning.coverage import KnownRows, Point, point_of_call
-from foretoken.profiler.planning.shard import take_shard
+from foretoken.profiler.planning.durations import CaseDurations
 from foretoken.profiler.planning.wanted_call import PlanSite, wanted_calls
 from foretoken.profiler.ranks.rows import in_group_order
+from foretoken.profiler.timing.case import needed_bytes
+
+T = TypeVar("T")
+
+
+def take_shard(plan: Sequence[T], shard_index: int, num_shards: int) -> tuple[T, ...]:
+    """Return every `num_shards`-th entry from `shard_index` on: shares of equal mix and size.
+
+    All pods must make the plan from the same seed.
+
+    Raises:
+        InvalidRequestError: there is no such shard.
+
+    """
+    if not 0 <= shard_index < num_shards:
+        raise InvalidRequestError.of_field(
+            "shard_index", f"{shard_index} is not a share of {num_shards}"
+        )
+    return tuple(plan[shard_index::num_shards])
+
 
 # What one core of a server does in fp32. The roofline of the `cpu` device is the best that any CPU
 # can do, 20 to 200 times as much. Source: GEMMs, attention and streams on one core of a 2.6 GHz
@@ -145,3 +167,38 @@ def _shuffle(
     shuffled = [*calls, *order.sample(list(calls), num_repeats)]
     order.shuffle(shuffled)
     return shuffled
+
+
+def outline_plan(
+    name: str, device: str, plan: ProfilePlan, durations: CaseDurations, allowed_bytes: float
+) -> ProfileOutline:
+    """Return the outline of a plan; calls that need more than `allowed_bytes` will fail."""
+    num_calls = Counter(call.operator for call in plan.all_calls)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    num_failing = 0
+    for call in plan.all_calls:
+        if needed_bytes(call) > allowed_bytes:
+            num_failing += 1
+        else:
+            seconds[call.operator] += durations.estimate_s(call)
+    operators = tuple(
+        OperatorOutline(
+            operator=operator,
+            num_calls=num_calls[operator],
+            num_covered=plan.covered[operator],
+            estimated_s=seconds[operator],
+        )
+        for operator in sorted({*num_calls, *plan.covered})
+    )
+    return ProfileOutline(
+        name=name,
+        device=device,
+        num_calls=num_calls.total(),
+        num_covered=plan.num_covered,
+        num_too_long=plan.num_too_long,
+        num_failing=num_failing,
+        num_unsupported=plan.num_unsupported,
+        notes=plan.notes,
+        estimated_s=sum(entry.estimated_s for entry in operators),
+        operators=operators,
+    )

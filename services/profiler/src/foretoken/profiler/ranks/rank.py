@@ -30,9 +30,8 @@ from foretoken.profiler.ranks.group_spec import (
 )
 from foretoken.profiler.ranks.local_ranks import Answer
 from foretoken.profiler.ranks.rank_call import RankCall, prepare_rank_call
-from foretoken.profiler.ranks.rank_group import RankGroup, RankGroups
 from foretoken.profiler.ranks.rendezvous import RendezvousSpec
-from foretoken.profiler.ranks.rendezvous_store import connect_store
+from foretoken.profiler.ranks.rendezvous_store import RankGroup, RankGroups, connect_store
 from foretoken.profiler.ranks.stopwatch import (
     CudaOverlapStopwatch,
     GroupStopwatch,

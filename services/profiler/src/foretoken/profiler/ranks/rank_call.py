@@ -14,7 +14,7 @@ from foretoken.profiler.environment import free_memory_bytes
 from foretoken.profiler.kernel import TensorFactory, kernel_of_call
 from foretoken.profiler.local_device import LocalDevice
 from foretoken.profiler.ranks.group_spec import CollectiveTimingError
-from foretoken.profiler.ranks.rank_group import RankGroup
+from foretoken.profiler.ranks.rendezvous_store import RankGroup
 
 # Calls in one CUDA graph.
 _GRAPH_CALLS = 10

@@ -1,4 +1,4 @@
-"""What the nodes of a rendezvous tell each other, through the key-value store of node 0."""
+"""What nodes of a group tell each other through the key-value store of node 0."""
 
 import enum
 import json
@@ -7,11 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+from torch import distributed
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from foretoken.domain import schema
@@ -21,6 +23,8 @@ from foretoken.profiler.ranks.group_spec import (
     GroupLostError,
     GroupSpec,
     OtherRankError,
+    RankOrder,
+    ranks_of_group,
 )
 from foretoken.profiler.ranks.local_ranks import Answer
 from foretoken.profiler.ranks.rendezvous import RendezvousSpec
@@ -260,3 +264,64 @@ class Rendezvous:
                 store.add(f"beat/{self._spec.node_rank}", 1)
         except (RuntimeError, OSError) as err:
             _log.debug("no more beats: %s", err)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankGroup:
+    """The ranks of one collective, seen by one of them."""
+
+    ranks: tuple[int, ...]
+    place: int
+    group: distributed.ProcessGroup
+    device: torch.device
+
+    @property
+    def next_rank(self) -> int:
+        """The rank after this one in the ring."""
+        return self.ranks[(self.place + 1) % len(self.ranks)]
+
+    @property
+    def previous_rank(self) -> int:
+        """The rank before this one in the ring."""
+        return self.ranks[self.place - 1]
+
+    def agree(self, *values: float) -> list[float]:
+        """Return the largest of all ranks for each value; all ranks have then come here."""
+        largest = torch.tensor(values, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=self.group)
+        return [float(value) for value in largest]
+
+
+@dataclass(kw_only=True, slots=True)
+class RankGroups:
+    """All groups this rank has come across; each is made once, by all ranks together."""
+
+    order: RankOrder
+    device: torch.device
+    _known: dict[tuple[int, ...], distributed.ProcessGroup] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> GroupSpec:
+        """The group of all ranks."""
+        return self.order.group
+
+    def join(self, devices_per_node: int, num_nodes: int) -> RankGroup | None:
+        """Return the group of that shape; None where this rank is not in it.
+
+        Raises:
+            CollectiveTimingError: there are not as many ranks.
+            RuntimeError: the ranks did not find each other.
+
+        """
+        ranks = ranks_of_group(devices_per_node, num_nodes, self.spec)
+        if ranks not in self._known:
+            timeout = timedelta(seconds=self.order.timeout_s)
+            self._known[ranks] = distributed.new_group(list(ranks), timeout=timeout)
+        if self.order.rank not in ranks:
+            return None
+        return RankGroup(
+            ranks=ranks,
+            place=ranks.index(self.order.rank),
+            group=self._known[ranks],
+            device=self.device,
+        )

@@ -13,7 +13,7 @@ import torch
 
 from foretoken.domain.units import NS_PER_US, US_PER_MS
 from foretoken.profiler.ranks.group_spec import CollectiveTimingError
-from foretoken.profiler.ranks.rank_group import RankGroup
+from foretoken.profiler.ranks.rendezvous_store import RankGroup
 from foretoken.profiler.timing.stopwatch import CpuStopwatch, IndexedCall, Stopwatch
 
 # The device spins for so many cycles a µs at most, so that the host is ahead in any case.

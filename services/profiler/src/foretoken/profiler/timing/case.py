@@ -1,16 +1,22 @@
 """Time one call from its description: inputs, warm-up, samples, which kernel ran, and flags."""
 
 import dataclasses
+import logging
 import math
+import os
+import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
 from foretoken.domain.errors import DeviceMemoryError
 from foretoken.domain.hardware.device import DeviceSpec, find_device
-from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.measurements.estimate import OperatorCall, Phase
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import least_element_bytes
 from foretoken.profiler.config import TimerSpec
 from foretoken.profiler.environment import DeviceReading, free_memory_bytes, last_cache_bytes
 from foretoken.profiler.kernel import (
@@ -21,18 +27,90 @@ from foretoken.profiler.kernel import (
     prepare_case,
 )
 from foretoken.profiler.local_device import LocalDevice
-from foretoken.profiler.timing.graph_capture import (
+from foretoken.profiler.timing.kernel_names import NOT_TRACED, KernelNamer
+from foretoken.profiler.timing.plausibility import implausible_flags, physical_limits
+from foretoken.profiler.timing.stopwatch import (
     NUM_CALLS_BEFORE_CAPTURE,
     CapturedCalls,
     CaptureError,
+    CpuStopwatch,
+    CudaStopwatch,
+    IndexedCall,
+    Stopwatch,
     capture_calls,
 )
-from foretoken.profiler.timing.kernel_names import NOT_TRACED, KernelNamer
-from foretoken.profiler.timing.memory import needed_bytes
-from foretoken.profiler.timing.plausibility import implausible_flags, physical_limits
-from foretoken.profiler.timing.stopwatch import CpuStopwatch, CudaStopwatch, IndexedCall, Stopwatch
 from foretoken.profiler.timing.timer import TimingSummary, calls_per_sample, time_case
 from foretoken.profiler.timing.watch import BlindWatch, DeviceWatch, Observation, open_watch
+
+# A backward call holds its inputs, their gradients and what the forward pass saved.
+_BACKWARD_MEMORY_RATIO = 3.0
+
+
+def needed_bytes(call: OperatorCall) -> float:
+    """Return about how many bytes the tensors of a call take."""
+    spec = find_operator(call.operator)
+    element_bytes = least_element_bytes(call.dtype, call.variant)
+    needed = float(spec.moved_bytes(call.dims, element_bytes))
+    needed += float(spec.num_weights(call.dims)) * element_bytes
+    return needed * _BACKWARD_MEMORY_RATIO if call.phase is Phase.BACKWARD else needed
+
+
+_log = logging.getLogger(__name__)
+
+# EX_TEMPFAIL of sysexits.h: starting again goes on.
+EXIT_STATUS = 75
+
+
+def _leave() -> None:
+    # Threads that hang in a kernel would keep an orderly exit from ending.
+    os._exit(EXIT_STATUS)
+
+
+class HungCaseWatch:
+    """Waits next to the thread that times; at `limit_s` it says so and ends the process.
+
+    `on_hung` is given the call and a reason first, from a thread of its own: there is time to note
+    a failed row, by which the next start goes on behind it. With `limit_s` 0 nothing is watched.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        on_hung: Callable[[OperatorCall, str], None],
+        leave: Callable[[], None] = _leave,
+    ) -> None:
+        """Keep the limit and what to do."""
+        self._limit_s = limit_s
+        self._on_hung = on_hung
+        self._leave = leave
+
+    @contextmanager
+    def watch(self, call: OperatorCall) -> Iterator[None]:
+        """Watch while the block runs."""
+        if self._limit_s <= 0:
+            yield
+            return
+        timer = threading.Timer(self._limit_s, self._give_up, (call,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _give_up(self, call: OperatorCall) -> None:
+        reason = f"HungCaseError: did not end in {self._limit_s:g} s"
+        _log.error(
+            "operator=%s dims=%s %s; the process ends, start the same profile again to go on",
+            call.operator,
+            dict(call.dims),
+            reason,
+        )
+        try:
+            self._on_hung(call, reason)
+        finally:
+            self._leave()
+
 
 _FLUSH_CACHE_RATIO = 2.0
 

@@ -14,7 +14,7 @@ from foretoken.simulator.cluster.routing import (
 from foretoken.simulator.cluster.setup import PoolSetup
 from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.engine.pool import EnginePool
-from foretoken.simulator.serving.adapter_cache import AdapterCache
+from foretoken.simulator.serving.lora import AdapterCache
 from foretoken.simulator.serving.record import ReplicaSpan
 
 

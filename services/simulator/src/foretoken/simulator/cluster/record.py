@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foretoken.simulator.cluster.engine_pool import COUNT_COLUMNS
-from foretoken.simulator.cluster.journey import Journey
-from foretoken.simulator.cluster.kv_network import KvNetwork
+from foretoken.simulator.cluster.handover import Journey, KvNetwork
 from foretoken.simulator.cluster.pool_state import PoolState
 from foretoken.simulator.cluster.simulation import Cluster
 from foretoken.simulator.serving.record import (

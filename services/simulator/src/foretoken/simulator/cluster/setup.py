@@ -1,11 +1,37 @@
-"""What a cluster is once its specification is resolved: pools of engines, and their routing."""
+"""From the specification of a cluster to the pools a simulation runs, and their routing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from foretoken.domain.requests.cluster import AutoscalingSpec, FailureSpec, RoutingSpec
+from foretoken.domain.errors import (
+    FieldViolation,
+    InvalidRequestError,
+    UnknownTopologyError,
+    find_violations,
+)
+from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.hardware.topology import Link, topology_of_device
+from foretoken.domain.lowering.memory import ServingMemory
+from foretoken.domain.requests.cluster import (
+    AutoscalingSpec,
+    ClusterSpec,
+    FailureSpec,
+    KvTransferSpec,
+    ReplicaPool,
+    RoutingSpec,
+)
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import ServingScenario, replica_layout
+from foretoken.domain.units import NS_PER_US
 from foretoken.simulator.cluster.engine_pool import PoolRole
+from foretoken.simulator.cluster.fleet import pool_scenarios
+from foretoken.simulator.cost.latency_surfaces import engine_layout, serving_options
+from foretoken.simulator.rank import stage_ranks
+from foretoken.simulator.serving.draft import follow_speculation
+from foretoken.simulator.serving.feasibility import count_kv_blocks, plan_memories
+from foretoken.simulator.serving.lora import adapter_load_ns
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.speculation import speculation_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,3 +103,198 @@ class ClusterSetup:
     kv_transfer: KvTransferSetup = field(default_factory=KvTransferSetup)
     failures: FailureSpec | None = None
     seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedPool:
+    """One replica of a pool: its scenario, engine, and the memory of a rank of every stage."""
+
+    scenario: ServingScenario
+    engine: EngineProfile
+    memories: Sequence[ServingMemory]
+
+
+def as_cluster(scenario: ServingScenario) -> ServingScenario:
+    """Return a deployment without a cluster as one of one pool: what the replicas do is the same.
+
+    Its data-parallel replicas are those of the pool, unless they share experts.
+    """
+    layout = replica_layout(scenario.layout)
+    pool = ReplicaPool(name="replicas", num_replicas=scenario.layout.dp // layout.dp, layout=layout)
+    return replace(scenario, layout=layout, cluster=ClusterSpec(pools=(pool,)))
+
+
+def check_cluster(scenario: ServingScenario) -> None:
+    """Refuse a cluster whose pools cannot be simulated, or not together.
+
+    Raises:
+        InvalidRequestError: the message names the pool and says what to change.
+        UnknownPluginError: no such engine.
+
+    """
+    cluster = scenario.cluster
+    if cluster is None:
+        return
+    violations = [
+        violation
+        for pool, part in zip(cluster.pools, pool_scenarios(scenario), strict=True)
+        for violation in _check_pool(pool, part, pool.layout or scenario.layout)
+    ]
+    if cluster.is_disaggregated:
+        violations += _check_transfer(scenario, cluster)
+    if violations:
+        raise InvalidRequestError.of_violations(violations, "cluster")
+
+
+def set_up_cluster(scenario: ServingScenario, pools: Sequence[ResolvedPool]) -> ClusterSetup:
+    """Return the pools that run; `pools` are those of the scenario's cluster, which fit.
+
+    Raises:
+        InvalidRequestError: nothing says how fast a KV cache moves between two pools.
+
+    """
+    cluster = scenario.cluster
+    if cluster is None:
+        raise InvalidRequestError.of_field("cluster", "must be set")
+    links = _links(cluster, [pool.scenario for pool in pools])
+    token_bytes, window_token_bytes = _model_kv_bytes(pools[0].scenario)
+    return ClusterSetup(
+        pools=tuple(
+            _set_up_pool(spec, pool, link)
+            for spec, pool, link in zip(cluster.pools, pools, links, strict=True)
+        ),
+        routing=cluster.routing,
+        decode_routing=cluster.decode_routing,
+        kv_transfer=KvTransferSetup(
+            bytes_per_token=token_bytes,
+            window_bytes_per_token=window_token_bytes,
+            window_tokens=scenario.model.sliding_window,
+            latency_ns=round(max((link.latency_us for link in links), default=0.0) * NS_PER_US),
+            overlaps_prefill=cluster.kv_transfer.overlaps_prefill,
+            num_layers=scenario.model.num_layers,
+        ),
+        failures=cluster.failures,
+        seed=scenario.seed,
+    )
+
+
+def _set_up_pool(spec: ReplicaPool, pool: ResolvedPool, link: Link) -> PoolSetup:
+    layout, engine = pool.scenario.layout, pool.engine
+    engine = follow_speculation(engine, pool.scenario.speculative)
+    if layout.pp > 1:
+        engine = replace(engine, has_async_scheduling=False)
+    most = spec.num_replicas
+    if spec.autoscaling is not None:
+        most = spec.autoscaling.max_replicas
+    kept_bytes = max(memory.kv_bytes_per_token for memory in pool.memories)
+    held_bytes = max(_token_bytes(memory) for memory in pool.memories)
+    # What the fullest rank holds goes through one port, so this much of the whole does in a second.
+    port_bytes_per_s = link.bandwidth_bytes_per_s
+    if held_bytes:
+        port_bytes_per_s *= sum(_model_kv_bytes(pool.scenario)) / held_bytes
+    return PoolSetup(
+        name=spec.name,
+        role=PoolRole(spec.role),
+        engines=DeploymentSetup(
+            profile=engine,
+            num_kv_blocks=count_kv_blocks(pool.scenario, engine, pool.memories),
+            num_engines=most * layout.dp,
+            is_lock_step=layout.dp > 1,
+            router="least_loaded",
+            max_context=pool.scenario.model.max_position,
+            kv_bytes_per_token=round(kept_bytes),
+            speculation=speculation_of(pool.scenario.speculative, pool.scenario.seed),
+        ),
+        num_replicas=spec.num_replicas,
+        engines_per_replica=layout.dp,
+        port_bytes_per_s=port_bytes_per_s,
+        autoscaling=spec.autoscaling,
+        adapters=_set_up_adapters(pool.scenario),
+    )
+
+
+def _set_up_adapters(scenario: ServingScenario) -> AdapterSetup | None:
+    lora = scenario.lora
+    if lora is None:
+        return None
+    ranks = stage_ranks(scenario.model, engine_layout(scenario), scenario.device, scenario.topology)
+    load_ns = adapter_load_ns(lora, serving_options(scenario), ranks)
+    return AdapterSetup(max_loaded=lora.max_loaded, load_ns=load_ns)
+
+
+def _check_pool(
+    pool: ReplicaPool, part: ServingScenario, layout: ParallelLayout
+) -> list[FieldViolation]:
+    scaling = pool.autoscaling
+    fits = scaling is None or scaling.min_replicas <= pool.num_replicas <= scaling.max_replicas
+    checks = {
+        "layout.dp": (
+            layout.dp == 1 or layout.ep > 1,
+            "must be 1 unless engines share experts (ep > 1): num_replicas counts replicas",
+        ),
+        "engine.kv_tiers": (
+            not part.engine.kv_tiers,
+            "must be empty: tiers below the device are simulated only without a cluster",
+        ),
+        "num_replicas": (
+            fits,
+            "must be between autoscaling.min_replicas and autoscaling.max_replicas",
+        ),
+    }
+    return find_violations(checks, f"pools.{pool.name}.")
+
+
+def _check_transfer(scenario: ServingScenario, cluster: ClusterSpec) -> list[FieldViolation]:
+    """Return why a KV cache that one pool wrote cannot be read in another: its blocks.
+
+    Its number format is the scenario's, so that all pools have it.
+    """
+    blocks = [part.engine.resolve().block_size for part in pool_scenarios(scenario)]
+    return [
+        FieldViolation(
+            f"pools.{pool.name}.engine.block_size",
+            f"{block} and the {blocks[0]} of {cluster.pools[0].name} must be multiples of each "
+            "other",
+        )
+        for pool, block in zip(cluster.pools, blocks, strict=True)
+        if max(block, blocks[0]) % min(block, blocks[0])
+    ]
+
+
+def _model_kv_bytes(scenario: ServingScenario) -> tuple[float, float]:
+    """Return a token's KV cache, in layers that keep all tokens and in those with a window.
+
+    It counts once, however many devices keep a copy.
+    """
+    alone = replace(scenario, layout=ParallelLayout())
+    [memory] = plan_memories(alone, alone.engine.resolve())
+    return memory.kv_bytes_per_token, memory.window_bytes_per_token
+
+
+def _token_bytes(memory: ServingMemory) -> float:
+    return memory.kv_bytes_per_token + memory.window_bytes_per_token
+
+
+def _links(cluster: ClusterSpec, parts: Sequence[ServingScenario]) -> list[Link]:
+    """Return what a KV cache leaves or reaches each pool over; of no meaning without transfers."""
+    if not cluster.is_disaggregated:
+        return [Link(bandwidth_bytes_per_s=float("inf"), latency_us=0.0) for _ in parts]
+    return [_link(cluster.kv_transfer, part) for part in parts]
+
+
+def _link(spec: KvTransferSpec, part: ServingScenario) -> Link:
+    if spec.bandwidth_bytes_per_s and spec.latency_us:
+        return Link(bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s, latency_us=spec.latency_us)
+    try:
+        topology = topology_of_device(part.device, part.topology)
+    except UnknownTopologyError as err:
+        if spec.bandwidth_bytes_per_s:
+            return Link(bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s, latency_us=0.0)
+        raise InvalidRequestError.of_field(
+            "cluster.kv_transfer.bandwidth_bytes_per_s",
+            f"must be set: no topology of {part.device} says how fast its nodes are linked",
+        ) from err
+    return Link(
+        bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s or topology.port_bytes_per_s,
+        latency_us=spec.latency_us or topology.inter_node.latency_us,
+    )

@@ -9,10 +9,8 @@ from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from foretoken.simulator.cluster.engine_pool import Ended, PoolRole
 from foretoken.simulator.cluster.event_queue import EventKind, EventQueue
 from foretoken.simulator.cluster.gate import Gate, PoolChoice, RequestDescriber
-from foretoken.simulator.cluster.handover import Handover
-from foretoken.simulator.cluster.journey import Journey, Stage
-from foretoken.simulator.cluster.outage import Outages
-from foretoken.simulator.cluster.pool_scaling import PoolScaling
+from foretoken.simulator.cluster.handover import Handover, Journey, Stage
+from foretoken.simulator.cluster.pool_scaling import Outages, PoolScaling
 from foretoken.simulator.cluster.pool_state import PoolState
 from foretoken.simulator.cluster.routing import RoutedRequest
 from foretoken.simulator.cluster.setup import ClusterSetup

@@ -14,12 +14,10 @@ from foretoken.simulator.cost.answer import (
     channels_of,
     num_channels,
 )
+from foretoken.simulator.cost.attention_batching import each_more, find_mixed, repeat_answer
 from foretoken.simulator.cost.family import Axes
-from foretoken.simulator.cost.folding import find_folded
-from foretoken.simulator.cost.mixed_attention import find_mixed, repeat_answer
 from foretoken.simulator.cost.padding import LAUNCHES_PER_PIECEWISE_LAYER, padded_tokens
-from foretoken.simulator.cost.prefill_batching import each_more
-from foretoken.simulator.cost.substitute import Substitute
+from foretoken.simulator.cost.substitute import Substitute, find_folded
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.software_note import list_software_notes

@@ -1,10 +1,13 @@
-"""Answers that know more than the plain one: the same work measured in another form.
+"""Answers that know more than the plain one: measured in another form, or as part of others.
+
+Profilers that time modules count the write to the KV cache into the attention, and the router into
+the experts. Their rows look like any other's, so what else was measured tells them.
 
 Where engines choose a kernel by size the fastest measured one is not what they run, and some work
 was measured under another name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +26,27 @@ from foretoken.simulator.cost.answer import (
 )
 from foretoken.simulator.cost.surface import SurfaceSpec
 from foretoken.simulator.grid import Flags, Floats
+
+# Role of an operator: the operators that can hold it.
+_HOLDERS: Mapping[str, tuple[str, ...]] = {
+    "kv_cache_write": ("attention_decode", "attention_decode_window", "mla_decode"),
+    "moe_router": ("moe_experts", "moe_local_experts"),
+}
+
+
+def find_folded(answers: Sequence[tuple[OperatorNode, LatencyColumns]]) -> frozenset[str]:
+    """Return the roles of operators that are counted in others and must not be added.
+
+    One is where its holder was measured on the device, and it was not, in any size near the
+    model's.
+    """
+    return frozenset(
+        role
+        for role, holders in _HOLDERS.items()
+        if any(is_measured_here(a) for node, a in answers if node.operator in holders)
+        and not any(is_measured_here(a) for node, a in answers if node.role == role)
+    )
+
 
 # vLLM sums tensors below this size with its own kernel, whether or not NCCL is faster.
 # Source: vllm/distributed/device_communicators/custom_all_reduce.py, max_size and should_custom_ar.

@@ -3,12 +3,9 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.jit import compiled, compiled_part
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Kinds of steps: every request decodes, or some compute their prompt.
 DECODE, MIXED = 0, 1

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.frameworks.engine import EngineProfile, find_engine
-from foretoken.domain.frameworks.engine_capability import EngineCapabilities
+from foretoken.domain.frameworks.engine import EngineCapabilities, EngineProfile, find_engine
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.plugins import scan_modules
@@ -110,7 +109,7 @@ class ServedOptions:
             ep=layout.ep,
             max_tokens=pool.max_tokens,
             **{name: getattr(engine, name) for name in (*_LIMITS, *_RULES)},
-            quantization=scenario.quantization,
+            quantization=_made_at_load(scenario),
             kv_dtype=scenario.kv_dtype,
             has_graphs=engine.graph_mode != "none",
             role=pool.pool.role,
@@ -126,6 +125,12 @@ class ServedOptions:
     def fields(self) -> dict[str, Any]:
         """The fields by name."""
         return asdict(self)
+
+
+def _made_at_load(scenario: ServingScenario) -> str:
+    """Return the scheme of weights, nothing where it is the checkpoint's."""
+    is_own = scenario.quantization == scenario.model.quantization
+    return "" if is_own else scenario.quantization
 
 
 def hub_name(model: ModelArchitecture) -> str:

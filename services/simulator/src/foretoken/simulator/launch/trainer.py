@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
-from foretoken.domain.frameworks.trainer import TrainerProfile, find_trainer
-from foretoken.domain.frameworks.trainer_capability import TrainerCapabilities
+from foretoken.domain.frameworks.trainer import TrainerCapabilities, TrainerProfile, find_trainer
 from foretoken.domain.hardware.topology import topology_of_device
-from foretoken.domain.lowering.placement import expert_mesh
+from foretoken.domain.lowering.communication import expert_mesh
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.plugins import scan_modules
@@ -26,9 +25,9 @@ from foretoken.simulator.launch.options import (
     split_words,
 )
 from foretoken.simulator.rank import even_layers
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
+from foretoken.simulator.steps.recompute import selected_modules
 from foretoken.simulator.steps.sharding import ScenarioDegrees
-from foretoken.simulator.training.recompute import selected_modules
-from foretoken.simulator.training.schedule import find_schedule
 
 # What a simulation of a step does not say, in the README of every framework.
 LEARNING_REMARK = (

@@ -1,8 +1,9 @@
-"""Write the files that start a training run."""
+"""Files that start a training run or a server, and the scenario that such files say."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.layout import ParallelLayout
@@ -13,16 +14,110 @@ from foretoken.simulator.launch.files import (
     render_scenario,
     write_files,
 )
+from foretoken.simulator.launch.server import all_servers, scenario_content
 from foretoken.simulator.launch.trainer import (
     MASTER_PORT,
     SCRIPT,
     LaunchedRun,
+    all_frameworks,
     choose_framework,
     plan_job,
+    strategy_content,
 )
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.steps.pipelines.schedule import find_schedule, with_chunks
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
-from foretoken.simulator.training.schedule import find_schedule, with_chunks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadLaunch:
+    """What a command starts: the content of a scenario file, which names no device.
+
+    `framework` is what it starts it with, `unread` are options that a scenario has nothing for.
+    """
+
+    framework: str
+    content: Mapping[str, Any]
+    unread: tuple[str, ...] = ()
+    is_training: bool = False
+
+
+def read_launch(command: str, files: Mapping[str, str], *, needs_model: bool = True) -> ReadLaunch:
+    """Return what a command starts, or a script with the files that it reads, by their names.
+
+    Raises:
+        InvalidRequestError: nothing is given, nothing that is known is started, or it says what
+            no scenario can say.
+
+    """
+    scripts = [text for name, text in files.items() if name.endswith(".sh")]
+    if len(scripts) + bool(command) > 1:
+        raise InvalidRequestError.of_field("command", "give one command, or one script")
+    started = "".join([command, *scripts])
+    if not (started or files):
+        raise InvalidRequestError.of_field("command", "give --from-command or --from-file")
+    served = read_serving_command(started)
+    configs = {name: text for name, text in files.items() if not name.endswith(".sh")}
+    return served or read_training({SCRIPT: started, **configs}, needs_model=needs_model)
+
+
+def read_serving_command(command: str) -> ReadLaunch | None:
+    """Return what the command of a server says, by the rules of the engine's newest profile.
+
+    None where it starts no server that files are written for.
+
+    Raises:
+        InvalidRequestError: it starts a part of a deployment.
+
+    """
+    for server in all_servers().values():
+        found = server.read(command)
+        if found is None:
+            continue
+        fields, unread = found
+        role = fields.get("role", "aggregated")
+        if role != "aggregated":
+            raise InvalidRequestError.of_field(
+                "command",
+                f"starts the {role} pool of a deployment; read the command of each pool without its"
+                " transfer of KV caches, and join them under `cluster`",
+            )
+        content = scenario_content(fields, server.profile)
+        return ReadLaunch(framework=server.name, content=content, unread=tuple(unread))
+    return None
+
+
+def read_training(files: Mapping[str, str], *, needs_model: bool = True) -> ReadLaunch:
+    """Return what the files of a training framework say, by the rules of its own profile.
+
+    `files` has a script or a command as `SCRIPT`, and what it reads by its name.
+
+    Raises:
+        InvalidRequestError: they start no framework that files are written for, a file is missing
+            or says something that a scenario has nothing for, or no preset, or several, have the
+            model's geometry, while it is needed.
+
+    """
+    frameworks = all_frameworks()
+    framework = next((item for item in frameworks.values() if item.starts(files)), None)
+    if framework is None:
+        known = ", ".join((*all_servers(), *frameworks))
+        raise InvalidRequestError.of_field("command", f"starts none of {known}")
+    try:
+        content = strategy_content(framework.read(files))
+        models = framework.find_models(framework.read_options(files)) if needs_model else ()
+    except (LookupError, TypeError, ValueError) as err:
+        raise InvalidRequestError.of_field(
+            "files", f"{framework.name}: a file or an option is missing, or unknown: {err}"
+        ) from err
+    if needs_model and len(models) != 1:
+        found = f"those of {', '.join(models)}" if models else "of no preset"
+        raise InvalidRequestError.of_field(
+            "model", f"its sizes are {found}: name it, as in --set model=llama-3.1-8b"
+        )
+    content |= {"model": "".join(models), "trainer": {"profile": framework.profiles[0]}}
+    return ReadLaunch(framework=framework.name, content=content, is_training=True)
+
 
 # Fields that no strategy changes.
 _OF_ALL_LAYOUTS = ("model", "dtype")

@@ -10,14 +10,10 @@ from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.results.report import ITL_QUANTILES, ServingReport
 from foretoken.page.figure import SERIES, plain_text
 from foretoken.page.section import Picture, Section
+from foretoken.simulator.grid import Floats
 from foretoken.simulator.report.palette import color_of_group, label_of_group
 from foretoken.simulator.report.plots import Series, draw_stacked_rows
-from foretoken.simulator.report.serving_detail import (
-    DISTRIBUTIONS,
-    Floats,
-    latency_quantiles,
-    slo_limits,
-)
+from foretoken.simulator.report.serving_detail import DISTRIBUTIONS, latency_quantiles, slo_limits
 from foretoken.simulator.report.serving_plots import (
     CumulativePanel,
     Track,

@@ -7,7 +7,7 @@ from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.units import GIB
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.search_candidates import Row
-from foretoken.simulator.search.internevo.request import InternEvoTerms
+from foretoken.simulator.search.internevo.question import InternEvoTerms
 from foretoken.simulator.search.internevo.simulator_verdicts import (
     MEMORY_LIMIT_BYTES,
     SimulatorVerdicts,

@@ -1,6 +1,6 @@
-"""Hardware of which a part is better by a factor, and what operators take on it."""
+"""Hardware of which a part is better by a factor: what operators take on it, and its predictor."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +12,16 @@ from foretoken.domain.hardware.topology import (
     TopologySpec,
     topology_of_device,
 )
-from foretoken.domain.measurements.estimate import OperatorTable
+from foretoken.domain.measurements.estimate import (
+    LatencyColumns,
+    LatencyQuery,
+    LatencyReply,
+    OperatorTable,
+)
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
+from foretoken.domain.ports import ModelVersion
 from foretoken.simulator.grid import Floats
+from foretoken.simulator.latency_source import LatencySource
 
 # Shorter times than any operator takes, in µs: what is divided by is never 0.
 _LEAST_US = 1e-12
@@ -130,3 +137,32 @@ def _collective_us(
         terms = collective_terms(spec, of_rows, int(nodes), topology)
         found[rows] = np.asarray(terms.memory_us, dtype=np.float64) + terms.floor_us
     return found
+
+
+class FasterPredictor:
+    """Answers for changed hardware, from the answers for the real one."""
+
+    def __init__(self, predictor: LatencySource, change: HardwareChange) -> None:
+        self._predictor, self._change = predictor, change
+
+    def list_models(self) -> Sequence[ModelVersion]:
+        """Return none: what is not real is not kept."""
+        return ()
+
+    def predict(self, query: LatencyQuery) -> LatencyReply:
+        """Return the estimates of the changed hardware."""
+        reply = self._predictor.predict(query)
+        tables = tuple(
+            _scaled(answer, self._change.time_ratio(table, query.device, query.topology))
+            for table, answer in zip(query.tables, reply.tables, strict=True)
+        )
+        return replace(reply, tables=tables)
+
+
+def _scaled(answer: LatencyColumns, ratio: Floats) -> LatencyColumns:
+    return replace(
+        answer,
+        latency_us=answer.latency_us * ratio,
+        low_us=answer.low_us * ratio,
+        high_us=answer.high_us * ratio,
+    )

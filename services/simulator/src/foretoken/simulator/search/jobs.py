@@ -1,7 +1,7 @@
 """Searches as jobs: checked before they start, resumed after a restart, watched as they find."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, SearchTooLargeError
-from foretoken.domain.frameworks.engine import find_engine
+from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.job import Job
+from foretoken.domain.job import Job, WakingWatch, Watch
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.search import (
     CapacityReport,
@@ -26,14 +26,14 @@ from foretoken.domain.requests.training_search import (
     TrainingSearchReport,
     TrainingSearchRequest,
 )
-from foretoken.domain.watch import WakingWatch, Watch
 from foretoken.jobs.runner import JobProgress, JobRunner, Resume, Work
 from foretoken.simulator.cluster.routing import find_router
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.echo import echo_capacity, echo_serving_search, echo_training_search
-from foretoken.simulator.job_tables import attach_tables, fill_tables, open_table
+from foretoken.simulator.engine.pool import EnginePool
+from foretoken.simulator.engine.simulation import is_ready
+from foretoken.simulator.results import attach_tables, fill_tables, open_table
 from foretoken.simulator.search.capacity.find import find_capacity
-from foretoken.simulator.search.compilation import compile_in_worker, must_compile
 from foretoken.simulator.search.context import FINALISTS, JobContext
 from foretoken.simulator.search.executor import Executor
 from foretoken.simulator.search.executors.choice import open_executor
@@ -41,10 +41,30 @@ from foretoken.simulator.search.serving.search import ServingSearch, count_point
 from foretoken.simulator.search.training.search import count_points as count_strategies
 from foretoken.simulator.search.training.search import search_training
 from foretoken.simulator.serving.scenario_check import check_scenario
-from foretoken.simulator.serving.simulation import FetchSurfaces
+from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import FetchSurfaces, compile_engines
 from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
-from foretoken.simulator.training.schedule import find_schedule
-from foretoken.wire.report_tables import take_tables
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
+from foretoken.wire.result_file import take_tables
+
+
+def must_compile() -> bool:
+    """Whether no process of this machine has compiled the engine, and pools of it, yet."""
+    setup = DeploymentSetup(profile=find_engine(DEFAULT_PROFILE), num_kv_blocks=1)
+    return not (is_ready(setup) and EnginePool.is_ready(setup))
+
+
+def compile_in_worker(executor: Executor, check: Callable[[], None]) -> None:
+    """Let one worker compile what the others load; `check` as of `Executor.run`.
+
+    Not this process, whose other threads would wait meanwhile.
+    """
+    list(executor.run(_compile, (0,), None, check))
+
+
+def _compile(_item: int, _shared: None) -> None:
+    compile_engines()
+
 
 F = TypeVar("F", Finalist, StrategyFinalist)
 Q = TypeVar("Q", CapacityRequest, ServingSearchRequest, TrainingSearchRequest)

@@ -1,14 +1,11 @@
 """Points that none other beats in both of two things."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from foretoken.simulator.grid import Floats
-
-Bools = NDArray[np.bool_]
+from foretoken.simulator.grid import Flags, Floats
 
 
-def pareto_front(larger: Floats, smaller: Floats, counts: Bools) -> Bools:
+def pareto_front(larger: Floats, smaller: Floats, counts: Flags) -> Flags:
     """Return which points are on the front: large in the first, small in the second.
 
     One is where no other is at least as good in both and better in one. Only those that `counts`

@@ -6,7 +6,8 @@ from typing import Any
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.frameworks.capability import MORE, describe_lack
-from foretoken.domain.frameworks.engine_capability import ENGINE_ASPECTS, EngineCapabilities
+from foretoken.domain.frameworks.engine import ENGINE_ASPECTS, EngineCapabilities
+from foretoken.domain.models.quantization import UNQUANTIZED
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cluster.fleet import pool_scenarios
 
@@ -76,7 +77,7 @@ def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
         "ep": layout.ep,
         "partial_ep": 1 < layout.ep < layout.tp * num_engines,
         "mode": mode,
-        "quantization": replica.quantization,
+        "quantization": replica.quantization.replace(UNQUANTIZED, ""),
         "dtype": replica.dtype.name.lower(),
         "kv_dtype": kv_dtype.name.lower() if kv_dtype and has_own_format else "none",
         "speculation": replica.speculative.method if replica.speculative else "none",

@@ -14,7 +14,6 @@ from foretoken.domain.results.report import ServingReport
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
 from foretoken.simulator.cluster.fleet import count_stages, make_fleet
 from foretoken.simulator.cluster.fleet_run import FleetRun
-from foretoken.simulator.serving.attainment import find_attaining
 from foretoken.simulator.serving.efficiency import (
     add_prices,
     add_step_time,
@@ -24,29 +23,31 @@ from foretoken.simulator.serving.efficiency import (
 from foretoken.simulator.serving.metrics import (
     OF_EXECUTION,
     PlacedRuns,
+    count_whole,
     execution_ns,
     instants_of,
     is_completed,
     join_steps,
+    make_histogram,
     place_runs,
+    summarize,
     summarize_latencies,
+    summarize_over_time,
     summarize_requests,
     summarize_token_gaps,
 )
 from foretoken.simulator.serving.occupancy import count_outputs, find_interval, held_ns
-from foretoken.simulator.serving.percentile import (
-    count_whole,
-    make_histogram,
-    summarize,
-    summarize_over_time,
-)
 from foretoken.simulator.serving.record import (
     RequestOutcome,
     RequestRecord,
     ServingRecord,
     StepRecord,
 )
-from foretoken.simulator.serving.service_level import find_steady_window, report_classes
+from foretoken.simulator.serving.service_level import (
+    find_attaining,
+    find_steady_window,
+    report_classes,
+)
 from foretoken.simulator.serving.step_cost import StepAccount
 
 _RATES = (

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.hardware.device import check_format, find_device
 from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.lowering.expert_layer import routing_exponent
+from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.cluster import ClusterSpec
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cluster.autoscaling import find_autoscaler
 from foretoken.simulator.cluster.fleet import pool_scenarios
-from foretoken.simulator.cluster.resolution import check_cluster
 from foretoken.simulator.cluster.routing import find_router
+from foretoken.simulator.cluster.setup import check_cluster
 from foretoken.simulator.cost.latency_surfaces import quantization_of
 from foretoken.simulator.engine.choice import find_scheduler
 from foretoken.simulator.serving.draft import check_speculation
@@ -21,13 +23,18 @@ def check_scenario(scenario: ServingScenario) -> None:
 
     Raises:
         InvalidRequestError: the engine's limits, a pool or an option cannot be used.
-        UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
+        UnknownDeviceError, UnknownTopologyError, UnknownOperatorError, UnknownPluginError: no such
+            name.
 
     """
+    if scenario.moe_routing:
+        routing_exponent(scenario.moe_routing)
     for part in (scenario, *pool_scenarios(scenario)):
         find_scheduler(part.engine.resolve().scheduler)
         check_format("dtype", part.dtype, find_device(part.device))
         quantization_of(part)
+        for name in part.kernels:
+            find_operator(name)
         if part.topology:
             find_topology(part.topology)
     for part in pool_scenarios(scenario):

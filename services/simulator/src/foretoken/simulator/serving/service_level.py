@@ -1,18 +1,21 @@
-"""How classes of requests fared, and a run without its warm-up."""
+"""Which requests met the objectives of their class, how classes fared, runs without warm-up."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretoken.domain.metrics.serving import RunTotals, rates_of
 from foretoken.domain.requests.slo import Slo, SloClass
 from foretoken.domain.results.report import ClassReport, SteadyWindow
-from foretoken.domain.units import NS_PER_S
+from foretoken.domain.units import NS_PER_MS, NS_PER_S
+from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.jit import compiled
 from foretoken.simulator.serving.metrics import (
     OF_PARTS,
+    PlacedRuns,
+    defined_latencies,
     instants_of,
     is_completed,
     summarize_latencies,
@@ -20,7 +23,83 @@ from foretoken.simulator.serving.metrics import (
 from foretoken.simulator.serving.occupancy import Interval, count_outputs
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord
 
-Bools = NDArray[np.bool_]
+
+def find_attaining(requests: RequestRecord, runs: PlacedRuns, limits: Sequence[Slo]) -> Flags:
+    """Return which requests completed and met every limit of their class.
+
+    `limits` are those of the classes in order, then those of requests of no class.
+    """
+    # Requests of no class have the number -1, which takes the last.
+    number = np.asarray(requests.slo_class)
+    attains = is_completed(requests)
+    times = instants_of(requests)
+    for name in OF_PARTS:
+        limit_ns = _limits_ns(limits, name)[number]
+        values_ns, is_defined = defined_latencies(name, times)
+        attains &= (limit_ns == 0) | ~is_defined | (values_ns <= limit_ns)
+    itl_ns = np.where(attains, _limits_ns(limits, "itl_ms")[number], 0.0)
+    if itl_ns.any():
+        percents = np.array([slo.itl_percentile for slo in limits])[number]
+        _refuse_slow_gaps(
+            runs.end_ns,
+            (runs.request, runs.first, runs.last, runs.stride, runs.num_together),
+            itl_ns,
+            percents,
+            attains,
+        )
+    return attains
+
+
+def _limits_ns(limits: Sequence[Slo], name: str) -> Floats:
+    return np.array([getattr(slo, name) for slo in limits]) * NS_PER_MS
+
+
+@compiled
+def _refuse_slow_gaps(
+    end_ns: Ints,
+    runs: tuple[Ints, Ints, Ints, Ints, Ints],
+    limit_ns: Floats,
+    percents: Floats,
+    attains: Flags,
+) -> None:
+    """Clear `attains` of requests whose percentile of their own token gaps is above the limit.
+
+    The percentile is linear between ranks; counting the gaps above the limit mostly decides.
+    """
+    request, first, last, stride, together = runs
+    index = 0
+    while index < len(request):
+        owner = request[index]
+        limit = limit_ns[owner]
+        num_gaps, num_within = 0, 0
+        longest_within, shortest_beyond = 0, 2**62
+        previous = -1
+        while index < len(request) and request[index] == owner:
+            if limit > 0:
+                # Tokens that left together have gaps of 0.
+                num_gaps += together[index]
+                num_within += together[index]
+                for step in range(first[index], last[index] + 1, stride[index]):
+                    if previous >= 0:
+                        gap = end_ns[step] - previous
+                        num_gaps += 1
+                        if gap <= limit:
+                            num_within += 1
+                            longest_within = max(longest_within, gap)
+                        else:
+                            shortest_beyond = min(shortest_beyond, gap)
+                    previous = end_ns[step]
+            index += 1
+        if num_gaps == 0:
+            continue
+        rank = percents[owner] / 100 * (num_gaps - 1)
+        lower = int(rank)
+        if num_within <= lower:
+            attains[owner] = False
+        elif num_within == lower + 1 and rank > lower:
+            value = longest_within + (shortest_beyond - longest_within) * (rank - lower)
+            attains[owner] = value <= limit
+
 
 # The share of the arrivals' span that a steady window leaves out at either side.
 _WARM_UP_RATIO = 0.1
@@ -30,7 +109,7 @@ def report_classes(
     classes: Sequence[SloClass],
     default: Slo,
     requests: RequestRecord,
-    attains: Bools,
+    attains: Flags,
     duration_s: float,
 ) -> tuple[ClassReport, ...]:
     """Return how each class fared, then the requests of none; nothing where there is no class."""
@@ -95,5 +174,5 @@ def measure_window(record: ServingRecord, start_ns: int, end_ns: int) -> SteadyW
     return replace(window, **_latencies(requests, arrived))
 
 
-def _latencies(requests: RequestRecord, chosen: Bools) -> dict[str, Any]:
+def _latencies(requests: RequestRecord, chosen: Flags) -> dict[str, Any]:
     return {**summarize_latencies(instants_of(requests), OF_PARTS, chosen)}

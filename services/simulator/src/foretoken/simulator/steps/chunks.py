@@ -14,7 +14,7 @@ import numpy as np
 
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.steps.passes import PassTime
-from foretoken.simulator.training.pipeline import ChunkTimes, Time
+from foretoken.simulator.steps.pipelines.events import ChunkTimes, Time
 
 # Of a rank that has nothing to wait for.
 NEVER = -np.inf

@@ -16,11 +16,11 @@ from foretoken.domain.requests.limit import Limit, list_broken
 from foretoken.domain.requests.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags
 from foretoken.simulator.rank import count_parts
+from foretoken.simulator.steps.pipelines.schedule import PipelineSchedule, find_schedule
 from foretoken.simulator.steps.sharding import ZERO_STAGES
+from foretoken.simulator.steps.stage_operators import training_options
 from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies
 from foretoken.simulator.steps.trainer_limit import break_bound
-from foretoken.simulator.training.schedule import PipelineSchedule, find_schedule
-from foretoken.simulator.training.stage_operators import training_options
 
 LEGAL = 0
 # The verdict of what the framework cannot do.

@@ -18,6 +18,21 @@ from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.steps.held.pass_peak import (
+    ChunkNeeds,
+    PlaceColumns,
+    PlaceMeter,
+    PlaceNeed,
+    chunk_bounds,
+    cut_places,
+)
+from foretoken.simulator.steps.held.saved_tensor import list_saved
+from foretoken.simulator.steps.held.state_bytes import (
+    GroupSizes,
+    StateBytes,
+    StateRules,
+    sum_states,
+)
 from foretoken.simulator.steps.parameters import (
     COPIED_HEAD,
     EMBEDDING,
@@ -27,24 +42,9 @@ from foretoken.simulator.steps.parameters import (
     HeldWeights,
     number_layer_kinds,
 )
+from foretoken.simulator.steps.recompute import split_saved
 from foretoken.simulator.steps.sharding import Degrees, ScenarioDegrees
-from foretoken.simulator.training.memory.pass_peak import (
-    ChunkNeeds,
-    PlaceColumns,
-    PlaceMeter,
-    PlaceNeed,
-    chunk_bounds,
-    cut_places,
-)
-from foretoken.simulator.training.memory.saved_tensor import list_saved
-from foretoken.simulator.training.memory.state_bytes import (
-    GroupSizes,
-    StateBytes,
-    StateRules,
-    sum_states,
-)
-from foretoken.simulator.training.recompute import split_saved
-from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
+from foretoken.simulator.steps.stage_operators import micro_batch_shape, training_options
 
 
 def as_one_chunk(scenario: TrainingScenario) -> TrainingScenario:

@@ -10,8 +10,8 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 from dataclasses import dataclass
 from typing import Self
 
-from foretoken.domain.lowering.expert_load import larger
-from foretoken.domain.lowering.placement import RankGroup, expert_width
+from foretoken.domain.lowering.communication import RankGroup, expert_width
+from foretoken.domain.lowering.expert_layer import larger
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import Quantity
 

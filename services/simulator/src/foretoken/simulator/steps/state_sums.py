@@ -12,7 +12,7 @@ Megatron-Core, `distributed/finalize_model_grads.py`.
 from dataclasses import dataclass
 
 from foretoken.domain.frameworks.trainer import TrainerProfile
-from foretoken.domain.lowering.expert_load import larger
+from foretoken.domain.lowering.expert_layer import larger
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 from foretoken.simulator.steps.sharding import StateRanks
 
@@ -35,6 +35,8 @@ class HeldParameters:
 class StateCall:
     """A collective of so many elements, `count` times, over `degree` ranks `stride` apart."""
 
+    role: str = ""
+    axis: str = "dp"
     operator: str
     elements: Quantity
     count: Quantity

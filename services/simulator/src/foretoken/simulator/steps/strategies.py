@@ -10,17 +10,16 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from foretoken.domain.frameworks.trainer import TrainerProfile, TrainerSpec
-from foretoken.domain.frameworks.trainer_capability import TrainerCapabilities
+from foretoken.domain.frameworks.trainer import TrainerCapabilities, TrainerProfile, TrainerSpec
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.grid import Flags, Ints
 from foretoken.simulator.steps.axes import PerCase
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.steps.sharding import Degrees, ScenarioDegrees, cut_shards
-from foretoken.simulator.training.schedule import find_schedule
 
 RECOMPUTE_MODES = ("none", "selective", "full")
 _NONE, _SELECTIVE, _FULL = range(len(RECOMPUTE_MODES))
@@ -39,7 +38,7 @@ _DEGREES = (
     *("num_devices", "tp", "pp", "cp", "ep", "zero_stage", "shard_degree", "weight_degree"),
 )
 # What the trainer of a scenario hides, as it is.
-_AS_GIVEN = ("",)
+AS_GIVEN = ("",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +121,7 @@ class Strategies(Degrees):
             scenario=scenario,
             devices=(scenario.device,),
             pipeline_schedules=(scenario.pipeline_schedule,),
-            overlaps=_AS_GIVEN,
+            overlaps=AS_GIVEN,
         )
         columns = {name: np.array([value], dtype=np.int64) for name, value in values.items()}
         return Strategies(source=source, **columns)

@@ -11,7 +11,7 @@ import numpy as np
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.frameworks.capability import MORE, describe_lack
-from foretoken.domain.frameworks.trainer_capability import (
+from foretoken.domain.frameworks.trainer import (
     ASPECTS,
     OVERLAP_RULES,
     TrainerCapabilities,
@@ -19,8 +19,8 @@ from foretoken.domain.frameworks.trainer_capability import (
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags, Ints
+from foretoken.simulator.steps.recompute import selected_modules
 from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies, TrainerBound
-from foretoken.simulator.training.recompute import selected_modules
 
 _INTERLEAVED, _PLAIN = "interleaved", "one_f_one_b"
 _NONE, _SELECTIVE, _FULL = range(len(RECOMPUTE_MODES))

@@ -8,11 +8,11 @@ import numpy as np
 
 from foretoken.domain.lowering.graph import OperatorNode, Overlap
 from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.simulator.steps.pipelines.schedule import pair_key
 from foretoken.simulator.steps.program import Column, CommunicationKey, PassNodes
+from foretoken.simulator.steps.stage_operators import ChunkOperators, StepOperators
 from foretoken.simulator.training.composition import ComposedStep, StepComposition
 from foretoken.simulator.training.operator_prices import OperatorPrices
-from foretoken.simulator.training.schedule import pair_key
-from foretoken.simulator.training.stage_operators import ChunkOperators, StepOperators
 from foretoken.simulator.training.variability import ESTIMATE
 
 

@@ -19,9 +19,9 @@ from foretoken.domain.measurements.training_truth import TrainingCalibration
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import US_PER_MS
+from foretoken.simulator.grid import Floats
 from foretoken.simulator.training.calibration_fit import (
     PARAMETERS,
-    Floats,
     StepFit,
     StepTable,
     choose_parameters,

@@ -12,8 +12,8 @@ from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.simulator.steps.chunks import Buckets, ChunkPasses
 from foretoken.simulator.steps.passes import time_pass
 from foretoken.simulator.steps.program import Column, Duration, StreamRules
+from foretoken.simulator.steps.stage_operators import ChunkOperators
 from foretoken.simulator.training.operator_prices import OperatorPrices
-from foretoken.simulator.training.stage_operators import ChunkOperators
 from foretoken.simulator.training.variability import StepColumns
 
 

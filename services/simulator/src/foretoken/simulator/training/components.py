@@ -7,10 +7,10 @@ from foretoken.domain.lowering.graph import OperatorNode, Section
 from foretoken.domain.results.training_report import ComponentTime
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.steps.program import Duration
+from foretoken.simulator.steps.stage_operators import ChunkOperators
 from foretoken.simulator.training.accounting import value
 from foretoken.simulator.training.chunk_timing import TimedChunk
 from foretoken.simulator.training.composition import ComposedStep, StepComposition
-from foretoken.simulator.training.stage_operators import ChunkOperators
 
 
 def list_components(
@@ -85,10 +85,10 @@ class _Stage:
         yield from self._passes()
         yield from self._communication()
         end = self.composed.end.ranks[self.rank]
-        yield _Part("dp_allreduce", value(end.reduction_us), 1)
-        yield _Part("dp_allgather", value(end.gather_us), 1)
+        yield _Part("dp_allreduce", value(end.work.reduction_us), 1)
+        yield _Part("dp_allgather", value(end.work.gather_us), 1)
         yield _Part("optimizer", value(end.after_start_us), 1)
-        yield _Part("update", value(end.update_us), 1)
+        yield _Part("update", value(end.work.update_us), 1)
 
     def _passes(self) -> Iterator[_Part]:
         held = self._held

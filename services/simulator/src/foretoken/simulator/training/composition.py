@@ -9,18 +9,19 @@ from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.domain.measurements.training_truth import TrainingCalibration
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.steps.chunks import time_pair
-from foretoken.simulator.steps.program import Column
-from foretoken.simulator.training.chunk_timing import TimedChunk, TimingRules, time_chunk
-from foretoken.simulator.training.operator_prices import OperatorPrices
-from foretoken.simulator.training.pipeline import ChunkTimes, LinkRules, Pipeline, PipelineRun
-from foretoken.simulator.training.schedule import (
+from foretoken.simulator.steps.pipelines.events import ChunkTimes, LinkRules, Pipeline, PipelineRun
+from foretoken.simulator.steps.pipelines.schedule import (
     PairKey,
     PipelineSchedule,
     RankOrder,
     pair_key,
 )
-from foretoken.simulator.training.stage_operators import StepOperators
-from foretoken.simulator.training.update import StepEnd, UpdateRules, end_step
+from foretoken.simulator.steps.program import Column
+from foretoken.simulator.steps.stage_operators import StepOperators
+from foretoken.simulator.steps.step_end import RankEnd, StepEnd
+from foretoken.simulator.training.chunk_timing import TimedChunk, TimingRules, time_chunk
+from foretoken.simulator.training.operator_prices import OperatorPrices
+from foretoken.simulator.training.update import RunPipeline
 from foretoken.simulator.training.variability import StepColumns
 
 
@@ -129,8 +130,15 @@ class StepComposition:
         gap_us = columns.calibrated(
             trainer.step_gap_us + calibration.step_gap_us, trainer.step_gap_us
         )
-        update = UpdateRules(timing=timing, pass_counts=self.pass_counts, gap_us=gap_us, lags=lags)
-        end = end_step(self.operators, passes, run, update)
+        done = RunPipeline(
+            operators=self.operators, passes=passes, run=run, pass_counts=self.pass_counts
+        )
+        ends = [
+            RankEnd.of_work(done.left_to(rank, timing)) for rank in range(len(self.rules.orders))
+        ]
+        if lags is None:
+            lags = [columns.lag(rank.reduced_us) for rank in ends]
+        end = StepEnd.of_ranks(ends, gap_us, lags)
         factor = columns.calibrated(calibration.step_factor, 1.0)
         return ComposedStep(
             timing=timing, passes=passes, pairs_us=pairs_us, run=run, end=end, factor=factor

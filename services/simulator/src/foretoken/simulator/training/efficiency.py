@@ -6,8 +6,8 @@ from foretoken.domain.lowering.lower import lower_forward
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.model_flops import count_model_flops
-from foretoken.simulator.training.stage_hardware import stage_devices
-from foretoken.simulator.training.stage_operators import (
+from foretoken.simulator.steps.stage_hardware import stage_devices
+from foretoken.simulator.steps.stage_operators import (
     StepOperators,
     micro_batch_shape,
     training_options,

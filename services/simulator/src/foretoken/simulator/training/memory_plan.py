@@ -14,19 +14,19 @@ from foretoken.domain.results.echo import Echo
 from foretoken.domain.results.report import Feasibility
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.simulator.rank import chunk_ranks
-from foretoken.simulator.steps.trainer_limit import check_trainer
-from foretoken.simulator.training.memory.advice import judge_memory
-from foretoken.simulator.training.memory.in_flight import settle_micro_batches
-from foretoken.simulator.training.memory.measure import measure_memory
-from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
-from foretoken.simulator.training.schedule import (
+from foretoken.simulator.steps.held.in_flight import settle_micro_batches
+from foretoken.simulator.steps.pipelines.schedule import (
     RankOrder,
     find_schedule,
     order_step,
     with_chunks,
 )
-from foretoken.simulator.training.stage_hardware import stage_devices
-from foretoken.simulator.training.stage_operators import micro_batch_shape, training_options
+from foretoken.simulator.steps.stage_hardware import stage_devices
+from foretoken.simulator.steps.stage_operators import micro_batch_shape, training_options
+from foretoken.simulator.steps.trainer_limit import check_trainer
+from foretoken.simulator.training.memory.advice import judge_memory
+from foretoken.simulator.training.memory.measure import measure_memory
+from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
 
 # What the answer rests on.
 _BASIS = "counted sizes of what training holds: no measurement, and no predicted time"

@@ -13,8 +13,8 @@ from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.software_note import list_software_notes
 from foretoken.simulator.steps.call_prices import CallBook, PricedTable, estimate_and_bounds
+from foretoken.simulator.steps.stage_hardware import StageHardware
 from foretoken.simulator.training.module_profile import MeasuredPrices
-from foretoken.simulator.training.stage_hardware import StageHardware
 
 # The calls of one table of a query: operator, number format, pass, variant, names of dimensions.
 _TableKey = tuple[str, DType, Phase, str, tuple[str, ...]]

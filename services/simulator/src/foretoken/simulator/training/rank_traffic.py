@@ -14,18 +14,18 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.domain.lowering.communication import RankGroup, axis_group, expert_mesh
 from foretoken.domain.lowering.graph import OperatorNode
 from foretoken.domain.lowering.options import Nodes
-from foretoken.domain.lowering.placement import RankGroup, axis_group, expert_mesh
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import TrafficColumns
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.grid import Ints
+from foretoken.simulator.steps.chunk_placement import ChunkPlaces
+from foretoken.simulator.steps.pipelines.schedule import RankOrder
+from foretoken.simulator.steps.stage_operators import ChunkOperators, StepOperators
 from foretoken.simulator.training.accounting import pass_nodes
-from foretoken.simulator.training.chunk_placement import ChunkPlaces
-from foretoken.simulator.training.schedule import RankOrder
-from foretoken.simulator.training.stage_operators import ChunkOperators, StepOperators
 
 # A picture shows no more cells on a side.
 MAX_CELLS = 128

@@ -6,6 +6,7 @@ from math import isfinite
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.lowering.expert_layer import routing_exponent
 from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.lowering.lower import check_layout
 from foretoken.domain.measurements.estimate import DType
@@ -19,10 +20,10 @@ from foretoken.simulator.steps.legality import (
     shard_limits,
 )
 from foretoken.simulator.steps.sharding import ZERO_STAGES
+from foretoken.simulator.steps.stage_hardware import StageHardware
+from foretoken.simulator.steps.stage_operators import training_options
 from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies
 from foretoken.simulator.training.module_profile import check_module_layout, check_module_times
-from foretoken.simulator.training.stage_hardware import StageHardware
-from foretoken.simulator.training.stage_operators import training_options
 
 _CHOICES = {
     "recompute": RECOMPUTE_MODES,
@@ -56,6 +57,8 @@ def check_scenario(scenario: TrainingScenario) -> None:
 
     """
     violations = list(_values(scenario))
+    if scenario.moe_routing:
+        routing_exponent(scenario.moe_routing)
     if not violations:
         case = Strategies.of_scenario(scenario)
         violations = [

@@ -24,6 +24,14 @@ from foretoken.domain.units import US_PER_MS
 from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.steps.pipelines.schedule import (
+    RankOrder,
+    find_schedule,
+    order_step,
+    with_chunks,
+)
+from foretoken.simulator.steps.stage_hardware import stage_devices
+from foretoken.simulator.steps.stage_operators import StepOperators, lower_step
 from foretoken.simulator.steps.trainer_limit import check_trainer
 from foretoken.simulator.training.accounting import account_ranks, in_ms, sum_by_provenance
 from foretoken.simulator.training.components import list_components
@@ -40,14 +48,6 @@ from foretoken.simulator.training.module_profile import MeasuredPrices, measure_
 from foretoken.simulator.training.operator_prices import OperatorPrices, fetch_stage_prices
 from foretoken.simulator.training.rank_traffic import measure_traffic
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
-from foretoken.simulator.training.schedule import (
-    RankOrder,
-    find_schedule,
-    order_step,
-    with_chunks,
-)
-from foretoken.simulator.training.stage_hardware import stage_devices
-from foretoken.simulator.training.stage_operators import StepOperators, lower_step
 from foretoken.simulator.training.timeline import draw_spans
 from foretoken.simulator.training.trainer_note import list_trainer_notes
 from foretoken.simulator.training.variability import (
@@ -156,7 +156,7 @@ def _price_step(
     if scenario.module_times is None:
         return operators, prices
     measured = _measure_modules(scenario, operators, prices)
-    return operators.expose(measured), replace(prices, measured=measured)
+    return operators.with_passes(measured.expose), replace(prices, measured=measured)
 
 
 def _measure_modules(

@@ -65,7 +65,7 @@ def _after_pipeline(composed: ComposedStep) -> Iterator[_Span]:
     for stage, rank in enumerate(end.ranks):
         reduced_us = value(rank.reduced_us)
         yield stage, "gradient_reduction", value(rank.reduction_start_us), reduced_us
-        updated_us = update_start_us + value(rank.check_us) + value(rank.update_us)
+        updated_us = update_start_us + value(rank.work.check_us) + value(rank.work.update_us)
         yield stage, "optimizer", update_start_us, updated_us
         yield stage, "parameter_gather", updated_us, updated_us + value(rank.exposed_gather_us)
         yield stage, "host", step_us - gap_us, step_us

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 
 from foretoken.domain.requests.serving_run import MeasuredRequest
-from foretoken.simulator.validation.serving_comparison import Bools, Floats, Pair, Timing
+from foretoken.simulator.grid import Flags, Floats
+from foretoken.simulator.validation.serving_comparison import Pair, Timing
 
 
 class Cumulative:
@@ -48,7 +49,7 @@ class DecodeSamples:
         """Number of stretches."""
         return len(self.gap_ms)
 
-    def keep(self, mask: Bools) -> "DecodeSamples":
+    def keep(self, mask: Flags) -> "DecodeSamples":
         """Return the stretches where the mask is true."""
         return DecodeSamples(**{name: getattr(self, name)[mask] for name in self.__slots__})
 
@@ -296,7 +297,7 @@ def _ranges_of(
     found = []
     ratios = predicted / samples.gap_ms
     for low, high in pairwise(edges):
-        inside: Bools = (values > low) & (values <= high)
+        inside: Flags = (values > low) & (values <= high)
         weight = samples.weight[inside]
         share = float(weight.sum() / samples.weight.sum())
         if share < _MIN_SHARE:

@@ -1,7 +1,10 @@
-"""What a comparison says in words, and what to do about it."""
+"""What a comparison says in words and in tables, and what to do about it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.page.section import Cell, DataTable, Fact, Section
 
 # Runs of one server on one workload, and steps of one run, differ by about this much.
 NOTABLE_RATIO = 0.02
@@ -34,3 +37,37 @@ def find_estimates(
             advice="Measure or import the operators of this device before anything else:"
             " `foretoken plan` says which, `foretoken profile` measures them.",
         )
+
+
+def findings_section(intro: str, facts: Sequence[Fact], findings: Iterable[Finding]) -> Section:
+    """Return what a comparison says in words, with what it is of and its first figures."""
+    rows = [(item.component, item.text, item.advice) for item in findings]
+    table = DataTable(
+        headers=("component", "finding", "what to do"), rows=rows, text_columns=(1, 2)
+    )
+    return Section(title="What the comparison says", intro=intro, facts=facts, table=table)
+
+
+def number_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[float | str | Cell]],
+    text_columns: Collection[int] = (),
+) -> DataTable:
+    """Return a table whose numbers are rounded for reading; counts are whole."""
+    return DataTable(
+        headers=headers,
+        rows=[[_cell(value) for value in row] for row in rows],
+        text_columns=text_columns,
+    )
+
+
+def _cell(value: float | str | Cell) -> str | Cell:
+    if isinstance(value, float):
+        return format_number(value)
+    return str(value) if isinstance(value, int) else value
+
+
+def error_cell(error_ratio: float, alert_ratio: float) -> str | Cell:
+    """Return simulated over measured less one; pointed out above a size."""
+    text = f"{error_ratio:+.1%}"
+    return Cell(text=text, tone="alert") if abs(error_ratio) > alert_ratio else text

@@ -10,6 +10,7 @@ from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.serving_run import ServingRun
 from foretoken.domain.results.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
+from foretoken.simulator.grid import Floats
 from foretoken.simulator.validation.decode_steps import (
     DecodeComparison,
     StepRange,
@@ -18,7 +19,6 @@ from foretoken.simulator.validation.decode_steps import (
 )
 from foretoken.simulator.validation.finding import NOTABLE_RATIO, Finding, find_estimates
 from foretoken.simulator.validation.serving_comparison import (
-    Floats,
     MetricComparison,
     Pair,
     RateComparison,

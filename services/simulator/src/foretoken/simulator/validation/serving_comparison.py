@@ -4,17 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.request import Instants
 from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
 from foretoken.domain.results.report import Percentiles, RequestColumns, ServingReport
 from foretoken.domain.units import MS_PER_S
+from foretoken.simulator.grid import Flags, Floats
 from foretoken.simulator.serving.metrics import defined_latencies
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +53,7 @@ class Timing:
         """From the first arrival to the last token."""
         return float(self.last_token_s.max() - self.arrival_s.min())
 
-    def keep(self, mask: Bools) -> "Timing":
+    def keep(self, mask: Flags) -> "Timing":
         """Return the requests where the mask is true."""
         return Timing(**{name: getattr(self, name)[mask] for name in self.__slots__})
 

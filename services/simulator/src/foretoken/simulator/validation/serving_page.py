@@ -1,20 +1,14 @@
 """The sections of a page about a measured serving run and its simulation."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from foretoken.domain.metrics.metric import title_of
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.page.figure import BLUE, ORANGE
 from foretoken.page.section import Fact, Picture, Section
-from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.validation.decode_steps import DecodeComparison
-from foretoken.simulator.validation.page import (
-    draw_pairs,
-    draw_shares,
-    error_cell,
-    findings_section,
-    number_table,
-)
+from foretoken.simulator.validation.finding import error_cell, findings_section, number_table
 from foretoken.simulator.validation.serving import STEP_FEATURES, ServingValidation
 from foretoken.simulator.validation.serving_comparison import STATISTICS
 
@@ -29,12 +23,19 @@ _COMPONENT_COLORS = {
 }
 
 
-def validation_sections(validation: ServingValidation) -> list[Section]:
-    """Return findings, figures, pictures and the worst requests of a validation."""
-    sections = [_findings(validation), _figures(validation), _distributions(validation)]
-    sections += [_residual(validation)]
-    if validation.decode is not None and validation.decode.ranges:
-        sections += [_steps(validation.decode), _step_parts(validation.decode)]
+def validation_sections(
+    validation: ServingValidation, *, has_pictures: bool = True
+) -> list[Section]:
+    """Return findings, figures, the error's parts and the worst requests of a validation."""
+    sections = [_findings(validation), _figures(validation)]
+    residual = _residual(validation)
+    if has_pictures:
+        sections.append(_distributions(validation))
+        residual = replace(residual, pictures=(_draw_residual(validation),))
+    sections.append(residual)
+    if validation.decode is not None:
+        sections += [_steps(validation.decode)] if validation.decode.ranges else []
+        sections.append(_step_parts(validation.decode))
     return [*sections, _worst(validation)]
 
 
@@ -77,6 +78,10 @@ def _figures(validation: ServingValidation) -> Section:
 
 
 def _distributions(validation: ServingValidation) -> Section:
+    # Figures and tables alone wait for no drawing library.
+    from foretoken.page.figure import BLUE, ORANGE
+    from foretoken.simulator.validation.pictures import draw_pairs, draw_shares
+
     requests = validation.requests
     ttft = {
         "measured": [item.measured_ttft_ms for item in requests],
@@ -99,22 +104,27 @@ def _distributions(validation: ServingValidation) -> Section:
     )
 
 
-def _residual(validation: ServingValidation) -> Section:
+def _draw_residual(validation: ServingValidation) -> Picture:
+    from foretoken.simulator.report.plots import draw_stacked_rows
+
     parts = validation.components
     rows = {
         "measured": {item.name: max(item.measured_ms, 0.0) for item in parts},
         "simulated": {item.name: max(item.simulated_ms, 0.0) for item in parts},
     }
-    note = " The measured parts before the first token are estimated by regression, because the"
-    note += " run does not tell when requests were scheduled."
-    caption = "The time of a mean request by what it did."
-    caption += note * any(item.is_estimated for item in parts)
     svg = draw_stacked_rows("residual", "A mean request", "time (ms)", rows, _COMPONENT_COLORS)
+    return Picture(svg=svg, caption="The time of a mean request by what it did.")
+
+
+def _residual(validation: ServingValidation) -> Section:
+    parts = validation.components
+    note = "The measured parts before the first token are estimated by regression, because the run"
+    note += " does not tell when requests were scheduled."
     return Section(
         title="Where the error sits",
-        pictures=(Picture(svg=svg, caption=caption),),
+        intro=note if any(item.is_estimated for item in parts) else "",
         table=number_table(
-            ("part", "measured (ms)", "simulated (ms)", "share of the error"),
+            ("part of a mean request", "measured (ms)", "simulated (ms)", "share of the error"),
             [
                 (item.name, item.measured_ms, item.simulated_ms, f"{item.share_ratio:.0%}")
                 for item in parts

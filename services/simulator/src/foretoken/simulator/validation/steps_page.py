@@ -1,6 +1,8 @@
 """The sections of a page about predicted and measured steps."""
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,7 +10,7 @@ from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.units import US_PER_MS
 from foretoken.page.section import Cell, Fact, Picture, Section
-from foretoken.simulator.validation.page import draw_pairs, error_cell, number_table
+from foretoken.simulator.validation.finding import error_cell, number_table
 from foretoken.simulator.validation.steps import StepComparison, StepsValidation, describe_shares
 
 # An error above this is pointed out.
@@ -16,58 +18,74 @@ _ALERT_RATIO = 0.1
 _NUM_PARTS = 8
 
 
-def steps_sections(validations: Sequence[StepsValidation]) -> list[Section]:
+def steps_sections(
+    validations: Sequence[StepsValidation], *, has_pictures: bool = True
+) -> list[Section]:
     """Return a picture of all steps, and for each report its errors and what its steps consist of.
 
     Reports without a step that was measured have no part in the picture.
     """
-    sections = [_overview(validations)]
+    overview = _overview(validations)
+    if has_pictures:
+        overview = replace(overview, pictures=_draw(validations))
+    sections = [overview]
     for validation in validations:
         sections += [_errors(validation), _composition(validation)]
     return sections
 
 
-def _overview(validations: Sequence[StepsValidation]) -> Section:
+def _draw(validations: Sequence[StepsValidation]) -> Sequence[Picture]:
+    # Figures and tables alone wait for no drawing library.
+    from foretoken.simulator.validation.pictures import draw_pairs
+
     steps = [step for validation in validations for step in validation.steps]
-    pictures: tuple[Picture, ...] = ()
-    if steps:
-        measured = np.array([step.measured.latency_us_median / US_PER_MS for step in steps])
-        predicted = np.array([step.predicted_us / US_PER_MS for step in steps])
-        svg = draw_pairs("steps", "step (ms)", measured, predicted)
-        pictures = (Picture(svg=svg, caption="Each step, measured and predicted"),)
+    if not steps:
+        return ()
+    measured = np.array([step.measured.latency_us_median / US_PER_MS for step in steps])
+    predicted = np.array([step.predicted_us / US_PER_MS for step in steps])
+    svg = draw_pairs("steps", "step (ms)", measured, predicted)
+    return (Picture(svg=svg, caption="Each step, measured and predicted"),)
+
+
+def _overview(validations: Sequence[StepsValidation]) -> Section:
+    facts = [
+        Fact(
+            label=f"{item.model} on {item.device}, errors of {len(item.steps)} steps",
+            value=f"median {item.error_median:.1%}",
+            note=f"P90 {item.error_p90:.1%}",
+        )
+        for item in validations
+        if item.steps
+    ]
+    errors = [abs(step.error_ratio) for item in validations for step in item.steps]
+    if len(facts) > 1:
+        median, largest = statistics.median(errors), max(errors)
+        label, note = f"errors of all {len(errors)} steps", f"largest {largest:.1%}"
+        facts.append(Fact(label=label, value=f"median {median:.1%}", note=note))
     return Section(
         title="Steps",
         intro=(
             "A step is predicted as the sum of its operators and what the host takes; nothing is"
             " fitted to measured steps. Errors are predicted over measured, less one."
         ),
-        facts=[
-            Fact(
-                label=f"{item.model} on {item.device}, median error",
-                value=f"{item.error_median:.1%}",
-                note=f"P90 {item.error_p90:.1%}",
-            )
-            for item in validations
-            if item.steps
-        ],
-        pictures=pictures,
+        facts=facts,
     )
 
 
 def _errors(validation: StepsValidation) -> Section:
     rows = [_row(step) for step in validation.steps]
     rows += [
-        (_name(item.step), "not measured", "", "", "", "", item.reason)
+        (_name(item.step), "not measured", "", "", "", "", "", item.reason)
         for item in validation.failed
     ]
     headers = (
         *("step", "measured (ms)", "predicted (ms)", "low to high", "error"),
-        *("kernels counted, seen", "rests on"),
+        *("host (ms)", "kernels counted, seen", "rests on"),
     )
     return Section(
         title=f"{validation.model} on {validation.device}",
         intro=" ".join((f"{validation.framework}.", *(f"{text}." for text in validation.notes))),
-        table=number_table(headers, rows, text_columns=(6,)),
+        table=number_table(headers, rows, text_columns=(7,)),
     )
 
 
@@ -79,6 +97,7 @@ def _row(step: StepComparison) -> Sequence[float | str | Cell]:
         step.predicted_us / US_PER_MS,
         f"{low} to {high}",
         error_cell(step.error_ratio, _ALERT_RATIO),
+        step.host_us / US_PER_MS if step.host_us else "-",
         f"{step.num_kernels or '-'}, {step.measured.num_kernels or '-'}",
         describe_shares(step),
     )

@@ -2,14 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foretoken.domain.metrics.number_text import format_number
-from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
-from foretoken.simulator.report.plots import draw_stacked_rows
-from foretoken.simulator.validation.page import error_cell, findings_section, number_table
+from foretoken.simulator.validation.finding import error_cell, findings_section, number_table
 from foretoken.simulator.validation.training import TrainingValidation
 from foretoken.simulator.validation.training_comparison import (
     BACKWARD,
@@ -23,44 +21,46 @@ from foretoken.simulator.validation.training_run import ALL_STAGES
 
 # An error above this is pointed out.
 _ALERT_RATIO = 0.08
-_COLORS = {
-    FORWARD: BLUE,
-    BACKWARD: ORANGE,
-    "mp_allreduce": "#8c6d1f",
-    OUTSIDE_LAYERS: SKY,
-    "pp_p2p": PURPLE,
-    "dp_allreduce": VERMILION,
-    "dp_allgather": "#e9a3c4",
-    "optimizer": GREEN,
-    WAITING: GREY,
-}
+# In the order in which a step runs them.
+_PARTS = (
+    *(FORWARD, BACKWARD, "mp_allreduce", OUTSIDE_LAYERS, "pp_p2p"),
+    *("dp_allreduce", "dp_allgather", "optimizer", WAITING),
+)
 
 
-def training_validation_sections(validations: Sequence[TrainingValidation]) -> list[Section]:
+def training_validation_sections(
+    validations: Sequence[TrainingValidation], *, has_pictures: bool = True
+) -> list[Section]:
     """Return findings, components, error's origin, stability and proportions of each run.
 
     Of more than one run the errors of all come first, and the others' titles name their run.
     """
     if len(validations) == 1:
-        return _sections(validations[0], "")
+        return _sections(validations[0], "" if has_pictures else None)
     sections = [_runs(validations)]
     for index, validation in enumerate(validations):
         sections += [
             replace(section, title=f"{validation.run_name}: {section.title.lower()}")
-            for section in _sections(validation, f"run{index}-")
+            for section in _sections(validation, f"run{index}-" if has_pictures else None)
         ]
     return sections
 
 
-def _sections(validation: TrainingValidation, slug: str) -> list[Section]:
+def _sections(validation: TrainingValidation, slug: str | None) -> list[Section]:
+    """Return the sections of one run; `slug` begins the names of its pictures, if it has any."""
     sections = [_findings(validation)]
     if validation.components:
         sections += [_components(validation), _scores(validation)]
     if validation.contributions:
         sections.append(_contributions(validation))
-    sections.append(_stability(validation))
+    spread = validation.simulated_spread_ms
+    if spread.p99 > spread.p50 or any(item.is_known for item in validation.stability):
+        sections.append(_stability(validation))
     if validation.proportions:
-        sections.append(_proportions(validation, slug))
+        proportions = _proportions(validation)
+        if slug is not None:
+            proportions = replace(proportions, pictures=(_draw_proportions(validation, slug),))
+        sections.append(proportions)
     return sections
 
 
@@ -124,7 +124,7 @@ def _findings(validation: TrainingValidation) -> Section:
 
 def _components(validation: TrainingValidation) -> Section:
     headers = ("component", "stage", "measured (ms)", "simulated (ms)", "error", "flags")
-    rows = [_component_row(row) for row in validation.components]
+    rows = [_component_row(row) for row in (validation.step, *validation.components)]
     return Section(
         title="Components",
         intro="Means of one occurrence. Flagged rows are shown and not scored.",
@@ -216,15 +216,28 @@ def _stability(validation: TrainingValidation) -> Section:
     )
 
 
-def _proportions(validation: TrainingValidation, slug: str) -> Section:
-    parts = validation.proportions
-    percent = {
+def _percent(validation: TrainingValidation) -> Mapping[str, Mapping[str, float]]:
+    return {
         run: {name: 100 * time_ms / (sum(times.values()) or 1.0) for name, time_ms in times.items()}
-        for run, times in parts.items()
+        for run, times in validation.proportions.items()
     }
+
+
+def _draw_proportions(validation: TrainingValidation, slug: str) -> Picture:
+    # Figures and tables alone wait for no drawing library.
+    from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+    from foretoken.simulator.report.plots import draw_stacked_rows
+
+    tints = (BLUE, ORANGE, "#8c6d1f", SKY, PURPLE, VERMILION, "#e9a3c4", GREEN, GREY)
+    colors = dict(zip(_PARTS, tints, strict=True))
     title = "Shares of the first stage's step"
-    svg = draw_stacked_rows(f"{slug}proportions", title, "share of the step (%)", percent, _COLORS)
-    names = [name for name in _COLORS if any(name in times for times in parts.values())]
+    rows = _percent(validation)
+    svg = draw_stacked_rows(f"{slug}proportions", title, "share of the step (%)", rows, colors)
+    return Picture(svg=svg, caption=title)
+
+
+def _proportions(validation: TrainingValidation) -> Section:
+    parts, percent = validation.proportions, _percent(validation)
     rows = [
         (
             name,
@@ -234,17 +247,15 @@ def _proportions(validation: TrainingValidation, slug: str) -> Section:
                 for cell in (parts[run].get(name, 0.0), f"{percent[run].get(name, 0.0):.1f}%")
             ),
         )
-        for name in names
+        for name in _PARTS
+        if any(name in times for times in parts.values())
     ]
     headers = ["part", *(head for run in parts for head in (f"{run} (ms)", "share"))]
-    caption = (
-        "Each part is without what it contains: layers without their reductions of tensor"
-        " parallelism, the optimizer without the gathering of parameters. What is left of the step"
-        " is waiting, and what was not measured."
-    )
     return Section(
         title="Proportions",
-        pictures=(Picture(svg=svg, caption=caption),),
+        intro="Shares of the first stage's step. Each part is without what it contains: layers"
+        " without their reductions of tensor parallelism, the optimizer without the gathering of"
+        " parameters. What is left of the step is waiting, and what was not measured.",
         table=number_table(headers, rows),
     )
 

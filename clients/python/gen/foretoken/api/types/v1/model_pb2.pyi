@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from foretoken.api.types.v1 import operator_pb2 as _operator_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -122,6 +123,8 @@ class ModelArchitecture(_message.Message):
     FULL_ATTENTION_PERIOD_FIELD_NUMBER: _builtins.int
     MOE_FIELD_NUMBER: _builtins.int
     MLA_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    KV_DTYPE_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model. Empty: it has none."""
@@ -163,6 +166,10 @@ class ModelArchitecture(_message.Message):
     """Attention window in tokens. 0: the whole sequence."""
     full_attention_period: _builtins.int
     """With a sliding window, every so many layers one sees all tokens. 0: none does."""
+    quantization: _builtins.str
+    """Scheme that its checkpoint's weights are stored in ("fp8_block"). Empty: none."""
+    kv_dtype: _operator_pb2.Dtype.ValueType
+    """Format that its checkpoint has scales of the key-value cache for. Unspecified: none."""
     @_builtins.property
     def moe(self) -> Global___MoeSpec:
         """Its experts. Not set: a dense model."""
@@ -200,11 +207,13 @@ class ModelArchitecture(_message.Message):
         full_attention_period: _builtins.int = ...,
         moe: Global___MoeSpec | None = ...,
         mla: Global___MlaSpec | None = ...,
+        quantization: _builtins.str = ...,
+        kv_dtype: _operator_pb2.Dtype.ValueType = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_gated", b"_gated", "_norm", b"_norm", "_position", b"_position", "activation", b"activation", "gated", b"gated", "mla", b"mla", "moe", b"moe", "norm", b"norm", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_gated", b"_gated", "_norm", b"_norm", "_position", b"_position", "activation", b"activation", "aliases", b"aliases", "bias", b"bias", "full_attention_period", b"full_attention_period", "gated", b"gated", "head_count", b"head_count", "head_dim", b"head_dim", "hidden", b"hidden", "intermediate", b"intermediate", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "max_position", b"max_position", "mla", b"mla", "moe", b"moe", "name", b"name", "norm", b"norm", "parallel_residual", b"parallel_residual", "position", b"position", "qk_norm", b"qk_norm", "qkv_bias", b"qkv_bias", "sliding_window", b"sliding_window", "tied_embedding", b"tied_embedding", "vocab", b"vocab"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_gated", b"_gated", "_norm", b"_norm", "_position", b"_position", "activation", b"activation", "aliases", b"aliases", "bias", b"bias", "full_attention_period", b"full_attention_period", "gated", b"gated", "head_count", b"head_count", "head_dim", b"head_dim", "hidden", b"hidden", "intermediate", b"intermediate", "kv_dtype", b"kv_dtype", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "max_position", b"max_position", "mla", b"mla", "moe", b"moe", "name", b"name", "norm", b"norm", "parallel_residual", b"parallel_residual", "position", b"position", "qk_norm", b"qk_norm", "qkv_bias", b"qkv_bias", "quantization", b"quantization", "sliding_window", b"sliding_window", "tied_embedding", b"tied_embedding", "vocab", b"vocab"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__activation: _TypeAlias = _typing.Literal["activation"]  # noqa: Y015
     _WhichOneofArgType__activation: _TypeAlias = _typing.Literal["_activation", b"_activation"]  # noqa: Y015

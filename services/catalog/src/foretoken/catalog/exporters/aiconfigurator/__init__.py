@@ -10,9 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from foretoken.catalog.exporters.aiconfigurator.files import Placement, TableFiles
-from foretoken.catalog.exporters.aiconfigurator.rows import Group, read_groups
+from foretoken.catalog.exporters.aiconfigurator.rows import Group, Written, read_groups
 from foretoken.catalog.exporters.aiconfigurator.tables import write_group
-from foretoken.catalog.exporters.aiconfigurator.writer import Written
 from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest, LeftOut
 from foretoken.catalog.importers.aiconfigurator.formats import ENGINES
 from foretoken.domain.errors import FieldViolation, InvalidRequestError

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.catalog.array import Mask
-from foretoken.catalog.exporters.aiconfigurator.rows import Group
-from foretoken.catalog.exporters.aiconfigurator.writer import Writer, Written
+from foretoken.catalog.dims import Mask
+from foretoken.catalog.exporters.aiconfigurator.rows import Group, Writer, Written
 from foretoken.catalog.importers.aiconfigurator.formats import (
     MLA_HEAD_DIMS,
     MLA_LATENT_DIMS,

@@ -1,14 +1,13 @@
-"""Rows of the catalog grouped for export: those that share operator and circumstances."""
+"""Rows of the catalog grouped for export, and what a writer makes of a group."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.array import Floats, Integers, Mask
-from foretoken.catalog.dims import group_rows, split_by_operator
+from foretoken.catalog.dims import Floats, Integers, Mask, group_rows, split_by_operator
 from foretoken.domain.operators.spec.variant import parse_variant
 
 _TEXTS = (
@@ -98,3 +97,26 @@ def _coded(column: pa.ChunkedArray) -> tuple[Integers, list[str]]:
 
 def _floats(column: pa.ChunkedArray) -> Any:
     return column.to_numpy().astype(np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """Columns of a table, one value per row of `group` or one for all, in the table's order."""
+
+    table: str
+    op_name: str
+    group: Group
+    columns: Mapping[str, Any]
+    kernel: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes groups of one operator whose variants say nothing but these facts.
+
+    It returns None for a group that its table has no words for, and otherwise the rows it has room
+    for.
+    """
+
+    facts: frozenset[str]
+    write: Callable[[Group], Written | None]

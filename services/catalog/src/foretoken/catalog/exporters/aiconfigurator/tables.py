@@ -5,16 +5,15 @@ from types import MappingProxyType
 
 import numpy as np
 
-from foretoken.catalog.array import Mask
+from foretoken.catalog.dims import Mask
 from foretoken.catalog.exporters.aiconfigurator.attention_tables import attention_writers
-from foretoken.catalog.exporters.aiconfigurator.rows import Group
-from foretoken.catalog.exporters.aiconfigurator.writer import Writer, Written
+from foretoken.catalog.exporters.aiconfigurator.rows import Group, Writer, Written
 from foretoken.catalog.importers.aiconfigurator.formats import (
     COLLECTIVES,
     ENGINES,
     name_scheme,
 )
-from foretoken.catalog.importers.aiconfigurator.routing import (
+from foretoken.catalog.importers.aiconfigurator.moe_table import (
     Routing,
     is_known_distribution,
     local_load,

@@ -11,12 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foretoken.catalog.exporters.fasop.composed import MeasuredPoints
-from foretoken.catalog.exporters.fasop.layer_plan import LayerPlan
+from foretoken.catalog.exporters.fasop.composed import LayerPlan, MeasuredPoints
 from foretoken.catalog.exporters.fasop.profiled import fill_profiled
 from foretoken.catalog.exporters.fasop.table import ProfileTable, TableKey, write_tables
 from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest, LeftOut
-from foretoken.catalog.importers.fasop.columns import KERNEL_PREFIX
+from foretoken.catalog.importers.fasop.profile_rows import KERNEL_PREFIX
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.measurements.measurement import MeasurementFilter

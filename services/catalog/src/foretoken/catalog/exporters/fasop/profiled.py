@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.catalog.exporters.fasop.table import ProfileTable, TableKey
-from foretoken.catalog.importers.fasop.columns import COLUMNS
+from foretoken.catalog.importers.fasop.profile_rows import COLUMNS
 from foretoken.catalog.importing import ImportNotes
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.operators.spec.variant import parse_variant

@@ -13,9 +13,8 @@ from statistics import fmean
 
 import numpy as np
 
-from foretoken.catalog.array import Floats
-from foretoken.catalog.importers.fasop.columns import COLUMNS
-from foretoken.catalog.importers.fasop.profile_rows import DEVICES, PRESETS
+from foretoken.catalog.dims import Floats
+from foretoken.catalog.importers.fasop.profile_rows import COLUMNS, DEVICES, PRESETS
 from foretoken.catalog.importing import ImportNotes
 from foretoken.domain.name import path_inside
 

@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from foretoken.catalog.exporters.vidur.layer_tables import (
+    STATISTICS,
     Row,
     Written,
+    measure_operator,
     shapes_of,
     tabulate_attention,
     tabulate_mlp,
 )
-from foretoken.catalog.exporters.vidur.measured import STATISTICS, measure_operator
 from foretoken.catalog.exporting import Exporter, ExportReport, ExportRequest, LeftOut
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.hardware.topology import find_topology

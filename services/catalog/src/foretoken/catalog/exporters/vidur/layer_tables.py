@@ -5,17 +5,146 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from foretoken.catalog.array import Integers
-from foretoken.catalog.exporters.vidur.measured import STATISTICS, Measured
-from foretoken.catalog.exporters.vidur.shape import (
-    DEGREES,
-    EFFECT_OF_MISSING,
-    SHARDED_OPS,
-    RankShape,
-)
+from foretoken.catalog.dims import Floats, Integers
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.units import US_PER_MS
+from foretoken.wire.arrow import dims_to_columns
+
+STATISTICS = ("min", "max", "mean", "median", "std")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rows of one operator in the order of the catalog; times in ms, NaN where not known.
+
+    `order` are the rows' places in what was exported.
+    """
+
+    order: Integers
+    dims: Mapping[str, Integers]
+    times_ms: Mapping[str, Floats]
+    kernels: npt.NDArray[np.str_]
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are."""
+        return len(self.kernels)
+
+    def find(self, wanted: Mapping[str, int]) -> Integers:
+        """Return the places of rows with these dimensions, whatever the others are."""
+        mask = np.ones(self.num_rows, dtype=bool)
+        for name, value in wanted.items():
+            mask &= self.dims[name] == value
+        return np.flatnonzero(mask)
+
+
+def measure_operator(rows: pa.Table, operator: str) -> Measured:
+    """Return the rows of an operator, which may be none; a column `order` numbers them."""
+    found = rows.filter(pc.equal(rows["operator"], operator))
+    return Measured(
+        found["order"].to_numpy(),
+        dims_to_columns(found, find_operator(operator).dim_names),
+        {name: _to_ms(found[f"latency_us_{name}"]) for name in STATISTICS},
+        np.array(pc.fill_null(found["kernel"], "").to_pylist(), dtype=str),
+    )
+
+
+def _to_ms(column: pa.ChunkedArray) -> Floats:
+    """Return times in ms, such that those which came from ms become the very same numbers."""
+    times_us = pc.fill_null(column, np.nan).to_numpy()
+    times_ms = times_us / US_PER_MS
+    for towards in (0.0, np.inf):
+        near = np.nextafter(times_ms, towards)
+        is_better = (times_ms * US_PER_MS != times_us) & (near * US_PER_MS == times_us)
+        times_ms = np.where(is_better, near, times_ms)
+    return np.asarray(times_ms, dtype=np.float64)
+
+
+# Degrees of tensor parallelism that Vidur profiles, and those beyond.
+DEGREES = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One column of mlp.csv: rows of an operator with these dimensions, by token count."""
+
+    operator: str
+    tokens: str
+    dims: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RankShape:
+    """A model on one of `tp` ranks. `vocab` is that of the model as it was measured."""
+
+    model: ModelArchitecture
+    tp: int
+    vocab: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the ranks have equal shares."""
+        model = self.model
+        return model.num_heads % self.tp == 0 == model.intermediate % self.tp
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        """Dimensions of the heads of a rank; fewer key heads than ranks means a copy each."""
+        return {"num_heads": self.model.num_heads // self.tp, **self.kv_heads}
+
+    @property
+    def kv_heads(self) -> Mapping[str, int]:
+        """Dimensions of the key and value heads of a rank."""
+        model = self.model
+        return {"num_kv_heads": max(model.num_kv_heads // self.tp, 1), "head_dim": model.head_dim}
+
+    def ops(self) -> Mapping[str, Op]:
+        """Return the ops of mlp.csv in the order Vidur writes them."""
+        model, hidden = self.model, self.model.hidden
+        q_width = self.heads["num_heads"] * model.head_dim
+        qkv_width = q_width + 2 * self.kv_heads["num_kv_heads"] * model.head_dim
+        intermediate = model.intermediate // self.tp
+        activation = "silu_mul" if model.is_gated else "gelu"
+        up_width = (2 if model.is_gated else 1) * intermediate
+        norm = Op(model.norm, "num_tokens", {"hidden": hidden})
+        return {
+            "emb": Op(
+                "embedding", "num_tokens", {"hidden": hidden, "vocab": self.vocab // self.tp}
+            ),
+            "input_layernorm": norm,
+            "attn_pre_proj": Op("gemm", "m", {"n": qkv_width, "k": hidden}),
+            "attn_rope": Op("rope", "num_tokens", self.heads),
+            "attn_post_proj": Op("gemm", "m", {"n": hidden, "k": q_width}),
+            "post_attention_layernorm": norm,
+            "mlp_up_proj": Op("gemm", "m", {"n": up_width, "k": hidden}),
+            "mlp_act": Op(activation, "num_tokens", {"intermediate": intermediate}),
+            "mlp_down_proj": Op("gemm", "m", {"n": hidden, "k": intermediate}),
+            "add": Op("residual_add", "num_tokens", {"hidden": hidden}),
+        }
+
+
+# Ops whose times change with the degree: a degree without any of them was not measured.
+SHARDED_OPS = (
+    "attn_pre_proj",
+    "attn_rope",
+    "attn_post_proj",
+    "mlp_up_proj",
+    "mlp_act",
+    "mlp_down_proj",
+)
+# What Vidur does without an op: it counts these as 0, and stops without one of the others.
+# Source: _load_compute_df and _train_compute_models of its SklearnExecutionTimePredictor.
+EFFECT_OF_MISSING = {
+    "emb": "does not read it",
+    **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "add"), "takes it as 0"),
+}
+
 
 # Reshapes that launch no kernel: Vidur's files have columns of zeros for them.
 _FREE_OPS = ("attn_input_reshape", "attn_output_reshape")

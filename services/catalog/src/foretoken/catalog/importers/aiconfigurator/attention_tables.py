@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from foretoken.catalog.array import Integers
+from foretoken.catalog.dims import Integers
 from foretoken.catalog.importers.aiconfigurator.formats import (
     CELL_DTYPES,
     MLA_HEAD_DIMS,

@@ -1,4 +1,7 @@
-"""`moe_perf`: the expert MLPs of one rank.
+"""`moe_perf`: the expert MLPs of one rank, and what routing leaves to it.
+
+The tables name a distribution; the collector draws the experts of every token from it and times
+rank 0. Source: `balanced_logits` and `power_law_logits_v3` in AIConfigurator's collector/helper.py.
 
 `moe_tp_size` ranks split every expert's width, `moe_ep_size` ranks the experts. The rows hold the
 widths and experts of the whole layer and all tokens; the rank timed has its share of the width and
@@ -6,12 +9,15 @@ of the experts, and the tokens that the routing sends to these.
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
-from foretoken.catalog.array import Integers
-from foretoken.catalog.dims import group_rows
+from foretoken.catalog.dims import Integers, group_rows
 from foretoken.catalog.importers.aiconfigurator.formats import split_scheme
 from foretoken.catalog.importers.aiconfigurator.perf_table import (
     Circumstances,
@@ -20,11 +26,166 @@ from foretoken.catalog.importers.aiconfigurator.perf_table import (
     PerfTable,
 )
 from foretoken.catalog.importers.aiconfigurator.points import Points, make_points
-from foretoken.catalog.importers.aiconfigurator.routing import (
-    Routing,
-    is_known_distribution,
-    local_load,
-)
+
+Counts = npt.NDArray[np.int64]
+
+# The collector averages five draws; more give the expectation, and few experts need more.
+_DRAWN_MAX = 1 << 13
+_NUM_DRAWS_MAX = 64
+_SEED = 0
+# Experts times chosen experts of one layer, far above any model.
+_CELLS_MAX = 1 << 20
+
+_POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Routing:
+    """A router's load: `num_tokens` tokens to `top_k` of `num_experts` on `num_ranks` ranks."""
+
+    num_tokens: int
+    top_k: int
+    num_experts: int
+    num_ranks: int
+    distribution: str
+
+    @property
+    def fault(self) -> str:
+        """What makes the load impossible, empty if nothing does."""
+        if not 1 <= self.top_k <= self.num_experts:
+            return f"topk is {self.top_k} of {self.num_experts} experts"
+        if self.num_ranks < 1 or self.num_experts % self.num_ranks:
+            return f"{self.num_experts} experts on {self.num_ranks} ranks"
+        if self.num_tokens < 1 or self.top_k * self.num_experts > _CELLS_MAX:
+            return f"{self.num_tokens} tokens to {self.top_k} of {self.num_experts} experts"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLoad:
+    """Pairs of a token and an expert on the timed rank, and that rank's experts with a token."""
+
+    num_pairs: int
+    num_active: int
+
+
+def is_known_distribution(name: str) -> bool:
+    """Return whether the load of this distribution can be computed."""
+    return name in ("balanced", "uniform") or _POWER_LAW.fullmatch(name) is not None
+
+
+@lru_cache(maxsize=1 << 16)
+def local_load(routing: Routing) -> LocalLoad:
+    """Return the load of the timed rank: what is drawn, its expectation, in whole numbers.
+
+    With a power law that is the rank with the most tokens, which the collector makes rank 0.
+    """
+    if routing.distribution == "uniform":
+        return _uniform_load(routing)
+    if routing.distribution == "balanced":
+        counts = _balanced_counts(routing)[None, :]
+        ranks = np.zeros(1, dtype=np.int64)
+    else:
+        counts = _power_law_counts(routing)
+        ranks = _by_rank(counts, routing).sum(axis=2).argmax(axis=1)
+    of_rank = _by_rank(counts, routing)[np.arange(len(counts)), ranks]
+    num_pairs = float(of_rank.sum(axis=1).mean())
+    num_active = float((of_rank > 0).sum(axis=1).mean())
+    return LocalLoad(max(1, round(num_pairs)), max(1, round(num_active)))
+
+
+def _by_rank(counts: Counts, routing: Routing) -> Counts:
+    """Return counts of shape (draws, ranks, experts of a rank)."""
+    return counts.reshape(len(counts), routing.num_ranks, -1)
+
+
+def _uniform_load(routing: Routing) -> LocalLoad:
+    """Return the load where every expert is as likely: a token misses it with 1 - k/E."""
+    missed = (1 - routing.top_k / routing.num_experts) ** routing.num_tokens
+    num_local = routing.num_experts // routing.num_ranks
+    num_pairs = routing.num_tokens * routing.top_k / routing.num_ranks
+    return LocalLoad(max(1, round(num_pairs)), max(1, round(num_local * (1 - missed))))
+
+
+def _balanced_counts(routing: Routing) -> Counts:
+    """Return tokens by expert: choice i of token t is expert t + i * stride, around the end.
+
+    With fewer tokens than a stride they spread over it.
+    """
+    num_tokens, num_experts = routing.num_tokens, routing.num_experts
+    stride = -(-num_experts // routing.top_k)
+    offsets = np.arange(routing.top_k) * stride
+    if num_tokens >= stride:
+        places = (np.arange(num_experts)[:, None] - offsets) % num_experts
+        of_choice = num_tokens // num_experts + (places < num_tokens % num_experts)
+        return np.asarray(of_choice.sum(axis=1), dtype=np.int64)
+    starts = np.arange(num_tokens)[:, None] * stride / num_tokens
+    chosen = ((starts + offsets) % num_experts).astype(np.int64)
+    return np.bincount(chosen.reshape(-1), minlength=num_experts)
+
+
+def _power_law_counts(routing: Routing) -> Counts:
+    """Return tokens by expert, one row a draw.
+
+    Shares follow a power law between 1 and 0.8 of the tokens (between 0.01 and 2 for so few tokens
+    that not every expert gets one). No expert gets a token twice: what is over goes to others.
+    """
+    num_tokens, num_experts = routing.num_tokens, routing.num_experts
+    match = _POWER_LAW.fullmatch(routing.distribution)
+    exponent = 1 - float(match[1] if match else 0)
+    num_pairs = num_tokens * routing.top_k
+    low, high = (1.0, 0.8 * num_tokens) if num_pairs > num_experts else (0.01, 2.0)
+    num_draws = max(1, min(_DRAWN_MAX // num_experts, _NUM_DRAWS_MAX))
+    drawn = np.random.default_rng(_SEED).random((num_draws, num_experts))
+    shares = _invert(drawn, low, max(high, low), exponent)
+    wanted = np.rint(shares / shares.sum(axis=1, keepdims=True) * num_pairs).astype(np.int64)
+    counts = np.minimum(wanted, num_tokens)
+    # Ranks take turns in what is missing or over; what a rank cannot take is left to all.
+    missing = num_pairs - counts.sum(axis=1)
+    turns = np.arange(routing.num_ranks)
+    quotas = np.abs(missing)[:, None] // routing.num_ranks
+    quotas = quotas + (turns < np.abs(missing)[:, None] % routing.num_ranks)
+    quotas *= np.sign(missing)[:, None]
+    of_ranks = counts.reshape(num_draws * routing.num_ranks, -1)
+    counts = _deal(of_ranks, quotas.reshape(-1), num_tokens).reshape(num_draws, -1)
+    return _deal(counts, num_pairs - counts.sum(axis=1), num_tokens)
+
+
+def _invert(
+    drawn: npt.NDArray[np.float64], low: float, high: float, exponent: float
+) -> npt.NDArray[np.float64]:
+    """Return values whose density falls as x**(exponent - 1) between `low` and `high`."""
+    if exponent == 0:
+        return np.asarray(low * (high / low) ** drawn)
+    span = high**exponent - low**exponent
+    return np.asarray((span * drawn + low**exponent) ** (1 / exponent))
+
+
+def _deal(counts: Counts, missing: Counts, most: int) -> Counts:
+    """Add `missing` to each row at its emptiest experts, or take it away at the fullest.
+
+    No count leaves 0 to `most`; a row without room gets less.
+    """
+    filled = _level(counts, np.maximum(missing, 0), most)
+    return -_level(-filled, np.maximum(-missing, 0), 0)
+
+
+def _level(counts: Counts, missing: Counts, most: int) -> Counts:
+    """Raise the smallest counts of every row to one level until `missing` more are there."""
+    if not missing.any():
+        return counts
+    ordered = np.sort(counts, axis=1)
+    sums = np.cumsum(ordered, axis=1)
+    widths = np.arange(1, counts.shape[1] + 1)
+    # What it takes to raise the first few to the largest of them: they rise while there is enough.
+    num_rising = (widths * ordered - sums <= missing[:, None]).sum(axis=1)
+    rising_sum = np.take_along_axis(sums, num_rising[:, None] - 1, axis=1)[:, 0]
+    level = np.minimum((rising_sum + missing) // num_rising, most)[:, None]
+    raised = np.maximum(counts, level)
+    left = missing - (raised - counts).sum(axis=1)
+    can_rise = (raised == level) & (raised < most)
+    return np.asarray(raised + (can_rise & (np.cumsum(can_rise, axis=1) <= left[:, None])))
+
 
 # How TensorRT-LLM's kernels say that the experts have no gate.
 _UNGATED = "_nongated"

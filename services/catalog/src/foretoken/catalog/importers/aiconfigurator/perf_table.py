@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.array import Floats, Integers, Mask
+from foretoken.catalog.dims import Floats, Integers, Mask
 from foretoken.catalog.importers.aiconfigurator.formats import ENGINES, LIBRARIES
 from foretoken.catalog.importing import ImportNotes, ImportRequest, name_model
 from foretoken.catalog.sources.file import SourceFile

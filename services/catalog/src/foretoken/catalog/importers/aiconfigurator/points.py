@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.array import Floats, Integers
-from foretoken.catalog.dims import columns_to_dims
+from foretoken.catalog.dims import Floats, Integers, columns_to_dims
 from foretoken.catalog.importers.aiconfigurator.perf_table import (
     Circumstances,
     Described,
@@ -18,7 +17,7 @@ from foretoken.catalog.sources.row import NO_TIME, fill_schema
 from foretoken.domain.operators.spec.operator import find_operator
 
 # A row group of DuckDB's, which it then writes once.
-_BATCH_ROWS = 122_880
+_BATCH_ROWS = 61_440
 _TEXTS = tuple(field for field in Circumstances.__dataclass_fields__)
 
 

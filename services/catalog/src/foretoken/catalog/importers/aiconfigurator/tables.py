@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from foretoken.catalog.array import Integers
+from foretoken.catalog.dims import Integers
 from foretoken.catalog.importers.aiconfigurator.attention_tables import (
     read_decode,
     read_mla_decode,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from foretoken.catalog.importers.fasop import profile_json, profile_table, search_results
+from foretoken.catalog.importers.fasop import profile_file, search_results
 from foretoken.catalog.importers.fasop.profile_rows import Assumptions, Profile
 from foretoken.catalog.importing import (
     Importer,
@@ -79,23 +79,23 @@ def _read_file(
         notes.add(source.name, f"not read: it is of {profile.model.name} on {profile.device}")
         return None
     if path.suffix == ".npz":
-        return profile_table.read_table(profile)
-    return profile_table.read_legacy(profile)
+        return profile_file.read_table(profile)
+    return profile_file.read_legacy(profile)
 
 
 def _read_json(
     path: Path, source: SourceFile, assumed: Assumptions, notes: ImportNotes
 ) -> pa.Table | None:
     content = parse_source_json(source, path)
-    if not profile_json.is_profile(content):
+    if not profile_file.is_profile(content):
         notes.add(source.name, "not a profile of FASOP")
         return None
     profile = Profile(
         path=path,
         source=source,
         device=assumed.resolve_device("", path),
-        model=assumed.resolve_model(profile_json.model_name(content, path), path),
-        tp=profile_json.read_setting(content, "tp_size", path),
+        model=assumed.resolve_model(profile_file.model_name(content, path), path),
+        tp=profile_file.read_setting(content, "tp_size", path),
         assumed=assumed,
     )
     if not profile.is_wanted:
@@ -103,7 +103,7 @@ def _read_json(
         return None
     if "per_rank_timing" in content:
         notes.add(source.name, "per_rank_timing is not read: the combined times hold it")
-    return profile_json.read_profile(content, profile)
+    return profile_file.read_profile(content, profile)
 
 
 IMPORTER = Importer(

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from foretoken.catalog.importers.generic.columns import (
+from foretoken.catalog.importers.generic.mapping import (
     Group,
+    TableRule,
     find_groups,
     read_dims,
+    read_mapping,
     read_times,
 )
-from foretoken.catalog.importers.generic.mapping import TableRule, read_mapping
 from foretoken.catalog.importing import (
     Importer,
     ImportNotes,

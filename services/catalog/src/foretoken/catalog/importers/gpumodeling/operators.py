@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.catalog.array import Integers
+from foretoken.catalog.dims import Integers
 from foretoken.catalog.sources.table import SourceTable
 from foretoken.domain.units import ceil_divide
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.array import Floats
+from foretoken.catalog.dims import Floats
 from foretoken.catalog.importers.gpumodeling.operators import (
     COLLECTIVES,
     SAMPLED_OPS,

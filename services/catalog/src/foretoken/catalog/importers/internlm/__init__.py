@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.array import Floats, Integers
+from foretoken.catalog.dims import Floats, Integers
 from foretoken.catalog.importers.internlm.curves import Curve, read_curves
 from foretoken.catalog.importing import (
     Importer,

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.array import Mask
-from foretoken.catalog.importers.llmservingsim.degree import Rows, join_rows
+from foretoken.catalog.dims import Mask
+from foretoken.catalog.importers.llmservingsim.variant import Rows, join_rows
 from foretoken.catalog.importing import ImportNotes, ImportRequest
 from foretoken.catalog.sources.file import read_source_file
 from foretoken.catalog.sources.row import RowFacts, build_rows

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foretoken.catalog.array import Mask
 from foretoken.catalog.dataset import (
     DATASET_TOOL,
     MANIFEST_NAME,
@@ -23,7 +22,7 @@ from foretoken.catalog.dataset import (
     DatasetFile,
     DatasetManifest,
 )
-from foretoken.catalog.dims import places_to_dims
+from foretoken.catalog.dims import Mask, places_to_dims
 from foretoken.catalog.importers.parquet.dataset_reader import DatasetReader, check_listing
 from foretoken.catalog.importing import (
     Importer,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from foretoken.catalog.array import Floats, Integers
+from foretoken.catalog.dims import Floats, Integers
 from foretoken.catalog.importers.vidur.folders import is_model
 from foretoken.catalog.importers.vidur.layer_file import join_rows
 from foretoken.catalog.importing import ImportNotes, name_model

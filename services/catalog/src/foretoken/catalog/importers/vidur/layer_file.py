@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from foretoken.catalog.array import Floats, Integers, Mask
+from foretoken.catalog.dims import Floats, Integers, Mask
 from foretoken.catalog.importing import ImportNotes
 from foretoken.catalog.sources.file import SourceFile
 from foretoken.catalog.sources.row import RowFacts, build_rows

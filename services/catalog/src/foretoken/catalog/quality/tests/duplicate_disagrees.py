@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretoken.catalog.array import Mask
-from foretoken.catalog.quality.cell import bin_points
-from foretoken.catalog.quality.line import merge_duplicates
+from foretoken.catalog.dims import Mask
+from foretoken.catalog.quality.line import bin_points, merge_duplicates
 from foretoken.catalog.quality.stored_row import ALIKE, RESOLUTION_US, StoredRows
 from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 

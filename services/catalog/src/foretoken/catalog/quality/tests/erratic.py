@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretoken.catalog.array import Floats
-from foretoken.catalog.dims import Indices
+from foretoken.catalog.dims import Floats, Indices
 from foretoken.catalog.quality.line import combine_codes
 from foretoken.catalog.quality.stored_row import TABLE, StoredRows
 from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest

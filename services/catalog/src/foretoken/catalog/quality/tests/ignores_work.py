@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretoken.catalog.array import Floats
+from foretoken.catalog.dims import Floats
 from foretoken.catalog.quality.stored_row import TABLE, StoredRows
 from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretoken.catalog.array import Mask
-from foretoken.catalog.quality.cell import BINS_MIN, fill_cells, number_rows
+from foretoken.catalog.dims import Mask
+from foretoken.catalog.quality.line import BINS_MIN, fill_cells, number_rows
 from foretoken.catalog.quality.stored_row import StoredRows
 from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from foretoken.domain.hardware.topology import topology_of_device
-from foretoken.domain.lowering.placement import expert_mesh
+from foretoken.domain.lowering.communication import expert_mesh
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import all_models
 from foretoken.domain.requests.scenario import TrainingScenario

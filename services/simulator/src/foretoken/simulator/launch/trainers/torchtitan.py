@@ -33,7 +33,7 @@ from foretoken.simulator.launch.trainer import (
     TrainingFramework,
     list_differences,
 )
-from foretoken.simulator.training.operator_recompute import EVERY_OTHER_MATMUL
+from foretoken.simulator.steps.operator_recompute import EVERY_OTHER_MATMUL
 
 _NAME = "torchtitan"
 _RELEASE, _CONFIG = "0.2.2", "train.toml"

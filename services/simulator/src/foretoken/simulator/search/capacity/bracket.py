@@ -16,11 +16,9 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.capacity.probe import Probe
-
-Floats = NDArray[np.float64]
 
 # The nominal confidence of the predictor's interval (docs/explanation/estimates.md).
 PREDICTOR_CONFIDENCE = 0.9

@@ -23,12 +23,12 @@ from foretoken.simulator.search.capacity.load_search import (
     list_notes,
 )
 from foretoken.simulator.search.capacity.probe import Load, Probe, make_judge, resample_loads
-from foretoken.simulator.search.capacity.request_rate import (
+from foretoken.simulator.search.capacity.rate import (
     draw_plan,
+    estimate_service_rps,
     rate_of_plan,
     stretch_scenario,
 )
-from foretoken.simulator.search.capacity.service_rate import estimate_service_rps
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.serving.simulation import (
     FetchSurfaces,

@@ -29,16 +29,17 @@ from foretoken.domain.requests.search import (
 )
 from foretoken.domain.requests.slo import Slo
 from foretoken.domain.units import NS_PER_MS
-from foretoken.simulator.search.capacity.request_rate import (
+from foretoken.simulator.grid import Ints
+from foretoken.simulator.search.capacity.rate import (
     draw_plan,
     rate_of_plan,
     stretch_plan,
     take_requests,
 )
-from foretoken.simulator.serving.attainment import find_attaining
 from foretoken.simulator.serving.metrics import (
     PlacedRuns,
     count_token_gaps,
+    describe,
     instants_of,
     is_completed,
     measure,
@@ -46,9 +47,9 @@ from foretoken.simulator.serving.metrics import (
 )
 from foretoken.simulator.serving.occupancy import find_interval
 from foretoken.simulator.serving.outcome import rate_of
-from foretoken.simulator.serving.percentile import describe
 from foretoken.simulator.serving.record import RequestOutcome, RequestRecord, ServingRecord
-from foretoken.simulator.workload.request_plan import Ints, RequestPlan
+from foretoken.simulator.serving.service_level import find_attaining
+from foretoken.simulator.workload.request_plan import RequestPlan
 from foretoken.simulator.workload.rng import named_stream
 
 # Requests that the deployment rejected or lost under load. Those of a size it can never hold are

@@ -17,7 +17,7 @@ from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.requests.training_search import WEIGHT_PARALLELS, TrainingSearchRequest
 from foretoken.domain.units import GIB
 from foretoken.simulator.grid import Flags, Floats
-from foretoken.simulator.search.internevo.points import list_points
+from foretoken.simulator.search.internevo.question import list_points
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies
 

@@ -20,9 +20,9 @@ from foretoken.simulator.search.placement.columns import (
     list_columns,
 )
 from foretoken.simulator.search.placement.layer_cutter import LayerCut, LayerCutter
-from foretoken.simulator.search.placement.stage_cost import StagePrices
+from foretoken.simulator.search.placement.placed_steps import time_placed
+from foretoken.simulator.search.placement.placed_work import PlacedWork
 from foretoken.simulator.search.placement.stage_memory import StageBook
-from foretoken.simulator.search.placement.step_time import time_placed
 from foretoken.simulator.search.placement.strategy import (
     PlacedStrategy,
     PlacementSpace,
@@ -72,7 +72,7 @@ def answer_placements(
     placing.run(tell)
 
     def judge(answers: Answers, values: Floats) -> Flags:
-        return find_placed_ties(answers, values, book.samples, setting.predictor)
+        return find_placed_ties(answers, values, book.shapes, setting.predictor)
 
     ranked, ties = rank_kept(survey, rules, judge if setting.has_ties else None)
     return ClosedForm(
@@ -82,8 +82,8 @@ def answer_placements(
         ranked=ranked,
         ties=ties,
         num_listed=count_kept(request),
-        num_shapes=placing.prices.num_shapes,
-        model_version=placing.prices.model_version,
+        num_shapes=placing.num_shapes,
+        model_version=placing.model_version,
         notes=placing.notes,
     )
 
@@ -107,12 +107,14 @@ class _Placing:
         self, space: PlacementSpace, book: StageBook, setting: Setting, survey: Survey
     ) -> None:
         self._space, self._survey = space, survey
-        self.prices = StagePrices(space, book.samples, setting.predictor)
-        self._cutter = LayerCutter(space, self.prices, book.memories, setting.memory_ratio)
+        self._predictor, self._shapes = setting.predictor, book.shapes
+        self._cutter = LayerCutter(space, book.memories, setting.memory_ratio)
         self._points = list(space.strategies())
         self._columns = list_columns(space, self._points)
         self._verdicts = _Verdicts()
         self._lacks: dict[tuple[StageWork, int, str, int], str] = {}
+        self._errors: dict[tuple[StageWork, int], InvalidRequestError | None] = {}
+        self.num_shapes, self.model_version = 0, ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -130,21 +132,23 @@ class _Placing:
         """Judge all points and answer those that can run, a part at a time."""
         points, survey = self._points, self._survey
         possible = self._check_numbers()
-        self.prices.measure([points[row] for row in possible])
         legal = [row for row in possible if self._check_work(row)]
         survey.num_points = len(points) - len(legal)
         for verdict, rows in self._verdicts.rows.items():
             self._rule_out(verdict, rows, self._verdicts.reasons[verdict])
         for start in range(0, len(legal), _PER_ANSWER):
-            rows = legal[start : start + _PER_ANSWER]
-            self._answer(rows, self._cut(rows, tell))
+            some = self._columns.take(np.array(legal[start : start + _PER_ANSWER]))
+            work = PlacedWork(some, self._predictor, self._shapes)
+            self._answer(work, self._cut(work, tell))
+            self.num_shapes = max(self.num_shapes, work.num_shapes)
+            self.model_version = work.model_version
         tell(survey)
 
-    def _cut(self, rows: Sequence[int], tell: Tell) -> list[LayerCut]:
+    def _cut(self, work: PlacedWork, tell: Tell) -> list[LayerCut]:
         """Return the cuts of strategies that can run, which are counted."""
         cuts = []
-        for row in rows:
-            cuts.append(self._cutter.cut(self._points[row]))
+        for row, point in enumerate(work.points):
+            cuts.append(self._cutter.cut(point, work.costs_of(row)))
             self._survey.num_points += 1
             if len(cuts) % _PER_UPDATE == 0:
                 tell(self._survey)
@@ -168,7 +172,12 @@ class _Placing:
 
     def _check_work(self, row: int) -> bool:
         point = self._points[row]
-        error = self.prices.error_of(point)
+        error = next(
+            filter(
+                None, (self._find_error(point.work, kind) for kind in set(point.pipeline.stages))
+            ),
+            None,
+        )
         if error is None:
             if lack := self._find_lack(point):
                 self._verdicts.add(TRAINER, [row], lack)
@@ -176,6 +185,16 @@ class _Placing:
         name = error.violations[0].field if error.violations else "scenario"
         self._verdicts.add(name, [row], error.message)
         return False
+
+    def _find_error(self, work: StageWork, kind: int) -> InvalidRequestError | None:
+        """Return why stages on a kind of node cannot work so, if they cannot."""
+        if (work, kind) not in self._errors:
+            self._errors[work, kind] = None
+            try:
+                self._space.check(work, self._space.kinds[kind])
+            except InvalidRequestError as err:
+                self._errors[work, kind] = err
+        return self._errors[work, kind]
 
     def _find_lack(self, point: PlacedStrategy) -> str:
         """Return what a framework has not of a strategy; empty where all have all."""
@@ -192,45 +211,34 @@ class _Placing:
         everyone = np.ones(len(rows), dtype=np.bool_)
         self._survey.rule_out(verdict, first, everyone, reason)
 
-    def _answer(self, rows: Sequence[int], cuts: list[LayerCut]) -> None:
+    def _answer(self, work: PlacedWork, cuts: list[LayerCut]) -> None:
         """Time strategies that can run, those alone that fit."""
-        points = [self._points[row] for row in rows]
         for cut in cuts:
             if cut.reason:
                 self._survey.reasons.setdefault(MEMORY, cut.reason)
-        strategies = replace(
-            self._columns.take(np.array(rows)), chunk_layers=as_column([cut.layers for cut in cuts])
-        )
-        self._survey.add(self._time(strategies, points, cuts))
-
-    def _time(
-        self, strategies: PlacedStrategies, points: Sequence[PlacedStrategy], cuts: list[LayerCut]
-    ) -> Answers:
-        num = len(points)
-        fits = np.array([bool(cut.layers) for cut in cuts])
-        chosen = np.flatnonzero(fits).tolist()
-        figures = time_placed(
-            [points[row] for row in chosen],
-            [cuts[row].layers for row in chosen],
-            self._space,
-            self.prices,
-        )
+        layers = [cut.layers for cut in cuts]
+        strategies = replace(work.strategies, chunk_layers=as_column(layers))
+        num, chosen = len(cuts), [row for row, own in enumerate(layers) if own]
         # What does not fit takes forever.
-        steps = np.full((3, num), np.inf)
-        steps[:, chosen] = figures.step_us.T
-        ratios = np.zeros((2, num))
-        ratios[:, chosen] = figures.bubble_ratio, figures.exposed_ratio
-        return Answers(
-            strategies=strategies,
-            step_us=steps[0],
-            low_us=steps[1],
-            high_us=steps[2],
-            bubble_ratio=ratios[0],
-            exposed_ratio=ratios[1],
-            mfu_ratio=_find_mfu(points, steps[0], self._space),
-            shape=_number_shapes(strategies),
-            reserved_bytes=np.array([cut.reserved_bytes for cut in cuts]),
-            margin_bytes=np.array([cut.margin_bytes for cut in cuts]),
+        steps, ratios = np.full((3, num), np.inf), np.zeros((2, num))
+        if chosen:
+            found = time_placed(work, chosen, layers)
+            steps[:, chosen] = found.step_us
+            exposed = np.minimum(1.0, found.exposed_us / found.step_us[0])
+            ratios[:, chosen] = np.clip(1 - found.busy_ratio, 0.0, 1.0), exposed
+        self._survey.add(
+            Answers(
+                strategies=strategies,
+                step_us=steps[0],
+                low_us=steps[1],
+                high_us=steps[2],
+                bubble_ratio=ratios[0],
+                exposed_ratio=ratios[1],
+                mfu_ratio=_find_mfu(work.points, steps[0], self._space),
+                shape=_number_shapes(strategies),
+                reserved_bytes=np.array([cut.reserved_bytes for cut in cuts]),
+                margin_bytes=np.array([cut.margin_bytes for cut in cuts]),
+            )
         )
 
 

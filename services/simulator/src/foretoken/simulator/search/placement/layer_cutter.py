@@ -12,7 +12,7 @@ from foretoken.simulator.search.placement.cutting import (
     make_chain,
 )
 from foretoken.simulator.search.placement.layer_kind import list_layer_kinds
-from foretoken.simulator.search.placement.stage_cost import StagePrices
+from foretoken.simulator.search.placement.placed_work import CutCosts
 from foretoken.simulator.search.placement.stage_memory import StageMemories
 from foretoken.simulator.search.placement.strategy import PlacedStrategy, PlacementSpace
 
@@ -37,12 +37,11 @@ class LayerCutter:
     def __init__(
         self,
         space: PlacementSpace,
-        prices: StagePrices,
         memories: StageMemories,
         memory_ratio: float,
     ) -> None:
-        """Take the prices that are cut by, and the memory of devices over what they have."""
-        self._space, self._prices, self._memory_ratio = space, prices, memory_ratio
+        """Take what stages hold, and the memory of devices over what they have."""
+        self._space, self._memory_ratio = space, memory_ratio
         self._layer_kinds = list_layer_kinds(space.scenario.model)
         self._memories = memories
         self._method = find_method(space.space.partition)
@@ -54,8 +53,8 @@ class LayerCutter:
         """What a reader must know of the cuts."""
         return tuple(f"{note} ({count} strategies)" for note, count in self._stopped.items())
 
-    def cut(self, point: PlacedStrategy) -> LayerCut:
-        """Return the cut of a strategy that can run.
+    def cut(self, point: PlacedStrategy, costs: CutCosts) -> LayerCut:
+        """Return the cut of a strategy that can run, whose layers cost this.
 
         Raises:
             InvalidRequestError: the method does not take a problem of this size.
@@ -65,7 +64,7 @@ class LayerCutter:
         site = StageSite(
             scenario=self._space.scenario,
             kinds=kinds,
-            lines=self._prices.lines_of(point.work),
+            costs=costs,
             memory=self._memories.lines(point, kinds[point.pipeline.stages[0]]),
             layer_kinds=self._layer_kinds,
             memory_ratio=self._memory_ratio,

@@ -3,8 +3,6 @@
 Layers whose attention has a window are trained like the others.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from foretoken.domain.models.architecture import ModelArchitecture
@@ -19,13 +17,3 @@ def list_layer_kinds(model: ModelArchitecture) -> Ints:
     """Return the kind of every layer; all are `LAST_KIND` where they are alike."""
     num_first = model.moe.num_dense_layers if model.moe else 0
     return np.where(np.arange(model.num_layers) < num_first, FIRST_KIND, LAST_KIND)
-
-
-def with_alike_layers(
-    model: ModelArchitecture, num_layers: int, *, is_first: bool = False
-) -> ModelArchitecture:
-    """Return a model of so many layers that are all as its first ones, or as its last ones."""
-    if model.moe is None:
-        return replace(model, num_layers=num_layers)
-    moe = replace(model.moe, num_dense_layers=num_layers if is_first else 0)
-    return replace(model, num_layers=num_layers, moe=moe)

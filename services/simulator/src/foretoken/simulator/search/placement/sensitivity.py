@@ -7,7 +7,7 @@ import numpy as np
 from foretoken.domain.requests.training_search import StrategySensitivity
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.faster_predictor import FasterPredictor
+from foretoken.simulator.search.hardware_change import FasterPredictor
 from foretoken.simulator.search.placement.closed_form import answer_placements
 from foretoken.simulator.search.placement.columns import PlacedStrategies
 from foretoken.simulator.search.placement.stage_memory import StageBook

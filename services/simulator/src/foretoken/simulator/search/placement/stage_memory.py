@@ -7,15 +7,16 @@ from typing import Self
 import numpy as np
 
 from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.training_search import TrainingSearchRequest
 from foretoken.domain.units import ceil_divide
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.placement.cluster import NodeKind
 from foretoken.simulator.search.placement.layer_kind import FIRST_KIND, LAST_KIND, NUM_KINDS
-from foretoken.simulator.search.placement.sample import Samples
 from foretoken.simulator.search.placement.strategy import PlacedStrategy, StageWork
+from foretoken.simulator.search.training.shape_library import ShapeLibrary
+from foretoken.simulator.steps.held.in_flight import FullMoments, find_moments, hold_most
 from foretoken.simulator.steps.memory import ModelMemory
-from foretoken.simulator.training.memory.in_flight import FullMoments, find_moments, hold_most
-from foretoken.simulator.training.schedule import find_schedule
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,15 +104,21 @@ class StageMemories:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageBook:
-    """What stages run and hold, whatever operators cost: kept over all answers of a search."""
+    """What stages run and hold, whatever operators cost: kept over all answers of a search.
 
-    samples: Samples
+    `shapes` are those of every kind of node.
+    """
+
+    shapes: Sequence[ShapeLibrary]
     memories: StageMemories
 
     @classmethod
-    def of_scenario(cls, scenario: TrainingScenario) -> Self:
-        """Return a book of the stages of a scenario, with nothing in it."""
-        return cls(samples=Samples(scenario), memories=StageMemories(scenario))
+    def of_request(cls, request: TrainingSearchRequest) -> Self:
+        """Return a book of the stages of a request, with nothing in it."""
+        return cls(
+            shapes=[ShapeLibrary() for _ in request.space.node_groups],
+            memories=StageMemories(request.scenario),
+        )
 
 
 def _find_moments(strategy: PlacedStrategy) -> tuple[FullMoments, ...]:

@@ -8,6 +8,7 @@ from itertools import product
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
+from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.search.placement.cluster import (
     NodeKind,
     Pipeline,
@@ -15,7 +16,8 @@ from foretoken.simulator.search.placement.cluster import (
     list_pipelines,
 )
 from foretoken.simulator.search.training.trainer_bounds import list_bounds
-from foretoken.simulator.training.schedule import find_schedule
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
+from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
 
 PLAIN_SCHEDULE, _SPLIT, INTERLEAVED = "one_f_one_b", "zero_bubble_h1", "interleaved"
 _MICRO_BATCHES = (1, 2, 4, 8)
@@ -187,6 +189,26 @@ class PlacementSpace:
             virtual_stages=strategy.virtual_stages,
             global_batch_size=strategy.global_batch_size,
         )
+
+    def check(self, work: StageWork, kind: NodeKind) -> None:
+        """Check that a stage of a kind of node can work so, whatever its pipeline.
+
+        Raises:
+            InvalidRequestError: it cannot.
+
+        """
+        alone = replace(
+            self.scenario,
+            device=kind.device,
+            topology=kind.topology,
+            layout=replace(self.scenario.layout, pp=1),
+            stage_layers=(),
+            virtual_stages=1,
+            global_batch_size=work.dp * work.micro_batch_size,
+        )
+        stage = work.apply(alone)
+        check_scenario(stage)
+        check_chunks(chunk_ranks(stage), stage)
 
     def usd_per_hour(self, pipeline: Pipeline) -> float:
         """Return what an hour of all the nodes of a pipeline costs; 0 where a kind has no price."""

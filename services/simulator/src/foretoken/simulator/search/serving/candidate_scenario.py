@@ -9,7 +9,7 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingSearchRequest
 from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.domain.units import US_PER_S
-from foretoken.simulator.search.serving.answer_cache import EngineAnswers
+from foretoken.simulator.search.serving.engine_answer import EngineAnswers
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.points import Points
 from foretoken.simulator.search.serving.space import SearchSpace

@@ -1,19 +1,113 @@
-"""What a search knows of one kind of engine: its room, and its steady states at all its limits."""
+"""What a search knows of each kind of engine, kept from one search to the next."""
 
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foretoken.domain import schema
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.workload import WorkloadSpec
+from foretoken.simulator.cost.latency_surfaces import surface_spec
+from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.hardware_change import HardwareChange
-from foretoken.simulator.search.serving.closed_form import ReplicaForm, SteadyState
+from foretoken.simulator.search.serving.closed_form import (
+    ReplicaForm,
+    SteadyState,
+    closed_form_rules,
+)
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.prompt_queue import PromptPasses
-from foretoken.simulator.search.serving.prune import ENGINE, KvRoom, find_kv_room
-from foretoken.simulator.search.serving.rules import closed_form_rules
 from foretoken.simulator.search.serving.space import EngineKind, SearchSpace
-from foretoken.simulator.search.serving.step_time import NUM_VARIANTS, StepTimes
+from foretoken.simulator.search.serving.step_time import (
+    NUM_VARIANTS,
+    StepTimes,
+    fetch_grids,
+    grid_axes,
+)
+from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasibility
+
+# The verdict of what an engine cannot do.
+ENGINE = "engine"
+# Limits at which memory is planned; between them room for the KV cache is linear in the batch.
+_PLANNED_BATCHES = (1, 64, 256, 1024)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvRoom:
+    """How many requests the KV cache of a replica holds, by batch; or why a replica cannot run.
+
+    `kv_bytes_per_token` is of the rank that holds most, `window_bytes_per_token` what it also
+    holds of each token in a sliding window.
+    """
+
+    num_requests: Floats
+    reasons: tuple[str, ...]
+    verdict: str = "memory"
+    kv_bytes_per_token: float = 0.0
+    window_bytes_per_token: float = 0.0
+
+
+def find_kv_room(
+    kind: EngineKind,
+    base: ServingScenario,
+    limit: int,
+    batches: Sequence[int],
+    load: LoadProfile,
+    hardware: HardwareChange,
+) -> KvRoom:
+    """Return the room of a kind of replica whose steps compute at most `limit` tokens.
+
+    `hardware` is what changes of the kind's device.
+
+    Raises:
+        UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
+        InvalidRequestError: the model or the limits cannot be used.
+
+    """
+    if lacks := kind.find_lacks(base, "aggregated"):
+        return KvRoom(
+            num_requests=np.zeros(len(batches)), reasons=(lacks,) * len(batches), verdict=ENGINE
+        )
+    planned = sorted({*(b for b in _PLANNED_BATCHES if b < batches[-1]), batches[-1]})
+    tokens, reasons, block_size, bytes_per_token = [], [], 1, (0.0, 0.0)
+    for batch in planned:
+        scenario = kind.scenario(base, batch, limit)
+        engine = scenario.engine.resolve()
+        device = hardware.change_device(find_device(scenario.device))
+        memories, reason = judge_feasibility(scenario, engine, device)
+        if not memories:
+            return KvRoom(
+                num_requests=np.zeros(len(batches)),
+                reasons=(reason,) * len(batches),
+                verdict="layout",
+            )
+        blocks = 0 if reason else count_kv_blocks(scenario, engine, memories)
+        tokens.append(float(blocks * engine.block_size))
+        reasons.append(reason)
+        block_size = engine.block_size
+        bytes_per_token = max(
+            (memory.kv_bytes_per_token, memory.window_bytes_per_token) for memory in memories
+        )
+    # A request holds most when its last token is computed, in whole blocks.
+    length = load.prefill_mean + load.decode_mean
+    needed = np.ceil(length / block_size) * block_size
+    room = np.interp(batches, planned, tokens)
+    # Even one request has to fit, the longest.
+    room = np.where(room >= load.longest, room, 0.0)
+    nearest = np.searchsorted(planned, batches)
+    return KvRoom(
+        num_requests=np.floor(room / needed) * kind.layout.dp,
+        reasons=tuple(reasons[index] for index in nearest),
+        kv_bytes_per_token=bytes_per_token[0],
+        window_bytes_per_token=bytes_per_token[1],
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,3 +266,116 @@ class EngineForm:
             reason=reason,
             state=state or none,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineAnswers:
+    """The answers of all kinds of engines of a space, and the model version they rest on."""
+
+    engines: Sequence[EngineAnswer]
+    model_version: str
+
+
+class AnswerCache:
+    """Queries the predictor once about all engines of a search that are not known yet.
+
+    An answer is known by all it depends on and the version of the predictor's model; what a
+    predictor without one active model answers is not kept.
+    """
+
+    def __init__(
+        self, predictor: LatencySource, max_kept: int, hardware: HardwareChange | None = None
+    ) -> None:
+        """Keep up to so many answers, of devices whose memory is changed where `hardware` says."""
+        self._predictor = predictor
+        self._hardware = hardware or HardwareChange()
+        self._max_kept = max_kept
+        self._kept: OrderedDict[tuple[object, ...], EngineAnswer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def answer(self, base: ServingScenario, space: SearchSpace, load: LoadProfile) -> EngineAnswers:
+        """Return the answer of every kind of engine of a space.
+
+        Raises:
+            InvalidRequestError: the model or the engine's limits cannot be used.
+            ForetokenError: whatever the predictor raises.
+
+        """
+        base = engine_base(base)
+        about = (
+            json.dumps(schema.encode(base), sort_keys=True),
+            load,
+            space.batches,
+            space.prefill_batches,
+            space.step_limits,
+        )
+        version = self._version()
+        with self._lock:
+            found = {
+                kind: self._kept[*about, kind, version]
+                for kind in space.kinds
+                if (*about, kind, version) in self._kept
+            }
+        missing = [kind for kind in space.kinds if kind not in found]
+        if missing:
+            answers, version = self._ask(missing, base, space, load)
+            with self._lock:
+                for kind, answer in zip(missing, answers, strict=True):
+                    found[kind] = answer
+                    if version:
+                        self._kept[*about, kind, version] = answer
+                while len(self._kept) > self._max_kept:
+                    self._kept.popitem(last=False)
+        return EngineAnswers(engines=[found[kind] for kind in space.kinds], model_version=version)
+
+    def _ask(
+        self,
+        kinds: Sequence[EngineKind],
+        base: ServingScenario,
+        space: SearchSpace,
+        load: LoadProfile,
+    ) -> tuple[list[EngineAnswer], str]:
+        forms = [EngineForm(kind, base, space, load, self._hardware) for kind in kinds]
+        asked = [number for number, form in enumerate(forms) if form.can_run]
+        able = [kinds[number] for number in asked]
+        grids = fetch_engines(able, base, space, load, self._predictor)
+        times = {number: StepTimes(*grid) for number, grid in zip(asked, grids, strict=True)}
+        answers = [form.answer(times.get(number)) for number, form in enumerate(forms)]
+        return answers, grids[0][1].model_version if grids else self._version()
+
+    def _version(self) -> str:
+        active = [model.version for model in self._predictor.list_models() if model.is_active]
+        return active[0] if len(active) == 1 else ""
+
+
+def engine_base(scenario: ServingScenario) -> ServingScenario:
+    """Return what a scenario says of engines, without its load and its cluster."""
+    return replace(scenario, name="serving", workload=WorkloadSpec(), cluster=None)
+
+
+def fetch_engines(
+    kinds: Sequence[EngineKind],
+    base: ServingScenario,
+    space: SearchSpace,
+    load: LoadProfile,
+    predictor: LatencySource,
+) -> list[tuple[SurfaceSpec, LatencySurfaces]]:
+    """Return what the steps of engines cost at all settings of a space.
+
+    Raises:
+        InvalidRequestError: the model or the engine's limits cannot be used.
+        ForetokenError: whatever the predictor raises.
+
+    """
+    specs = [_widest_spec(kind, base, space, load) for kind in kinds]
+    sizes = sorted({*space.batches, *space.prefill_batches})
+    wanted = [(spec, grid_axes(spec, load, sizes)) for spec in specs]
+    return list(zip(specs, fetch_grids(wanted, predictor), strict=True))
+
+
+def _widest_spec(
+    kind: EngineKind, base: ServingScenario, space: SearchSpace, load: LoadProfile
+) -> SurfaceSpec:
+    """Return what the widest limits of a space ask about; narrower ones need no more."""
+    scenario = kind.scenario(base, space.batches[-1], space.step_limits[-1])
+    return surface_spec(scenario, min(load.longest, base.model.max_position))

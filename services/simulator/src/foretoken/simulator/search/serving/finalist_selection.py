@@ -6,12 +6,11 @@ import numpy as np
 
 from foretoken.domain.metrics.registry import ATTAINMENT, describe_limit
 from foretoken.domain.requests.search import LimitOutcome
-from foretoken.simulator.search.serving.figures import Figures
 from foretoken.simulator.search.serving.finalists import LoadOutcome
 from foretoken.simulator.search.serving.outcome import ClosedForm
-from foretoken.simulator.search.serving.rank import Ranking, deployment_keys, rank_points
+from foretoken.simulator.search.serving.points import mean_latencies
+from foretoken.simulator.search.serving.rank import Figures, Ranking, deployment_keys, rank_points
 from foretoken.simulator.search.serving.table import name_of
-from foretoken.simulator.search.serving.target import mean_latencies
 
 # Simulations for each finalist that is wanted, at the most, and how many of these are of points
 # that the closed form finds late.

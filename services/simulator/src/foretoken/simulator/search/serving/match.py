@@ -1,4 +1,4 @@
-"""Pairs of prefill and decode replicas, as many of each as match in rate."""
+"""Deployments from engines: replicas that each do everything, and pairs of pools."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +14,110 @@ from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.rank import links_of
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer, ReplicaAnswers
 from foretoken.simulator.search.serving.load import LoadProfile
-from foretoken.simulator.search.serving.points import Points, empty_points, join_points
+from foretoken.simulator.search.serving.points import (
+    PAIR_TTFT_ERROR_RATIO,
+    Points,
+    empty_points,
+    join_points,
+    mean_limit_us,
+)
 from foretoken.simulator.search.serving.prompt_queue import (
     PromptPasses,
     busiest_rps,
     random_wait_us,
 )
-from foretoken.simulator.search.serving.sizing import count_replicas, pair_replicas
-from foretoken.simulator.search.serving.target import PAIR_TTFT_ERROR_RATIO, mean_limit_us
+
+
+def count_replicas(rate_rps: Floats, devices: int, max_devices: int, target_rps: float) -> Ints:
+    """Return the fewest replicas of a rate each that carry the target; without one, all that fit.
+
+    A replica that carries nothing is one replica.
+    """
+    if target_rps == 0.0:
+        return np.full(len(rate_rps), max(max_devices // devices, 1), dtype=np.int64)
+    needed = np.ceil(target_rps / np.maximum(rate_rps, 1e-12) - 1e-9)
+    return np.where(rate_rps > 0.0, np.clip(needed, 1, 2**31), 1).astype(np.int64)
+
+
+def pair_replicas(
+    prefill_rps: Floats,
+    decode_rps: Floats,
+    devices: tuple[Ints, Ints],
+    max_devices: int,
+    *,
+    counts_idle: bool,
+) -> tuple[Ints, Ints]:
+    """Return how many prefill and decode replicas match, entry by entry.
+
+    The pair that carries most for each device, and of those the largest; where idle devices count
+    the pair that carries most, and of those the smallest. Where not even one of each fits, one of
+    each.
+    """
+    prefill_devices, decode_devices = devices
+    best = np.zeros(len(prefill_rps))
+    second = np.zeros(len(prefill_rps))
+    num_prefill = np.ones(len(prefill_rps), dtype=np.int64)
+    num_decode = np.ones(len(prefill_rps), dtype=np.int64)
+    for num in range(1, max_devices):
+        left = (max_devices - num * prefill_devices) // decode_devices
+        if (left < 1).all():
+            break
+        ideal = num * prefill_rps / np.maximum(decode_rps, 1e-12)
+        for rounded in (np.floor(ideal), np.ceil(ideal)):
+            others = np.clip(rounded, 1, np.maximum(left, 1)).astype(np.int64)
+            carried = np.minimum(num * prefill_rps, others * decode_rps)
+            each = carried / (num * prefill_devices + others * decode_devices)
+            value, other = (carried, each) if counts_idle else (each, carried)
+            is_better = value > best * (1 + 1e-9)
+            is_equal = (value >= best * (1 - 1e-9)) & (other > second)
+            chosen = (left >= 1) & (is_better | is_equal)
+            best = np.where(chosen, value, best)
+            second = np.where(chosen, other, second)
+            num_prefill = np.where(chosen, num, num_prefill)
+            num_decode = np.where(chosen, others, num_decode)
+    return num_prefill, num_decode
+
+
+def make_aggregated(
+    answers: Sequence[EngineAnswer], load: LoadProfile, max_devices: int, target_rps: float
+) -> Points:
+    """Return the deployments of every kind of engine at every setting, sized for the target.
+
+    Without a target they take as many devices as there may be.
+    """
+    return join_points(
+        [
+            _deployments(number, answer, load, (max_devices, target_rps))
+            for number, answer in enumerate(answers)
+        ]
+    )
+
+
+def _deployments(
+    number: int, answer: EngineAnswer, load: LoadProfile, size: tuple[int, float]
+) -> Points:
+    found = answer.aggregated
+    max_devices, target_rps = size
+    devices = answer.kind.layout.num_devices
+    replicas = count_replicas(found.state.rate_rps[0], devices, max_devices, target_rps)
+    carried = found.state.rate_rps * replicas
+    points = empty_points(len(found.batch))
+    used = load.context_mean / (load.prefill_mean + load.decode_mean)
+    return replace(
+        points,
+        kind=points.kind + number,
+        batch=found.batch,
+        step_limit=found.step_limit,
+        replicas=replicas,
+        num_devices=replicas * devices,
+        kv_ratio=found.batch / np.maximum(found.room, 1.0) * used * (found.room > 0),
+        ttft_us=found.state.ttft_us,
+        tpot_us=found.state.tpot_us,
+        rate_rps=np.minimum(carried, target_rps) if target_rps else carried,
+        verdict=found.verdict,
+        reason=found.reason,
+    )
+
 
 # Where there is nothing to decode, or no time to.
 _NEVER = 1e-12

@@ -1,20 +1,35 @@
-"""The closed-form answer of a request: every point of its space, judged and ranked."""
+"""The closed-form answer of a request, what its time rests on, and what changes it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.domain.requests.search import ServingSearchRequest
-from foretoken.simulator.search.serving.aggregate import make_aggregated
-from foretoken.simulator.search.serving.answer_cache import EngineAnswers
-from foretoken.simulator.search.serving.figures import Figures, find_figures
+from foretoken.domain.measurements.estimate import Provenance
+from foretoken.domain.requests.search import Sensitivity, ServingSearchReport, ServingSearchRequest
+from foretoken.domain.units import US_PER_S
+from foretoken.simulator.grid import Floats
+from foretoken.simulator.latency_source import LatencySource
+from foretoken.simulator.search.hardware_change import (
+    HARDWARE_CHANGES,
+    FasterPredictor,
+    HardwareChange,
+)
+from foretoken.simulator.search.serving.closed_form import ReplicaForm
+from foretoken.simulator.search.serving.engine_answer import (
+    AnswerCache,
+    EngineAnswers,
+    engine_base,
+    fetch_engines,
+    make_replica_form,
+)
 from foretoken.simulator.search.serving.load import LoadProfile
-from foretoken.simulator.search.serving.match import PairSearch, match_pairs
-from foretoken.simulator.search.serving.points import Points, join_points
-from foretoken.simulator.search.serving.rank import Ranking, rank_points
+from foretoken.simulator.search.serving.match import PairSearch, make_aggregated, match_pairs
+from foretoken.simulator.search.serving.points import Points, join_points, rule_out_late
+from foretoken.simulator.search.serving.rank import Figures, Ranking, find_figures, rank_points
 from foretoken.simulator.search.serving.space import SearchSpace
-from foretoken.simulator.search.serving.target import rule_out_late
+from foretoken.simulator.search.serving.step_time import ProvenanceTimes, StepMix, StepTimes
+from foretoken.simulator.search.serving.table import name_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,3 +105,109 @@ def _rule_out_large(points: Points, max_devices: int) -> Points:
         f"needs {num} devices of {max_devices}" for num in points.num_devices[large].tolist()
     ]
     return points.rule_out(large, "devices", reasons)
+
+
+def share_best_time(form: ClosedForm, predictor: LatencySource) -> Mapping[str, float]:
+    """Return the shares of the best deployment's busy time by `Provenance` in lower case.
+
+    The engines of its pools, and no others, are asked about once more, at the points of the search;
+    each counts by its time for a request. A point must qualify.
+    """
+    best = form.points.take(form.ranking.leaders[:1])
+    time_us = np.zeros(len(Provenance))
+    if best.prefill_kind[0] >= 0:
+        time_us += _time_by_provenance(form, int(best.prefill_kind[0]), "prefill", predictor)
+        time_us += _time_by_provenance(form, int(best.kind[0]), "decode", predictor)
+    else:
+        time_us += _time_by_provenance(form, int(best.kind[0]), "aggregated", predictor)
+    total_us = float(time_us.sum())
+    return {
+        member.name.lower(): float(part) / total_us
+        for member, part in zip(Provenance, time_us, strict=True)
+    }
+
+
+def _time_by_provenance(
+    form: ClosedForm, number: int, role: str, predictor: LatencySource
+) -> Floats:
+    """Return the µs that a replica of a role takes for a request of the best, by provenance."""
+    best, kind = form.points.take(form.ranking.leaders[:1]), form.answers.engines[number].kind
+    base = engine_base(form.request.scenario)
+    (grid,) = fetch_engines([kind], base, form.space, form.load, predictor)
+    replica = make_replica_form(kind, base, StepTimes(*grid), form.load)
+    mix = _mix(replica, role, best, max(form.load.decode_mean - 1.0, 0.0))
+    time_us: Floats = ProvenanceTimes(*grid).time_request_us(mix)[:, 0]
+    return time_us
+
+
+def _mix(replica: ReplicaForm, role: str, best: Points, num_decoded: float) -> StepMix:
+    if role == "aggregated":
+        return replica.aggregated_mix(best.batch.astype(float), best.step_limit.astype(float))
+    if role == "prefill":
+        limit = best.prefill_limit.astype(float)
+        return replica.prefill_mix(best.prefill_batch.astype(float), limit)
+    # As many decode together as come while one does, where prompts are what limits the rate.
+    rate = best.rate_rps[0] / best.replicas / US_PER_S
+    return replica.decode_mix(np.minimum(best.batch, rate * best.tpot_us[0] * num_decoded))
+
+
+def find_sensitivities(
+    form: ClosedForm, report: ServingSearchReport, predictor: LatencySource
+) -> tuple[Sensitivity, ...]:
+    """Return the best answer with one part of the hardware, or the lengths of requests, changed."""
+    best = float(report.candidates.output_throughput_tps_per_gpu[0])
+    changed: dict[str, Callable[[], ClosedForm]] = {
+        words: _with_hardware(form, predictor, change) for words, change in HARDWARE_CHANGES.items()
+    }
+    for name, lengths in _length_changes().items():
+        changed[name] = _with_lengths(form, predictor, lengths)
+    found = []
+    for change, answer in changed.items():
+        other = answer()
+        row = int(other.ranking.order[0])
+        has_any = bool(other.points.is_ok.any())
+        name = name_of(other.points, row, other.answers.engines, other.space) if has_any else ""
+        tps = float(other.figures.tps_per_gpu[0, row]) if has_any else 0.0
+        found.append(
+            Sensitivity(
+                change=change,
+                best=name,
+                output_throughput_tps_per_gpu=tps,
+                throughput_ratio=tps / best if best else 0.0,
+                ttft_ms=float(other.points.ttft_us[0, row]) / 1000.0 if has_any else 0.0,
+                tpot_ms=float(other.points.tpot_us[0, row]) / 1000.0 if has_any else 0.0,
+                is_same_best=name == report.best,
+            )
+        )
+    return tuple(found)
+
+
+def _length_changes() -> Mapping[str, tuple[float, float]]:
+    return {
+        "prompts half as long": (0.5, 1.0),
+        "prompts twice as long": (2.0, 1.0),
+        "answers half as long": (1.0, 0.5),
+        "answers twice as long": (1.0, 2.0),
+    }
+
+
+def _with_hardware(
+    form: ClosedForm, predictor: LatencySource, change: HardwareChange
+) -> Callable[[], ClosedForm]:
+    def answer() -> ClosedForm:
+        cache = AnswerCache(FasterPredictor(predictor, change), 1, change)
+        answers = cache.answer(form.request.scenario, form.space, form.load)
+        return make_closed_form(form.request, form.space, form.load, answers)
+
+    return answer
+
+
+def _with_lengths(
+    form: ClosedForm, predictor: LatencySource, lengths: tuple[float, float]
+) -> Callable[[], ClosedForm]:
+    def answer() -> ClosedForm:
+        load = form.load.stretched(*lengths)
+        answers = AnswerCache(predictor, 1).answer(form.request.scenario, form.space, load)
+        return make_closed_form(form.request, form.space, load, answers)
+
+    return answer

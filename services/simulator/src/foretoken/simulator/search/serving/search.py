@@ -19,9 +19,9 @@ from foretoken.domain.requests.search import (
 )
 from foretoken.domain.results.echo import Echo
 from foretoken.simulator.search.context import SearchContext
-from foretoken.simulator.search.serving.answer_cache import AnswerCache
 from foretoken.simulator.search.serving.candidate_scenario import CandidateMaker
-from foretoken.simulator.search.serving.figures import Figures
+from foretoken.simulator.search.serving.closed_form import has_closed_form
+from foretoken.simulator.search.serving.engine_answer import AnswerCache
 from foretoken.simulator.search.serving.finalist_selection import FinalistSelection
 from foretoken.simulator.search.serving.finalists import (
     OTHER_RATIOS,
@@ -30,12 +30,15 @@ from foretoken.simulator.search.serving.finalists import (
     make_finalist,
 )
 from foretoken.simulator.search.serving.load import profile_load
-from foretoken.simulator.search.serving.outcome import ClosedForm, make_closed_form
-from foretoken.simulator.search.serving.rules import has_closed_form
-from foretoken.simulator.search.serving.sensitivity import find_sensitivities
+from foretoken.simulator.search.serving.outcome import (
+    ClosedForm,
+    find_sensitivities,
+    make_closed_form,
+    share_best_time,
+)
+from foretoken.simulator.search.serving.rank import Figures
 from foretoken.simulator.search.serving.space import SearchSpace, resolve_space
 from foretoken.simulator.search.serving.table import build_table, name_of
-from foretoken.simulator.search.serving.time_shares import share_best_time
 
 
 def count_points(request: ServingSearchRequest) -> int:

@@ -8,7 +8,7 @@ from foretoken.domain.errors import InvalidRequestError, UnknownTopologyError
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
-from foretoken.domain.models.quantization import executed_quantization
+from foretoken.domain.models.quantization import executed_quantization, settle_quantization
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import SERVING_MODES, ServingSearchRequest
@@ -113,10 +113,14 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
     space, scenario = request.space, request.scenario
     profiles = space.profiles or (scenario.engine.profile,)
     resolved = [replace(scenario.engine, profile=profile).resolve() for profile in profiles]
+    schemes = [
+        settle_quantization(name, scenario.model.quantization, scenario.dtype)
+        for name in space.quantizations or (scenario.quantization,)
+    ]
     for device, engine, quantization in product(
         space.devices or (scenario.device,),
         dict.fromkeys(profile.engine for profile in resolved),
-        space.quantizations or (scenario.quantization,),
+        schemes,
     ):
         executed_quantization(quantization, find_device(device), engine)
     kinds = [
@@ -129,7 +133,7 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
         )
         for device in dict.fromkeys(space.devices or (scenario.device,))
         for profile in dict.fromkeys(profiles)
-        for quantization in dict.fromkeys(space.quantizations or (scenario.quantization,))
+        for quantization in dict.fromkeys(schemes)
         for layout in _layouts(request, device)
     ]
     distinct = tuple(dict.fromkeys(kinds))

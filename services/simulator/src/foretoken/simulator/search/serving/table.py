@@ -8,8 +8,8 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.search import CandidateColumns
 from foretoken.simulator.search.pareto import pareto_front
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer
-from foretoken.simulator.search.serving.figures import Figures
 from foretoken.simulator.search.serving.points import Points
+from foretoken.simulator.search.serving.rank import Figures
 from foretoken.simulator.search.serving.space import SearchSpace
 
 _US_PER_MS = 1000.0

@@ -14,8 +14,8 @@ import numpy as np
 from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags
 from foretoken.simulator.search.training.space import StrategySpace
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.steps.strategies import Strategies
-from foretoken.simulator.training.schedule import find_schedule
 
 _PLAIN, _MSP, _FSP, _ISP = (WEIGHT_PARALLELS.index(name) for name in ("", "msp", "fsp", "isp"))
 _DATA, _ALL = OVERLAPS.index("data"), OVERLAPS.index("all")

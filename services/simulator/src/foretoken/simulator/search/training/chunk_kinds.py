@@ -1,10 +1,11 @@
 """The kinds of chunks that a model is cut into: of very many chunks few differ in what they run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from foretoken.domain.lowering.graph import OperatorNode, Section
-from foretoken.simulator.rank import even_layers
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.simulator.steps.chunk_placement import ChunkPlaces
 from foretoken.simulator.steps.program import covered_layers
 
 
@@ -52,72 +53,40 @@ class ChunkKind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkCut:
-    """A model in chunks: the kinds there are, and of every chunk, in the model's order, its own.
-
-    `ranks` are the chunks of each rank of the pipeline, `sources` and `targets` the ranks between
-    which the output of a chunk goes to the next one; these are equal where it stays.
-    """
+    """A model in chunks: the kinds there are, and of every chunk, in the model's order, its own."""
 
     kinds: tuple[ChunkKind, ...]
     kind_of_chunk: tuple[int, ...]
-    ranks: tuple[tuple[int, ...], ...]
-    sources: tuple[int, ...]
-    targets: tuple[int, ...]
-    is_folded: bool
-    is_mirrored: bool
+    places: ChunkPlaces
 
     @property
-    def rank_kinds(self) -> dict[tuple[int, ...], list[int]]:
-        """The ranks whose chunks are of the same kinds, by these."""
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank, chunks in enumerate(self.ranks):
-            found.setdefault(tuple(self.kind_of_chunk[chunk] for chunk in chunks), []).append(rank)
-        return found
+    def rank_kinds(self) -> list[tuple[int, ...]]:
+        """The kinds of the chunks of every rank."""
+        ranks = self.places.chunks_of_rank
+        return [tuple(self.kind_of_chunk[chunk] for chunk in chunks) for chunks in ranks]
 
 
-@cache
-def cut_model(num_layers: int, num_dense: int, pp: int, num_chunks: int, form: str) -> ChunkCut:
-    """Return how a schedule cuts a model, of which the first `num_dense` layers are another type.
-
-    By its `form` the chunks go round the ranks (`round`), are `folded` back over them, or are held
-    by two ranks each (`mirrored`).
-    """
-    layers = even_layers(num_layers, num_chunks)
-    # One rank has the first chunk and the last, so a tied head is no copy.
-    is_folded = form != "round" or pp == 1
-    home = [_home(chunk, pp, form) for chunk in range(num_chunks)]
-    is_sent = [pp > 1 and home[i] != home[i + 1] for i in range(num_chunks - 1)] + [False]
+def cut_model(model: ModelArchitecture, layers: Sequence[int], places: ChunkPlaces) -> ChunkCut:
+    """Return a model in chunks of so many layers, where a schedule puts them."""
+    num_first = model.moe.num_dense_layers if model.moe else model.num_layers
     kinds: dict[tuple[int, ...], tuple[int, ChunkKind]] = {}
-    of_chunk, start = [], 0
+    of_chunk, start, last = [], 0, len(layers) - 1
     for chunk, count in enumerate(layers):
         kind = ChunkKind(
             has_embedding=chunk == 0,
-            has_head=chunk == num_chunks - 1,
-            receives_input=chunk > 0 and is_sent[chunk - 1],
-            receives_gradient=is_sent[chunk],
-            has_copy=chunk > 0 and not is_folded,
-            num_first=max(0, min(num_dense, start + count) - start),
+            has_head=chunk == last,
+            receives_input=chunk - 1 in places.peers,
+            receives_gradient=chunk in places.peers,
+            # A rank with the first chunk and the last has one table.
+            has_copy=chunk > 0 and not places.is_folded,
+            num_first=max(0, min(num_first, start + count) - start),
             layers=range(start, start + count),
         )
         number, _ = kinds.setdefault(kind.pass_key, (len(kinds), kind))
         of_chunk.append(number)
         start += count
-    ranks = [[chunk for chunk in range(num_chunks) if home[chunk] == rank] for rank in range(pp)]
-    if form == "mirrored":
-        ranks = [sorted({rank, pp - 1 - rank}) for rank in range(pp)]
     return ChunkCut(
         kinds=tuple(kind for _, kind in kinds.values()),
         kind_of_chunk=tuple(of_chunk),
-        ranks=tuple(map(tuple, ranks)),
-        sources=tuple(home),
-        targets=(*home[1:], home[-1]),
-        is_folded=is_folded,
-        is_mirrored=form == "mirrored" and pp > 1,
+        places=places,
     )
-
-
-def _home(chunk: int, pp: int, form: str) -> int:
-    """Return the rank that holds a chunk; of two the first."""
-    if form == "folded" and chunk >= pp:
-        return 2 * pp - 1 - chunk
-    return chunk % pp

@@ -9,7 +9,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.requests.training_search import TrainingSearchRequest
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.internevo.points import list_points
+from foretoken.simulator.search.internevo.question import list_points
 from foretoken.simulator.search.training.answers import Answers, list_prices
 from foretoken.simulator.search.training.canonical import find_redundant
 from foretoken.simulator.search.training.memory import (

@@ -20,7 +20,7 @@ from foretoken.domain.results.training_report import (
 )
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.context import SearchContext
-from foretoken.simulator.search.fingerprint import fingerprint
+from foretoken.simulator.search.journal import fingerprint
 from foretoken.simulator.training.step import simulate_training
 
 

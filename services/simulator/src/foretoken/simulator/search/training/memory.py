@@ -11,12 +11,20 @@ from functools import lru_cache
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering.memory_headroom import TRAINING_AXES, training_headroom_bytes
+from foretoken.domain.lowering.memory import TRAINING_AXES, training_headroom_bytes
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.rank import even_layers
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.steps.held.in_flight import (
+    FullMoments,
+    MergedMoments,
+    find_moments,
+    hold_most,
+    merge_ranks,
+)
+from foretoken.simulator.steps.held.pass_peak import PlaceColumns
 from foretoken.simulator.steps.memory import (
     ActivationMeter,
     HeldChunks,
@@ -25,17 +33,9 @@ from foretoken.simulator.steps.memory import (
     state_rules,
 )
 from foretoken.simulator.steps.parameters import number_layer_kinds
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.steps.strategies import Strategies
-from foretoken.simulator.training.memory.in_flight import (
-    FullMoments,
-    MergedMoments,
-    find_moments,
-    hold_most,
-    merge_ranks,
-)
-from foretoken.simulator.training.memory.pass_peak import PlaceColumns
-from foretoken.simulator.training.schedule import find_schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

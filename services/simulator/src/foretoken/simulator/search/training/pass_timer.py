@@ -12,23 +12,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.domain.lowering.communication import PlacedGroup
+from foretoken.domain.lowering.communication import PlacedGroup, axis_group
 from foretoken.domain.lowering.graph import OperatorNode
 from foretoken.domain.lowering.options import Nodes
-from foretoken.domain.lowering.placement import axis_group
 from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind
 from foretoken.simulator.search.training.shapes import Shape
-from foretoken.simulator.search.training.transfer_columns import INSIDE
+from foretoken.simulator.search.training.transfer_calls import INSIDE
 from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.passes import PassCutter, PassParts, PassTime, time_passes
 from foretoken.simulator.steps.program import StreamRules
+from foretoken.simulator.steps.recompute import LAYER_INPUT, RecomputePlan, plan_recompute
 from foretoken.simulator.steps.row_numbers import number_rows
-from foretoken.simulator.training.recompute import LAYER_INPUT, RecomputePlan, plan_recompute
-from foretoken.simulator.training.stage_operators import ChunkOperators
-from foretoken.simulator.training.state_sharding import StateExchange
+from foretoken.simulator.steps.stage_operators import ChunkOperators
+from foretoken.simulator.steps.state_collectives import StateExchange
 
 # What is kept of a pass: see `PassColumns`.
 TOTAL, EXPOSED, HIDDEN, LEFT, COMPUTE, SUMS = range(6)

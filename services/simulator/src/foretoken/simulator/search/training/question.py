@@ -112,7 +112,7 @@ class MixedCluster:
     def __init__(self, request: TrainingSearchRequest, predictor: LatencySource) -> None:
         """Take a request; what its stages run is kept for all that is asked."""
         self._request, self._predictor = request, predictor
-        self._book = StageBook.of_scenario(request.scenario)
+        self._book = StageBook.of_request(request)
 
     def answer(self, tell: Tell) -> ClosedForm:
         """Return the closed form."""

@@ -7,7 +7,7 @@ from foretoken.domain.requests.training_search import TrainingSearchReport, Trai
 from foretoken.domain.results.echo import Echo
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.context import SearchContext
-from foretoken.simulator.search.internevo.points import list_points
+from foretoken.simulator.search.internevo.question import list_points
 from foretoken.simulator.search.placement.request import count_placements
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import ClosedForm

@@ -23,7 +23,7 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.steps.memory import as_one_chunk
-from foretoken.simulator.training.stage_operators import training_options
+from foretoken.simulator.steps.stage_operators import training_options
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -29,13 +29,13 @@ from foretoken.domain.requests.training_search import (
 from foretoken.simulator.grid import Ints
 from foretoken.simulator.rank import even_chunk_counts, links_of
 from foretoken.simulator.search.training.trainer_bounds import find_possible, list_bounds
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.steps.strategies import (
     RECOMPUTE_MODES,
     Strategies,
     StrategySource,
 )
 from foretoken.simulator.training.scenario_checks import check_scenario
-from foretoken.simulator.training.schedule import find_schedule
 
 # Points that are looked at, and strategies that are answered, together: some hundred MB of columns.
 PIECE = 200_000

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.training.priced_piece import PricedPiece
 from foretoken.simulator.search.training.shape_library import ShapeGroups, ShapeLibrary
-from foretoken.simulator.search.training.strategy_piece import StrategyPiece
+from foretoken.simulator.search.training.strategy_batch import PricedBatch, price_strategies
 from foretoken.simulator.steps.call_prices import BOUNDS, CallBook, Variants
 from foretoken.simulator.steps.strategies import Strategies
 
@@ -61,11 +59,10 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PricedRows:
-    """The rows of strategies on one kind of device, and seconds of their steps at its peak."""
+    """The rows of strategies on one kind of device."""
 
     rows: Ints
-    piece: PricedPiece
-    step_s_at_peak: Floats
+    batch: PricedBatch
 
 
 class PricedStrategies:
@@ -85,15 +82,15 @@ class PricedStrategies:
         length = len(self._shape)
         variants_us, ratios, mfu = np.zeros((3, length)), np.zeros((2, length)), np.zeros(length)
         for part in self._parts:
-            every = range(len(part.piece.prices_us))
+            every = range(len(part.batch.prices_us))
             wanted = None if has_bounds else [at for at in every if at not in BOUNDS]
-            rows, found = part.rows, part.piece.time(variants=wanted)
+            rows, found = part.rows, part.batch.time(variants=wanted)
             if len(variants_us) != len(found.step_us):
                 variants_us = np.zeros((len(found.step_us), length))
             variants_us[:, rows] = found.step_us
             ratios[0, rows] = np.clip(1 - found.busy_ratio, 0.0, 1.0)
             ratios[1, rows] = np.minimum(1.0, found.exposed_us / found.step_us[0])
-            mfu[rows] = part.step_s_at_peak / (found.step_us[0] / US_PER_S)
+            mfu[rows] = part.batch.mfu_ratio(found.step_us[0])
         return StepTimes(
             variants_us=variants_us,
             bubble_ratio=ratios[0],
@@ -110,7 +107,7 @@ class PricedStrategies:
         for part in self._parts:
             chosen = np.flatnonzero(np.isin(rows, part.rows))
             own = np.searchsorted(part.rows, rows[chosen])
-            bounds_us[:, chosen] = part.piece.time(own, BOUNDS).step_us
+            bounds_us[:, chosen] = part.batch.time(own, BOUNDS).step_us
         return bounds_us
 
 
@@ -156,9 +153,9 @@ class StepTimer:
             rows = np.flatnonzero(strategies.device == device)
             some = strategies.take(rows)
             groups, book = self._library.group(some), CallBook(self._variants)
-            piece = StrategyPiece(some, groups, book, self._predictor)
-            parts.append(_PricedRows(rows, piece.price(), piece.step_s_at_peak))
-            version = piece.model_version
+            batch = price_strategies(some, groups, book, self._predictor)
+            parts.append(_PricedRows(rows, batch))
+            version = batch.model_version
             shape[rows] = self._number_shapes(groups)
         return PricedStrategies(parts, shape, len(self._shapes), version)
 

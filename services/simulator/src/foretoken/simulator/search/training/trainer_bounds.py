@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.frameworks.trainer_capability import OVERLAP_RULES
+from foretoken.domain.frameworks.trainer import OVERLAP_RULES
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import OVERLAPS, TrainingSearchRequest
 from foretoken.simulator.grid import Flags

@@ -8,10 +8,10 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.steps.legality import device_limit
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.steps.trainer_limit import list_lacks
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
-from foretoken.simulator.training.schedule import find_schedule
 
 
 def explain(strategies: Strategies, row: int) -> str:

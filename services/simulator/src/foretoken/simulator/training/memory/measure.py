@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.lowering.memory_headroom import TRAINING_AXES, training_headroom_bytes
+from foretoken.domain.lowering.memory import TRAINING_AXES, training_headroom_bytes
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import (
     SPAN_KINDS,
@@ -23,11 +23,11 @@ from foretoken.domain.results.training_report import (
 )
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.rank import chunk_layers
+from foretoken.simulator.steps.held.pass_peak import ChunkNeeds, PlaceNeed
+from foretoken.simulator.steps.held.state_bytes import StateBytes
 from foretoken.simulator.steps.memory import ModelMemory
-from foretoken.simulator.training.memory.pass_peak import ChunkNeeds, PlaceNeed
-from foretoken.simulator.training.memory.state_bytes import StateBytes
-from foretoken.simulator.training.schedule import Pass, RankOrder
-from foretoken.simulator.training.stage_hardware import stage_devices
+from foretoken.simulator.steps.pipelines.schedule import Pass, RankOrder
+from foretoken.simulator.steps.stage_hardware import stage_devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from itertools import count
 
 from foretoken.domain.requests.limit import Limit, check_limits
 from foretoken.domain.units import Quantity
-from foretoken.simulator.training.schedule import Pass, PassKind, PipelineSchedule, RankOrder
+from foretoken.simulator.steps.pipelines.schedule import Pass, PassKind, PipelineSchedule, RankOrder
 
 
 def _limits(num_ranks: Quantity, num_micro_batches: Quantity, _chunks: Quantity) -> Iterator[Limit]:

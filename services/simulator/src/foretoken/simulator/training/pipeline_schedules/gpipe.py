@@ -3,7 +3,12 @@
 Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks", 2019.
 """
 
-from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder, takes_all
+from foretoken.simulator.steps.pipelines.schedule import (
+    Pass,
+    PipelineSchedule,
+    RankOrder,
+    takes_all,
+)
 
 
 def _orders(num_ranks: int, num_micro_batches: int, _: int) -> tuple[RankOrder, ...]:

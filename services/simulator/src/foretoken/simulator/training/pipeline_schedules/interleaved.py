@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from foretoken.domain.requests.limit import Limit, check_limits
 from foretoken.domain.units import Quantity
-from foretoken.simulator.training.schedule import Pass, PassKind, PipelineSchedule, RankOrder
+from foretoken.simulator.steps.pipelines.schedule import Pass, PassKind, PipelineSchedule, RankOrder
 
 
 def _limits(

@@ -4,7 +4,12 @@ It holds at most as many micro batches as there are ranks after it, itself inclu
 Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", 2021 (PipeDream-Flush).
 """
 
-from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder, takes_all
+from foretoken.simulator.steps.pipelines.schedule import (
+    Pass,
+    PipelineSchedule,
+    RankOrder,
+    takes_all,
+)
 
 
 def _orders(num_ranks: int, num_micro_batches: int, _: int) -> tuple[RankOrder, ...]:

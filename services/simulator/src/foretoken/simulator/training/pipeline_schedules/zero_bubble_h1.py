@@ -5,7 +5,12 @@ the fewer forward passes it is ahead and the more weight gradients it puts off, 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (ZB-H1).
 """
 
-from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder, takes_all
+from foretoken.simulator.steps.pipelines.schedule import (
+    Pass,
+    PipelineSchedule,
+    RankOrder,
+    takes_all,
+)
 
 
 def _orders(num_ranks: int, num_micro_batches: int, _: int) -> tuple[RankOrder, ...]:

@@ -13,7 +13,12 @@ the passes differ.
 from collections import deque
 from itertools import count
 
-from foretoken.simulator.training.schedule import Pass, PipelineSchedule, RankOrder, takes_all
+from foretoken.simulator.steps.pipelines.schedule import (
+    Pass,
+    PipelineSchedule,
+    RankOrder,
+    takes_all,
+)
 
 
 def _orders(num_ranks: int, num_micro_batches: int, _: int) -> tuple[RankOrder, ...]:

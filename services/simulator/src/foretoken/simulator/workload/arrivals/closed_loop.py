@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.workload.request_draft import RequestDraft, check_options, read_loop
-from foretoken.simulator.workload.synthetic import draw_requests
+from foretoken.simulator.workload.request_plan import RequestDraft, check_options, read_loop
+from foretoken.simulator.workload.requests import draw_requests
 
 
 def _place(spec: WorkloadSpec, seed: int) -> RequestDraft:

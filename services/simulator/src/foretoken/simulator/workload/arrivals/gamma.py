@@ -7,13 +7,13 @@ mean.
 import numpy as np
 
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.workload.request_draft import (
+from foretoken.simulator.workload.request_plan import (
     RequestDraft,
     check_options,
     option_error,
     read_number,
 )
-from foretoken.simulator.workload.synthetic import draw_requests
+from foretoken.simulator.workload.requests import draw_requests
 
 # Beyond it gaps are equal to six digits; below its inverse nearly all of them are 0.
 _MAX_SHAPE = 1e6

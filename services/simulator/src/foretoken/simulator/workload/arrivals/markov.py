@@ -8,15 +8,15 @@ at `rate_rps`; or `rates_rps`, the rates as they are. A state's rate may be 0, n
 import numpy as np
 
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.workload.request_draft import (
-    Floats,
+from foretoken.simulator.grid import Floats
+from foretoken.simulator.workload.request_plan import (
     RequestDraft,
     check_options,
     option_error,
     read_numbers,
 )
+from foretoken.simulator.workload.requests import draw_requests
 from foretoken.simulator.workload.rng import named_stream
-from foretoken.simulator.workload.synthetic import draw_requests
 
 # Without options: as long calm as busy, three times the rate while busy.
 _RATE_RATIOS = "1, 3"

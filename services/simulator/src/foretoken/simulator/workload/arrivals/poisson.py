@@ -3,8 +3,8 @@
 import numpy as np
 
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.workload.request_draft import RequestDraft, check_options
-from foretoken.simulator.workload.synthetic import draw_requests
+from foretoken.simulator.workload.request_plan import RequestDraft, check_options
+from foretoken.simulator.workload.requests import draw_requests
 
 
 def _draw(spec: WorkloadSpec, seed: int) -> RequestDraft:

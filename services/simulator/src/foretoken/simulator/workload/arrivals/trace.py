@@ -11,16 +11,16 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import Request, WorkloadSpec
-from foretoken.simulator.workload.request_draft import (
+from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.workload.request_plan import (
     MAX_LENGTH,
-    Floats,
+    NONE,
     RequestDraft,
     check_options,
     fill_rows,
     find_previous_turns,
     read_loop,
 )
-from foretoken.simulator.workload.request_plan import NONE, Ints
 
 
 def _replay(spec: WorkloadSpec, _seed: int) -> RequestDraft:

@@ -4,7 +4,7 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import LengthSpec
-from foretoken.simulator.workload.request_plan import Ints
+from foretoken.simulator.grid import Ints
 
 
 def _draw(spec: LengthSpec, num_lengths: int, stream: np.random.Generator) -> Ints:

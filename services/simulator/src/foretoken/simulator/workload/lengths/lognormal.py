@@ -8,8 +8,8 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import LengthSpec
-from foretoken.simulator.workload.request_draft import MAX_LENGTH
-from foretoken.simulator.workload.request_plan import Ints
+from foretoken.simulator.grid import Ints
+from foretoken.simulator.workload.request_plan import MAX_LENGTH
 
 
 def _draw(spec: LengthSpec, num_lengths: int, stream: np.random.Generator) -> Ints:

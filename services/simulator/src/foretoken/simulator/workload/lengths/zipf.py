@@ -4,7 +4,7 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import LengthSpec
-from foretoken.simulator.workload.request_plan import Ints
+from foretoken.simulator.grid import Ints
 
 # One weight is held per length: beyond this the table would not fit with the rest.
 _MAX_LENGTHS = 10_000_000

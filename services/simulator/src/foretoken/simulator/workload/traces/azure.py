@@ -6,7 +6,7 @@ Source: github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and
 """
 
 from foretoken.domain.requests.workload import Request
-from foretoken.simulator.workload.trace_row import TraceContent, TraceFormat, TraceRows
+from foretoken.simulator.workload.trace import TraceContent, TraceFormat, TraceRows
 
 _COLUMNS = ("timestamp", "contexttokens", "generatedtokens")
 

@@ -6,7 +6,7 @@ Source: github.com/alibaba-edu/qwen-bailian-usagetraces-anon; AIPerf, docs/tutor
 """
 
 from foretoken.domain.requests.workload import Request
-from foretoken.simulator.workload.trace_row import (
+from foretoken.simulator.workload.trace import (
     NameTable,
     TraceContent,
     TraceFormat,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from foretoken.domain.requests.workload import Request
-from foretoken.simulator.workload.trace_row import (
+from foretoken.simulator.workload.trace import (
     NameTable,
     TraceContent,
     TraceFormat,

@@ -9,7 +9,7 @@ Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces; AIPerf, docs/benc
 from dataclasses import dataclass, field, replace
 
 from foretoken.domain.requests.workload import Request
-from foretoken.simulator.workload.trace_row import (
+from foretoken.simulator.workload.trace import (
     NameTable,
     TraceContent,
     TraceFormat,

@@ -4,7 +4,7 @@ Times in s. The columns are among those of the generic format, and what else tha
 as sessions, is read too.
 """
 
-from foretoken.simulator.workload.trace_row import TraceContent, TraceFormat, TraceRows
+from foretoken.simulator.workload.trace import TraceContent, TraceFormat, TraceRows
 from foretoken.simulator.workload.traces.generic import read_generic
 
 _COLUMNS = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")

@@ -1,0 +1,66 @@
+"""A version's models, and those that are trained when a question needs what the version lacks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from foretoken.domain.hardware.device import DeviceSpec
+from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.measurements.estimate import LatencyQuery
+from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
+from foretoken.predictor.model_set import Choice, ModelSet, Wanted
+from foretoken.predictor.roofline import Target
+from foretoken.predictor.training_rows import SeriesHead
+from foretoken.predictor.transfer import TransferModel
+
+# An operator, and the device it was measured on.
+Subject: TypeAlias = tuple[str, str]
+
+
+def subjects_of(query: LatencyQuery) -> frozenset[Subject]:
+    """Return what a query is about."""
+    place = find_topology(query.topology).device if query.topology else query.device
+    return frozenset((find_operator(table.operator).name, place) for table in query.tables)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnedModels(ModelSet):
+    """Models of a version, with `missing` subjects that were measured and are not in it.
+
+    `learn` returns the models of one of them, each trained when it is first loaded. It is asked in
+    the order in which answers are looked for: about another device of the same chip only where the
+    device itself was not measured. A subject teaches typical efficiencies of its operator alone.
+    """
+
+    missing: frozenset[Subject]
+    learn: Callable[[Subject], ModelSet]
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether nothing at all was measured: never."""
+        return False
+
+    def heads_for(self, query: LatencyQuery) -> Sequence[SeriesHead]:
+        """Return the series of the version, and those of the operators and device in a query."""
+        subjects = sorted(subjects_of(query) & self.missing)
+        return (*self.heads, *(head for item in subjects for head in self.learn(item).heads))
+
+    def rank(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Sequence[Choice]:
+        """Return the models that may answer, the nearest to what is asked first."""
+        subject = spec.name, target.place
+        if subject not in self.missing:
+            return ModelSet.rank(self, spec, target, wanted)
+        learned = self.learn(subject).rank(spec, target, wanted)
+        return [replace(choice, is_on_demand=True) for choice in learned]
+
+    def has_transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> bool:
+        """Whether the version has a typical efficiency of an operator, or can learn one."""
+        is_missing = (spec.name, device.name) in self.missing
+        return is_missing or ModelSet.has_transfer(self, spec, device, variant)
+
+    def transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> TransferModel:
+        """Return the typical efficiency of an operator: the version's if it has one."""
+        subject = spec.name, device.name
+        if subject in self.missing and not ModelSet.has_transfer(self, spec, device, variant):
+            return self.learn(subject).transfer(spec, device, variant)
+        return ModelSet.transfer(self, spec, device, variant)

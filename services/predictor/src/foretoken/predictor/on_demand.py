@@ -1,0 +1,256 @@
+"""Train the series that a question needs: measured, and in no version of the models.
+
+What is learned lies in a folder, a file per series, named by the identity of its training as the
+members of a version are. Files appear whole, so processes share them without a lock, and a training
+of everything takes over what it finds.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from foretoken.domain.errors import ForetokenError
+from foretoken.domain.measurements.estimate import LatencyQuery
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.ports import CatalogPort
+from foretoken.jobs.progress import tell_job
+from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.learned_models import LearnedModels, Subject, subjects_of
+from foretoken.predictor.model_set import ModelSet, own_heads
+from foretoken.predictor.model_store import (
+    STORE_REVISION,
+    StoredSeries,
+    pack_model,
+    read_models,
+    write_models,
+    write_whole,
+)
+from foretoken.predictor.trainer import hash_training, train_series
+from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey, read_series
+from foretoken.predictor.transfer import train_transfers
+
+_log = logging.getLogger(__name__)
+
+# The seed of a training that nobody asked for is that of one that is asked for without a seed.
+_SEED = 0
+# Subjects whose rows stay in memory while their series are trained one by one.
+_MAX_READ = 8
+_REVISION_LENGTH = 12
+_OUTLINE, _MEMBER = "outline", "series"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A subject as it was measured when the catalog had a revision."""
+
+    revision: str
+    operator: str
+    device: str
+
+
+class LearnedFolder(Mapping[str, bytes]):
+    """The packed models of series by the identity of their training, a file each."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use the part of a folder that is for models as this release writes them."""
+        self.path = folder / "-".join(map(str, STORE_REVISION))
+
+    def __getitem__(self, content_hash: str) -> bytes:
+        """Return one that was kept."""
+        try:
+            return zlib.decompress(self._file(content_hash).read_bytes())
+        except FileNotFoundError as err:
+            raise KeyError(content_hash) from err
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the identities."""
+        return (path.stem for path in self.path.glob(f"*.{_MEMBER}"))
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return sum(1 for _ in self)
+
+    def keep(self, content_hash: str, packed: bytes) -> None:
+        """Keep one; whoever reads meanwhile finds it whole or not at all."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(self._file(content_hash), zlib.compress(packed))
+
+    def forget(self, heads: Collection[SeriesHead]) -> None:
+        """Remove those that a version has now."""
+        for head in heads:
+            self._file(head.content_hash).unlink(missing_ok=True)
+
+    def _file(self, content_hash: str) -> Path:
+        return self.path / f"{content_hash}.{_MEMBER}"
+
+
+class Learner:
+    """Trains what questions need of what was measured and is in no version."""
+
+    def __init__(self, catalog: CatalogPort, folder: Path, config: PredictorConfig) -> None:
+        """Keep the ports; what is learned is kept under `folder`."""
+        self._catalog, self._config = catalog, config
+        self.kept = LearnedFolder(folder)
+        self._lock = threading.RLock()
+        self._looked_s = -float("inf")
+        self._revision, self._subjects = "", frozenset[Subject]()
+        self._known = ModelSet(), frozenset[Subject]()
+        self._completed = ModelSet(), ModelSet()
+        self._learned: dict[_Place, ModelSet] = {}
+        self._read: OrderedDict[_Place, Mapping[SeriesKey, Series]] = OrderedDict()
+
+    def complete(self, models: ModelSet, query: LatencyQuery | None = None) -> ModelSet:
+        """Return the models, and with them what can be learned of all else that was measured.
+
+        Operators on devices of which there is any model are left to a training: where a query is
+        about these alone the models answer as they are, and the catalog is not read.
+        """
+        if not self._config.train_on_demand:
+            return models
+        if query is not None and subjects_of(query) <= self._find_known(models):
+            return models
+        with self._lock:
+            if self._look() or self._completed[0] is not models:
+                self._completed = models, self._complete(models, self._revision)
+            return self._completed[1]
+
+    def _complete(self, models: ModelSet, revision: str) -> ModelSet:
+        missing = self._subjects - self._find_known(models)
+        if not missing:
+            return models
+
+        def learn(subject: Subject) -> ModelSet:
+            return self._learn(_Place(revision, *subject))
+
+        version = f"on-demand-{revision}"
+        return LearnedModels(
+            version=f"{models.version}.{version}" if models.version else version,
+            created_at=models.created_at,
+            snapshot_hash=models.snapshot_hash,
+            series=models.series,
+            transfers=models.transfers,
+            missing=missing,
+            learn=learn,
+        )
+
+    def _find_known(self, models: ModelSet) -> frozenset[Subject]:
+        """Return the subjects that models have."""
+        known = self._known
+        if known[0] is not models:
+            subjects = ((head.key.operator, head.key.device) for head in models.heads)
+            known = self._known = models, frozenset(subjects)
+        return known[1]
+
+    def _look(self) -> bool:
+        """Note now and then what the catalog has measured; tell whether that is something else.
+
+        A catalog that is away changes nothing.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_s < self._config.refresh_s:
+            return False
+        self._looked_s = now_s
+        try:
+            runs = repr(self._catalog.list_runs()).encode()
+            revision = hashlib.sha256(runs).hexdigest()[:_REVISION_LENGTH]
+            if revision == self._revision:
+                return False
+            covered = self._catalog.describe_coverage()
+        except ForetokenError as err:
+            _log.warning("nothing new is trained on demand: %s", err.message)
+            return False
+        self._revision = revision
+        self._subjects = frozenset(
+            (item.operator, item.device)
+            for item in covered
+            if item.num_rows > item.num_flagged + item.num_failed
+        )
+        return True
+
+    def _learn(self, place: _Place) -> ModelSet:
+        """Return the models of a subject, each trained when first asked for."""
+        with self._lock:
+            if place not in self._learned:
+                outline = self._outline(place)
+                heads = {head.key: head for head in outline.heads}
+                keys = {head.content_hash: head.key for head in outline.heads}
+                members = _TrainedMembers(self.kept, keys, partial(self._train, place))
+                learned = replace(outline, series=StoredSeries(heads, members))
+                self._learned[place] = learned
+            return self._learned[place]
+
+    def _outline(self, place: _Place) -> ModelSet:
+        """Return which series there are, and how efficient such calls typically are."""
+        said = repr((place, self._config.booster, self._config.min_rows, self._config.max_rows))
+        name = hashlib.sha256(said.encode()).hexdigest()
+        path = self.kept.path / f"{name}.{_OUTLINE}"
+        if not path.exists():
+            found = self._read_rows(place)
+            heads = {
+                key: series.head(hash_training(series, self._config, _SEED))
+                for key, series in found.items()
+            }
+            single = [found[head.key] for head in own_heads(tuple(heads.values()))]
+            transfers = train_transfers(single, self._config, _SEED)
+            outline = ModelSet(series=StoredSeries(heads, {}), transfers=transfers)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, write_models(outline, has_members=False))
+        return read_models(path)
+
+    def _train(self, place: _Place, key: SeriesKey) -> bytes:
+        """Train a series, keep it by what it was trained on, and return it packed."""
+        with self._lock:
+            series = self._read_rows(place)[key]
+        what = ", ".join(text for text in (key.dtype, key.framework, key.variant) if text)
+        label = f"training {key.operator} on {key.topology or key.device} ({what})"
+        _log.info("%s: points=%d", label, series.num_points)
+        packed = pack_model(
+            train_series(series, self._config, _SEED, heartbeat=lambda: tell_job(label))
+        )
+        self.kept.keep(hash_training(series, self._config, _SEED), packed)
+        return packed
+
+    def _read_rows(self, place: _Place) -> Mapping[SeriesKey, Series]:
+        """Return the series of a subject; rows of the subjects read last stay in memory."""
+        if place not in self._read:
+            label = f"reading {place.operator} of {place.device}, which no model was trained on"
+            tell_job(label)
+            _log.warning("%s; `foretoken train` trains all at once", label)
+            selection = MeasurementFilter(operator=place.operator, device=place.device)
+            found = read_series(self._catalog.read_measurements(selection))
+            self._read[place] = {series.key: series for series in found}
+        self._read.move_to_end(place)
+        while len(self._read) > _MAX_READ:
+            self._read.popitem(last=False)
+        return self._read[place]
+
+
+class _TrainedMembers(Mapping[str, bytes]):
+    """The packed models of a subject's series, trained where they are not kept."""
+
+    def __init__(
+        self,
+        kept: LearnedFolder,
+        keys: Mapping[str, SeriesKey],
+        train: Callable[[SeriesKey], bytes],
+    ) -> None:
+        self._kept, self._keys, self._train = kept, keys, train
+
+    def __getitem__(self, content_hash: str) -> bytes:
+        try:
+            return self._kept[content_hash]
+        except (KeyError, zlib.error):
+            return self._train(self._keys[content_hash])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)

@@ -1,0 +1,283 @@
+"""The starter catalog: measurements that come with the program, for what nobody measured here.
+
+A folder as `catalog publish` writes it, with an index of the series its rows are, each one after
+the other in a file, and models of typical efficiency. Own measurements always come first: a series
+of the starter answers where own ones have none of the same circumstances.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pyarrow import parquet
+
+from foretoken.domain.errors import InvalidRequestError, NotTrainedError
+from foretoken.domain.hardware.device import DeviceSpec
+from foretoken.domain.measurements.estimate import LatencyQuery
+from foretoken.domain.operators.spec.operator import OperatorSpec
+from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.features import FEATURE_REVISION
+from foretoken.predictor.model_set import Choice, ModelSet, Wanted
+from foretoken.predictor.model_store import pack_model, read_models, unpack_model
+from foretoken.predictor.on_demand import LearnedFolder
+from foretoken.predictor.roofline import Target
+from foretoken.predictor.trainer import SeriesModel, train_series
+from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey, unite_series
+from foretoken.predictor.transfer import TransferModel
+
+_log = logging.getLogger(__name__)
+
+INDEX_NAME = "_series.json"
+PRIOR_NAME = "_prior.models"
+# What the version of models that have measurements of the starter ends in.
+NAME = "starter"
+_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StarterEntry:
+    """A series of the starter: `num_points` rows of a file from row `first` on, in order."""
+
+    key: SeriesKey
+    kernels: tuple[str, ...]
+    num_points: int
+    noise_log: float
+    file: str
+    first: int
+
+
+def write_index(folder: Path, entries: Sequence[StarterEntry]) -> None:
+    """Write the index of a starter's series."""
+    rows = [
+        [*dataclasses.astuple(entry.key), list(entry.kernels), *_place(entry)] for entry in entries
+    ]
+    text = ",\n".join(json.dumps(row) for row in rows)
+    (folder / INDEX_NAME).write_text(f"[\n{text}\n]\n", encoding="utf-8")
+
+
+def _place(entry: StarterEntry) -> tuple[int, float, str, int]:
+    return entry.num_points, entry.noise_log, entry.file, entry.first
+
+
+def _read_index(folder: Path) -> tuple[Mapping[SeriesKey, StarterEntry], str]:
+    """Return the entries, and the hash of the index.
+
+    Raises:
+        InvalidRequestError: the folder is no starter.
+
+    """
+    try:
+        content = (folder / INDEX_NAME).read_bytes()
+    except OSError as err:
+        reason = f"{folder} is no starter catalog: {err.strerror}"
+        raise InvalidRequestError.of_field("predictor.starter", reason) from err
+    entries = {}
+    for *names, kernels, num_points, noise_log, file, first in json.loads(content):
+        entries[SeriesKey(*names)] = StarterEntry(
+            key=SeriesKey(*names),
+            kernels=tuple(kernels),
+            num_points=num_points,
+            noise_log=noise_log,
+            file=file,
+            first=first,
+        )
+    return entries, hashlib.sha256(content).hexdigest()
+
+
+class StarterSeries(Mapping[SeriesKey, SeriesModel]):
+    """The models of a starter's series, each trained when first asked for, and then kept."""
+
+    def __init__(self, folder: Path, kept: Path, config: PredictorConfig) -> None:
+        """Read the index of `folder`; trained models are kept in `kept`.
+
+        Raises:
+            InvalidRequestError: the folder is no starter.
+
+        """
+        self._folder, self._kept, self._config = folder, LearnedFolder(kept), config
+        self._entries, index_hash = _read_index(folder)
+        self._united = _unite(self._entries)
+        parameters = json.dumps([dataclasses.asdict(config.booster), config.min_rows])
+        self._identity = f"{index_hash} {FEATURE_REVISION} {parameters}"
+        self._models: dict[SeriesKey, SeriesModel] = {}
+        self._lock = threading.Lock()
+        self.heads = {key: self._head([key], key) for key in self._entries}
+        self.heads |= {key: self._head(keys, key) for key, keys in self._united.items()}
+
+    def _head(self, keys: Sequence[SeriesKey], key: SeriesKey) -> SeriesHead:
+        entries = [self._entries[key] for key in keys]
+        identity = f"{self._identity} {dataclasses.astuple(key)}"
+        return SeriesHead(
+            key=key,
+            kernels=tuple(sorted({name for entry in entries for name in entry.kernels})),
+            num_points=max(entry.num_points for entry in entries),
+            content_hash=hashlib.sha256(identity.encode()).hexdigest(),
+            origin=NAME,
+        )
+
+    @property
+    def entries(self) -> Sequence[StarterEntry]:
+        """Where the measurements lie."""
+        return tuple(self._entries.values())
+
+    def read_series(self, key: SeriesKey) -> Series:
+        """Return the points of a series, without its model."""
+        if key in self._united:
+            return unite_series(key, [self.read_series(own) for own in self._united[key]])
+        entry, names = self._entries[key], list(key.spec.dim_names)
+        table = parquet.read_table(
+            self._folder / entry.file, columns=[*names, "latency_us_median"], partitioning=None
+        ).slice(entry.first, entry.num_points)
+        return Series(
+            key=key,
+            points=np.stack([table[name].to_numpy() for name in names], axis=1),
+            latency_us=table["latency_us_median"].to_numpy(),
+            noise_log=entry.noise_log,
+            kernels=entry.kernels,
+        )
+
+    def __getitem__(self, key: SeriesKey) -> SeriesModel:
+        """Return the model of a series; the first time it takes a second or two."""
+        head = self.heads[key]
+        with self._lock:
+            if key not in self._models:
+                self._models[key] = self._load(head)
+            return self._models[key]
+
+    def _load(self, head: SeriesHead) -> SeriesModel:
+        try:
+            return unpack_model(head, self._kept[head.content_hash])
+        except KeyError:
+            pass
+        except Exception as err:  # noqa: BLE001 - what is damaged can fail anywhere
+            _log.warning("trained anew: a model of %s cannot be read: %r", head.key.operator, err)
+        model = train_series(self.read_series(head.key), self._config, _SEED)
+        model = dataclasses.replace(model, content_hash=head.content_hash)
+        try:
+            self._kept.keep(head.content_hash, pack_model(model))
+        except OSError as err:  # without it the next process trains again
+            _log.warning("the model is not kept: %s", err)
+        return model
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether there is such a series, without loading it."""
+        return key in self.heads
+
+    def __iter__(self) -> Iterator[SeriesKey]:
+        """Yield the keys."""
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        """How many series there are."""
+        return len(self.heads)
+
+
+def _unite(entries: Mapping[SeriesKey, StarterEntry]) -> Mapping[SeriesKey, list[SeriesKey]]:
+    """Return the series of several frameworks that unite into one, by the key of that one."""
+    found: dict[SeriesKey, list[SeriesKey]] = {}
+    for key in entries:
+        found.setdefault(dataclasses.replace(key, framework=""), []).append(key)
+    return {key: keys for key, keys in found.items() if len(keys) > 1}
+
+
+def open_starter(folder: Path, kept: Path, config: PredictorConfig) -> ModelSet:
+    """Return the models of a starter catalog; none is loaded or trained yet.
+
+    Raises:
+        InvalidRequestError: the folder is no starter.
+
+    """
+    series = StarterSeries(folder, kept, config)
+    return ModelSet(version=NAME, series=series, transfers=_read_prior(folder / PRIOR_NAME))
+
+
+def _read_prior(path: Path) -> Mapping[str, TransferModel]:
+    """Return models of typical efficiency; a starter may lack them, or have those of a release."""
+    try:
+        return read_models(path).transfers if path.exists() else {}
+    except NotTrainedError as err:
+        _log.warning("the starter's typical efficiencies are not used: %s", err)
+        return {}
+
+
+class _LayeredSeries(Mapping[SeriesKey, SeriesModel]):
+    """Own models, and those of the starter of what own ones know nothing of."""
+
+    def __init__(self, own: ModelSet, starter: ModelSet) -> None:
+        self._own, self._starter = own.series, starter.series
+        known = {_circumstances(head.key) for head in own.heads}
+        self.heads = {
+            head.key: head for head in starter.heads if _circumstances(head.key) not in known
+        } | {head.key: head for head in own.heads}
+
+    def __getitem__(self, key: SeriesKey) -> SeriesModel:
+        if key not in self.heads:
+            raise KeyError(key)
+        return self._own[key] if key in self._own else self._starter[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.heads
+
+    def __iter__(self) -> Iterator[SeriesKey]:
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayeredModels(ModelSet):
+    """Own models above those of a starter, of which only what own ones lack answers."""
+
+    own: ModelSet
+    starter: ModelSet
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether nothing at all was measured."""
+        return self.own.knows_nothing and self.starter.knows_nothing
+
+    def heads_for(self, query: LatencyQuery) -> Sequence[SeriesHead]:
+        """Return the series among which the names in a query are looked up."""
+        return (*self.own.heads_for(query), *self.starter.heads_for(query))
+
+    def rank(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Sequence[Choice]:
+        """Return own models; the starter's where own ones are of other code, and its are not."""
+        found = self.own.rank(spec, target, wanted)
+        if found and not found[0].is_other_code:
+            return found
+        behind = self.starter.rank(spec, target, wanted)
+        is_nearer = bool(behind) and not behind[0].is_other_code
+        return behind if is_nearer or not found else found
+
+    def transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> TransferModel:
+        """Return the typical efficiency of an operator: the own one if there is one."""
+        has_own = self.own.has_transfer(spec, device, variant)
+        return (self.own if has_own else self.starter).transfer(spec, device, variant)
+
+
+def layer(own: ModelSet, starter: ModelSet) -> LayeredModels:
+    """Return own models above those of a starter; its version says of which."""
+    return LayeredModels(
+        version=NAME if own.knows_nothing else f"{own.version}+{NAME}",
+        created_at=own.created_at,
+        snapshot_hash=own.snapshot_hash,
+        series=_LayeredSeries(own, starter),
+        own=own,
+        starter=starter,
+    )
+
+
+def own_version(version: str) -> str:
+    """Return the version of the own models in one that `layer` named; empty: there are none."""
+    return "" if version == NAME else version.removesuffix(f"+{NAME}")
+
+
+def _circumstances(key: SeriesKey) -> SeriesKey:
+    return dataclasses.replace(key, framework="", kernel="")

@@ -1,0 +1,163 @@
+"""Bytes of the training states of a chunk: weights, gradients, optimizer, and what they need.
+
+Source: Rajbhandari et al., ZeRO, 2020, section 3; Megatron-Core, `optimizer/distrib_optimizer.py`
+and `distributed/param_and_grad_buffer.py`; PyTorch FSDP2, `fully_shard`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.units import Quantity
+from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.steps.sharding import SPLITS_GRADIENTS, SPLITS_PARAMETERS
+
+# Adam's first and second moment, in fp32.
+_NUM_MOMENTS = 2
+# Layers whose gathered parameters exist at once: the one that runs and the one gathered for next.
+_NUM_GATHERED_LAYERS = 2
+# A weight in 8 bit and its transpose, a byte for each parameter.
+_NUM_NARROW_COPIES = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateBytes:
+    """States of the ranks of cases: [case, rank].
+
+    `gathered` is what sharded parameters and gradients take while a layer runs, `placeholders` the
+    empty gradients and workspaces that stay, `update` what the end of the step takes for a moment.
+    """
+
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    gathered: Floats
+    placeholders: Floats
+    update: Floats
+
+    @property
+    def kept(self) -> Floats:
+        """What is there from the first step on."""
+        return self.weights + self.gradients + self.optimizer + self.placeholders
+
+    def take(self, at: Any) -> "StateBytes":
+        """Return the states of some cases, or of (case, rank)."""
+        return StateBytes(**{item.name: getattr(self, item.name)[at] for item in fields(self)})
+
+    def at_most(self, passing: Quantity) -> Floats:
+        """Return what is there at the fullest moment, if passes hold so much at most."""
+        most: Floats = self.kept + np.maximum(passing + self.gathered, self.update)
+        return most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GroupSizes:
+    """Parameters that the same ranks hold copies of, in the chunks of a rank: [case, rank, chunk].
+
+    `num_layer_params` are those of the largest of a chunk's `num_layers` layers, `num_outside`
+    those outside of layers. `num_shards` ranks split their states where they are split;
+    `num_parts` ranks hold a weight together, which is whole while its layer runs.
+    """
+
+    num_params: Floats
+    num_layer_params: Floats
+    num_outside: Floats
+    num_layers: Ints
+    num_shards: Ints
+    num_parts: Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StateRules:
+    """What a framework keeps of parameters, and what of that is split: columns [case, 1].
+
+    `stage` is that of ZeRO, 0 where nothing is split. With `is_once` sharded parameters are whole
+    from the first pass of a step to the last.
+    """
+
+    trainer: TrainerProfile
+    dtype: DType
+    stage: Ints
+    is_once: Flags
+
+    @property
+    def gradient_dtype(self) -> DType:
+        """The format in which gradients are summed."""
+        return self.trainer.gradient_dtype or self.dtype
+
+
+def sum_states(
+    groups: Sequence[GroupSizes], narrow: Floats, placeholders: Floats, rules: StateRules
+) -> StateBytes:
+    """Return the states of ranks with these groups of parameters: [case, rank].
+
+    `narrow` parameters have copies in 8 bit, and of their transposes, that stay for a step. Where
+    weights are sharded, or have another format anyhow, they are made for each layer anew.
+    Source: Transformer Engine 2, `get_weight_workspace` (is_first_microbatch).
+    """
+    trainer, dtype, stage = rules.trainer, rules.dtype, rules.stage
+    weight = trainer.master_dtype if trainer.trains_master_weights else dtype
+    master = 0.0 if trainer.trains_master_weights else trainer.master_dtype.num_bytes
+    per_param = master + _NUM_MOMENTS * DType.FP32.num_bytes
+    none = np.zeros_like(narrow)
+    whole = sum((group.num_params.sum(axis=-1) for group in groups), none)
+    shares = sum(((group.num_params / group.num_shards).sum(axis=-1) for group in groups), none)
+    has_copies = (stage < SPLITS_PARAMETERS) & (not trainer.trains_master_weights)
+    copies = _NUM_NARROW_COPIES * np.where(has_copies, narrow, 0.0)
+    updated = np.where(stage > 0, shares, whole)
+    return StateBytes(
+        weights=weight.num_bytes * np.where(stage >= SPLITS_PARAMETERS, shares, whole) + copies,
+        gradients=rules.gradient_dtype.num_bytes
+        * np.where(stage >= SPLITS_GRADIENTS, shares, whole),
+        optimizer=per_param * updated,
+        gathered=_gathered(groups, whole, rules),
+        placeholders=placeholders,
+        update=_update(whole, updated, rules),
+    )
+
+
+def _update(num_params: Floats, num_updated: Floats, rules: StateRules) -> Floats:
+    """Return what reduction and update take in addition to the states, one after the other.
+
+    Gradients are laid out in a buffer to reduce them; an optimizer in fp32 makes a copy of its
+    share of gradients in another format.
+    Source: DeepSpeed, `runtime/zero/stage_1_and_2.py` (ipg_buffer, single_grad_partition).
+    """
+    trainer, gradient = rules.trainer, rules.gradient_dtype
+    flat = np.zeros_like(num_params)
+    if trainer.flattens_gradients:
+        most = trainer.bucket_elements or inf
+        flat = gradient.num_bytes * np.minimum(num_params, most)
+    if gradient is trainer.master_dtype:
+        return flat
+    return np.maximum(flat, trainer.master_dtype.num_bytes * num_updated)
+
+
+def weight_bytes(node: OperatorNode) -> int:
+    """Return the bytes of one layer's weights of an operator, in the compute format."""
+    return int(node.written_dtype.bytes_of(int(node.num_weights) // max(1, node.repeat)))
+
+
+def _gathered(groups: Sequence[GroupSizes], whole: Floats, rules: StateRules) -> Floats:
+    """Return what is whole for a moment of states that are sharded, in the chunk with most.
+
+    Parameters outside of layers are gathered once and stay until the backward pass has ended.
+    """
+    dtype = rules.dtype
+    # The gradients as computed, and the buffer in which they are reduced.
+    both = dtype.num_bytes + rules.gradient_dtype.num_bytes
+    stage, largest = rules.stage[..., None], np.zeros_like(whole)
+    for group in groups:
+        in_layers = np.minimum(_NUM_GATHERED_LAYERS, group.num_layers) * group.num_layer_params
+        num_bytes = both * (stage >= SPLITS_GRADIENTS) * group.num_layer_params
+        num_params = (stage >= SPLITS_PARAMETERS) * (in_layers + group.num_outside)
+        split = np.where(group.num_parts > 1, group.num_parts, 0)
+        num_bytes = num_bytes + dtype.num_bytes * num_params + dtype.num_bytes * split * in_layers
+        largest = np.maximum(largest, num_bytes.max(axis=-1))
+    return np.where(rules.is_once, both * whole, largest)

@@ -1,0 +1,1 @@
+"""When the ranks of a pipeline do what: schedules, run event by event or by formula."""

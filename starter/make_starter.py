@@ -1,0 +1,261 @@
+# ruff: noqa: T201 - a program
+"""Make the starter's dataset from NVIDIA's wheel: `python starter/make_starter.py --wheel FILE`.
+
+The wheel's tables are imported into a catalog of their own; of what can be trained on, the series
+of the newest software are thinned (see `thinning.py`) and published as a dataset, with an index of
+its series and models of typical efficiency. The same wheel and the same release of the program give
+the same bytes.
+"""
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from thinning import choose_points, choose_software
+
+from foretoken.catalog.config import CatalogConfig
+from foretoken.catalog.dataset import MANIFEST_NAME, format_part_path, parse_part_path
+from foretoken.catalog.installing import (
+    MEASURED_RUNS,
+    NVIDIA,
+    NVIDIA_VERSION,
+    InstallRequest,
+    open_install,
+    publish_rows,
+)
+from foretoken.catalog.service import CatalogService
+from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.model_set import ModelSet, own_heads
+from foretoken.predictor.model_store import write_models
+from foretoken.predictor.starter import PRIOR_NAME, StarterEntry, StarterSeries, write_index
+from foretoken.predictor.training_rows import (
+    Series,
+    SeriesKey,
+    group_rows,
+    keep_usable,
+    read_fastest,
+)
+from foretoken.predictor.transfer import train_transfers
+from foretoken.wire.arrow import STORED_SCHEMA, read_table
+
+TARGET = Path(__file__).resolve().parent / "src" / "foretoken_starter" / "data"
+SYSTEMS = ("a100_sxm", "b200_sxm", "h100_sxm", "h200_sxm", "l40s", "rtx_pro_6000_server")
+_ENGINES = ("sglang", "trtllm", "vllm")
+_LICENCE = "Apache-2.0"
+# When NVIDIA built the wheel: the same every time.
+_BUILT = datetime(2026, 10, 27, tzinfo=UTC)
+_RUN_ID = "starter"
+
+
+def make(wheel: Path | None, version: str, target: Path) -> None:
+    """Write the dataset in place of the one that is there."""
+    request = InstallRequest(
+        dataset=NVIDIA,
+        systems=",".join(SYSTEMS),
+        engines=",".join(_ENGINES),
+        wheel=wheel,
+        version=version,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="foretoken-starter-") as name,
+        CatalogOf(Path(name)) as catalog,
+        open_install(request) as plan,
+    ):
+        for _ in catalog.record(plan.run, plan.batches):
+            pass
+        write_dataset(catalog, target)
+        (runs,) = (table for table in plan.raw_tables if table.facts["table"] == MEASURED_RUNS)
+        write_runs(runs.read(), target)
+    write_prior(target)
+
+
+def write_dataset(catalog: CatalogService, target: Path) -> None:
+    """Write the thinned rows of a catalog that holds NVIDIA's tables, and their index."""
+    (origin,) = (found.run for found in catalog.list_runs())
+    run = replace(
+        origin,
+        run_id=_RUN_ID,
+        source=f"{origin.source}, thinned",
+        licence=_LICENCE,
+        environment={"archive_sha256": origin.environment["archive_sha256"]},
+    )
+    thinned = Thinned(catalog)
+    rows = pa.RecordBatchReader.from_batches(STORED_SCHEMA, thinned.batches())
+    shutil.rmtree(target, ignore_errors=True)
+    report = publish_rows(rows, [run], target, MeasurementFilter())
+    write_index(target, list(_place(thinned.entries, target)))
+    print(f"{report.num_rows:,} rows of {len(thinned.entries)} series in {target}")
+
+
+def _place(entries: Sequence[StarterEntry], target: Path) -> Iterator[StarterEntry]:
+    """Yield entries with the parts of their partitions that they lie in, each whole in one."""
+    manifest = json.loads((target / MANIFEST_NAME).read_text(encoding="utf-8"))
+    parts: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for file in manifest["files"]:
+        found = parts.setdefault(parse_part_path(file["path"]), [])
+        found.append((file["path"], file["num_rows"]))
+    for entry in entries:
+        first = entry.first
+        for path, num_rows in parts[parse_part_path(entry.file)]:
+            if first < num_rows:
+                yield replace(entry, file=path, first=first)
+                break
+            first -= num_rows
+
+
+def write_runs(content: bytes, target: Path) -> None:
+    """Write the measured serving runs of the GPUs here, without where they lay on whose disk."""
+    rows = [
+        row
+        for row in csv.DictReader(io.StringIO(content.decode("utf-8")))
+        if row["mode"] == "agg" and row["system"] in SYSTEMS
+    ]
+    text = io.StringIO(newline="")
+    names = [name for name in rows[0] if name != "silicon_data_source"]
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    packed = gzip.compress(text.getvalue().encode(), mtime=0)
+    (target / f"_{MEASURED_RUNS}.csv.gz").write_bytes(packed)
+
+
+def write_prior(target: Path) -> None:
+    """Write the models of typical efficiency that the series of a dataset speak for."""
+    config = PredictorConfig(state_folder="")
+    series = StarterSeries(target, target, config)
+    single = [head.key for head in own_heads(tuple(series.heads.values()))]
+    transfers = train_transfers(map(series.read_series, single), config, seed=0)
+    (target / PRIOR_NAME).write_bytes(write_models(ModelSet(transfers=transfers)))
+
+
+class CatalogOf:
+    """A catalog in a folder, open while the context lasts."""
+
+    def __init__(self, folder: Path) -> None:
+        config = CatalogConfig(path=str(folder / "catalog.duckdb"), num_threads=1)
+        self._service = CatalogService(config)
+
+    def __enter__(self) -> CatalogService:
+        """Open it."""
+        self._service.open()
+        return self._service
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self._service.close()
+
+
+class Thinned:
+    """What is kept of a catalog's rows, device by device and operator by operator."""
+
+    def __init__(self, catalog: CatalogService) -> None:
+        self._catalog = catalog
+        self.entries: list[StarterEntry] = []
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one series after the other, in the stored schema."""
+        coverage = self._catalog.describe_coverage()
+        for device, operator in sorted({(found.device, found.operator) for found in coverage}):
+            first = 0
+            for series in self._read(device, operator):
+                entry = StarterEntry(
+                    key=series.key,
+                    kernels=series.kernels,
+                    num_points=series.num_points,
+                    noise_log=series.noise_log,
+                    file=format_part_path(device, operator, 0),
+                    first=first,
+                )
+                yield _to_rows(series, sum(known.num_points for known in self.entries))
+                self.entries.append(entry)
+                first += series.num_points
+
+    def _read(self, device: str, operator: str) -> Iterator[Series]:
+        selection = MeasurementFilter(device=device, operator=operator)
+        table = keep_usable(read_table(self._catalog.read_measurements(selection)))
+        groups: dict[SeriesKey, list[pa.Table]] = {}
+        for key, rows in group_rows(table):
+            groups.setdefault(key, []).append(rows)
+        found = {key: pa.concat_tables(parts) for key, parts in groups.items()}
+        for key in sorted(choose_software({key: rows.num_rows for key, rows in found.items()})):
+            series = read_fastest(key, found[key])
+            yield series.take(choose_points(series))
+
+
+def _to_rows(series: Series, first: int) -> pa.RecordBatch:
+    """Return a series as rows, each at one point the median of its fastest kernel."""
+    num_rows, key = series.num_points, series.key
+    names = key.spec.dim_names
+    values = series.points.reshape(-1)
+    dims = pa.MapArray.from_arrays(
+        np.arange(num_rows + 1, dtype=np.int32) * len(names),
+        pa.array(list(names) * num_rows, pa.string()),
+        pa.array(values, pa.int64()),
+    )
+    said = _describe(key, series.kernels)
+    columns = {
+        "row_index": pa.array(np.arange(first, first + num_rows)),
+        "dims": dims,
+        "latency_us_median": pa.array(series.latency_us),
+        **{name: pa.repeat(value, num_rows) for name, value in said.items()},
+    }
+    arrays = [
+        columns[field.name].cast(field.type)
+        if field.name in columns
+        else pa.nulls(num_rows, field.type)
+        for field in STORED_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=STORED_SCHEMA)
+
+
+def _describe(key: SeriesKey, kernels: tuple[str, ...]) -> dict[str, pa.Scalar]:
+    framework, _, version = key.framework.partition(" ")
+    texts = {
+        "run_id": _RUN_ID,
+        "operator": key.operator,
+        "phase": key.phase,
+        # A collective's time depends on its bytes alone.
+        "dtype": key.dtype or "bf16",
+        "device": key.device,
+        "topology": key.topology or None,
+        "framework": framework,
+        "framework_version": version,
+        "kernel": kernels[0] if len(kernels) == 1 else None,
+        "variant": key.variant or None,
+        "status": "ok",
+    }
+    said = {name: pa.scalar(text, pa.string()) for name, text in texts.items()}
+    return {
+        **said,
+        "batch_index": pa.scalar(0, pa.int64()),
+        "recorded_at": pa.scalar(_BUILT.replace(tzinfo=None), pa.timestamp("us")),
+    }
+
+
+def main() -> None:
+    """Run as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wheel", type=Path, help="the wheel, if it is at hand")
+    parser.add_argument("--version", default=NVIDIA_VERSION, help="which wheel to download")
+    parser.add_argument("--prior", action="store_true", help="learn from the dataset that is there")
+    parser.add_argument("--out", type=Path, default=TARGET, help="the dataset's folder")
+    options = parser.parse_args()
+    if options.prior:
+        write_prior(options.out)
+    else:
+        make(options.wheel, options.version, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""A starter catalog answers where nothing was measured, and steps back where something was."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from predictor_fakes import FakeCatalog, Rows, columns_of, gemm_rows
+from pyarrow import parquet
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyQuery,
+    LatencyReply,
+    OperatorTable,
+    Provenance,
+)
+from foretoken.domain.results.report import PredictorTrainingReport
+from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.model_store import write_models
+from foretoken.predictor.service import PredictorService
+from foretoken.predictor.starter import (
+    INDEX_NAME,
+    PRIOR_NAME,
+    StarterEntry,
+    StarterSeries,
+    write_index,
+)
+from foretoken.predictor.training_rows import SeriesKey
+
+_VLLM = SeriesKey("gemm", "a30", "", "fp16", "forward", "vllm 0.24.0")
+_SGLANG = SeriesKey("gemm", "a30", "", "fp16", "forward", "sglang 0.5.14")
+_FILE = "device=a30/operator=gemm/part-0.parquet"
+_SIZES = (256, 512, 1024, 2048)
+_POINT = {"m": 512, "n": 1024, "k": 2048}
+# µs of every call: what the starter's software measured, and what was measured here.
+_VLLM_US, _SGLANG_US = 1000.0, 1500.0
+
+MakeService = Callable[[Rows], PredictorService]
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Path:
+    """Two frameworks' GEMMs on the A30, one after the other in a file."""
+    folder = tmp_path / "starter"
+    points = np.array([(m, n, k) for m in _SIZES for n in _SIZES for k in _SIZES])
+    columns = {name: np.tile(points[:, place], 2) for place, name in enumerate("mnk")}
+    times = np.repeat([_VLLM_US, _SGLANG_US], len(points))
+    path = folder / _FILE
+    path.parent.mkdir(parents=True)
+    parquet.write_table(pa.table({**columns, "latency_us_median": times}), path)
+    entries = [
+        StarterEntry(
+            key=key,
+            kernels=("cutlass",),
+            num_points=len(points),
+            noise_log=0.01,
+            file=_FILE,
+            first=first,
+        )
+        for key, first in ((_VLLM, 0), (_SGLANG, len(points)))
+    ]
+    write_index(folder, entries)
+    (folder / PRIOR_NAME).write_bytes(write_models(ModelSet()))
+    return folder
+
+
+@pytest.fixture
+def make_service(starter: Path, tmp_path: Path) -> Iterator[MakeService]:
+    """Return a function that opens a predictor over rows, with the starter behind them."""
+    with ExitStack() as opened:
+
+        def make(rows: Rows) -> PredictorService:
+            config = PredictorConfig(state_folder=str(tmp_path / "state"), starter=str(starter))
+            service = PredictorService(config, FakeCatalog(rows))
+            service.open()
+            opened.callback(service.close)
+            return service
+
+        yield make
+
+
+def _ask(service: PredictorService, **asked: str) -> LatencyReply:
+    table = OperatorTable(operator="gemm", dtype=DType.FP16, columns=columns_of(_POINT))
+    return service.predict(LatencyQuery(device="a30", tables=(table,), **asked))
+
+
+def _latency_us(reply: LatencyReply) -> float:
+    return float(reply.tables[0].latency_us[0])
+
+
+def test_an_empty_catalog_answers_from_the_starter(make_service: MakeService) -> None:
+    """Of software that is asked for by name, and of all together; the version says so."""
+    service = make_service([])
+    reply = _ask(service, framework="sglang")
+    assert "starter" == reply.model_version
+    assert [Provenance.MEASURED.value] == reply.tables[0].provenance.tolist()
+    assert "of the starter catalog" in reply.tables[0].basis
+    assert _SGLANG_US == pytest.approx(_latency_us(reply), rel=0.01)
+    assert _VLLM_US == pytest.approx(_latency_us(_ask(service, framework="vllm")), rel=0.01)
+    again = _ask(service, framework="sglang", model_version="starter")
+    assert _latency_us(reply) == _latency_us(again)
+
+
+def test_own_measurements_come_first(
+    make_service: MakeService, train: Callable[..., PredictorTrainingReport]
+) -> None:
+    """Also where the starter has the very software that is asked for."""
+    service = make_service(gemm_rows())
+    report = train(service)
+    reply = _ask(service, preferred_framework="vllm 0.24.0")
+    assert f"{report.model_version}+starter" == reply.model_version
+    assert "starter" not in reply.tables[0].basis
+    assert _latency_us(reply) < _VLLM_US / 2
+    assert [report.model_version] == [model.version for model in service.list_models()]
+    again = _ask(service, model_version=reply.model_version)
+    assert _latency_us(reply) == pytest.approx(_latency_us(again))
+
+
+def test_a_model_is_trained_once_for_all_processes(starter: Path, tmp_path: Path) -> None:
+    """The second finds it; what is damaged is trained anew."""
+    config = PredictorConfig(state_folder=str(tmp_path))
+    kept = tmp_path / "kept"
+    first = StarterSeries(starter, kept, config)
+    report = first[_VLLM].report
+    (path,) = kept.rglob("*.series")
+    content = path.read_bytes()
+    path.write_bytes(content[:-20])
+    assert report == StarterSeries(starter, kept, config)[_VLLM].report
+    assert content == path.read_bytes()
+    modified = path.stat().st_mtime_ns
+    assert report == StarterSeries(starter, kept, config)[_VLLM].report
+    assert modified == path.stat().st_mtime_ns
+
+
+def test_points_are_those_of_their_rows(starter: Path, tmp_path: Path) -> None:
+    series = StarterSeries(starter, tmp_path, PredictorConfig(state_folder=""))
+    assert len(_SIZES) ** 3 == series.read_series(_SGLANG).num_points
+    assert {_SGLANG_US} == set(series.read_series(_SGLANG).latency_us)
+    assert 0.01 == series.read_series(_VLLM).noise_log
+
+
+def test_a_folder_without_an_index_is_no_starter(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="no starter catalog"):
+        StarterSeries(tmp_path, tmp_path, PredictorConfig(state_folder=""))
+    (tmp_path / INDEX_NAME).write_text("[]", encoding="utf-8")
+    assert {} == StarterSeries(tmp_path, tmp_path, PredictorConfig(state_folder="")).heads

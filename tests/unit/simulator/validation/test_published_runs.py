@@ -1,0 +1,96 @@
+"""Runs that others published: read, simulated as closed loops, scored by model, engine, device."""
+
+from dataclasses import replace
+
+import pytest
+
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.results.report import Feasibility, Percentiles, ServingReport
+from foretoken.simulator.validation.published_comparison import (
+    compare_published,
+    draw_runs,
+    scenario_of_published,
+    score_published,
+)
+from foretoken.simulator.validation.published_run import AskedRun, find_nearest, read_published
+
+_COLUMNS = (
+    "id,backend,backend_version,model_path,system,mode,isl,osl,gemm_quant_mode,moe_quant_mode,"
+    "batch_size,tp_size,pp_size,attention_dp_size,moe_tp_size,moe_ep_size,silicon_ttft_ms,"
+    "silicon_tpot_ms"
+)
+_ROWS = (
+    "a_c64_,vllm,0.19.0,meta-llama/Llama-3.1-8B,h200_sxm,agg,4000,1000,fp8,fp8,64,2,1,,1,1,200,20",
+    "b,trtllm,1.0.0rc6,openai/gpt-oss-120b,h200_sxm,agg,1024,1024,x,w4a16_mxfp4,8,1,1,,1,1,90,5",
+    "c_c8_,sglang,0.5.9,deepseek-ai/DeepSeek-V3,h200_sxm,agg,1024,1024,fp8,fp8,1,8,1,8,1,8,9,9",
+    "d,vllm,0.19.0,meta-llama/Llama-3.1-8B,h200_sxm,disagg,4000,1000,fp8,fp8,64,2,1,,1,1,200,20",
+)
+_RUNS = read_published("\n".join([_COLUMNS, *_ROWS]).encode())
+
+
+def test_rows_are_read_with_their_layouts() -> None:
+    """Attention replicas share the ranks of the experts; disaggregated rows are left out."""
+    assert ["a_c64_", "b", "c_c8_"] == [run.name for run in _RUNS]
+    assert [(2, 1, 1), (1, 1, 1), (1, 8, 8)] == [(run.tp, run.dp, run.ep) for run in _RUNS]
+    assert [64, 8, 8] == [run.concurrency for run in _RUNS]
+    assert [2, 1, 8] == [run.num_devices for run in _RUNS]
+    assert ("llama-3.1-8b", "gpt-oss-120b") == (_RUNS[0].model, _RUNS[1].model)
+
+
+def test_throughput_is_that_of_a_full_loop() -> None:
+    """64 requests at a time, each 200 + 999 x 20 ms, on two GPUs."""
+    assert 64 * 1000 / (0.2 + 999 * 0.02) / 2 == pytest.approx(_RUNS[0].output_tps_per_gpu)
+
+
+def test_the_nearest_run_is_alike_in_lengths_first() -> None:
+    asked = AskedRun(
+        model="llama-3.1-8b", device="h200_sxm", input_tokens=4000, output_tokens=1000, tp=8
+    )
+    longer = replace(_RUNS[0], name="longer", input_tokens=8000, tp=8)
+    assert _RUNS[0] is find_nearest([longer, _RUNS[0]], asked)
+    assert find_nearest(_RUNS, replace(asked, input_tokens=100.0)) is None
+    assert find_nearest(_RUNS, replace(asked, device="b200")) is None
+
+
+def test_a_run_is_simulated_as_it_was_launched() -> None:
+    scenario = scenario_of_published(_RUNS[0])
+    assert ("fp8", "vllm-0.19.0", 2) == (
+        scenario.quantization,
+        scenario.engine.profile,
+        scenario.layout.tp,
+    )
+    assert ("closed_loop", "64") == (
+        scenario.workload.arrival,
+        scenario.workload.arrival_options["concurrency"],
+    )
+
+
+def test_scores_are_means_by_model_engine_and_device() -> None:
+    """What cannot be simulated is counted, with the reason; equal settings are simulated once."""
+    asked: list[ServingScenario] = []
+
+    def simulate(scenario: ServingScenario) -> ServingReport:
+        asked.append(scenario)
+        if scenario.model.name != "llama-3.1-8b":
+            return ServingReport(feasibility=Feasibility(is_feasible=False, reason="too large"))
+        times = {"ttft_ms": Percentiles(mean=220.0), "tpot_ms": Percentiles(mean=18.0)}
+        return ServingReport(feasibility=Feasibility(is_feasible=True), **times)
+
+    again = replace(_RUNS[0], name="again", tpot_ms=15.0)
+    scores = score_published(compare_published([_RUNS[0], again, _RUNS[1]], simulate))
+    assert 2 == len(asked)
+    refused, llama = scores
+    assert ("gpt-oss-120b", 0, 1, "too large") == (
+        refused.model,
+        refused.num_runs,
+        refused.num_left_out,
+        refused.reason,
+    )
+    assert (0.15, 0.05) == pytest.approx((llama.tpot_mape_ratio, llama.tpot_bias_ratio))
+    assert 0.1 == pytest.approx(llama.ttft_mape_ratio)
+
+
+def test_few_runs_are_drawn_evenly_from_every_group() -> None:
+    many = [replace(_RUNS[0], name=str(number)) for number in range(10)]
+    drawn = draw_runs([*many, _RUNS[1]], 2)
+    assert ["0", "5", "b"] == [run.name for run in drawn]
