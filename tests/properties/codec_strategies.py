@@ -54,6 +54,7 @@ from foretoken.domain.models.architecture import (
     MoeSpec,
     find_model,
 )
+from foretoken.domain.models.layer import LayerKind, LayerPart
 from foretoken.domain.requests import cluster, scenario, search, workload
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.slo import Slo, SloClass
@@ -68,6 +69,8 @@ MIRRORS: Mapping[type, type[Message]] = {
     Echo: echo_pb2.Echo,
     DeviceSpec: hardware_pb2.DeviceSpec,
     Job: job_pb2.Job,
+    LayerKind: model_pb2.LayerKind,
+    LayerPart: model_pb2.LayerPart,
     Link: hardware_pb2.Link,
     MlaSpec: model_pb2.MlaSpec,
     ModelArchitecture: model_pb2.ModelArchitecture,
@@ -307,8 +310,15 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (ModelArchitecture, "sliding_window"): NOT_NEGATIVE,
     (ModelArchitecture, "full_attention_period"): NOT_NEGATIVE,
     (ModelArchitecture, "vocab"): POSITIVE,
+    # Layers by name, their pattern and what is beside them hang together.
+    (LayerKind, "name"): st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_-]{0,7}\Z"),
+    (LayerKind, "mixer"): st.deferred(lambda: values_of(LayerPart)),
+    (LayerPart, "kind"): st.just("prediction_heads"),
+    (LayerPart, "dims"): st.fixed_dictionaries({"num_modules": POSITIVE}),
+    (ModelArchitecture, "layers"): st.just(()),
+    (ModelArchitecture, "pattern"): st.just(""),
     (ModelArchitecture, "quantization"): st.sampled_from(["", "fp8_block", "experts=nvfp4"]),
-    (ModelArchitecture, "activation"): st.sampled_from(["silu", "gelu"]),
+    (ModelArchitecture, "activation"): st.sampled_from(["silu", "gelu", "relu2"]),
     (ModelArchitecture, "norm"): st.sampled_from(["rms_norm", "layer_norm"]),
     (ModelArchitecture, "position"): st.sampled_from(["rope", "learned"]),
     **{(ParallelLayout, axis): POSITIVE for axis in ("tp", "pp", "dp", "cp", "ep")},

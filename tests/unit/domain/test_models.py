@@ -116,9 +116,9 @@ def test_every_token_passes_through_all_of_a_dense_model() -> None:
 def test_the_parts_of_a_count_by_hand() -> None:
     count = count_parameters(find_model("llama-2-7b"))
     assert 32000 * 4096 == count.embedding == count.lm_head
-    assert 4 * 4096**2 == count.attention_per_layer
-    assert 3 * 4096 * 11008 == count.mlp_per_layer
-    assert (8192, 4096, 0) == (count.norm_per_layer, count.final_norm, count.moe_per_layer)
+    assert 4 * 4096**2 == count.per_layer("attention")
+    assert 3 * 4096 * 11008 == count.per_layer("mlp")
+    assert (32 * 8192, 4096, 0) == (count.norms, count.final_norm, count.per_layer("experts"))
 
 
 def test_a_tied_head_counts_once() -> None:
@@ -134,9 +134,8 @@ def test_queries_of_latent_attention_need_no_compression() -> None:
     model = find_model("deepseek-v3")
     assert model.mla is not None
     plain = dataclasses.replace(model, mla=dataclasses.replace(model.mla, q_lora_rank=0))
-    difference = (
-        count_parameters(plain).attention_per_layer - count_parameters(model).attention_per_layer
-    )
+    difference = count_parameters(plain).per_layer("latent")
+    difference -= count_parameters(model).per_layer("latent")
     q_width = 128 * (128 + 64)
     assert 7168 * q_width - 1536 * (7168 + 1 + q_width) == difference
 

@@ -1,4 +1,4 @@
-"""The dimensions of a decoder-only transformer."""
+"""The dimensions of a model of layers."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +12,8 @@ from foretoken.domain.errors import (
     find_violations,
 )
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.kinds.spec.kind import Place, find_kind
+from foretoken.domain.models.layer import LayerKind, LayerPart, read_pattern
 from foretoken.domain.models.quantization import find_quantization
 from foretoken.domain.plugins import scan_yaml
 
@@ -69,7 +71,12 @@ class MlaSpec:
 class ModelArchitecture:
     """Everything about a model that decides which operators it runs.
 
-    `activation` is `silu` or `gelu`; `is_gated` MLPs have gate and up projections.
+    Its layers are alike, but for those of `moe.num_dense_layers` and of `full_attention_period`, or
+    they are those of `layers` in the order of `pattern` (see `models/layer.py`), which then say all
+    that is of layers. `extras` stand beside the layers: encoders, streams, further embeddings.
+    `models/stack.py` has the layers of either.
+
+    `activation` is `silu`, `gelu` or `relu2`; `is_gated` MLPs have gate and up projections.
     `norm` is `rms_norm` or `layer_norm`. `position` is `rope` or `learned`.
     `has_parallel_residual` adds attention and MLP to the same residual (GPT-NeoX, phi-2).
     With a `sliding_window` every `full_attention_period`-th layer still sees all tokens (0: none).
@@ -78,12 +85,12 @@ class ModelArchitecture:
     """
 
     name: str
-    num_layers: int
+    num_layers: int = 0
     hidden: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate: int
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    intermediate: int = 0
     vocab: int
     max_position: int
     activation: str = "silu"
@@ -99,6 +106,9 @@ class ModelArchitecture:
     full_attention_period: int = 0
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+    layers: tuple[LayerKind, ...] = ()
+    pattern: str = ""
+    extras: tuple[LayerPart, ...] = ()
     quantization: str = ""
     kv_dtype: DType | None = None
     aliases: tuple[str, ...] = ()
@@ -106,9 +116,12 @@ class ModelArchitecture:
     def __post_init__(self) -> None:
         """Check what no operator could be lowered from: with all that is wrong."""
         find_quantization(self.quantization)
+        if self.layers or self.pattern:
+            self._settle_layers()
+        counted = _COUNTED if self.layers else (*_COUNTED, *_COUNTED_OF_LAYERS)
         violations = find_violations(
             {
-                **_at_least(self, 1, *_COUNTED),
+                **_at_least(self, 1, *counted),
                 **_at_least(self, 0, "intermediate", "sliding_window", "full_attention_period"),
                 **{
                     field: (getattr(self, field) in allowed, f"must be one of {', '.join(allowed)}")
@@ -125,8 +138,52 @@ class ModelArchitecture:
         if violations:
             raise InvalidRequestError.of_violations(violations, f"model {self.name}")
 
+    def _settle_layers(self) -> None:
+        """Count the layers of the pattern; refuse what layers do not have or say a second time."""
+        names = read_pattern(self.pattern)
+        known = [layer.name for layer in self.layers]
+        missing = sorted({*names} ^ {*known})
+        wrong = [
+            f"{part.kind} is no {place.name.lower()}"
+            for layer in self.layers
+            for part, place in (
+                (layer.mixer, Place.MIXER),
+                (layer.feed_forward, Place.FEED_FORWARD),
+            )
+            if part is not None and find_kind(part.kind).place is not place
+        ]
+        checks: dict[str, tuple[bool, str]] = {
+            "pattern": (
+                not missing,
+                f"layers and pattern must name the same; one of them has not {', '.join(missing)}",
+            ),
+            "layers": (
+                not wrong and len(set(known)) == len(known),
+                "; ".join(wrong) or "have a name twice",
+            ),
+            "num_layers": (
+                self.num_layers in (0, len(names)),
+                f"{self.num_layers} are not the {len(names)} of the pattern",
+            ),
+            **{
+                field: (not getattr(self, field), "is for the layers to say")
+                for field in _OF_LAYERS
+            },
+        }
+        InvalidRequestError.check(f"model {self.name}", checks)
+        object.__setattr__(self, "num_layers", len(names))
+
     def _contradictions(self) -> Checks:
         """Return what must hold between dimensions that are legal by themselves."""
+        checks: dict[str, tuple[bool, str]] = {
+            "extras": (
+                all(find_kind(part.kind).place is Place.MODEL for part in self.extras),
+                "stand beside the layers; a half of a layer belongs to `layers`",
+            )
+        }
+        return checks if self.layers else {**checks, **self._contradictions_of_layers()}
+
+    def _contradictions_of_layers(self) -> Checks:
         heads = f"the {self.num_heads} heads (num_heads)"
         num_dense = self.moe.num_dense_layers if self.moe else self.num_layers
         checks: dict[str, tuple[bool, str]] = {
@@ -161,17 +218,15 @@ def _at_least(value: object, least: int, *fields: str) -> Checks:
     }
 
 
-_COUNTED = (
-    "num_layers",
-    "hidden",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab",
-    "max_position",
+_COUNTED = ("num_layers", "hidden", "vocab", "max_position")
+_COUNTED_OF_LAYERS = ("num_heads", "num_kv_heads", "head_dim")
+# What a pattern's layers say of themselves.
+_OF_LAYERS = (
+    *(*_COUNTED_OF_LAYERS, "intermediate", "has_qkv_bias", "has_bias", "has_qk_norm"),
+    *("has_parallel_residual", "sliding_window", "full_attention_period", "moe", "mla"),
 )
 _ALLOWED = {
-    "activation": ("silu", "gelu"),
+    "activation": ("silu", "gelu", "relu2"),
     "norm": ("rms_norm", "layer_norm"),
     "position": ("rope", "learned"),
 }

@@ -96,8 +96,90 @@ class MlaSpec(_message.Message):
 Global___MlaSpec: _TypeAlias = MlaSpec  # noqa: Y015
 
 @_typing.final
+class LayerPart(_message.Message):
+    """A half of a layer, or what stands beside the layers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DimsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DIMS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """Name of its kind. Empty: an error."""
+    @_builtins.property
+    def dims(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Its dimensions by name. One that is missing: the kind's default."""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        dims: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dims", b"dims", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayerPart: _TypeAlias = LayerPart  # noqa: Y015
+
+@_typing.final
+class LayerKind(_message.Message):
+    """A layer by the name that a pattern has for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MIXER_FIELD_NUMBER: _builtins.int
+    FEED_FORWARD_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """One word. Empty: an error."""
+    @_builtins.property
+    def mixer(self) -> Global___LayerPart:
+        """What mixes tokens. Not set: nothing does."""
+
+    @_builtins.property
+    def feed_forward(self) -> Global___LayerPart:
+        """What each token passes through. Not set: nothing."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        mixer: Global___LayerPart | None = ...,
+        feed_forward: Global___LayerPart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feed_forward", b"feed_forward", "mixer", b"mixer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feed_forward", b"feed_forward", "mixer", b"mixer", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayerKind: _TypeAlias = LayerKind  # noqa: Y015
+
+@_typing.final
 class ModelArchitecture(_message.Message):
-    """The dimensions of a decoder-only transformer."""
+    """The dimensions of a model of layers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -123,21 +205,24 @@ class ModelArchitecture(_message.Message):
     FULL_ATTENTION_PERIOD_FIELD_NUMBER: _builtins.int
     MOE_FIELD_NUMBER: _builtins.int
     MLA_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    PATTERN_FIELD_NUMBER: _builtins.int
+    EXTRAS_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model. Empty: it has none."""
     layer_count: _builtins.int
-    """Transformer layers. 0: an error."""
+    """Layers. 0: those of the pattern."""
     hidden: _builtins.int
     """Size of the residual stream. 0: an error."""
     head_count: _builtins.int
-    """Query heads. 0: an error."""
+    """Query heads. 0: the layers of the pattern say it."""
     kv_head_count: _builtins.int
-    """Key and value heads; divides `head_count`. 0: an error."""
+    """Key and value heads; divides `head_count`. 0: the layers of the pattern say it."""
     head_dim: _builtins.int
-    """Size of one head. 0: an error."""
+    """Size of one head. 0: the layers of the pattern say it."""
     intermediate: _builtins.int
     """Intermediate size of the dense MLP. 0: no layer has one."""
     vocab: _builtins.int
@@ -145,7 +230,7 @@ class ModelArchitecture(_message.Message):
     max_position: _builtins.int
     """Longest sequence in tokens. 0: not known."""
     activation: _builtins.str
-    """"silu" or "gelu". Not set: "silu"."""
+    """"silu", "gelu" or "relu2". Not set: "silu"."""
     gated: _builtins.bool
     """The MLP has a gate beside the up projection. Not set: true."""
     norm: _builtins.str
@@ -166,6 +251,8 @@ class ModelArchitecture(_message.Message):
     """Attention window in tokens. 0: the whole sequence."""
     full_attention_period: _builtins.int
     """With a sliding window, every so many layers one sees all tokens. 0: none does."""
+    pattern: _builtins.str
+    """The order of the layers: names, runs ("3*M") and groups ("15*(3*L A)"). Empty: no `layers`."""
     quantization: _builtins.str
     """Scheme that its checkpoint's weights are stored in ("fp8_block"). Empty: none."""
     kv_dtype: _operator_pb2.Dtype.ValueType
@@ -177,6 +264,14 @@ class ModelArchitecture(_message.Message):
     @_builtins.property
     def mla(self) -> Global___MlaSpec:
         """Its latent attention. Not set: plain attention."""
+
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerKind]:
+        """Its layers by name, where they are not alike. Empty: they are, but for the fields above."""
+
+    @_builtins.property
+    def extras(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerPart]:
+        """What stands beside the layers: encoders, streams, further embeddings. Empty: nothing."""
 
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -207,13 +302,16 @@ class ModelArchitecture(_message.Message):
         full_attention_period: _builtins.int = ...,
         moe: Global___MoeSpec | None = ...,
         mla: Global___MlaSpec | None = ...,
+        layers: _abc.Iterable[Global___LayerKind] | None = ...,
+        pattern: _builtins.str = ...,
+        extras: _abc.Iterable[Global___LayerPart] | None = ...,
         quantization: _builtins.str = ...,
         kv_dtype: _operator_pb2.Dtype.ValueType = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_gated", b"_gated", "_norm", b"_norm", "_position", b"_position", "activation", b"activation", "gated", b"gated", "mla", b"mla", "moe", b"moe", "norm", b"norm", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_gated", b"_gated", "_norm", b"_norm", "_position", b"_position", "activation", b"activation", "aliases", b"aliases", "bias", b"bias", "full_attention_period", b"full_attention_period", "gated", b"gated", "head_count", b"head_count", "head_dim", b"head_dim", "hidden", b"hidden", "intermediate", b"intermediate", "kv_dtype", b"kv_dtype", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "max_position", b"max_position", "mla", b"mla", "moe", b"moe", "name", b"name", "norm", b"norm", "parallel_residual", b"parallel_residual", "position", b"position", "qk_norm", b"qk_norm", "qkv_bias", b"qkv_bias", "quantization", b"quantization", "sliding_window", b"sliding_window", "tied_embedding", b"tied_embedding", "vocab", b"vocab"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_gated", b"_gated", "_norm", b"_norm", "_position", b"_position", "activation", b"activation", "aliases", b"aliases", "bias", b"bias", "extras", b"extras", "full_attention_period", b"full_attention_period", "gated", b"gated", "head_count", b"head_count", "head_dim", b"head_dim", "hidden", b"hidden", "intermediate", b"intermediate", "kv_dtype", b"kv_dtype", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "layers", b"layers", "max_position", b"max_position", "mla", b"mla", "moe", b"moe", "name", b"name", "norm", b"norm", "parallel_residual", b"parallel_residual", "pattern", b"pattern", "position", b"position", "qk_norm", b"qk_norm", "qkv_bias", b"qkv_bias", "quantization", b"quantization", "sliding_window", b"sliding_window", "tied_embedding", b"tied_embedding", "vocab", b"vocab"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__activation: _TypeAlias = _typing.Literal["activation"]  # noqa: Y015
     _WhichOneofArgType__activation: _TypeAlias = _typing.Literal["_activation", b"_activation"]  # noqa: Y015

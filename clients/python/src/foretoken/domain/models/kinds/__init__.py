@@ -1,0 +1,1 @@
+"""Kinds of layers, one file each: formulas of weights, state and operators, with their source."""

@@ -1,0 +1,63 @@
+"""Mamba2: a state-space layer with a scalar decay a head."""
+
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.kinds.spec.dims import local_heads
+from foretoken.domain.models.kinds.spec.kind import (
+    Dims,
+    KindDim,
+    KindSpec,
+    Place,
+    RequestState,
+    Weights,
+)
+
+# The convolution keeps its last inputs in 16 bits.
+_INPUT_BYTES = 2
+
+
+def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
+    width, grouped = d["num_heads"] * d["head_dim"], 2 * d["num_groups"] * d["state_dim"]
+    projected = 2 * width + grouped + d["num_heads"]
+    yield Weights(total=model.hidden * (projected + width), part="recurrent")
+    # Kernel and bias of the convolution; decay, skip and time step of each head; the norm.
+    others = (width + grouped) * (d["conv_kernel"] + 1) + 3 * d["num_heads"] + width
+    others += d["has_bias"] * (projected + model.hidden)
+    yield Weights(total=others)
+
+
+def _state(d: Dims, tp: int) -> RequestState:
+    width = local_heads(d["num_heads"], tp) * d["head_dim"]
+    grouped = 2 * local_heads(d["num_groups"], tp) * d["state_dim"]
+    inputs = (width + grouped) * (d["conv_kernel"] - 1) * _INPUT_BYTES
+    return RequestState(request_bytes=width * d["state_dim"] * d["state_bytes"] + inputs)
+
+
+def _check(d: Dims) -> Mapping[str, tuple[bool, str]]:
+    return {
+        "num_groups": (
+            d["num_heads"] % d["num_groups"] == 0,
+            f"{d['num_groups']} must divide the {d['num_heads']} heads",
+        )
+    }
+
+
+KIND = KindSpec(
+    name="mamba2",
+    place=Place.MIXER,
+    summary="Mamba2: state-space layer with a recurrent state",
+    source="Dao and Gu, Transformers are SSMs, 2024; Nemotron-H's modelling file in transformers 5",
+    dims=(
+        KindDim("num_heads", "heads, each with a state", minimum=1),
+        KindDim("head_dim", "features of a head", minimum=1),
+        KindDim("state_dim", "width of the state of a feature", minimum=1),
+        KindDim("num_groups", "groups of heads that share input and output of the state", 1, 1),
+        KindDim("conv_kernel", "tokens that the convolution sees", 4, minimum=1),
+        KindDim("has_bias", "1: the projections have a bias", 0),
+        KindDim("state_bytes", "bytes of a number of the state", 4, minimum=1),
+    ),
+    weights=_weights,
+    state=_state,
+    check=_check,
+)

@@ -1,0 +1,48 @@
+"""Latent attention to the tokens that an indexer scores highest (DSA)."""
+
+from collections.abc import Iterator
+
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.kinds.latent import latent_state, latent_weights
+from foretoken.domain.models.kinds.spec.dims import INDEXER, LATENT
+from foretoken.domain.models.kinds.spec.kind import (
+    Dims,
+    KindDim,
+    KindSpec,
+    Place,
+    RequestState,
+    Weights,
+)
+
+# Scale of a key of the indexer, which is kept in 8 bits.
+_SCALE_BYTES = 4
+
+
+def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
+    yield from latent_weights(d, model)
+    if d["has_indexer"]:
+        rank = d["q_lora_rank"] or model.hidden
+        queries = rank * d["index_heads"] * d["index_head_dim"]
+        yield Weights(total=queries + model.hidden * d["index_head_dim"], part="latent")
+        # Weights of heads stay wide; the norm of keys has a bias.
+        yield Weights(total=model.hidden * d["index_heads"] + 2 * d["index_head_dim"])
+
+
+def _state(d: Dims, tp: int) -> RequestState:
+    latent = latent_state(d, tp)
+    index = d["has_indexer"] * (d["index_head_dim"] + _SCALE_BYTES)
+    return RequestState(token_elements=latent.token_elements, token_bytes=index)
+
+
+KIND = KindSpec(
+    name="sparse_latent",
+    place=Place.MIXER,
+    summary="latent attention to the tokens that an indexer picks (DSA)",
+    source="DeepSeek-V3.2, 2025, section 2.1, and its modelling file in transformers 5; GLM-5's"
+    " config.json (layers that share the picks of one before: `indexer_types`)",
+    dims=(*LATENT, *INDEXER, KindDim("has_indexer", "0: picks of an earlier layer are reused", 1)),
+    weights=_weights,
+    state=_state,
+    approximated="a layer that reuses the picks of another runs as one with an indexer: engines'"
+    " modules are measured whole",
+)
