@@ -1,11 +1,17 @@
 """Operators: work formulas against hand-made sums, dimensions, sweeps, columns."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from operator_work import (
+    LATENT,
+    LATENT_TOKEN_WEIGHTS,
+    LATENT_UNPACKING_WEIGHTS,
+    PREFILL,
+    SPARSE_AND_LINEAR_WORK,
+    OperatorWork,
+)
 
 from foretoken.domain.errors import InvalidRequestError, UnknownOperatorError
 from foretoken.domain.measurements.estimate import Phase
@@ -15,104 +21,79 @@ _NUM_SMS = 108
 _HALF = 2.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
-    """An operator's work at one point, summed by hand, in half precision."""
-
-    dims: Mapping[str, int]
-    flops: int = 0
-    moved_bytes: float = 0
-    num_weights: int = 0
-    saved_elements: int = 0
-
-
 _ROWS = {"num_tokens": 4, "hidden": 8}
 _MLP = {"num_tokens": 4, "intermediate": 8}
 _HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
-# Three new tokens after five cached ones: 3 * 5 pairs with the cache, 1 + 2 + 3 among themselves.
-_PREFILL = {"num_seqs": 1, "q_tokens": 3, "kv_tokens": 8, "score_pairs": 21}
-_LATENT = {
-    "num_heads": 4,
-    "hidden": 32,
-    "q_lora_rank": 8,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 2,
-    "v_head_dim": 8,
-}
-# 32 x (8 + 16 + 2) down, 8 x 4 x 10 for the queries, 4 x 8 x 32 for the output, and 16 x 4 x 16
-# between the latent vector and the heads.
-_LATENT_TOKEN_WEIGHTS, _LATENT_UNPACKING_WEIGHTS = 2176, 1024
 _GROUP = {"message_bytes": 1000, "devices_per_node": 4, "num_nodes": 2}
 
 _WORK = {
-    "gemm": _Work(
+    "gemm": OperatorWork(
         dims={"m": 2, "n": 3, "k": 5}, flops=60, moved_bytes=62, num_weights=15, saved_elements=10
     ),
-    "batched_gemm": _Work(
+    "batched_gemm": OperatorWork(
         dims={"batch": 4, "m": 2, "n": 3, "k": 5},
         flops=240,
         moved_bytes=4 * 62,
         saved_elements=4 * (10 + 15),
     ),
     # One query sees one key, the next two, the last three.
-    "causal_softmax": _Work(
+    "causal_softmax": OperatorWork(
         dims={"num_matrices": 2, "length": 3},
         flops=2 * 6 * 6,
         moved_bytes=2 * (6 + 9) * 2,
         saved_elements=18,
     ),
-    "softmax": _Work(
+    "softmax": OperatorWork(
         dims={"num_rows": 4, "width": 8}, flops=160, moved_bytes=2 * 64, saved_elements=32
     ),
-    "masked_fill": _Work(
+    "masked_fill": OperatorWork(
         dims={"num_matrices": 4, "q_len": 2, "kv_len": 3}, flops=24, moved_bytes=2 * 48 + 6
     ),
-    "fused_adam": _Work(
+    "fused_adam": OperatorWork(
         dims={"num_params": 100, "num_tensors": 3}, flops=1200, moved_bytes=7 * 200
     ),
-    "embedding": _Work(
+    "embedding": OperatorWork(
         # A row read and written, and an 8-byte token id.
         dims={**_ROWS, "vocab": 100},
         moved_bytes=4 * (16 + 16 + 8),
         num_weights=800,
     ),
-    "rms_norm": _Work(
+    "rms_norm": OperatorWork(
         dims=_ROWS, flops=128, moved_bytes=64 + 64 + 16, num_weights=8, saved_elements=32
     ),
-    "layer_norm": _Work(
+    "layer_norm": OperatorWork(
         dims=_ROWS, flops=224, moved_bytes=64 + 64 + 32, num_weights=16, saved_elements=32
     ),
-    "add_rms_norm": _Work(
+    "add_rms_norm": OperatorWork(
         dims=_ROWS, flops=160, moved_bytes=4 * 64 + 16, num_weights=8, saved_elements=32
     ),
-    "residual_add": _Work(dims=_ROWS, flops=32, moved_bytes=3 * 64),
-    "silu_mul": _Work(dims=_MLP, flops=160, moved_bytes=3 * 64, saved_elements=64),
-    "silu": _Work(dims=_MLP, flops=128, moved_bytes=2 * 64, saved_elements=32),
-    "gelu": _Work(dims=_MLP, flops=256, moved_bytes=2 * 64, saved_elements=32),
-    "rope": _Work(
+    "residual_add": OperatorWork(dims=_ROWS, flops=32, moved_bytes=3 * 64),
+    "silu_mul": OperatorWork(dims=_MLP, flops=160, moved_bytes=3 * 64, saved_elements=64),
+    "silu": OperatorWork(dims=_MLP, flops=128, moved_bytes=2 * 64, saved_elements=32),
+    "gelu": OperatorWork(dims=_MLP, flops=256, moved_bytes=2 * 64, saved_elements=32),
+    "rope": OperatorWork(
         dims={"num_tokens": 4, "num_heads": 6, "num_kv_heads": 2, "head_dim": 8},
         flops=6 * 256,
         moved_bytes=2 * 512,
     ),
-    "kv_cache_write": _Work(
+    "kv_cache_write": OperatorWork(
         dims={"num_tokens": 4, "num_kv_heads": 2, "head_dim": 8}, moved_bytes=2 * 256 + 4 * 8
     ),
-    "attention_prefill": _Work(
-        dims={**_PREFILL, **_HEADS},
+    "attention_prefill": OperatorWork(
+        dims={**PREFILL, **_HEADS},
         flops=2 * 2 * 21 * 4 * 8,
         # Queries and output: 3 tokens of 4 heads; keys and values: 8 tokens of 2 heads.
         moved_bytes=(2 * 3 * 4 + 2 * 8 * 2) * 8 * 2,
         saved_elements=(3 * 4 + 2 * 8 * 2) * 8,
     ),
-    "attention_decode": _Work(
+    "attention_decode": OperatorWork(
         dims={"num_seqs": 2, "kv_tokens": 10, "kv_tokens_max": 7, **_HEADS},
         flops=2 * 2 * 10 * 4 * 8,
         moved_bytes=(2 * 2 * 4 + 2 * 10 * 2) * 8 * 2,
     ),
-    "attention_mixed": _Work(
+    "attention_mixed": OperatorWork(
         dims={
-            **_PREFILL,
+            **PREFILL,
             "num_decode_seqs": 2,
             "decode_kv_tokens": 10,
             "decode_kv_tokens_max": 7,
@@ -121,7 +102,7 @@ _WORK = {
         flops=2688 + 1280,
         moved_bytes=896 + 896,
     ),
-    "moe_experts": _Work(
+    "moe_experts": OperatorWork(
         dims={
             "num_tokens": 4,
             "top_k": 2,
@@ -136,7 +117,7 @@ _WORK = {
         num_weights=8 * 384,
         saved_elements=8 * (16 + 3 * 8),
     ),
-    "attention_prefill_window": _Work(
+    "attention_prefill_window": OperatorWork(
         # Five tokens that see three at most: 1 + 2 + 3 + 3 + 3 pairs.
         dims={
             "num_seqs": 1,
@@ -149,7 +130,7 @@ _WORK = {
         flops=1536,
         moved_bytes=640 + 320,
     ),
-    "attention_decode_window": _Work(
+    "attention_decode_window": OperatorWork(
         # Contexts of eight and four tokens, of which three each are in the window.
         dims={
             "num_seqs": 2,
@@ -162,10 +143,10 @@ _WORK = {
         flops=768,
         moved_bytes=256 + 384,
     ),
-    "mla_prefill": _Work(
+    "mla_prefill": OperatorWork(
         # Keys of 8 + 2 features, of which all heads share the 2, and values of 8.
         dims={
-            **_PREFILL,
+            **PREFILL,
             "num_heads": 4,
             "qk_nope_head_dim": 8,
             "qk_rope_head_dim": 2,
@@ -175,7 +156,7 @@ _WORK = {
         moved_bytes=(3 * 4 * 18 + 8 * (4 * 16 + 2)) * 2,
         saved_elements=4 * (3 * 10 + 8 * 18),
     ),
-    "mla_decode": _Work(
+    "mla_decode": OperatorWork(
         # Scores over 16 + 2 features of the latent vector, sums over 16 of them.
         dims={
             "num_seqs": 2,
@@ -188,19 +169,19 @@ _WORK = {
         flops=2 * 10 * 4 * 34,
         moved_bytes=(2 * 4 * 34 + 10 * 18) * 2,
     ),
-    "mla_prefill_module": _Work(
-        dims={**_PREFILL, **_LATENT},
-        flops=2 * (21 * 4 * 18 + 3 * _LATENT_TOKEN_WEIGHTS + 8 * _LATENT_UNPACKING_WEIGHTS),
+    "mla_prefill_module": OperatorWork(
+        dims={**PREFILL, **LATENT},
+        flops=2 * (21 * 4 * 18 + 3 * LATENT_TOKEN_WEIGHTS + 8 * LATENT_UNPACKING_WEIGHTS),
         moved_bytes=(3200 + 8 * 18 + 2 * 3 * 32) * 2,
         num_weights=3200,
     ),
-    "mla_decode_module": _Work(
-        dims={"num_seqs": 2, "kv_tokens": 10, "kv_tokens_max": 6, **_LATENT},
+    "mla_decode_module": OperatorWork(
+        dims={"num_seqs": 2, "kv_tokens": 10, "kv_tokens_max": 6, **LATENT},
         flops=2 * (10 * 4 * 34 + 2 * 3200),
         moved_bytes=(3200 + 10 * 18 + 2 * 2 * 32) * 2,
         num_weights=3200,
     ),
-    "moe_local_experts": _Work(
+    "moe_local_experts": OperatorWork(
         # Of the eight pairs five meet experts of this rank, three of its four.
         dims={
             "num_tokens": 4,
@@ -217,7 +198,7 @@ _WORK = {
         num_weights=4 * 384,
     ),
     # Ten rows over three experts of 4 x 8 features.
-    "grouped_gemm": _Work(
+    "grouped_gemm": OperatorWork(
         dims={"num_groups": 3, "m": 10, "n": 8, "k": 4},
         flops=2 * 10 * 32,
         moved_bytes=(10 * (4 + 8) + 3 * 32) * 2,
@@ -225,72 +206,73 @@ _WORK = {
         saved_elements=40,
     ),
     # Gradients are added up in fp32.
-    "grouped_gemm_wgrad": _Work(
+    "grouped_gemm_wgrad": OperatorWork(
         dims={"num_groups": 3, "m": 10, "n": 8, "k": 4},
         flops=2 * 10 * 32,
         moved_bytes=10 * (4 + 8) * 2 + 3 * 32 * 8,
     ),
     # Four tokens are read, eight copies written, and a place of four bytes for each.
-    "moe_permute": _Work(
+    "moe_permute": OperatorWork(
         dims={"num_tokens": 4, "top_k": 2, "hidden": 8}, moved_bytes=(4 + 8) * 8 * 2 + 8 * 4
     ),
-    "moe_unpermute": _Work(
+    "moe_unpermute": OperatorWork(
         dims={"num_tokens": 4, "top_k": 2, "hidden": 8},
         flops=64,
         moved_bytes=(4 + 8) * 8 * 2 + 8 * 4,
     ),
-    "sampler": _Work(dims={"num_seqs": 4, "vocab": 100}, flops=2000, moved_bytes=3 * 800),
-    "cross_entropy": _Work(
+    "sampler": OperatorWork(dims={"num_seqs": 4, "vocab": 100}, flops=2000, moved_bytes=3 * 800),
+    "cross_entropy": OperatorWork(
         dims={"num_tokens": 4, "vocab": 100}, flops=2000, moved_bytes=2 * 800, saved_elements=800
     ),
-    "adam": _Work(dims={"num_params": 100}, flops=1200, moved_bytes=100 * (6 * 4 + 2 * 2)),
-    "bias_add": _Work(dims=_ROWS, flops=32, moved_bytes=(2 * 32 + 8) * 2, num_weights=8),
-    "product": _Work(dims=_MLP, flops=32, moved_bytes=3 * 64, saved_elements=64),
-    "norm_upcast": _Work(dims=_ROWS, moved_bytes=4 * 64, saved_elements=64),
-    "copy": _Work(dims=_ROWS, moved_bytes=2 * 64),
-    "quantize": _Work(dims=_ROWS, flops=64, moved_bytes=2 * 64),
-    "dropout": _Work(dims=_ROWS, flops=64, moved_bytes=2 * 64 + 32, saved_elements=16),
-    "gradient_accumulation": _Work(dims={"num_params": 100}, flops=100, moved_bytes=600),
-    "buffer_copy": _Work(dims={"num_params": 100}, moved_bytes=400),
-    "cast": _Work(dims={"num_params": 100}, moved_bytes=100 * (2 + 4)),
+    "adam": OperatorWork(dims={"num_params": 100}, flops=1200, moved_bytes=100 * (6 * 4 + 2 * 2)),
+    "bias_add": OperatorWork(dims=_ROWS, flops=32, moved_bytes=(2 * 32 + 8) * 2, num_weights=8),
+    "product": OperatorWork(dims=_MLP, flops=32, moved_bytes=3 * 64, saved_elements=64),
+    "norm_upcast": OperatorWork(dims=_ROWS, moved_bytes=4 * 64, saved_elements=64),
+    "copy": OperatorWork(dims=_ROWS, moved_bytes=2 * 64),
+    "quantize": OperatorWork(dims=_ROWS, flops=64, moved_bytes=2 * 64),
+    "dropout": OperatorWork(dims=_ROWS, flops=64, moved_bytes=2 * 64 + 32, saved_elements=16),
+    "gradient_accumulation": OperatorWork(dims={"num_params": 100}, flops=100, moved_bytes=600),
+    "buffer_copy": OperatorWork(dims={"num_params": 100}, moved_bytes=400),
+    "cast": OperatorWork(dims={"num_params": 100}, moved_bytes=100 * (2 + 4)),
     # A block has eight values, each of two bytes, on the device's side.
-    "kv_swap": _Work(dims={"num_blocks": 3, "block_elements": 8}, moved_bytes=3 * 8 * 2),
+    "kv_swap": OperatorWork(dims={"num_blocks": 3, "block_elements": 8}, moved_bytes=3 * 8 * 2),
     # Logits of four tokens, and a weight and a number of 4 bytes for each of two experts.
-    "moe_topk": _Work(
+    "moe_topk": OperatorWork(
         dims={"num_tokens": 4, "num_experts": 8, "top_k": 2},
         flops=160,
         moved_bytes=64 + 4 * 2 * 8,
         saved_elements=64,
     ),
-    "fill": _Work(dims={"num_params": 100}, moved_bytes=200),
-    "gradient_norm": _Work(dims={"num_params": 100}, flops=200, moved_bytes=400),
-    "unscale": _Work(dims={"num_params": 100}, flops=100, moved_bytes=800),
-    "launch_gap": _Work(dims={"num_kernels": 4}, moved_bytes=32),
+    "fill": OperatorWork(dims={"num_params": 100}, moved_bytes=200),
+    "gradient_norm": OperatorWork(dims={"num_params": 100}, flops=200, moved_bytes=400),
+    "unscale": OperatorWork(dims={"num_params": 100}, flops=100, moved_bytes=800),
+    "launch_gap": OperatorWork(dims={"num_kernels": 4}, moved_bytes=32),
     # Two of three matrices of 3 x 5 are read, and two rows of 5 and of 3.
-    "lora_gemm": _Work(
+    "lora_gemm": OperatorWork(
         dims={"num_slots": 3, "num_active": 2, "m": 2, "n": 3, "k": 5},
         flops=60,
         moved_bytes=2 * (16 + 30),
         num_weights=45,
     ),
-    "host_step": _Work(dims={"num_seqs": 4, "num_ranks": 2}, moved_bytes=4 * 8),
-    "all_reduce": _Work(dims=_GROUP, moved_bytes=2 * 1000 * 7 / 8),
-    "all_gather": _Work(dims=_GROUP, moved_bytes=1000 * 7 / 8),
-    "reduce_scatter": _Work(dims=_GROUP, moved_bytes=1000 * 7 / 8),
-    "all_to_all": _Work(dims=_GROUP, moved_bytes=1000 * 7 / 8),
-    "broadcast": _Work(dims=_GROUP, moved_bytes=1000),
-    "send_recv": _Work(dims={**_GROUP, "devices_per_node": 1}, moved_bytes=1000),
+    "host_step": OperatorWork(dims={"num_seqs": 4, "num_ranks": 2}, moved_bytes=4 * 8),
+    "all_reduce": OperatorWork(dims=_GROUP, moved_bytes=2 * 1000 * 7 / 8),
+    "all_gather": OperatorWork(dims=_GROUP, moved_bytes=1000 * 7 / 8),
+    "reduce_scatter": OperatorWork(dims=_GROUP, moved_bytes=1000 * 7 / 8),
+    "all_to_all": OperatorWork(dims=_GROUP, moved_bytes=1000 * 7 / 8),
+    "broadcast": OperatorWork(dims=_GROUP, moved_bytes=1000),
+    "send_recv": OperatorWork(dims={**_GROUP, "devices_per_node": 1}, moved_bytes=1000),
+    **SPARSE_AND_LINEAR_WORK,
 }
 
 _OPERATORS = sorted(all_operators())
 # The host's work is only imported: there is no sweep to check.
-_SWEPT = sorted(set(_OPERATORS) - {"host_step", "launch_gap", "lora_gemm"})
+_SWEPT = sorted(set(_OPERATORS) - {"host_step", "launch_gap", "lora_gemm", *SPARSE_AND_LINEAR_WORK})
 
 
 @pytest.mark.parametrize("name", _OPERATORS)
 def test_work_is_what_the_sum_by_hand_says(name: str) -> None:
     spec, expected = find_operator(name), _WORK[name]
-    found = _Work(
+    found = OperatorWork(
         dims=expected.dims,
         flops=spec.flops(expected.dims, _HALF),
         moved_bytes=spec.moved_bytes(expected.dims, _HALF),

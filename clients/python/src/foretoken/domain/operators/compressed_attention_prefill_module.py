@@ -1,0 +1,84 @@
+"""The whole compressed attention block of DeepSeek-V4 (CSA, HCA or window) for new tokens."""
+
+from foretoken.domain.operators.spec.compressed_module import COMPRESSED_DIMS, compressed_weights
+from foretoken.domain.operators.spec.indexer import index_key_bytes, scoring_products
+from foretoken.domain.operators.spec.operator import (
+    Dim,
+    Dims,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
+from foretoken.domain.units import Quantity, ceil_divide, smaller
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    pairs = d["window_pairs"] + d["selected_pairs"]
+    attention = 2 * pairs * d["num_heads"] * d["head_dim"]
+    projections = d["q_tokens"] * compressed_weights(d)
+    return 2 * (attention + projections + scoring_products(d, d["entry_pairs"]))
+
+
+def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+    # Of the entries, queries may all choose the same.
+    seen = smaller(d["kv_tokens"], d["num_seqs"] * d["window"])
+    seen = seen + smaller(d["num_entries"], d["selected_pairs"])
+    elements = compressed_weights(d) + seen * d["head_dim"] + 2 * d["q_tokens"] * d["hidden"]
+    return elements * element_bytes + index_key_bytes(d, d["num_entries"])
+
+
+SPEC = OperatorSpec(
+    name="compressed_attention_prefill_module",
+    summary="compressed attention block of new tokens, from hidden state to hidden state",
+    group="attention",
+    dims=(
+        Dim("num_seqs", "sequences in the batch"),
+        Dim("q_tokens", "new tokens, summed over sequences"),
+        Dim("kv_tokens", "context after this step, summed over sequences"),
+        Dim("num_entries", "compressed entries of that context, summed", minimum=0),
+        Dim("window_pairs", "query-key pairs inside the window"),
+        Dim("entry_pairs", "pairs of a query and a complete entry", minimum=0),
+        Dim("selected_pairs", "those of them that the selection leaves", minimum=0),
+        *COMPRESSED_DIMS,
+    ),
+    flops=_flops,
+    moved_bytes=_moved_bytes,
+    features={
+        "row_block_waves": lambda d, num_sms: ceil_divide(d["q_tokens"], 128) / num_sms,
+        "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
+        "kv_len_mean": lambda d, _: d["kv_tokens"] / d["num_seqs"],
+        "context_len_mean": lambda d, _: (d["kv_tokens"] - d["q_tokens"]) / d["num_seqs"],
+        "window_per_query": lambda d, _: d["window_pairs"] / d["q_tokens"],
+        "entries_per_query": lambda d, _: d["entry_pairs"] / d["q_tokens"],
+        "selected_per_query": lambda d, _: d["selected_pairs"] / d["q_tokens"],
+    },
+    costs={
+        "sequences": lambda d, _: d["num_seqs"],
+        "tokens": lambda d, _: d["q_tokens"],
+        "token_heads": lambda d, _: d["q_tokens"] * d["num_heads"],
+        "token_features": lambda d, _: d["q_tokens"] * d["hidden"],
+        "row_blocks": lambda d, _: ceil_divide(d["q_tokens"], 128),
+        "context": lambda d, _: d["kv_tokens"],
+        "entries": lambda d, _: d["num_entries"],
+        "weights": lambda d, _: compressed_weights(d),
+        "projections": lambda d, _: d["q_tokens"] * compressed_weights(d),
+        "entry_pairs": lambda d, _: d["entry_pairs"],
+        "scoring": lambda d, _: scoring_products(d, d["entry_pairs"]),
+        "selected_pairs": lambda d, _: d["selected_pairs"],
+        "window": lambda d, _: d["window_pairs"] * d["num_heads"],
+        "attention": lambda d, _: d["selected_pairs"] * d["num_heads"],
+    },
+    axes={
+        "num_seqs": lambda d, _: d["num_seqs"],
+        "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
+        "context_len_mean": lambda d, _: (d["kv_tokens"] - d["q_tokens"]) / d["num_seqs"],
+        **dim_axes("num_heads", "hidden", "compress_ratio"),
+    },
+    relations=(
+        Relation("num_seqs", "q_tokens"),
+        Relation("q_tokens", "kv_tokens"),
+        Relation("selected_pairs", "entry_pairs"),
+    ),
+    sweep=lambda _: (),
+    num_weights=compressed_weights,
+)

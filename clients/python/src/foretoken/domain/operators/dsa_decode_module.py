@@ -1,0 +1,77 @@
+"""The whole sparse latent attention block (DSA) for one new token per sequence.
+
+Source: DeepSeek-V3.2-Exp, section 2.1, 2025; GLM-5 has the same with other sizes.
+"""
+
+from foretoken.domain.operators.attention_decode import BATCH_AXES, BATCH_DIMS, BATCH_FEATURES
+from foretoken.domain.operators.dsa_prefill_module import num_weights
+from foretoken.domain.operators.spec.indexer import (
+    INDEXER_DIMS,
+    index_key_bytes,
+    indexer_weights,
+    scoring_products,
+)
+from foretoken.domain.operators.spec.mla_module import (
+    MODULE_DIMS,
+    token_weights,
+    unpacking_weights,
+)
+from foretoken.domain.operators.spec.operator import (
+    Dim,
+    Dims,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
+from foretoken.domain.units import Quantity, ceil_divide
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    latent_dim = 2 * d["kv_lora_rank"] + d["qk_rope_head_dim"]
+    attention = d["selected_tokens"] * d["num_heads"] * latent_dim
+    weights = token_weights(d) + unpacking_weights(d) + indexer_weights(d)
+    return 2 * (attention + d["num_seqs"] * weights + scoring_products(d, d["kv_tokens"]))
+
+
+def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+    cache = d["selected_tokens"] * (d["kv_lora_rank"] + d["qk_rope_head_dim"])
+    elements = num_weights(d) + cache + 2 * d["num_seqs"] * d["hidden"]
+    return elements * element_bytes + index_key_bytes(d, d["kv_tokens"])
+
+
+SPEC = OperatorSpec(
+    name="dsa_decode_module",
+    summary="sparse latent attention block of one token per sequence, hidden state to hidden state",
+    group="attention",
+    dims=(
+        *BATCH_DIMS,
+        Dim("selected_tokens", "context that the selection leaves, summed over sequences"),
+        *MODULE_DIMS,
+        *INDEXER_DIMS,
+    ),
+    flops=_flops,
+    moved_bytes=_moved_bytes,
+    features={
+        "row_block_waves": lambda d, num_sms: ceil_divide(d["num_seqs"], 64) / num_sms,
+        **BATCH_FEATURES,
+        "selected_ratio": lambda d, _: d["selected_tokens"] / d["kv_tokens"],
+    },
+    costs={
+        "sequences": lambda d, _: d["num_seqs"],
+        "sequence_heads": lambda d, _: d["num_seqs"] * d["num_heads"],
+        "longest": lambda d, _: d["kv_tokens_max"],
+        "weights": lambda d, _: num_weights(d),
+        "context": lambda d, _: d["kv_tokens"],
+        "scoring": lambda d, _: scoring_products(d, d["kv_tokens"]),
+        "selected": lambda d, _: d["selected_tokens"],
+        "attention": lambda d, _: d["selected_tokens"] * d["num_heads"],
+    },
+    axes={**BATCH_AXES, **dim_axes("num_heads", "hidden", "index_num_heads")},
+    relations=(
+        Relation("num_seqs", "kv_tokens"),
+        Relation("kv_tokens_max", "kv_tokens"),
+        Relation("selected_tokens", "kv_tokens"),
+    ),
+    sweep=lambda _: (),
+    num_weights=num_weights,
+)

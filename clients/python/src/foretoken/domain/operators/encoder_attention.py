@@ -1,0 +1,64 @@
+"""Attention of an encoder, as over the patches of an image: every token sees its whole sequence."""
+
+from foretoken.domain.operators.attention_prefill import ATTENTION_COSTS
+from foretoken.domain.operators.spec.operator import (
+    Dim,
+    Dims,
+    FeatureFormula,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
+from foretoken.domain.units import Quantity, ceil_divide
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    return 4 * d["score_pairs"] * d["num_heads"] * d["head_dim"]
+
+
+def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+    return 4 * d["num_tokens"] * d["num_heads"] * d["head_dim"] * element_bytes
+
+
+def _as_prefill(cost: FeatureFormula) -> FeatureFormula:
+    """Return a cost of causal attention, of as many pairs and with a key head for each head."""
+
+    def cost_of(d: Dims, num_sms: int) -> Quantity:
+        tokens, heads = d["num_tokens"], d["num_heads"]
+        return cost({**d, "q_tokens": tokens, "kv_tokens": tokens, "num_kv_heads": heads}, num_sms)
+
+    return cost_of
+
+
+SPEC = OperatorSpec(
+    name="encoder_attention",
+    summary="softmax(QK^T)V of whole sequences, nothing masked",
+    group="attention",
+    dims=(
+        Dim("num_seqs", "sequences in the batch"),
+        Dim("num_tokens", "tokens, summed over sequences"),
+        Dim("score_pairs", "query-key pairs: sum of the squares of the lengths"),
+        Dim("num_heads", "heads on this device, each with query, key and value"),
+        Dim("head_dim", "features of a head"),
+    ),
+    flops=_flops,
+    moved_bytes=_moved_bytes,
+    features={
+        "q_block_waves": lambda d, num_sms: (
+            ceil_divide(d["num_tokens"], 128) * d["num_heads"] / num_sms
+        ),
+        "length_mean": lambda d, _: d["num_tokens"] / d["num_seqs"],
+        "pairs_per_query": lambda d, _: d["score_pairs"] / d["num_tokens"],
+    },
+    costs={name: _as_prefill(cost) for name, cost in ATTENTION_COSTS.items()},
+    axes={
+        "num_seqs": lambda d, _: d["num_seqs"],
+        "length_mean": lambda d, _: d["num_tokens"] / d["num_seqs"],
+        "visible_ratio": lambda d, _: (
+            d["score_pairs"] * d["num_seqs"] / d["num_tokens"] / d["num_tokens"]
+        ),
+        **dim_axes("num_heads", "head_dim"),
+    },
+    relations=(Relation("num_seqs", "num_tokens"), Relation("num_tokens", "score_pairs")),
+    sweep=lambda _: (),
+)

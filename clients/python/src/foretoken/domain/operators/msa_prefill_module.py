@@ -1,0 +1,67 @@
+"""The whole block-sparse attention block of MiniMax-M3 for new tokens, indexer included."""
+
+from foretoken.domain.operators.attention_prefill import BATCH_AXES, BATCH_DIMS, BATCH_FEATURES
+from foretoken.domain.operators.dsa_prefill_module import SELECTED_PAIRS
+from foretoken.domain.operators.spec.msa_module import MSA_DIMS, msa_weights, scoring_products
+from foretoken.domain.operators.spec.operator import (
+    HEAD_RELATION,
+    Dims,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
+from foretoken.domain.units import Quantity, ceil_divide, smaller
+
+
+def _flops(d: Dims, _element_bytes: float) -> Quantity:
+    attention = 2 * d["selected_pairs"] * d["num_heads"] * d["head_dim"]
+    projections = d["q_tokens"] * msa_weights(d)
+    return 2 * (attention + projections + scoring_products(d, d["score_pairs"]))
+
+
+def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+    # Queries may all choose the same blocks.
+    seen = smaller(d["kv_tokens"], d["num_seqs"] * d["topk_blocks"] * d["block_size"])
+    cache = 2 * seen * d["num_kv_heads"] * d["head_dim"] + d["kv_tokens"] * d["index_head_dim"]
+    return (msa_weights(d) + cache + 2 * d["q_tokens"] * d["hidden"]) * element_bytes
+
+
+SPEC = OperatorSpec(
+    name="msa_prefill_module",
+    summary="block-sparse attention block of new tokens, from hidden state to hidden state",
+    group="attention",
+    dims=(*BATCH_DIMS, SELECTED_PAIRS, *MSA_DIMS),
+    flops=_flops,
+    moved_bytes=_moved_bytes,
+    features={
+        "row_block_waves": lambda d, num_sms: ceil_divide(d["q_tokens"], 128) / num_sms,
+        **BATCH_FEATURES,
+        "selected_per_query": lambda d, _: d["selected_pairs"] / d["q_tokens"],
+        "context_len_mean": BATCH_AXES["context_len_mean"],
+        "kv_len_mean": lambda d, _: d["kv_tokens"] / d["num_seqs"],
+        "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
+    },
+    costs={
+        "sequences": lambda d, _: d["num_seqs"],
+        "tokens": lambda d, _: d["q_tokens"],
+        "token_heads": lambda d, _: d["q_tokens"] * d["num_heads"],
+        "token_features": lambda d, _: d["q_tokens"] * d["hidden"],
+        "row_blocks": lambda d, _: ceil_divide(d["q_tokens"], 128) * d["num_heads"],
+        "context": lambda d, _: d["kv_tokens"],
+        "weights": lambda d, _: msa_weights(d),
+        "projections": lambda d, _: d["q_tokens"] * msa_weights(d),
+        "score_pairs": lambda d, _: d["score_pairs"],
+        "scoring": lambda d, _: scoring_products(d, d["score_pairs"]),
+        "selected_pairs": lambda d, _: d["selected_pairs"] * d["num_kv_heads"],
+        "attention": lambda d, _: d["selected_pairs"] * d["num_heads"],
+    },
+    axes={**BATCH_AXES, **dim_axes("num_heads", "num_kv_heads", "hidden")},
+    relations=(
+        HEAD_RELATION,
+        Relation("num_seqs", "q_tokens"),
+        Relation("q_tokens", "kv_tokens"),
+        Relation("selected_pairs", "score_pairs"),
+    ),
+    sweep=lambda _: (),
+    num_weights=msa_weights,
+)

@@ -1,0 +1,22 @@
+"""The short convolution before a recurrence: each channel over its last few tokens, then SiLU.
+
+Its state is the tokens before the next one. Source: causal-conv1d (Dao, 2023).
+"""
+
+from foretoken.domain.operators.spec.operator import Dim
+from foretoken.domain.operators.spec.recurrent import RecurrentWork
+
+SIZES = (
+    Dim("channels", "features convolved on this device, of queries, keys and values together"),
+    Dim("kernel_size", "tokens that an output sees, its own included"),
+)
+# SiLU: exponential, sum, quotient, product, as many as in `silu`.
+_SILU_FLOPS = 4
+
+WORK = RecurrentWork(
+    token_flops=lambda d: d["channels"] * (2 * d["kernel_size"] + _SILU_FLOPS),
+    token_elements=lambda d: 2 * d["channels"],
+    state_elements=lambda d: d["channels"] * (d["kernel_size"] - 1),
+    state_bytes=None,
+    num_weights=lambda d: d["channels"] * d["kernel_size"],
+)

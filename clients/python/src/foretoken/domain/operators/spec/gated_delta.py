@@ -1,0 +1,36 @@
+"""The gated delta rule: a state of keys times values that decays, forgets a key, learns a pair.
+
+S <- a (S - b k (k^T S)) + b k v^T, y = S^T q for every value head; key heads serve several of them.
+Source: Gated Delta Networks (Yang, Kautz, Hatamizadeh, 2025), equation 10.
+"""
+
+from foretoken.domain.operators.spec.operator import Dim, Dims
+from foretoken.domain.operators.spec.recurrent import RecurrentWork
+from foretoken.domain.units import Quantity
+
+SIZES = (
+    Dim("num_k_heads", "query and key heads on this device"),
+    Dim("num_v_heads", "value heads on this device"),
+    Dim("head_k_dim", "features of a query or key"),
+    Dim("head_v_dim", "features of a value"),
+)
+# A product with the state for what the key recalls, one that writes and one that reads, at two
+# each, and the decay.
+STATE_FLOPS = 7
+
+
+def _state(d: Dims) -> Quantity:
+    return d["num_v_heads"] * d["head_k_dim"] * d["head_v_dim"]
+
+
+def _token_elements(d: Dims) -> Quantity:
+    keys = 2 * d["num_k_heads"] * d["head_k_dim"]
+    # Values and outputs; the decay and the strength of each head.
+    return keys + 2 * d["num_v_heads"] * (d["head_v_dim"] + 1)
+
+
+WORK = RecurrentWork(
+    token_flops=lambda d: STATE_FLOPS * _state(d),
+    token_elements=_token_elements,
+    state_elements=_state,
+)

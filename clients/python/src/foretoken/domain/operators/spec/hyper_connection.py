@@ -1,0 +1,23 @@
+"""Hyper-connections: a few residual streams that each block mixes anew, for every token.
+
+Before a block the streams are weighed into its input; after it, its output goes to all of them and
+they mix by a matrix that Sinkhorn steps make doubly stochastic (mHC). The weights come from the
+streams themselves, by one product in fp32.
+Source: mHC: Manifold-Constrained Hyper-Connections (DeepSeek-AI, 2025), section 4.
+"""
+
+from foretoken.domain.operators.spec.operator import Dim, FeatureFormula
+
+STREAM_DIMS = (
+    Dim("num_tokens", "tokens"),
+    Dim("num_streams", "residual streams"),
+    Dim("hidden", "model features of a stream"),
+)
+
+STREAM_COSTS: dict[str, FeatureFormula] = {
+    "tokens": lambda d, _: d["num_tokens"],
+    "streams": lambda d, _: d["num_tokens"] * d["num_streams"] * d["hidden"],
+}
+STREAM_FEATURES: dict[str, FeatureFormula] = {
+    "rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms,
+}

@@ -1,0 +1,100 @@
+"""What linear attention and state space operators share: a state per sequence that tokens update.
+
+Prefill goes over the tokens of each sequence in chunks and leaves the state behind; decode reads
+and writes it for each sequence. The state is fp32: recurrences lose what is small otherwise.
+Source: `mamba_ssm_dtype` of Qwen3.5's, `mamba_ssm_cache_dtype` of Nemotron 3's configuration.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from foretoken.domain.operators.spec.operator import (
+    Dim,
+    Dims,
+    FeatureFormula,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
+from foretoken.domain.units import Quantity, ceil_divide
+
+STATE_BYTES = 4
+# Tokens that a chunk of a scan takes at once. Source: flash-linear-attention, `chunk_size`.
+_CHUNK = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentWork:
+    """The work of one token, and the state of one sequence.
+
+    `token_flops` are those of the recurrence itself, the least there are; `token_elements` the
+    values read and written in the row's format; `state_elements` those of the state, each of
+    `state_bytes`, or in the row's format where that is None; `num_weights` are read once.
+    """
+
+    token_flops: Callable[[Dims], Quantity]
+    token_elements: Callable[[Dims], Quantity]
+    state_elements: Callable[[Dims], Quantity]
+    state_bytes: int | None = STATE_BYTES
+    num_weights: Callable[[Dims], Quantity] = lambda d: 0 * d["num_seqs"]
+
+
+def recurrent_operator(
+    name: str, summary: str, *, sizes: tuple[Dim, ...], work: RecurrentWork
+) -> OperatorSpec:
+    """Return an operator over `num_tokens` tokens of `num_seqs` sequences.
+
+    A name that ends in `decode` reads the state as well as it writes it.
+    """
+    num_passes = 2 if name.endswith("decode") else 1
+
+    def moved_bytes(d: Dims, element_bytes: float) -> Quantity:
+        elements = d["num_tokens"] * work.token_elements(d) + work.num_weights(d)
+        state_bytes = element_bytes if work.state_bytes is None else work.state_bytes
+        state = num_passes * d["num_seqs"] * work.state_elements(d)
+        return elements * element_bytes + state * state_bytes
+
+    def mean_length(d: Dims, _num_sms: int) -> Quantity:
+        return d["num_tokens"] / d["num_seqs"]
+
+    def num_chunks(d: Dims) -> Quantity:
+        return ceil_divide(d["num_tokens"] / d["num_seqs"], _CHUNK)
+
+    costs: Mapping[str, FeatureFormula] = {
+        "sequences": lambda d, _: d["num_seqs"],
+        "tokens": lambda d, _: d["num_tokens"],
+        "length": mean_length,
+        "chain": lambda d, _: num_chunks(d),
+        "token_elements": lambda d, _: d["num_tokens"] * work.token_elements(d),
+        "state": lambda d, _: d["num_seqs"] * work.state_elements(d),
+        "chunk_states": lambda d, _: d["num_seqs"] * num_chunks(d) * work.state_elements(d),
+        "token_states": lambda d, _: d["num_tokens"] * work.state_elements(d),
+    }
+    return OperatorSpec(
+        name=name,
+        summary=summary,
+        group="attention",
+        dims=(
+            Dim("num_seqs", "sequences in the batch"),
+            Dim("num_tokens", "new tokens, summed over sequences"),
+            *sizes,
+        ),
+        flops=lambda d, _: d["num_tokens"] * work.token_flops(d),
+        moved_bytes=moved_bytes,
+        features={
+            "length_mean": mean_length,
+            "tokens_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms,
+            "states_per_sm": lambda d, num_sms: (
+                d["num_seqs"] * work.state_elements(d) / 2**14 / num_sms
+            ),
+        },
+        costs=costs,
+        axes={
+            "num_seqs": lambda d, _: d["num_seqs"],
+            "length_mean": mean_length,
+            **dim_axes(*(dim.name for dim in sizes)),
+        },
+        relations=(Relation("num_seqs", "num_tokens"),),
+        sweep=lambda _: (),
+        num_weights=work.num_weights,
+    )
