@@ -100,7 +100,7 @@ def test_contexts_fall_off_from_the_longest() -> None:
 
 @pytest.mark.parametrize("sums", [(2, 7, 3), (2, 7, 7), (3, 2, 1), (1, 5, 4)])
 def test_a_decode_that_cannot_be_is_refused(sums: tuple[int, int, int]) -> None:
-    with pytest.raises(InvalidRequestError, match="contexts sum up"):
+    with pytest.raises(InvalidRequestError, match=r"kv_tokens: . is (more|less) than"):
         decode_batch(*sums)
 
 

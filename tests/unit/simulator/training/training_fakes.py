@@ -44,7 +44,7 @@ class RooflinePredictor:
         latencies = []
         for row in range(table.num_rows):
             dims = {name: int(column[row]) for name, column in table.columns.items()}
-            spec.check_dims(dims)
+            spec.check_call(dims)
             if spec.is_collective:
                 terms = collective_terms(spec, dims, dims["num_nodes"], links)
             else:

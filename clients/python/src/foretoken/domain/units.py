@@ -29,7 +29,7 @@ def ceil_divide(numerator: Quantity, denominator: Quantity) -> Quantity:
 
 def smaller(first: Quantity, second: Quantity) -> Quantity:
     """Return the smaller of two counts, elementwise for arrays."""
-    return (first + second - abs(first - second)) // 2
+    return first * (first < second) + second * (first >= second)
 
 
 def describe_seconds(seconds: float) -> str:

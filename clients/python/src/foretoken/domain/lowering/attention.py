@@ -18,6 +18,7 @@ from foretoken.domain.lowering.training_layer import (
 )
 from foretoken.domain.models.architecture import MlaSpec
 from foretoken.domain.models.quantization import StoredWeight
+from foretoken.domain.operators.attention_decode_window import most_visible
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 
@@ -112,10 +113,10 @@ def _dims_of(part: PrefillShape | DecodeShape) -> dict[str, Quantity]:
 
 
 def _window_dims(part: PrefillShape | DecodeShape, window: int) -> dict[str, Quantity]:
-    """Return the batch as window operators see it, its sequences taken as equally long."""
+    """Return the batch as window operators see it, sequences but the longest as equally long."""
     if isinstance(part, DecodeShape):
-        visible = smaller(part.kv_tokens, part.num_seqs * window)
-        return {**_dims_of(part), "visible_tokens": visible, "window": window}
+        dims = {**_dims_of(part), "window": window}
+        return {**dims, "visible_tokens": most_visible(dims)}
     q_len = part.q_tokens // part.num_seqs
     context = (part.kv_tokens - part.q_tokens) // part.num_seqs
     # Tokens that still see all of their context; the others see a full window.

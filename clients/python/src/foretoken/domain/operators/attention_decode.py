@@ -9,11 +9,11 @@ from foretoken.domain.operators.attention_prefill import (
 )
 from foretoken.domain.operators.spec.operator import (
     HEAD_RELATION,
+    Bound,
     Dim,
     Dims,
     FeatureFormula,
     OperatorSpec,
-    Relation,
     dim_axes,
 )
 from foretoken.domain.operators.spec.sweep import pick, powers_of_two
@@ -35,6 +35,24 @@ BATCH_AXES: Mapping[str, FeatureFormula] = {
     "kv_len_mean": BATCH_FEATURES["kv_len_mean"],
     "raggedness": BATCH_FEATURES["raggedness"],
 }
+
+
+def decode_relations(
+    num_seqs: str = "num_seqs", tokens: str = "kv_tokens", longest: str = "kv_tokens_max"
+) -> tuple[Bound, ...]:
+    """Return what holds of such dims: exactly then there are contexts with this sum and maximum."""
+    return (
+        Bound(tokens, lambda d: d[num_seqs] * d[longest], f"{num_seqs} times {longest}"),
+        Bound(
+            tokens,
+            lambda d: d[longest] + d[num_seqs] - 1,
+            f"{longest} and a token of every other sequence",
+            is_least=True,
+        ),
+    )
+
+
+BATCH_RELATIONS = decode_relations()
 
 
 def kv_block_fill(d: Dims, _num_sms: int) -> Quantity:
@@ -145,10 +163,6 @@ SPEC = OperatorSpec(
     },
     costs=decode_costs("kv_tokens", lambda d, _: d["kv_tokens_max"]),
     axes={**BATCH_AXES, **dim_axes("num_heads", "num_kv_heads", "head_dim")},
-    relations=(
-        HEAD_RELATION,
-        Relation("num_seqs", "kv_tokens"),
-        Relation("kv_tokens_max", "kv_tokens"),
-    ),
+    relations=(HEAD_RELATION, *BATCH_RELATIONS),
     sweep=_sweep,
 )

@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operators.attention_decode import BATCH_AXES, decode_costs, kv_block_fill
+from foretoken.domain.operators.attention_decode import (
+    BATCH_AXES,
+    BATCH_RELATIONS,
+    decode_costs,
+    kv_block_fill,
+)
 from foretoken.domain.operators.attention_prefill import head_dims, unequal_lengths
 from foretoken.domain.operators.spec.operator import (
     HEAD_RELATION,
+    Bound,
     Dim,
     Dims,
     OperatorSpec,
-    Relation,
     dim_axes,
 )
 from foretoken.domain.operators.spec.sweep import pick, powers_of_two
@@ -35,6 +40,19 @@ def _window_dims(window: int, *kv_lens: int) -> dict[str, int]:
         "visible_tokens": sum(min(kv_len, window) for kv_len in kv_lens),
         "window": window,
     }
+
+
+def most_visible(d: Dims) -> Quantity:
+    """Return the visible tokens of the longest sequence and of others that are equally long."""
+    in_window = smaller(d["kv_tokens_max"], d["window"])
+    others = smaller(d["kv_tokens"] - d["kv_tokens_max"], (d["num_seqs"] - 1) * d["window"])
+    return in_window + others
+
+
+def _fewest_visible(d: Dims) -> Quantity:
+    """Return a bound from below: all sequences in as much of the window as the longest."""
+    unseen = d["kv_tokens_max"] - smaller(d["kv_tokens_max"], d["window"])
+    return d["kv_tokens"] - d["kv_tokens"] * unseen // d["kv_tokens_max"]
 
 
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
@@ -80,9 +98,14 @@ SPEC = OperatorSpec(
     axes={**BATCH_AXES, **dim_axes("window", "num_heads", "num_kv_heads", "head_dim")},
     relations=(
         HEAD_RELATION,
-        Relation("num_seqs", "kv_tokens"),
-        Relation("kv_tokens_max", "kv_tokens"),
-        Relation("visible_tokens", "kv_tokens"),
+        *BATCH_RELATIONS,
+        Bound("visible_tokens", most_visible, "what the windows of such contexts hold"),
+        Bound(
+            "visible_tokens",
+            _fewest_visible,
+            "the least that the windows of such contexts hold",
+            is_least=True,
+        ),
     ),
     sweep=_sweep,
 )

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
+from foretoken.domain.operators.attention_decode import decode_relations
 from foretoken.domain.operators.attention_prefill import (
+    BATCH_RELATIONS,
     head_dims,
     prefill_dims,
     unequal_prefill_dims,
@@ -12,7 +14,6 @@ from foretoken.domain.operators.spec.operator import (
     Dim,
     Dims,
     OperatorSpec,
-    Relation,
 )
 from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity
@@ -82,10 +83,8 @@ SPEC = OperatorSpec(
     },
     relations=(
         HEAD_RELATION,
-        Relation("num_seqs", "q_tokens"),
-        Relation("q_tokens", "kv_tokens"),
-        Relation("num_decode_seqs", "decode_kv_tokens"),
-        Relation("decode_kv_tokens_max", "decode_kv_tokens"),
+        *BATCH_RELATIONS,
+        *decode_relations("num_decode_seqs", "decode_kv_tokens", "decode_kv_tokens_max"),
     ),
     sweep=_sweep,
 )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operators.spec.operator import (
     HEAD_RELATION,
+    Bound,
     Dim,
     Dims,
     FeatureFormula,
@@ -34,6 +35,43 @@ BATCH_AXES: Mapping[str, FeatureFormula] = {
     # The share of its sequence that a query sees; for a given batch, how ragged it is.
     "visible_ratio": lambda d, _: d["score_pairs"] * d["num_seqs"] / d["q_tokens"] / d["kv_tokens"],
 }
+
+
+def _most_pairs(d: Dims) -> Quantity:
+    """Return the pairs where one sequence has all tokens but one of every other, unmasked."""
+    others = d["num_seqs"] - 1
+    return (d["q_tokens"] - others) * (d["kv_tokens"] - others) + others
+
+
+def _fewest_pairs(d: Dims) -> Quantity:
+    """Return a bound from below: equal new tokens, all context before a sequence of one of them."""
+    length, num_longer = d["q_tokens"] // d["num_seqs"], d["q_tokens"] % d["num_seqs"]
+    new = d["num_seqs"] * (length * (length + 1) // 2) + num_longer * (length + 1)
+    # A sequence on its own has all of the new tokens behind it.
+    after = 1 + (d["num_seqs"] == 1) * (d["q_tokens"] - 1)
+    return new + (d["kv_tokens"] - d["q_tokens"]) * after
+
+
+_TOKEN_RELATIONS = (Relation("num_seqs", "q_tokens"), Relation("q_tokens", "kv_tokens"))
+_MOST_PAIRS = Bound("score_pairs", _most_pairs, "all that so many tokens can have")
+# Blocks of a ring are not causal: a query may see all keys of its sequence.
+BATCH_RELATIONS = (
+    *_TOKEN_RELATIONS,
+    _MOST_PAIRS,
+    Bound("score_pairs", _fewest_pairs, "the fewest that so many tokens have", is_least=True),
+)
+# Behind a window, whose own token is new, a query sees no more than its width.
+WINDOW_RELATIONS = (
+    *_TOKEN_RELATIONS,
+    Bound(
+        "kv_tokens",
+        lambda d: d["q_tokens"] + d["num_seqs"] * (d["window"] - 1),
+        "the new tokens and a window less one before each sequence",
+    ),
+    _MOST_PAIRS,
+    Bound("score_pairs", lambda d: d["q_tokens"] * d["window"], "q_tokens times window"),
+    Bound("score_pairs", lambda d: d["kv_tokens"], "one of each token that is seen", is_least=True),
+)
 
 
 def prefill_dims(num_seqs: Quantity, q_len: Quantity, context_len: Quantity) -> dict[str, Quantity]:
@@ -192,7 +230,7 @@ SPEC = OperatorSpec(
     },
     costs=ATTENTION_COSTS,
     axes={**BATCH_AXES, **dim_axes("num_heads", "num_kv_heads", "head_dim")},
-    relations=(HEAD_RELATION, Relation("num_seqs", "q_tokens"), Relation("q_tokens", "kv_tokens")),
+    relations=(HEAD_RELATION, *BATCH_RELATIONS),
     sweep=_sweep,
     # Flash attention recomputes the scores: five matrix products instead of two.
     backward_work_ratio=2.5,

@@ -6,6 +6,7 @@ from foretoken.domain.operators.attention_prefill import (
     ATTENTION_COSTS,
     BATCH_AXES,
     BATCH_FEATURES,
+    WINDOW_RELATIONS,
     attention_bytes,
     attention_flops,
     head_dims,
@@ -16,7 +17,6 @@ from foretoken.domain.operators.spec.operator import (
     HEAD_RELATION,
     Dim,
     OperatorSpec,
-    Relation,
     dim_axes,
 )
 from foretoken.domain.operators.spec.sweep import pick, powers_of_two
@@ -92,6 +92,6 @@ SPEC = OperatorSpec(
     },
     costs=ATTENTION_COSTS,
     axes={**BATCH_AXES, **dim_axes("window", "num_heads", "num_kv_heads", "head_dim")},
-    relations=(HEAD_RELATION, Relation("num_seqs", "q_tokens"), Relation("q_tokens", "kv_tokens")),
+    relations=(HEAD_RELATION, *WINDOW_RELATIONS),
     sweep=_sweep,
 )

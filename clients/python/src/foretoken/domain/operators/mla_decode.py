@@ -10,6 +10,7 @@ from foretoken.domain.operators.attention_decode import (
     BATCH_AXES,
     BATCH_DIMS,
     BATCH_FEATURES,
+    BATCH_RELATIONS,
     decode_dims,
     kv_block_fill,
     ragged_decodes,
@@ -64,5 +65,6 @@ SPEC = OperatorSpec(
         "kv_block_fill": kv_block_fill,
     },
     axes={**BATCH_AXES, **dim_axes("num_heads", "kv_lora_rank", "qk_rope_head_dim")},
+    relations=BATCH_RELATIONS,
     sweep=_sweep,
 )

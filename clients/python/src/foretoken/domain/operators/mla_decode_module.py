@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from foretoken.domain.operators.attention_decode import (
     BATCH_DIMS,
     BATCH_FEATURES,
+    BATCH_RELATIONS,
     decode_dims,
     ragged_decodes,
 )
@@ -53,6 +54,7 @@ SPEC = OperatorSpec(
         "row_block_waves": lambda d, num_sms: ceil_divide(d["num_seqs"], 64) / num_sms,
         **BATCH_FEATURES,
     },
+    relations=BATCH_RELATIONS,
     sweep=_sweep,
     num_weights=lambda d: token_weights(d) + unpacking_weights(d),
 )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from foretoken.domain.operators.attention_prefill import (
     BATCH_DIMS,
     BATCH_FEATURES,
+    BATCH_RELATIONS,
     prefill_dims,
     q_block_waves,
     unequal_prefill_dims,
@@ -70,6 +71,7 @@ SPEC = OperatorSpec(
         "q_block_waves": q_block_waves,
         **BATCH_FEATURES,
     },
+    relations=BATCH_RELATIONS,
     sweep=_sweep,
     # Flash attention recomputes the scores: three products as wide as a key and two as wide as a
     # value, instead of one of each; a key 1.5 times as wide as a value, as in all such models.

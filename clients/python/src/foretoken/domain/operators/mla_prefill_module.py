@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operators.attention_prefill import (
     BATCH_DIMS,
+    BATCH_RELATIONS,
     prefill_dims,
     unequal_prefill_dims,
 )
@@ -52,6 +53,7 @@ SPEC = OperatorSpec(
         "q_len_mean": lambda d, _: d["q_tokens"] / d["num_seqs"],
         "pairs_per_query": lambda d, _: d["score_pairs"] / d["q_tokens"],
     },
+    relations=BATCH_RELATIONS,
     sweep=_sweep,
     num_weights=lambda d: token_weights(d) + unpacking_weights(d),
 )

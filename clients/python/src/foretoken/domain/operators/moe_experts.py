@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from foretoken.domain.operators.spec.operator import (
+    Bound,
     Dim,
     Dims,
     FeatureFormula,
@@ -127,6 +128,9 @@ SPEC = OperatorSpec(
     relations=(
         Relation("num_active_experts", "num_experts"),
         Relation("top_k", "num_experts"),
+        Bound("num_active_experts", _rows, "num_tokens times top_k"),
+        # Those of one token are as many different ones.
+        Relation("top_k", "num_active_experts"),
     ),
     sweep=_sweep,
     num_weights=lambda d: d["num_experts"] * _weights(d),

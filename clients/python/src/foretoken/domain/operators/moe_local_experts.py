@@ -6,9 +6,16 @@
 from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operators.moe_experts import expert_layers, hit_ratio, moe_costs
-from foretoken.domain.operators.spec.operator import Dim, Dims, OperatorSpec, Relation, dim_axes
+from foretoken.domain.operators.spec.operator import (
+    Bound,
+    Dim,
+    Dims,
+    OperatorSpec,
+    Relation,
+    dim_axes,
+)
 from foretoken.domain.operators.spec.sweep import pick, powers_of_two
-from foretoken.domain.units import Quantity, ceil_divide
+from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 
 def _weights(d: Dims) -> Quantity:
@@ -77,6 +84,12 @@ SPEC = OperatorSpec(
         Relation("top_k", "num_experts"),
         Relation("num_local_experts", "num_experts"),
         Relation("num_active_experts", "num_local_experts"),
+        Relation("num_active_experts", "num_local_pairs"),
+        Bound(
+            "num_local_pairs",
+            lambda d: d["num_tokens"] * smaller(d["top_k"], d["num_local_experts"]),
+            "as many of every token as it has experts here at most",
+        ),
     ),
     sweep=_sweep,
     num_weights=lambda d: d["num_local_experts"] * _weights(d),

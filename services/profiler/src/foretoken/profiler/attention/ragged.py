@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.operators.attention_decode import BATCH_RELATIONS
 
 # How uneven the shares of a batch may get, as exponents of evenly spaced numbers: from equal ones
 # to all for one sequence, however many there are.
@@ -74,11 +75,11 @@ def decode_batch(num_seqs: int, kv_tokens: int, kv_tokens_max: int) -> Batch:
         InvalidRequestError: no contexts of at least one token have this sum and maximum.
 
     """
+    sums = {"num_seqs": num_seqs, "kv_tokens": kv_tokens, "kv_tokens_max": kv_tokens_max}
+    found = [relation.find_violation(sums) for relation in BATCH_RELATIONS]
+    if violations := [violation for violation in found if violation is not None]:
+        raise InvalidRequestError.of_violations(violations)
     rest = num_seqs - 1
-    if not kv_tokens_max + rest <= kv_tokens <= kv_tokens_max * num_seqs:
-        raise InvalidRequestError(
-            f"no {num_seqs} contexts sum up to {kv_tokens} tokens with {kv_tokens_max} the longest"
-        )
     lengths = [kv_tokens_max]
     if rest:
         others = kv_tokens - kv_tokens_max

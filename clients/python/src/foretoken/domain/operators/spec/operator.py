@@ -46,16 +46,49 @@ class Relation:
     def find_violation(self, dims: Dims) -> FieldViolation | None:
         """Return the first call of a column, or the one, that contradicts itself; None if none."""
         dim, other = dims[self.dim], dims[self.other]
-        is_wrong = other % dim != 0 if self.divides else dim > other
-        if hasattr(is_wrong, "argmax"):
-            if not is_wrong.any():
-                return None
-            row = int(is_wrong.argmax())
-            dim, other = int(dim[row]), int(other[row])
-        elif not is_wrong:
+        broken = _first_broken(other % dim != 0 if self.divides else dim > other, dim, other)
+        if broken is None:
             return None
-        rule = "must divide" if self.divides and dim <= other else "is more than"
-        return FieldViolation(self.dim, f"{dim} {rule} the {other} of {self.other}")
+        rule = "must divide" if self.divides and broken[0] <= broken[1] else "is more than"
+        return FieldViolation(self.dim, f"{broken[0]} {rule} the {broken[1]} of {self.other}")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What the others leave of a dimension: at most `limit`, or with `is_least` no less.
+
+    `limit` gives a whole number from all dimensions, `meaning` says in words what it is.
+    """
+
+    dim: str
+    limit: Callable[[Dims], Quantity]
+    meaning: str
+    is_least: bool = False
+
+    def find_violation(self, dims: Dims) -> FieldViolation | None:
+        """Return the first call of a column, or the one, that contradicts itself; None if none."""
+        # Products of two columns may be beyond 64 bits; as floats only such are not exact.
+        exact = {name: value * 1.0 if _is_column(value) else value for name, value in dims.items()}
+        dim, limit = dims[self.dim], self.limit(exact)
+        broken = _first_broken(dim < limit if self.is_least else dim > limit, dim, limit)
+        if broken is None:
+            return None
+        rule = "less" if self.is_least else "more"
+        return FieldViolation(self.dim, f"{broken[0]} is {rule} than {broken[1]}, {self.meaning}")
+
+
+def _is_column(value: Quantity) -> bool:
+    return hasattr(value, "argmax")
+
+
+def _first_broken(is_wrong: Quantity, *values: Quantity) -> list[int] | None:
+    """Return the values of the first wrong row, of columns or numbers; None where none is wrong."""
+    if not _is_column(is_wrong):
+        return [int(value) for value in values] if is_wrong else None
+    if not is_wrong.any():
+        return None
+    row = int(is_wrong.argmax())
+    return [int(value[row] if _is_column(value) else value) for value in values]
 
 
 # Each key and value head answers for equally many query heads.
@@ -99,7 +132,7 @@ class OperatorSpec:
     features: Mapping[str, FeatureFormula] = field(default_factory=dict)
     costs: Mapping[str, FeatureFormula] = field(default_factory=dict)
     axes: Mapping[str, FeatureFormula] = field(default_factory=dict)
-    relations: tuple[Relation, ...] = ()
+    relations: tuple[Relation | Bound, ...] = ()
     sweep: Callable[[bool], Iterable[Mapping[str, int]]]
     backward_work_ratio: float = 0.0
     is_collective: bool = False
