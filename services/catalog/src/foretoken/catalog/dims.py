@@ -45,7 +45,7 @@ def columns_to_dims(columns: Mapping[str, Any], num_rows: int) -> pa.MapArray:
 
 
 # The table has this many columns for dimensions, `d0`, `d1`, ...
-MAX_DIMS = 12
+MAX_DIMS = 18
 DIM_COLUMNS = tuple(f"d{place}" for place in range(MAX_DIMS))
 
 
