@@ -125,20 +125,20 @@ def test_tables_without_an_operator_are_kept_as_they_are(
 ) -> None:
     """Any number of times the same."""
     write_table(tmp_path / "gemm_perf.parquet", GEMM)
-    path = write_table(tmp_path / "h100_sxm/mamba/vllm/0.24.0/mamba2_perf.parquet", GEMM)
+    path = write_table(tmp_path / "h100_sxm/moe/vllm/0.24.0/moe_a2a_perf.parquet", GEMM)
     for _ in range(2):
         plan = read_plan(tmp_path)
         assert 1 == len(plan_rows(plan))
         for table in plan.raw_tables:
             table.store(catalog)
-    place = "h100_sxm/mamba/vllm/0.24.0/mamba2_perf.parquet"
-    reason = "mamba2_perf: no operator here is what it measured, kept as it is"
+    place = "h100_sxm/moe/vllm/0.24.0/moe_a2a_perf.parquet"
+    reason = "moe_a2a_perf: no operator here is what it measured, kept as it is"
     assert (f"{place}: {reason}",) == plan.notes
     (kept,) = catalog.list_artifacts(RAW_TABLE)
     assert path.read_bytes() == b"".join(catalog.read_artifact(RAW_TABLE, kept.name))
     assert {
         "tool": "aiconfigurator",
-        "table": "mamba2_perf",
+        "table": "moe_a2a_perf",
         "device": "h100_sxm",
         "framework": "vllm",
         "framework_version": "0.24.0",

@@ -48,7 +48,7 @@ def read_prefill(table: PerfTable) -> Iterator[Points]:
 def read_decode(table: PerfTable) -> Iterator[Points]:
     """Yield decode steps over the whole context and those over a window."""
     described = table.describe(("attn_dtype", "kv_cache_dtype", "beam_width"), _describe_attention)
-    window, full = table.integers("window_size", 0), {**_decode_dims(table), **_heads(table)}
+    window, full = table.integers("window_size", 0), {**decode_columns(table), **_heads(table)}
     yield make_points("attention_decode", table, described.where(window <= 0), full)
     visible = full["num_seqs"] * np.minimum(full["kv_tokens_max"], window)
     part = {**full, "visible_tokens": visible, "window": window}
@@ -69,7 +69,7 @@ def read_mla_prefill(table: PerfTable) -> Iterator[Points]:
 def read_mla_decode(table: PerfTable) -> Iterator[Points]:
     """Yield decode steps of latent attention without its projections."""
     described = table.describe(("mla_dtype", "kv_cache_dtype"), _describe_mla)
-    dims = {**_decode_dims(table), "num_heads": _mla_heads(table), **MLA_LATENT_DIMS}
+    dims = {**decode_columns(table), "num_heads": _mla_heads(table), **MLA_LATENT_DIMS}
     yield make_points("mla_decode", table, described, dims)
 
 
@@ -81,7 +81,7 @@ def read_mla_prefill_module(table: PerfTable) -> Iterator[Points]:
 
 def read_mla_decode_module(table: PerfTable) -> Iterator[Points]:
     """Yield decode steps of whole latent attention blocks."""
-    yield from _read_module("mla_decode_module", table, _decode_dims(table))
+    yield from _read_module("mla_decode_module", table, decode_columns(table))
 
 
 def _read_module(
@@ -124,7 +124,8 @@ def _mla_heads(table: PerfTable) -> Integers:
     return np.asarray(_MLA_HEADS // np.maximum(table.integers("tp_size"), 1))
 
 
-def _decode_dims(table: PerfTable) -> dict[str, Integers]:
+def decode_columns(table: PerfTable) -> dict[str, Integers]:
+    """Return the batch dims of a generation table: `isl` + `step` tokens of context each."""
     num_seqs, kv_len = table.integers("batch_size"), table.integers("isl") + table.integers("step")
     return {"num_seqs": num_seqs, "kv_tokens": num_seqs * kv_len, "kv_tokens_max": kv_len}
 
@@ -132,14 +133,14 @@ def _decode_dims(table: PerfTable) -> dict[str, Integers]:
 def _describe_attention(said: Mapping[str, str]) -> Circumstances | str:
     if said["beam_width"] not in ("", "1"):
         return f"beam_width {said['beam_width']}: beams share their context, no operator has that"
-    return _circumstances(said, said["attn_dtype"])
+    return circumstances_of_attention(said, said["attn_dtype"])
 
 
 def _describe_mla(said: Mapping[str, str]) -> Circumstances | str:
     # vLLM's layer takes queries and latent vectors through the weights between latent vector and
     # heads as well. Source: collector/vllm/collect_mla.py, `mock_kv_b_proj`.
     scope = "unpacking" if said["framework"].lower() == "vllm" else ""
-    return _circumstances(said, said["mla_dtype"], {"scope": scope})
+    return circumstances_of_attention(said, said["mla_dtype"], {"scope": scope})
 
 
 def _describe_module(said: Mapping[str, str]) -> Circumstances | str:
@@ -154,10 +155,10 @@ def _describe_module(said: Mapping[str, str]) -> Circumstances | str:
         return f"{model.name} has no latent attention"
     dtype, quant = scheme
     facts = {"quant": quant, "attn": "" if attention is dtype else attention.name.lower()}
-    return _circumstances(said, said["mla_dtype"], facts, dtype=dtype, model=model.name)
+    return circumstances_of_attention(said, said["mla_dtype"], facts, dtype=dtype, model=model.name)
 
 
-def _circumstances(
+def circumstances_of_attention(
     said: Mapping[str, str],
     attention: str,
     facts: Mapping[str, str] | None = None,

@@ -37,6 +37,7 @@ CELL_DTYPES = MappingProxyType(
         "half": DType.FP16,
         "float": DType.FP32,
         "fp8": DType.FP8,
+        "fp8_e4m3": DType.FP8,
         "int8": DType.INT8,
     }
 )

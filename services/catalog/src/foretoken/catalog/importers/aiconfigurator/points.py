@@ -39,13 +39,19 @@ class Points:
 
 
 def make_points(
-    operator: str, table: PerfTable, described: Described, dims: Mapping[str, Any]
+    operator: str,
+    table: PerfTable,
+    described: Described,
+    dims: Mapping[str, Any],
+    *,
+    num_calls: Integers | int = 1,
 ) -> Points:
     """Return the described rows of a file that can be; the others are noted.
 
-    `dims` have a value per row of the file, or one for all.
+    `dims` have a value per row of the file, or one for all; the file's times are those of
+    `num_calls` calls.
     """
-    latency_us = table.latency_us
+    latency_us = table.latency_us / num_calls
     described = table.without(described, latency_us < 0, "the latency is negative")
     columns: dict[str, Integers] = {}
     for dim in find_operator(operator).dims:

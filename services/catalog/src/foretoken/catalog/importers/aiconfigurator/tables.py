@@ -15,10 +15,21 @@ from foretoken.catalog.importers.aiconfigurator.attention_tables import (
     read_mla_prefill_module,
     read_prefill,
 )
+from foretoken.catalog.importers.aiconfigurator.block_tables import (
+    read_encoder_attention,
+    read_hyper_connections,
+    read_latent_products,
+    read_quantize,
+)
 from foretoken.catalog.importers.aiconfigurator.formats import (
     CELL_DTYPES,
     COLLECTIVES,
     split_scheme,
+)
+from foretoken.catalog.importers.aiconfigurator.linear_tables import (
+    read_gated_delta,
+    read_kda,
+    read_mamba2,
 )
 from foretoken.catalog.importers.aiconfigurator.moe_table import read_moe
 from foretoken.catalog.importers.aiconfigurator.perf_table import (
@@ -28,6 +39,14 @@ from foretoken.catalog.importers.aiconfigurator.perf_table import (
     topology_of,
 )
 from foretoken.catalog.importers.aiconfigurator.points import Points, make_points
+from foretoken.catalog.importers.aiconfigurator.sparse_tables import (
+    read_compressed_decode,
+    read_compressed_prefill,
+    read_dsa_decode,
+    read_dsa_prefill,
+    read_msa_decode,
+    read_msa_prefill,
+)
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.units import ceil_divide
 
@@ -109,6 +128,10 @@ def _group_dims(table: PerfTable, described: Described) -> tuple[Described, Mapp
 
 _BATCH = ("batch_size", "isl")
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")
+_MODULE = ("model", "mla_dtype", "gemm_type", "num_heads", *_BATCH)
+_COMPRESSED = (*_MODULE, "step", "compress_ratio")
+_RECURRENT = ("phase", "batch_size", "num_tokens", "d_conv")
+_DELTA_HEADS = ("num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
 READERS: Mapping[str, TableReader] = MappingProxyType(
     {
         "gemm_perf": TableReader(("gemm_dtype", "m", "n", "k"), _read_gemm),
@@ -118,13 +141,33 @@ READERS: Mapping[str, TableReader] = MappingProxyType(
         ),
         "context_mla_perf": TableReader(("mla_dtype", *_BATCH), read_mla_prefill),
         "generation_mla_perf": TableReader(("mla_dtype", *_BATCH, "step"), read_mla_decode),
-        "mla_context_module_perf": TableReader(
-            ("model", "mla_dtype", "gemm_type", "num_heads", *_BATCH), read_mla_prefill_module
+        "mla_context_module_perf": TableReader(_MODULE, read_mla_prefill_module),
+        "mla_generation_module_perf": TableReader((*_MODULE, "step"), read_mla_decode_module),
+        "dsa_context_module_perf": TableReader(_MODULE, read_dsa_prefill),
+        "dsa_generation_module_perf": TableReader((*_MODULE, "step"), read_dsa_decode),
+        "dsv4_csa_context_module_perf": TableReader(_COMPRESSED, read_compressed_prefill),
+        "dsv4_csa_generation_module_perf": TableReader(_COMPRESSED, read_compressed_decode),
+        "dsv4_hca_context_module_perf": TableReader(_COMPRESSED, read_compressed_prefill),
+        "dsv4_hca_generation_module_perf": TableReader(_COMPRESSED, read_compressed_decode),
+        "msa_context_module_perf": TableReader(_MODULE, read_msa_prefill),
+        "msa_generation_module_perf": TableReader((*_MODULE, "step"), read_msa_decode),
+        "gdn_perf": TableReader((*_RECURRENT, *_DELTA_HEADS), read_gated_delta),
+        "kda_perf": TableReader((*_RECURRENT, "num_v_heads", "head_v_dim"), read_kda),
+        "mamba2_perf": TableReader(
+            (*_RECURRENT, "nheads", "head_dim", "n_groups", "d_state"), read_mamba2
         ),
-        "mla_generation_module_perf": TableReader(
-            ("model", "mla_dtype", "gemm_type", "num_heads", *_BATCH, "step"),
-            read_mla_decode_module,
+        "mhc_module_perf": TableReader(
+            ("num_tokens", "num_sites", "hc_mult", "hidden_size", "sinkhorn_iters"),
+            read_hyper_connections,
         ),
+        "encoder_attention_perf": TableReader(
+            ("attn_dtype", *_BATCH, "num_heads", "head_dim"), read_encoder_attention
+        ),
+        "mla_bmm_perf": TableReader(
+            ("op_name", "bmm_dtype", "num_tokens", "num_heads"), read_latent_products
+        ),
+        "computescale_perf": TableReader(("op_name", "quant_dtype", "m", "k"), read_quantize),
+        "scale_matrix_perf": TableReader(("op_name", "quant_dtype", "m", "k"), read_quantize),
         "moe_perf": TableReader(
             (
                 "moe_dtype",
