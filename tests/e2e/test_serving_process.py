@@ -12,9 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.services import CatalogClient
-from foretoken.domain.errors import ServiceUnavailableError
 
 pytestmark = pytest.mark.e2e
 
@@ -103,38 +101,3 @@ def test_a_taken_metrics_port_is_a_clear_error(
     assert f"cannot listen on 127.0.0.1:{metrics_port}" in outcome.stderr
     assert "Traceback" not in outcome.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_serving_over_tls(tmp_path: Path) -> None:
-    """The files in the configuration reach both sides; a caller in the clear gets nothing."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    make_certificate = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-        "-nodes", "-days", "2", "-keyout", str(key), "-out", str(certificate),
-        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-    ]  # fmt: skip
-    try:
-        subprocess.run(make_certificate, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not on this machine")
-    config = tmp_path / "foretoken.yaml"
-    config.write_text(
-        f"home: {tmp_path}\n"
-        f"server: {{port: 0, metrics_port: -1,"
-        f" tls_certificate_file: {certificate}, tls_key_file: {key}}}\n"
-    )
-    command = [sys.executable, "-m", "foretoken.app", "--config", str(config), "serve", "catalog"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().removeprefix("serving ").strip()
-        trusting = ChannelOptions(address=address, ca_file=str(certificate))
-        with CatalogClient.connect(trusting) as catalog:
-            assert catalog.describe_coverage() == ()
-        in_the_clear = ChannelOptions(address=address, deadline_s=2.0)
-        with (
-            CatalogClient.connect(in_the_clear) as catalog,
-            pytest.raises(ServiceUnavailableError),
-        ):
-            catalog.describe_coverage()
-        process.terminate()
-        assert process.wait(timeout=15) == 0

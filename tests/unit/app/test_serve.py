@@ -1,6 +1,5 @@
 """A server: who may call it, its health, and its limits on time."""
 
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +8,7 @@ from typing import cast
 
 import grpc
 import pytest
+from certificates import Authority
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from hypothesis import given
@@ -32,17 +32,16 @@ _LONG_S = 5.0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for localhost, the right token and a wrong one."""
+    """A certificate of an authority, the right token and a wrong one."""
     folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        f" -keyout {folder}/key.pem -out {folder}/cert.pem -subj /CN=localhost"
-        " -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    )
-    try:
-        subprocess.run(command.split(), check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not on this machine")
+    authority = Authority(folder)
+    served = authority.issue("served")
+    for path, name in (
+        (authority.certificate, "ca.pem"),
+        (served.certificate, "cert.pem"),
+        (served.key, "key.pem"),
+    ):
+        path.rename(folder / name)
     (folder / "token").write_text("open sesame\n")
     (folder / "wrong").write_text("open wheat\n")
     return folder
@@ -54,7 +53,7 @@ def port(folder: Path, tmp_path: Path) -> Iterator[int]:
     config = CatalogConfig(path=str(tmp_path / "catalog.duckdb"), state_folder=str(tmp_path))
     catalog = CatalogService(config)
     catalog.open()
-    check = TokenCheck.read(str(folder / "token"))
+    check = TokenCheck(str(folder / "token"))
     server = grpc.server(ThreadPoolExecutor(4), interceptors=[check])
     servicer.register(server, catalog)
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
@@ -70,7 +69,7 @@ def _client(port: int, folder: Path, token: str) -> CatalogClient:
     return CatalogClient.connect(
         ChannelOptions(
             address=f"127.0.0.1:{port}",
-            ca_file=str(folder / "cert.pem"),
+            ca_file=str(folder / "ca.pem"),
             token_file=str(folder / token) if token else "",
         )
     )
@@ -102,7 +101,7 @@ def test_others_are_refused_in_every_kind_of_call(port: int, folder: Path, token
 
 def test_a_method_that_does_not_exist_stays_unknown(port: int, folder: Path) -> None:
     """An answer of the check's own would let anybody make up methods, and series of metrics."""
-    credentials = grpc.ssl_channel_credentials((folder / "cert.pem").read_bytes())
+    credentials = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes())
     with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
         ask = channel.unary_unary("/foretoken.api.catalog.v1.CatalogService/MadeUp")
         with pytest.raises(grpc.RpcError) as caught:
@@ -111,7 +110,7 @@ def test_a_method_that_does_not_exist_stays_unknown(port: int, folder: Path) -> 
 
 
 def test_probes_need_no_token(port: int, folder: Path) -> None:
-    credentials = grpc.ssl_channel_credentials((folder / "cert.pem").read_bytes())
+    credentials = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes())
     with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert answer.status == health_pb2.HealthCheckResponse.SERVING

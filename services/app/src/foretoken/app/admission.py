@@ -7,11 +7,11 @@ being answered, health least of all.
 from __future__ import annotations
 
 import hmac
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -24,11 +24,15 @@ from foretoken.domain.errors import (
     UnauthenticatedError,
     find_near,
 )
+from foretoken.wire.credential_files import CredentialFiles
 from foretoken.wire.errors import error_to_status
 from foretoken.wire.rpcs import TABLES
 
 _AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
+_log = logging.getLogger(__name__)
+
+_TOKEN_FILE = "server.token_file"  # noqa: S105 - the name of a setting
 _SCHEME = "Bearer "
 # Probes and balancers ask for it, and they have no token.
 _OPEN_SERVICE = "/grpc.health.v1.Health/"
@@ -46,28 +50,29 @@ _BUDGETS: Mapping[str, int] = {
 class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses calls without the token, all but those for the server's health."""
 
-    def __init__(self, token: str) -> None:
-        """Keep the token."""
-        self._token = token.encode()
-
-    @classmethod
-    def read(cls, path: str) -> Self:
-        """Return the check for the token in a file; space around it does not count.
+    def __init__(self, path: str) -> None:
+        """Read the token from a file; it is read again when it changes.
 
         Raises:
-            InvalidRequestError: the file cannot be read or is empty.
+            InvalidRequestError: the file cannot be read, is empty or is no text.
 
         """
-        try:
-            token = Path(path).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as err:
-            reason = err.strerror if isinstance(err, OSError) else "it is not text"
-            raise InvalidRequestError.of_field(
-                "server.token_file", f"cannot read {path}: {reason}"
-            ) from err
+        self._files = CredentialFiles({_TOKEN_FILE: path})
+        self._token = self._read()
+
+    def _read(self) -> bytes:
+        """Return the token; space around it does not count."""
+        token = self._files.read()[_TOKEN_FILE].strip()
         if not token:
-            raise InvalidRequestError.of_field("server.token_file", f"{path} is empty")
-        return cls(token)
+            raise InvalidRequestError.of_field(_TOKEN_FILE, "the file is empty")
+        return token
+
+    def _renew(self) -> None:
+        if self._files.has_changed():
+            try:
+                self._token = self._read()
+            except InvalidRequestError as err:
+                _log.warning("the token stays as it was: %s", err.message)
 
     def intercept_service(
         self,
@@ -89,6 +94,7 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
         text = shown if isinstance(shown, str) else shown.decode("utf-8", errors="replace")
         is_bearer = text.startswith(_SCHEME)
         token = text.removeprefix(_SCHEME).encode()
+        self._renew()
         # In constant time, so that answers do not tell how much of a guess was right.
         return hmac.compare_digest(token, self._token) and is_bearer
 

@@ -45,6 +45,9 @@ class EndpointsConfig:
 class ServerConfig:
     """How this process serves. Port 0 takes a free one; `metrics_port` -1 serves no metrics.
 
+    `health_port` (-1: none) answers for the health alone, in the clear and to anybody, as probes of
+    a kubelet need it, which speak no TLS; the port of the calls answers for it too.
+
     On SIGTERM health turns NOT_SERVING, `drain_s` pass, then running calls get `grace_s`.
     TLS is on when certificate and key files are given; with `tls_client_ca_file` clients must
     show a certificate. With `token_file` calls must carry the token in that file, except those
@@ -61,6 +64,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     metrics_port: int = 9090
+    health_port: int = -1
     max_workers: int = 16
     max_queued_calls: int = 64
     budgets: Mapping[str, int] = field(default_factory=dict)
@@ -79,7 +83,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         """Check the ports, the limits, and that TLS is whole or off: half would be in the clear."""
         InvalidRequestError.check("server", self._limits())
-        for name, lowest in (("port", 0), ("metrics_port", -1)):
+        for name, lowest in (("port", 0), ("metrics_port", -1), ("health_port", -1)):
             if not lowest <= getattr(self, name) <= _MAX_PORT:
                 raise InvalidRequestError.of_field(name, f"is from {lowest} to {_MAX_PORT}")
         if bool(self.tls_certificate_file) != bool(self.tls_key_file):

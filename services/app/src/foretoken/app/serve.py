@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from foretoken.app.call_guard import TimeLimits
 from foretoken.app.compose import Composition
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
 from foretoken.app.request_metrics import RequestMetrics
+from foretoken.app.server_credentials import build_credentials
 from foretoken.app.service_metrics import ObservedPredictor, PredictorMetrics
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.keepalive import SERVER_OPTIONS, age_options
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from foretoken.catalog.service import CatalogService
 
 _SIGNAL_TICK_S = 0.5
+# A probe is the name of a service; few look at a time.
+_LARGEST_PROBE_BYTES, _MAX_PROBES = 1024, 64
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +111,8 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
             (*full_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
         port = _bind(server, config.server)
+        if config.server.health_port >= 0:
+            undo.callback(_serve_health(config.server, health_servicer))
         closing = undo.pop_all()
     server.start()
     for full_name in (*full_names, ""):
@@ -136,7 +140,7 @@ def new_server(
     closing.callback(admission.close)
     interceptors: list[grpc.ServerInterceptor] = [metrics]  # type: ignore[type-arg]
     if config.token_file:
-        interceptors.append(TokenCheck.read(config.token_file))
+        interceptors.append(TokenCheck(config.token_file))
     interceptors.append(admission)
     return grpc.server(
         # For what is refused without a token; what is admitted has threads of its own.
@@ -215,6 +219,29 @@ def _serve_metrics(config: ServerConfig) -> Callable[[], None]:
     return server.shutdown
 
 
+def _serve_health(config: ServerConfig, servicer: HealthServicer) -> Callable[[], object]:
+    """Answer for the health and nothing else, in the clear, and return what stops it."""
+    server = grpc.server(
+        ThreadPoolExecutor(1, thread_name_prefix="health"),
+        options=(
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", _LARGEST_PROBE_BYTES),
+        ),
+        maximum_concurrent_rpcs=_MAX_PROBES,
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    address = f"{config.host}:{config.health_port}"
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as err:
+        raise InvalidRequestError.of_field(
+            "server.health_port", f"cannot listen on {address}; choose another, or -1 for none"
+        ) from err
+    server.start()
+    _log.info("serving health address=%s:%d", config.host, port)
+    return lambda: server.stop(None).wait()
+
+
 def _register(name: str, server: grpc.Server, composition: Composition) -> str:
     """Let the server answer for a service of this process, and return its full name."""
     servicer: Any = import_module(f"foretoken.{name}.servicer")
@@ -255,7 +282,7 @@ def _bind(server: grpc.Server, config: ServerConfig) -> int:
     address = f"{config.host}:{config.port}"
     try:
         if config.tls_certificate_file:
-            port = server.add_secure_port(address, _credentials(config))
+            port = server.add_secure_port(address, build_credentials(config))
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as err:
@@ -264,23 +291,3 @@ def _bind(server: grpc.Server, config: ServerConfig) -> int:
             "server.port", f"cannot listen on {address}{hint}"
         ) from err
     return int(port)
-
-
-def _credentials(config: ServerConfig) -> grpc.ServerCredentials:
-    key = _read("tls_key_file", config.tls_key_file)
-    certificate = _read("tls_certificate_file", config.tls_certificate_file)
-    client_ca = None
-    if config.tls_client_ca_file:
-        client_ca = _read("tls_client_ca_file", config.tls_client_ca_file)
-    return grpc.ssl_server_credentials(
-        [(key, certificate)], root_certificates=client_ca, require_client_auth=bool(client_ca)
-    )
-
-
-def _read(field: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as err:
-        raise InvalidRequestError.of_field(
-            f"server.{field}", f"cannot read {path}: {err.strerror}"
-        ) from err
