@@ -12,17 +12,29 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.checkpoint_format import CheckpointFormat, read_checkpoint_format
 from foretoken.domain.models.hf_config import architecture_of_hf_config, load_hf_config
 
-_DENSE = {"attention": range(4), "mlp": range(4)}
-_ROUTED = {
-    "attention": range(4),
-    "mlp": range(1),
-    "shared_experts": range(1, 4),
-    "experts": range(1, 4),
+_NAMES = {
+    "attention": ("self_attn.q_proj", "self_attn.o_proj"),
+    "latent": ("self_attn.q_a_proj", "self_attn.kv_b_proj", "self_attn.o_proj"),
+    "mlp": ("mlp.up_proj", "mlp.down_proj"),
+    "shared_experts": ("mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
+    "experts": ("mlp.experts.0.up_proj", "mlp.experts.0.down_proj"),
 }
-_LATENT = {"latent": range(4), "mlp": range(1), "experts": range(1, 4)}
 
 
-def _read(parts: dict[str, range], **stored: Any) -> str:
+def _parts(**layers: range) -> dict[str, list[str]]:
+    return {
+        part: [f"model.layers.{layer}.{name}" for layer in held for name in _NAMES[part]]
+        for part, held in layers.items()
+    }
+
+
+_ROUTED_LAYERS = {"shared_experts": range(1, 4), "experts": range(1, 4)}
+_DENSE = _parts(attention=range(4), mlp=range(4))
+_ROUTED = _parts(attention=range(4), mlp=range(1), **_ROUTED_LAYERS)
+_LATENT = _parts(latent=range(4), mlp=range(1), experts=range(1, 4))
+
+
+def _read(parts: dict[str, list[str]], **stored: Any) -> str:
     return read_checkpoint_format({"quantization_config": stored}, parts).quantization
 
 
@@ -86,7 +98,7 @@ def test_what_is_left_out_is_left_out_by_name_prefix_glob_and_expression() -> No
 
 def test_mixed_precision_names_its_layers() -> None:
     layers = {f"model.layers.{i}.mlp.experts": {"quant_algo": "NVFP4"} for i in range(1, 4)}
-    layers["model.layers.0.mlp.gate_proj"] = {"quant_algo": "FP8"}
+    layers["model.layers.0.mlp.up_proj"] = {"quant_algo": "FP8"}
     layers["model.layers.0.mlp.down_proj"] = {"quant_algo": "FP8"}
     stored = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     assert "mlp=fp8_static+experts=nvfp4" == _read(_ROUTED, **stored)
@@ -119,7 +131,7 @@ def test_the_file_of_modelopt_says_it_where_the_configuration_does_not(tmp_path:
         ({"quant_method": "gptq", "bits": 3}, "bits"),
         ({"quant_method": "gptq", "bits": [4]}, "bits"),
         ({"quant_method": "awq", "bits": 4, "group_size": 16}, "group_size"),
-        ({"quant_algo": "MXFP8"}, "quant_algo"),
+        ({"quant_algo": "MXFP6"}, "quant_algo"),
         ({"quant_algo": "FP8", "kv_cache_scheme": "INT8"}, "kv_cache_scheme"),
         ({"quant_algo": ["FP8"]}, "quant_algo"),
         ({"quant_method": "fp8", "ignore": 1}, "ignore"),

@@ -38,6 +38,7 @@ from foretoken.domain.lowering.training_layer import (
     trainer_of,
 )
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.limit import Limit, list_broken
 
@@ -94,8 +95,13 @@ def lower_forward(model: ModelArchitecture, shape: BatchShape, options: Lowering
 
     Raises:
         UnknownPluginError: no such quantisation.
+        InvalidRequestError: the model has layers of kinds that are not lowered yet.
 
     """
+    if model.layers:
+        kinds = ", ".join(kind.name for kind in stack_of(model).kinds)
+        problem = f"{model.name} has layers of kinds that cannot be simulated yet: {kinds}"
+        raise InvalidRequestError.of_field("model", problem)
     builder = NodeBuilder(model, shape, options)
     return (*_embedding(builder), *_layers(builder), *_head(builder))
 

@@ -18,21 +18,19 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.quantization import join_parts
 
-# The matrices of a part, as checkpoints of the field call them; one name of a kind is enough.
-_MATRICES: Mapping[str, tuple[str, ...]] = {
-    "attention": ("self_attn.q_proj", "self_attn.o_proj"),
-    "latent": (
-        *("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj"),
-    ),
-    "mlp": ("mlp.gate_proj", "mlp.down_proj"),
-    "shared_experts": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.down_proj"),
-    "experts": ("mlp.experts.0.gate_proj", "mlp.experts.0.down_proj"),
-}
 # Names that other families have for the same, which their patterns use.
 _SAME_NAMES = (
     (re.compile(r"(model\.language_model|language_model\.model|backbone)\."), "model."),
-    (re.compile(r"block_sparse_moe"), "mlp"),
+    (re.compile(r"^layers\."), "model.layers."),
+    (
+        re.compile(r"block_sparse_moe|\bffn\b|\bmixer(?=\.(shared_)?experts|\.(up|down)_proj)"),
+        "mlp",
+    ),
+    (re.compile(r"\bmixer(?=\.[qkvo]_proj)|(?<=\.)attn(?=\.|$)"), "self_attn"),
     (re.compile(r"shared_expert(?!s)"), "shared_experts"),
+    (re.compile(r"\.w1$"), ".gate_proj"),
+    (re.compile(r"\.w2$"), ".down_proj"),
+    (re.compile(r"\.w3$"), ".up_proj"),
 )
 _MODELOPT = {
     "FP8": "fp8_static",
@@ -46,6 +44,7 @@ _MODELOPT = {
     "W8A16": "int8_wo",
     "W8A8_SQ_PER_CHANNEL": "sq",
     "MXFP4": "mxfp4",
+    "MXFP8": "mxfp8",
 }
 _INTEGER_GROUPS = {128: "int4_wo", 64: "int4_wo_g64", 32: "int4_wo_g32"}
 _FP8_BLOCK = [128, 128]
@@ -63,13 +62,14 @@ class CheckpointFormat:
 
 
 def read_checkpoint_format(
-    config: Mapping[str, Any], parts: Mapping[str, Sequence[int]], modelopt: object = None
+    config: Mapping[str, Any], parts: Mapping[str, Sequence[str]], modelopt: object = None
 ) -> CheckpointFormat:
     """Return how the checkpoint of a `config.json` is stored.
 
     Args:
         config: the parsed file.
-        parts: the layers that have a part: names of `PARTS`.
+        parts: the matrices of each part of `PARTS`, by their full names in most checkpoints
+            (`model.layers.3.self_attn.q_proj`).
         modelopt: the parsed `hf_quant_config.json` next to it, None without one.
 
     Raises:
@@ -85,15 +85,17 @@ def read_checkpoint_format(
         return CheckpointFormat()
     stored = _mapping(found)
     method = str(stored.get("quant_method") or ("modelopt" if "quant_algo" in stored else ""))
-    if stored.get("quant_algo"):
+    if stored.get("quant_algo") and method != "fp8":
         method = "modelopt"
     if method not in _METHODS:
         raise _refuse("quant_method", f"{method!r} is none of {', '.join(_METHODS)}")
     scheme_of, is_left_out = _METHODS[method](stored), _is_left_out(stored)
+    experts = _experts_of_fp8(config, stored) if method == "fp8" else ""
+    if experts:
+        # The rest is as it was before its experts were stored anew: nothing is left in 16 bits.
+        scheme_of, is_left_out = _with_experts(scheme_of, experts), lambda _: False
     schemes = {
-        part: _usual(is_left_out, scheme_of, part, layers)
-        for part, layers in parts.items()
-        if layers
+        part: _usual(is_left_out, scheme_of, names) for part, names in parts.items() if names
     }
     return CheckpointFormat(join_parts(schemes), _kv_dtype(stored))
 
@@ -102,11 +104,8 @@ def read_checkpoint_format(
 _SchemeOf = Callable[[str], str]
 
 
-def _usual(
-    is_left_out: Callable[[str], bool], scheme_of: _SchemeOf, part: str, layers: Sequence[int]
-) -> str:
+def _usual(is_left_out: Callable[[str], bool], scheme_of: _SchemeOf, names: Sequence[str]) -> str:
     """Return the scheme of most of a part's matrices, nothing where they are left as they are."""
-    names = [f"model.layers.{layer}.{name}" for layer in layers for name in _MATRICES[part]]
     schemes = Counter("" if is_left_out(name) else scheme_of(name) for name in names)
     return schemes.most_common(1)[0][0]
 
@@ -151,6 +150,23 @@ def _same(name: str) -> str:
     for pattern, common in _SAME_NAMES:
         name = pattern.sub(common, name)
     return name
+
+
+def _experts_of_fp8(config: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
+    """Return the scheme of experts that FP8 checkpoints may store narrower, nothing without one.
+
+    Source: config.json of DeepSeek-V4 (`expert_dtype`) and of NVIDIA's checkpoints of it.
+    """
+    algorithm, narrow = stored.get("moe_quant_algo"), config.get("expert_dtype")
+    if algorithm:
+        return _modelopt_scheme(algorithm)
+    if narrow not in (None, "fp8", "fp4"):
+        raise InvalidRequestError.of_field("expert_dtype", f"{narrow!r} is not fp8 or fp4")
+    return "mxfp4" if narrow == "fp4" else ""
+
+
+def _with_experts(scheme_of: _SchemeOf, experts: str) -> _SchemeOf:
+    return lambda name: experts if ".experts." in name else scheme_of(name)
 
 
 def _fp8(stored: Mapping[str, Any]) -> _SchemeOf:

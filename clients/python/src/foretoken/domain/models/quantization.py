@@ -34,8 +34,9 @@ class StoredWeight:
 class Quantization:
     """What a scheme does to the matrix products of a layer, by the part they belong to.
 
-    An empty `StoredWeight` leaves the weights as they are. `latent` is what it does to latent
-    attention, where that is not what it does to `attention` (None).
+    An empty `StoredWeight` leaves the weights as they are. `latent` and `recurrent` are what it
+    does to latent attention and to layers with a recurrent state, where that is not what it does
+    to `attention` (None).
     """
 
     attention: StoredWeight = StoredWeight()
@@ -43,6 +44,7 @@ class Quantization:
     shared_experts: StoredWeight = StoredWeight()
     experts: StoredWeight = StoredWeight()
     latent: StoredWeight | None = None
+    recurrent: StoredWeight | None = None
 
     def weight_of(self, part: str) -> StoredWeight:
         """Return how a part is stored, one of `PARTS`."""
@@ -53,7 +55,9 @@ class Quantization:
     def dtypes(self) -> tuple[DType, ...]:
         """The formats it multiplies in, but for the model's own; those of most products first."""
         stored = (self.mlp, self.experts, self.attention, self.shared_experts, self.latent)
-        return tuple(dict.fromkeys(part.dtype for part in stored if part and part.dtype))
+        return tuple(
+            dict.fromkeys(part.dtype for part in (*stored, self.recurrent) if part and part.dtype)
+        )
 
 
 # One scale of 4 bytes for a block of 128 by 128; of 2 bytes for a group of 128 weights (or 32, 64),
@@ -96,6 +100,8 @@ _SCHEMES: Mapping[str, Quantization] = MappingProxyType(
         "int4_wo": _stored(StoredWeight(variant="int4_wo", bits=_GROUP_BITS)),
         "int4_wo_g64": _stored(StoredWeight(variant="int4_wo", bits=_GROUP_OF_64_BITS)),
         "int4_wo_g32": _stored(StoredWeight(variant="int4_wo", bits=_GROUP_OF_32_BITS)),
+        # Blocks of 32 with a scale of one byte: products of FP8 kernels.
+        "mxfp8": _stored(StoredWeight(dtype=DType.FP8, bits=8 + 8 / 32)),
         "sq": _stored(StoredWeight(dtype=DType.INT8, variant="sq", bits=8)),
         # NVIDIA's FP4 checkpoints of latent attention models leave its projections as they are.
         "nvfp4": _stored(_NVFP4, latent=StoredWeight()),
@@ -115,7 +121,7 @@ _SCHEMES: Mapping[str, Quantization] = MappingProxyType(
 
 
 # Parts of a layer that checkpoints store in schemes of their own: fields of a `Quantization`.
-PARTS = ("attention", "latent", "mlp", "shared_experts", "experts")
+PARTS = ("attention", "latent", "recurrent", "mlp", "shared_experts", "experts")
 _ALL_PARTS = ""
 # What a user says to run a quantised checkpoint's model in its own 16 bits.
 UNQUANTIZED = "none"

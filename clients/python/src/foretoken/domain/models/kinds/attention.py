@@ -83,4 +83,5 @@ KIND = KindSpec(
     " sinks, output gates and partial rotation take no time of their own",
     has_backward=True,
     varying=("window", "chunk", "has_rope", "has_sinks"),
+    matrices={"attention": ("self_attn.q_proj", "self_attn.o_proj")},
 )

@@ -35,4 +35,5 @@ KIND = KindSpec(
     dims=(*HEADS, *INDEXER, KindDim("block_size", "tokens of a block", minimum=1)),
     weights=_weights,
     state=_state,
+    matrices={"attention": ("self_attn.q_proj", "self_attn.o_proj")},
 )

@@ -87,4 +87,5 @@ KIND = KindSpec(
     weights=_weights,
     state=_state,
     approximated="the KV cache has one format; engines keep positional features in 16 bits",
+    matrices={"latent": ("self_attn.wq_b", "self_attn.wo_b")},
 )

@@ -57,4 +57,8 @@ KIND = KindSpec(
     check=_check,
     approximated="the gate of shared experts takes no time of its own",
     has_backward=True,
+    matrices={
+        "experts": ("mlp.experts.0.up_proj", "mlp.experts.0.down_proj"),
+        "shared_experts": ("mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
+    },
 )

@@ -54,4 +54,5 @@ KIND = KindSpec(
     ),
     weights=_weights,
     state=_state,
+    matrices={"recurrent": ("linear_attn.in_proj_qkv", "linear_attn.out_proj")},
 )

@@ -50,4 +50,5 @@ KIND = KindSpec(
     ),
     weights=_weights,
     state=_state,
+    matrices={"recurrent": ("self_attn.q_proj", "self_attn.o_proj")},
 )

@@ -6,6 +6,12 @@ from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import LATENT
 from foretoken.domain.models.kinds.spec.kind import Dims, KindSpec, Place, RequestState, Weights
 
+LATENT_MATRICES = {
+    "latent": (
+        *("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj"),
+    )
+}
+
 
 def latent_weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     """Yield the weights of latent attention."""
@@ -34,4 +40,5 @@ KIND = KindSpec(
     state=latent_state,
     approximated="the gate of the output takes no time of its own",
     has_backward=True,
+    matrices=LATENT_MATRICES,
 )

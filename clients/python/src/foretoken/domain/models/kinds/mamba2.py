@@ -60,4 +60,5 @@ KIND = KindSpec(
     weights=_weights,
     state=_state,
     check=_check,
+    matrices={"recurrent": ("mixer.in_proj", "mixer.out_proj")},
 )

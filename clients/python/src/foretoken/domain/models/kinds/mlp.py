@@ -24,4 +24,5 @@ KIND = KindSpec(
     ),
     weights=_weights,
     has_backward=True,
+    matrices={"mlp": ("mlp.up_proj", "mlp.down_proj")},
 )

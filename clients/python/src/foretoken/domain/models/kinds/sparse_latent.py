@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.models.kinds.latent import latent_state, latent_weights
+from foretoken.domain.models.kinds.latent import LATENT_MATRICES, latent_state, latent_weights
 from foretoken.domain.models.kinds.spec.dims import INDEXER, LATENT
 from foretoken.domain.models.kinds.spec.kind import (
     Dims,
@@ -45,4 +45,5 @@ KIND = KindSpec(
     state=_state,
     approximated="a layer that reuses the picks of another runs as one with an indexer: engines'"
     " modules are measured whole",
+    matrices=LATENT_MATRICES,
 )

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
@@ -78,6 +78,7 @@ class KindSpec:
     `weights` returns what one layer has, in any order. `state` returns what a rank of `tp` keeps of
     a request. `approximated` says what is not as it runs, and why; nothing where nothing is.
     `has_backward` is whether every operator it is lowered to has a backward pass.
+    `matrices` are some of each part's that `weights` name, as checkpoints of the field call them.
     `varying` names dimensions in which layers may differ that share all but their kernels.
     """
 
@@ -92,6 +93,7 @@ class KindSpec:
     approximated: str = ""
     has_backward: bool = False
     varying: tuple[str, ...] = ()
+    matrices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def complete(self, dims: Dims) -> dict[str, int]:
         """Return all dimensions, in the kind's order.

@@ -1,0 +1,273 @@
+"""Hugging Face files of models whose layers are alike, or dense before and expert after some layer.
+
+Each model type is one function of `DECODERS` that says which keys it has and what they mean.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from foretoken.domain.models.architecture import MlaSpec, MoeSpec
+from foretoken.domain.models.hf_reader import ConfigReader
+from foretoken.domain.models.layer import LayerPart
+
+# Constructor arguments of a ModelArchitecture.
+Fields = dict[str, Any]
+
+# What Qwen2Config of transformers takes where its keys are missing.
+_QWEN_WINDOW, _QWEN_WINDOW_LAYERS = 4096, 28
+
+
+def read_decoder(reader: ConfigReader) -> Fields:
+    """Read the keys that Llama and most of its descendants share."""
+    hidden, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    if hidden % num_heads and reader.get("head_dim") is None:
+        reader.refuse("hidden_size", f"{hidden} is no multiple of the {num_heads} heads")
+    return {
+        "num_layers": reader.integer("num_hidden_layers"),
+        "hidden": hidden,
+        "num_heads": num_heads,
+        "num_kv_heads": reader.optional("num_key_value_heads", num_heads),
+        "head_dim": reader.optional("head_dim", hidden // num_heads),
+        "intermediate": reader.integer("intermediate_size"),
+        "vocab": reader.integer("vocab_size"),
+        "max_position": reader.integer("max_position_embeddings"),
+        "activation": reader.activation("hidden_act", default="silu"),
+        "has_tied_embedding": reader.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _llama(reader: ConfigReader) -> Fields:
+    has_bias = reader.flag("mlp_bias", default=False)
+    has_attention_bias = reader.flag("attention_bias", default=False)
+    return {**read_decoder(reader), "has_bias": has_bias, "has_qkv_bias": has_attention_bias}
+
+
+def _mistral(reader: ConfigReader) -> Fields:
+    return {**read_decoder(reader), "sliding_window": reader.optional("sliding_window", 0)}
+
+
+def _mixtral(reader: ConfigReader) -> Fields:
+    moe = MoeSpec(
+        num_experts=reader.integer("num_local_experts"),
+        top_k=reader.integer("num_experts_per_tok"),
+        expert_intermediate=reader.integer("intermediate_size"),
+    )
+    return {**_mistral(reader), "moe": moe}
+
+
+def _qwen(reader: ConfigReader) -> Fields:
+    fields = read_decoder(reader)
+    # The first Qwen counts gate and up projection together.
+    return {
+        **fields,
+        "intermediate": fields["intermediate"] // 2,
+        "head_dim": reader.optional("kv_channels", fields["head_dim"]),
+        "has_qkv_bias": True,
+    }
+
+
+def _qwen2(reader: ConfigReader) -> Fields:
+    fields = read_decoder(reader)
+    # Qwen2 has it whatever the key says.
+    reader.get("attention_bias")
+    return {**fields, "has_qkv_bias": True, **_qwen_window(reader, fields["num_layers"])}
+
+
+def _qwen_window(reader: ConfigReader, num_layers: int) -> Fields:
+    """Return what layers see through a window, and which see all tokens.
+
+    Source: transformers, Qwen2Config: `layer_types`, or a window from layer `max_window_layers` on.
+    """
+    if not reader.flag("use_sliding_window", default=False):
+        return {}
+    window = reader.optional("sliding_window", _QWEN_WINDOW)
+    if types := reader.texts("layer_types"):
+        if "sliding_attention" not in types:
+            return {}
+        period = _layer_period(reader, num_layers)
+        return {"sliding_window": window, "full_attention_period": period}
+    first = reader.optional("max_window_layers", _QWEN_WINDOW_LAYERS)
+    if first >= num_layers:
+        return {}
+    if first > 0:
+        reader.refuse("max_window_layers", f"a window from layer {first} on cannot be simulated")
+    return {"sliding_window": window}
+
+
+def _qwen2_moe(reader: ConfigReader) -> Fields:
+    shared_width = reader.integer("shared_expert_intermediate_size")
+    expert_width = reader.integer("moe_intermediate_size")
+    if shared_width % expert_width:
+        reader.refuse(
+            "shared_expert_intermediate_size", "must be a multiple of moe_intermediate_size"
+        )
+    moe = _qwen_experts(reader, num_shared_experts=shared_width // expert_width)
+    return {**_qwen2(reader), "moe": moe}
+
+
+def read_qwen3(reader: ConfigReader) -> Fields:
+    """Read Qwen3, whose queries and keys are normalised."""
+    has_bias = reader.flag("attention_bias", default=False)
+    reader.require("use_qk_norm", default=True, allowed=True)
+    return {**_qwen2(reader), "has_qkv_bias": has_bias, "has_qk_norm": True}
+
+
+def read_qwen3_moe(reader: ConfigReader) -> Fields:
+    """Read Qwen3 with experts."""
+    return {**read_qwen3(reader), "moe": _qwen_experts(reader, num_shared_experts=0)}
+
+
+def _qwen_experts(reader: ConfigReader, num_shared_experts: int) -> MoeSpec:
+    reader.require("decoder_sparse_step", default=1, allowed=1)
+    return MoeSpec(
+        num_experts=reader.integer("num_experts", "num_local_experts"),
+        top_k=reader.integer("num_experts_per_tok"),
+        expert_intermediate=reader.integer("moe_intermediate_size"),
+        num_shared_experts=num_shared_experts,
+        num_dense_layers=reader.dense_prefix("mlp_only_layers"),
+    )
+
+
+def _internlm(reader: ConfigReader) -> Fields:
+    return {**read_decoder(reader), "has_qkv_bias": reader.flag("bias", default=False)}
+
+
+def _gemma(reader: ConfigReader) -> Fields:
+    return {
+        **read_decoder(reader),
+        "activation": reader.activation("hidden_activation", "hidden_act", default="gelu"),
+        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
+    }
+
+
+def _layer_period(reader: ConfigReader, num_layers: int) -> int:
+    """Return how often a layer sees all tokens, from the list of layer types; 0 for never."""
+    types = reader.texts("layer_types")
+    full = [place for place, name in enumerate(types) if name == "full_attention"]
+    if not full:
+        return 0
+    period = full[0] + 1
+    if len(types) != num_layers or full != list(range(period - 1, num_layers, period)):
+        reader.refuse("layer_types", "full attention must be in every n-th layer")
+    return period
+
+
+def _gpt_oss(reader: ConfigReader) -> Fields:
+    fields = read_decoder(reader)
+    moe = MoeSpec(
+        num_experts=reader.integer("num_local_experts"),
+        top_k=reader.integer("num_experts_per_tok", "experts_per_token"),
+        expert_intermediate=fields["intermediate"],
+    )
+    reader.require("experts_per_token", default=moe.top_k, allowed=moe.top_k)
+    return {
+        **fields,
+        "has_bias": True,
+        "has_qkv_bias": reader.flag("attention_bias", default=True),
+        "sliding_window": reader.optional("sliding_window", 0),
+        "full_attention_period": _layer_period(reader, fields["num_layers"]),
+        "moe": moe,
+    }
+
+
+def _deepseek(reader: ConfigReader) -> Fields:
+    reader.require("moe_layer_freq", default=1, allowed=1)
+    moe = MoeSpec(
+        num_experts=reader.integer("n_routed_experts"),
+        top_k=reader.integer("num_experts_per_tok"),
+        expert_intermediate=reader.integer("moe_intermediate_size"),
+        num_shared_experts=reader.optional("n_shared_experts", 0),
+        num_dense_layers=reader.optional("first_k_dense_replace", 0),
+    )
+    mla = MlaSpec(
+        q_lora_rank=reader.optional("q_lora_rank", 0),
+        kv_lora_rank=reader.integer("kv_lora_rank"),
+        qk_nope_head_dim=reader.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
+        v_head_dim=reader.integer("v_head_dim"),
+    )
+    # Older files say the size of a head of nothing that runs.
+    reader.ignore("qk_head_dim")
+    return {
+        **read_decoder(reader),
+        "head_dim": mla.v_head_dim,
+        "moe": moe,
+        "mla": mla,
+        "extras": prediction_heads(reader, "num_nextn_predict_layers"),
+    }
+
+
+def prediction_heads(reader: ConfigReader, *keys: str) -> tuple[LayerPart, ...]:
+    """Return the layers that predict further tokens, which the first key that says any counts."""
+    counts = [reader.optional(key, 0) for key in keys]
+    most = next((count for count in counts if count), 0)
+    if most < 1:
+        return ()
+    return (LayerPart(kind="prediction_heads", dims={"num_modules": most}),)
+
+
+def _mimo(reader: ConfigReader) -> Fields:
+    return {**_qwen2(reader), "extras": prediction_heads(reader, "num_nextn_predict_layers")}
+
+
+def _classic(reader: ConfigReader) -> Fields:
+    """Read what GPT-NeoX and Phi share: biases, layer norm, no gate, parallel residual."""
+    reader.require("attention_bias", default=True, allowed=True)
+    return {
+        **read_decoder(reader),
+        "activation": reader.activation("hidden_act", default="gelu"),
+        "is_gated": False,
+        "norm": "layer_norm",
+        "has_bias": True,
+        "has_parallel_residual": reader.flag("use_parallel_residual", default=True),
+    }
+
+
+def _phi(reader: ConfigReader) -> Fields:
+    reader.require("qk_layernorm", default=False, allowed=False)
+    return _classic(reader)
+
+
+def _gpt2(reader: ConfigReader) -> Fields:
+    hidden, num_heads = reader.integer("n_embd"), reader.integer("n_head")
+    if hidden % num_heads:
+        reader.refuse("n_embd", f"{hidden} is no multiple of the {num_heads} heads")
+    return {
+        "num_layers": reader.integer("n_layer"),
+        "hidden": hidden,
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads,
+        "head_dim": hidden // num_heads,
+        "intermediate": reader.optional("n_inner", 4 * hidden),
+        "vocab": reader.integer("vocab_size"),
+        "max_position": reader.integer("n_positions", "n_ctx"),
+        "activation": reader.activation("activation_function", default="gelu"),
+        "is_gated": False,
+        "norm": "layer_norm",
+        "position": "learned",
+        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
+        "has_bias": True,
+    }
+
+
+DECODERS: Mapping[str, Callable[[ConfigReader], Fields]] = {
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "gemma": _gemma,
+    "gpt2": _gpt2,
+    "gpt_neox": _classic,
+    "gpt_oss": _gpt_oss,
+    "internlm": _internlm,
+    "internlm2": _internlm,
+    "kimi_k2": _deepseek,
+    "llama": _llama,
+    "mimo": _mimo,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "phi": _phi,
+    "qwen": _qwen,
+    "qwen2": _qwen2,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": read_qwen3,
+    "qwen3_moe": read_qwen3_moe,
+}

@@ -1,0 +1,251 @@
+"""Hugging Face files of models whose attention differs between layers, or is none of all heads.
+
+Each model type is one function of `LAYERED` that says which keys it has and what they mean.
+Source: the configuration and modelling files of these models in transformers 5.
+"""
+
+from collections.abc import Callable, Mapping
+
+from foretoken.domain.models.hf_decoders import Fields, prediction_heads
+from foretoken.domain.models.hf_parts import (
+    compose,
+    dense_first,
+    index_dims,
+    latent_dims,
+    mlp_of,
+    read_attention,
+    read_experts,
+    read_trunk,
+    shared_width,
+)
+from foretoken.domain.models.hf_reader import ConfigReader
+from foretoken.domain.models.layer import LayerPart
+
+
+def _sparse_latent(reader: ConfigReader) -> Fields:
+    """Read DeepSeek V3.2 and GLM-5."""
+    num_layers = reader.integer("num_hidden_layers")
+    part = LayerPart(kind="sparse_latent", dims={**latent_dims(reader), **index_dims(reader)})
+    types = reader.names("indexer_types", num_layers, ("full", "shared")) or ["full"] * num_layers
+    # What `indexer_types` spells out; layers of a type of their own there are none.
+    reader.ignore("index_topk_freq", "index_skip_topk_offset", "index_share_for_mtp_iteration")
+    reader.require("mlp_bias", default=False, allowed=False)
+    reader.names("layer_types", num_layers, ("full_attention", "deepseek_sparse_attention"))
+    dense = mlp_of(reader.integer("intermediate_size"))
+    experts = read_experts(reader, shared_intermediate=shared_width(reader))
+    mixers = [part if kind == "full" else part.changed(has_indexer=0) for kind in types]
+    halves = dense_first(reader, dense, experts)
+    return {
+        **read_trunk(reader),
+        **compose(list(zip(mixers, halves, strict=True))),
+        "extras": prediction_heads(reader, "num_nextn_predict_layers"),
+    }
+
+
+def _deepseek_v4(reader: ConfigReader) -> Fields:
+    num_layers = reader.integer("num_hidden_layers")
+    reader.require("num_key_value_heads", default=1, allowed=1)
+    reader.require("attention_bias", default=False, allowed=False)
+    # The first layers pick experts by the token alone: the same work without a router's sort.
+    reader.ignore("num_hash_layers")
+    dims = {
+        "num_heads": reader.integer("num_attention_heads"),
+        "head_dim": reader.integer("head_dim"),
+        "qk_rope_head_dim": reader.integer("qk_rope_head_dim"),
+        "q_lora_rank": reader.integer("q_lora_rank"),
+        "o_lora_rank": reader.integer("o_lora_rank"),
+        "o_groups": reader.integer("o_groups"),
+        "window": reader.integer("sliding_window"),
+        **index_dims(reader),
+    }
+    # The list has an entry for each prediction head as well.
+    ratios = reader.numbers("compress_ratios", num_layers) or [0] * num_layers
+    mixer = LayerPart(kind="compressed", dims=dims)
+    experts = read_experts(reader, shared_intermediate=shared_width(reader))
+    streams = LayerPart(
+        kind="hyper_connections",
+        dims={
+            "num_streams": reader.integer("hc_mult"),
+            "num_sinkhorn": reader.optional("hc_sinkhorn_iters", 20),
+        },
+    )
+    return {
+        **read_trunk(reader),
+        **compose([(mixer.changed(compress_ratio=max(ratio, 0)), experts) for ratio in ratios]),
+        "extras": (streams, *prediction_heads(reader, "num_nextn_predict_layers")),
+    }
+
+
+def _minimax_m2(reader: ConfigReader) -> Fields:
+    num_layers = reader.integer("num_hidden_layers")
+    if set(reader.numbers("attn_type_list", num_layers) or [1]) != {1}:
+        reader.refuse("attn_type_list", "only softmax attention (1) is supported")
+    is_normed = reader.flag("use_qk_norm", default=True)
+    by_head = reader.get("qk_norm_type") == "per_head"
+    mixer = read_attention(reader, qk_norm=is_normed * (1 if by_head else 2))
+    experts = read_experts(
+        reader,
+        intermediate=reader.integer("intermediate_size"),
+        shared_intermediate=reader.optional("shared_intermediate_size", 0),
+    )
+    reader.ignore("mtp_transformer_layers", "use_mtp")
+    return {
+        **read_trunk(reader),
+        **compose([(mixer, experts)] * num_layers),
+        "extras": prediction_heads(reader, "num_mtp_modules"),
+    }
+
+
+def _minimax_m3(reader: ConfigReader) -> Fields:
+    num_layers = reader.integer("num_hidden_layers")
+    reader.require("attention_output_gate", default=False, allowed=False)
+    reader.require("qk_norm_type", default="per_head", allowed="per_head")
+    attention = read_attention(reader, qk_norm=int(reader.flag("use_qk_norm", default=True)))
+    sparse = reader.section("sparse_attention_config")
+    # Values of the indexer, the blocks that are always seen and the score of one: no operator more.
+    sparse.ignore(
+        *("sparse_disable_index_value", "sparse_score_type", "sparse_init_block"),
+        *("sparse_local_block", "use_sparse_attention"),
+    )
+    picked = LayerPart(
+        kind="block_sparse",
+        dims={
+            **{name: attention[name] for name in ("num_heads", "num_kv_heads", "head_dim")},
+            "index_heads": sparse.integer("sparse_num_index_heads"),
+            "index_head_dim": sparse.integer("sparse_index_dim"),
+            "index_topk": sparse.integer("sparse_topk_blocks"),
+            "block_size": sparse.integer("sparse_block_size"),
+        },
+    )
+    flags = sparse.numbers("sparse_attention_freq", num_layers) or [1] * num_layers
+    shared = reader.optional("shared_intermediate_size", 0) or shared_width(reader)
+    reader.ignore("n_shared_experts", "moe_intermediate_size")
+    experts = read_experts(
+        reader, intermediate=reader.integer("intermediate_size"), shared_intermediate=shared
+    )
+    halves = dense_first(reader, mlp_of(reader.integer("dense_intermediate_size")), experts)
+    mixers = [picked if flag else attention for flag in flags]
+    heads = prediction_heads(reader, "num_nextn_predict_layers", "num_mtp_modules")
+    return {
+        **read_trunk(reader),
+        **compose(list(zip(mixers, halves, strict=True))),
+        "extras": heads,
+    }
+
+
+def _gemma4(reader: ConfigReader) -> Fields:
+    num_layers = reader.integer("num_hidden_layers")
+    types = reader.names("layer_types", num_layers, ("sliding_attention", "full_attention"))
+    windowed = read_attention(reader, qk_norm=1, window=reader.integer("sliding_window"))
+    head_dim = reader.optional("global_head_dim", windowed["head_dim"])
+    num_kv_heads = reader.optional("num_global_key_value_heads", windowed["num_kv_heads"])
+    is_key = int(reader.flag("attention_k_eq_v", default=False))
+    full = windowed.changed(
+        window=0, head_dim=head_dim, num_kv_heads=num_kv_heads, has_value_of_key=is_key
+    )
+    reader.require("num_kv_shared_layers", default=0, allowed=0)
+    reader.require("use_double_wide_mlp", default=False, allowed=False)
+    half = mlp_of(reader.integer("intermediate_size"))
+    if reader.flag("enable_moe_block", default=False):
+        # A dense network runs beside the experts: one that all tokens share.
+        half = read_experts(reader, shared_intermediate=half["intermediate"])
+    extras: tuple[LayerPart, ...] = ()
+    width = reader.optional("hidden_size_per_layer_input", 0)
+    vocab = reader.optional("vocab_size_per_layer_input", 1)
+    if width > 0:
+        dims = {"vocab": vocab, "width": width}
+        extras = (LayerPart(kind="layer_embeddings", dims=dims),)
+    sees_all = [kind == "full_attention" for kind in types or []] or [False] * num_layers
+    return {
+        **read_trunk(reader),
+        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
+        **compose([(full if is_full else windowed, half) for is_full in sees_all]),
+        "extras": extras,
+    }
+
+
+def _llama4(reader: ConfigReader) -> Fields:
+    num_layers = reader.integer("num_hidden_layers")
+    interval = reader.optional("no_rope_layer_interval", 4)
+    has_rope = (
+        reader.numbers("no_rope_layers", num_layers) if reader.get("no_rope_layers") else None
+    )
+    if has_rope is None:
+        has_rope = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    attention = read_attention(reader, chunk=reader.optional("attention_chunk_size", 0))
+    # The norm of queries and keys has no weights.
+    reader.flag("use_qk_norm", default=True)
+    width, step = reader.integer("intermediate_size"), reader.integer("interleave_moe_layer_step")
+    experts = read_experts(reader, intermediate=width, shared_intermediate=width)
+    dense = mlp_of(reader.optional("intermediate_size_mlp", width))
+    routed = reader.get("moe_layers")
+    if not isinstance(routed, list):
+        routed = range(step - 1, num_layers, step)
+    full = attention.changed(chunk=0, has_rope=0)
+    halves = [experts if layer in routed else dense for layer in range(num_layers)]
+    mixers = [attention if flag else full for flag in has_rope]
+    return {**read_trunk(reader), **compose(list(zip(mixers, halves, strict=True)))}
+
+
+def _step3p7(reader: ConfigReader) -> Fields:
+    num_layers = reader.integer("num_hidden_layers")
+    types = reader.names("layer_types", num_layers, ("full_attention", "sliding_attention"))
+    # Each head's output has a gate.
+    full = read_attention(reader, qk_norm=1, gate=2)
+    windowed = full.changed(window=reader.integer("sliding_window"))
+    shared = reader.optional("share_expert_dim", 0)
+    reader.ignore("n_shared_experts")
+    experts = read_experts(reader, shared_intermediate=shared)
+    halves = dense_first(reader, mlp_of(reader.integer("intermediate_size")), experts)
+    mixers = [
+        windowed if kind == "sliding_attention" else full
+        for kind in types or ["full_attention"] * num_layers
+    ]
+    return {
+        **read_trunk(reader),
+        **compose(list(zip(mixers, halves, strict=True))),
+        "extras": prediction_heads(reader, "num_nextn_predict_layers"),
+    }
+
+
+def _mimo_v2(reader: ConfigReader) -> Fields:
+    num_layers = reader.integer("num_hidden_layers")
+    window = reader.integer("sliding_window", "sliding_window_size")
+    reader.ignore("sliding_window_size", "attention_chunk_size")
+    sinks = {
+        name: int(reader.flag(key, default=False))
+        for name, key in (
+            ("full", "add_full_attention_sink_bias"),
+            ("window", "add_swa_attention_sink_bias"),
+        )
+    }
+    full = read_attention(
+        reader, v_head_dim=reader.optional("v_head_dim", 0), has_sinks=sinks["full"]
+    )
+    windowed = full.changed(
+        num_heads=reader.integer("swa_num_attention_heads"),
+        num_kv_heads=reader.integer("swa_num_key_value_heads"),
+        head_dim=reader.integer("swa_head_dim"),
+        v_head_dim=reader.optional("swa_v_head_dim", 0),
+        has_sinks=sinks["window"],
+        window=window,
+    )
+    flags = reader.numbers("hybrid_layer_pattern", num_layers) or [0] * num_layers
+    experts = read_experts(reader, shared_intermediate=shared_width(reader))
+    halves = dense_first(reader, mlp_of(reader.integer("intermediate_size")), experts)
+    mixers = [windowed if flag else full for flag in flags]
+    return {**read_trunk(reader), **compose(list(zip(mixers, halves, strict=True)))}
+
+
+LAYERED: Mapping[str, Callable[[ConfigReader], Fields]] = {
+    "deepseek_ref": _deepseek_v4,
+    "deepseek_v32": _sparse_latent,
+    "deepseek_v4": _deepseek_v4,
+    "gemma4_text": _gemma4,
+    "glm_moe_dsa": _sparse_latent,
+    "llama4_text": _llama4,
+    "mimo_v2_flash": _mimo_v2,
+    "minimax_m2": _minimax_m2,
+    "minimax_m3": _minimax_m3,
+    "step3p7": _step3p7,
+}
