@@ -23,8 +23,8 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.plugins import scan_yaml
 
 _DEVICES = sorted(all_devices())
-# Blackwell Ultra's tensor cores have next to no INT8.
-_SLOW_INT8 = ("b300", "gb300")
+# Blackwell Ultra's tensor cores have next to no INT8, and of a Gaudi none is documented.
+_SLOW_INT8 = ("b300", "gb300", "gaudi3")
 _GPUS = [name for name in _DEVICES if name != "cpu"]
 _TOPOLOGIES = sorted(all_topologies())
 
@@ -44,6 +44,8 @@ def test_the_products_that_matter_are_there() -> None:
         "rtx_4090",
         "rtx_pro_6000",
         "cpu",
+        *("b300", "gb200", "gb300", "h20", "h100_nvl", "h100_pcie", "l4", "l40", "a10"),
+        *("rtx_6000_ada", "rtx_5090", "mi300x", "mi325x", "mi355x", "gaudi3", "b60"),
     }
     assert expected <= set(_DEVICES)
 
@@ -63,6 +65,19 @@ def test_the_products_that_matter_are_there() -> None:
         ("l40s", 362.05e12, 864e9, 142, 96),
         ("rtx_4090", 165.2e12, 1008e9, 128, 72),
         ("rtx_pro_6000", 503.8e12, 1597e9, 188, 128),
+        ("h20", 148e12, 4.0e12, 78, 60),
+        ("h100_pcie", 756e12, 2.039e12, 114, 50),
+        ("h100_nvl", 835.5e12, 3.938e12, 132, 50),
+        ("l4", 121e12, 300e9, 58, 48),
+        ("l40", 181.05e12, 864e9, 142, 96),
+        ("a10", 125e12, 600e9, 72, 6),
+        ("rtx_6000_ada", 364.2e12, 960e9, 142, 96),
+        ("rtx_5090", 209.5e12, 1792e9, 170, 96),
+        ("mi300x", 1307.4e12, 5.3e12, 304, 256),
+        ("mi325x", 1307.4e12, 6.0e12, 304, 256),
+        ("mi355x", 2516.6e12, 8.0e12, 256, 256),
+        ("gaudi3", 1678e12, 3.7e12, 64, 96),
+        ("b60", 98.3e12, 456e9, 20, 18),
     ],
 )
 def test_figures_that_estimates_hang_on(
@@ -104,9 +119,11 @@ def test_a_narrower_format_is_never_slower(name: str) -> None:
 def test_fp32_peak_is_what_the_clock_gives(name: str) -> None:
     """A multiply-add per lane and cycle, within the slack of boost clocks."""
     device = find_device(name)
-    lanes_per_sm = 64 if name.startswith(("a30", "a100", "v100")) else 128
+    lanes_per_sm = 64 if name.startswith(("a30", "a100", "v100", "gaudi")) else 128
     expected = 2 * lanes_per_sm * device.num_sms * device.clock_hz
-    assert pytest.approx(expected, rel=0.03) == device.peak_flops_per_s[DType.FP32]
+    # The data sheet of the H20 promises more than its SMs do at the clock of their chip.
+    slack_ratio = 0.12 if name == "h20" else 0.03
+    assert pytest.approx(expected, rel=slack_ratio) == device.peak_flops_per_s[DType.FP32]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +131,9 @@ def test_fp32_peak_is_what_the_clock_gives(name: str) -> None:
     [
         ("b200", DType.FP4, 9e15),
         ("gb200", DType.FP4, 10e15),
+        ("mi355x", DType.FP4, 10.07e15),
+        # No TF32 on CDNA 4.
+        ("mi355x", DType.TF32, 157.3e12),
         # No tensor core for either: BF16 runs as FP16, FP4 as FP8.
         ("v100_pcie_16", DType.BF16, 112e12),
         ("h200_sxm", DType.FP4, 1978.9e12),

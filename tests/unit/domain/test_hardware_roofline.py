@@ -95,3 +95,17 @@ def test_columns_give_what_single_calls_give() -> None:
     }
     terms = collective_terms(find_operator("all_reduce"), columns, 2, _DGX)
     assert [_all_reduce_us(count, 2) for count in per_node] == terms.memory_us.tolist()
+
+
+@pytest.mark.parametrize(("devices", "num_links"), [(2, 1), (4, 3), (8, 7)])
+def test_where_links_join_pairs_a_group_has_those_between_its_own(
+    devices: int, num_links: int
+) -> None:
+    """Two of eight MI300X share one link of 64 GB/s of the seven that each has."""
+    platform = find_topology("mi300x_platform")
+    dims = {"message_bytes": _MEGABYTE, "devices_per_node": devices, "num_nodes": 1}
+    terms = collective_terms(find_operator("all_gather"), dims, 1, platform)
+    switched = collective_terms(
+        find_operator("all_gather"), dims, 1, dataclasses.replace(platform, links_pairs=False)
+    )
+    assert pytest.approx(switched.memory_us * 7 / num_links) == terms.memory_us

@@ -64,8 +64,10 @@ def _ask(
         ("h200_hgx", ("h100_dgx",)),
         # Its links are half as fast.
         ("h800_hgx", ()),
+        ("b300_hgx", ("b200_hgx",)),
+        ("mi325x_platform", ("mi300x_platform",)),
         # One domain of 72 devices is no node of eight.
-        ("gb200_nvl72", ()),
+        ("gb200_nvl72", ("gb300_nvl72",)),
     ],
 )
 def test_alike_are_as_many_of_the_same_chip_on_the_same_links(

@@ -42,16 +42,22 @@ def _estimates(*latency_us: float) -> LatencyColumns:
 
 
 @pytest.mark.parametrize(
-    ("device", "siblings"),
+    ("device", "dtype", "siblings"),
     [
-        ("a100_sxm_40", ("a100_sxm_80",)),
-        ("h100_sxm", ("h800_sxm", "gh200", "h200_sxm")),
-        ("b200", ("gb200",)),
-        ("a30", ()),
+        ("a100_sxm_40", DType.BF16, ("a100_sxm_80",)),
+        ("h100_sxm", DType.BF16, ("h800_sxm", "gh200", "h100_nvl", "h200_sxm")),
+        ("b200", DType.FP8, ("b300", "gb200", "gb300")),
+        # Blackwell Ultra has half as much FP4 again.
+        ("b200", DType.FP4, ("gb200",)),
+        ("mi325x", DType.BF16, ("mi300x",)),
+        ("a30", DType.BF16, ()),
     ],
 )
-def test_siblings_are_products_of_the_same_chip(device: str, siblings: tuple[str, ...]) -> None:
-    assert siblings == tuple(other.name for other in find_siblings(find_device(device)))
+def test_siblings_are_products_of_the_same_chip(
+    device: str, dtype: DType, siblings: tuple[str, ...]
+) -> None:
+    found = find_siblings(find_device(device), dtype)
+    assert siblings == tuple(other.name for other in found)
 
 
 def test_a_kernel_bound_by_memory_waits_for_the_slower_memory() -> None:

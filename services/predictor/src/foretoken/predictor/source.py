@@ -35,7 +35,7 @@ def find_source(
     choices = models.rank(spec, target, wanted)
     if choices:
         return Source(choices, target)
-    for sibling in () if spec.is_collective else find_siblings(target.device):
+    for sibling in () if spec.is_collective else find_siblings(target.device, target.dtype):
         elsewhere = replace(target, device=sibling)
         choices = models.rank(spec, elsewhere, wanted)
         if choices:

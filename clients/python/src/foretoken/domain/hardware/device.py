@@ -14,6 +14,8 @@ from foretoken.domain.measurements.estimate import DType
 class DeviceSpec:
     """One device product.
 
+    `num_sms` counts what a device has of streaming multiprocessors, AMD's compute units, Intel's Xe
+    or tensor processor cores, `l2_cache_bytes` the last cache before the memory.
     `peak_flops_per_s` is dense (no sparsity), per dtype, from the vendor's data sheet.
     `launch_latency_us` is the shortest time a kernel takes on the device, the floor of any latency.
     `sustained_flops_ratio` is the share of the peak that large matrix products keep up as long as a
@@ -69,10 +71,11 @@ class DeviceSpec:
 
 
 # Architectures whose tensor cores multiply in a format that others lack. Source: NVIDIA CUDA C++
-# Programming Guide, tensor cores by compute capability (8.9 and 9.0 have FP8, 10.0 has FP4).
+# Programming Guide, tensor cores by compute capability (8.9 and 9.0 have FP8, 10.0 has FP4); AMD
+# CDNA 3 and CDNA 4 and Intel Gaudi 3 white papers.
 _FIRST_WITH: Mapping[DType, tuple[str, ...]] = {
-    DType.FP8: ("ada", "hopper", "blackwell"),
-    DType.FP4: ("blackwell",),
+    DType.FP8: ("ada", "hopper", "blackwell", "cdna3", "cdna4", "gaudi3"),
+    DType.FP4: ("blackwell", "cdna4"),
 }
 # The formats a device may compute in instead, nearest first.
 _WIDER: Mapping[DType, tuple[DType, ...]] = {

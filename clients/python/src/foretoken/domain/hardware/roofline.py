@@ -44,11 +44,16 @@ def collective_terms(
     group's devices count together, up to what one device takes from its own node. In an exchange
     between pairs every device sends by its own port what is for other nodes, after the rest. A node
     with fewer ports than the group has devices there has no more of them to take.
+    Where links are of pairs of devices, a group has those between its own.
     """
     link = topology.link_between(num_nodes)
     moved_bytes = spec.moved_bytes(dims, 1.0)
     us_per_byte = US_PER_S / link.bandwidth_bytes_per_s
     inside = US_PER_S / topology.intra_node.bandwidth_bytes_per_s
+    if topology.links_pairs:
+        num_links = topology.devices_per_node - 1
+        inside = inside * num_links / _larger(1, dims["devices_per_node"] - 1)
+        us_per_byte = inside if num_nodes <= 1 else us_per_byte
     if num_nodes > 1 and topology.num_ports < topology.devices_per_node:
         # Devices of the group take turns at the ports there are.
         us_per_byte = us_per_byte * _larger(1.0, dims["devices_per_node"] / topology.num_ports)

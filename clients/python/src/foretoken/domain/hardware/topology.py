@@ -29,8 +29,11 @@ class TopologySpec:
     """Nodes of equal devices: `intra_node` links inside, `inter_node` between.
 
     A node has `ports_per_node` network ports of the bandwidth of `inter_node` (0: one for every
-    device); devices take turns where there are fewer. `nodes_like` names a topology of the same
-    nodes on another network: what was measured inside one of its nodes holds here too.
+    device); devices take turns where there are fewer. Where a node `links_pairs`,
+    no switch is between its devices: each has a link to every other, and `intra_node` is all of a
+    device's links, of which a group has those between its own devices. `nodes_like` names a
+    topology of the same nodes on another network: what was measured inside one of its nodes holds
+    here too.
     """
 
     name: str
@@ -40,6 +43,7 @@ class TopologySpec:
     intra_node: Link
     inter_node: Link
     ports_per_node: int = 0
+    links_pairs: bool = False
     nodes_like: str = ""
 
     @property

@@ -16,7 +16,6 @@ from foretoken.predictor.roofline import FloatColumn
 
 # Products of one chip differ in what is switched off: the B200 has 148, the GB200 152 SMs.
 _SMS_TOLERANCE_RATIO = 0.05
-_TENSOR_FORMATS = {DType.BF16, DType.FP8, DType.INT8, DType.FP4}
 # Data sheets round to two or three digits.
 _RATES_TOLERANCE_RATIO = 0.05
 # How much further off than on the device measured itself. Source: operators of GPT layers on A100
@@ -25,32 +24,25 @@ _RATES_TOLERANCE_RATIO = 0.05
 _WIDTH_LOG = math.log(1.3)
 
 
-def find_siblings(device: DeviceSpec) -> tuple[DeviceSpec, ...]:
-    """Return the other products of the device's chip, those most like it first."""
+def find_siblings(device: DeviceSpec, dtype: DType) -> tuple[DeviceSpec, ...]:
+    """Return the other products of the device's chip in a format, those most like it first."""
     found = [
         other
         for other in all_devices().values()
         if other.name != device.name
         and (other.kind, other.architecture) == (device.kind, device.architecture)
         and abs(other.num_sms / device.num_sms - 1) <= _SMS_TOLERANCE_RATIO
-        and _has_same_tensor_cores(device, other)
+        and _is_as_fast_to_bf16(dtype, device, other)
     ]
     return tuple(sorted(found, key=lambda other: (_distance(device, other), other.name)))
 
 
-def _has_same_tensor_cores(device: DeviceSpec, other: DeviceSpec) -> bool:
-    """Whether formats are as fast to each other: a B300 has more FP4 and less INT8 than a B200."""
-    mine, others = _rates_to_bf16(device), _rates_to_bf16(other)
-    return all(
-        abs(mine[dtype] / others[dtype] - 1) <= _RATES_TOLERANCE_RATIO
-        for dtype in mine.keys() & others.keys()
+def _is_as_fast_to_bf16(dtype: DType, device: DeviceSpec, other: DeviceSpec) -> bool:
+    """Whether tensor cores are alike: a B300 has more FP4 than a B200, less INT8, as much FP8."""
+    mine, others = (
+        asked.peak_flops(dtype) / asked.peak_flops(DType.BF16) for asked in (device, other)
     )
-
-
-def _rates_to_bf16(device: DeviceSpec) -> dict[DType, float]:
-    peaks = device.peak_flops_per_s
-    formats = _TENSOR_FORMATS & peaks.keys() if DType.BF16 in peaks else ()
-    return {dtype: peaks[dtype] / peaks[DType.BF16] for dtype in formats}
+    return abs(mine / others - 1) <= _RATES_TOLERANCE_RATIO
 
 
 def find_linked_alike(topology: TopologySpec) -> tuple[TopologySpec, ...]:
@@ -61,7 +53,7 @@ def find_linked_alike(topology: TopologySpec) -> tuple[TopologySpec, ...]:
     within 19 %.
     """
     device = find_device(topology.device)
-    names = [device.name, *(sibling.name for sibling in find_siblings(device))]
+    names = [device.name, *(sibling.name for sibling in find_siblings(device, DType.BF16))]
     found = [
         other
         for other in all_topologies().values()
@@ -69,6 +61,7 @@ def find_linked_alike(topology: TopologySpec) -> tuple[TopologySpec, ...]:
         and other.device in names
         and other.devices_per_node == topology.devices_per_node
         and other.intra_node.bandwidth_bytes_per_s == topology.intra_node.bandwidth_bytes_per_s
+        and other.links_pairs == topology.links_pairs
     ]
     return tuple(sorted(found, key=lambda other: (names.index(other.device), other.name)))
 

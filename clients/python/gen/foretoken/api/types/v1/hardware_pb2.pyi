@@ -168,6 +168,7 @@ class TopologySpec(_message.Message):
     INTER_NODE_FIELD_NUMBER: _builtins.int
     PORTS_PER_NODE_FIELD_NUMBER: _builtins.int
     NODES_LIKE_FIELD_NUMBER: _builtins.int
+    LINKS_PAIRS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the topology. Empty: an error."""
     description: _builtins.str
@@ -180,6 +181,10 @@ class TopologySpec(_message.Message):
     """Network ports of one node. 0: one for each device."""
     nodes_like: _builtins.str
     """Name of a topology of the same nodes on another network. Empty: none."""
+    links_pairs: _builtins.bool
+    """True: a link joins every two devices of a node, and no switch is between; a group has the links
+    between its own devices. False: devices reach each other by a switch.
+    """
     @_builtins.property
     def intra_node(self) -> Global___Link:
         """Link between devices of one node. Not set: an error."""
@@ -199,10 +204,11 @@ class TopologySpec(_message.Message):
         inter_node: Global___Link | None = ...,
         ports_per_node: _builtins.int = ...,
         nodes_like: _builtins.str = ...,
+        links_pairs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inter_node", b"inter_node", "intra_node", b"intra_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "device", b"device", "devices_per_node", b"devices_per_node", "inter_node", b"inter_node", "intra_node", b"intra_node", "name", b"name", "nodes_like", b"nodes_like", "ports_per_node", b"ports_per_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "device", b"device", "devices_per_node", b"devices_per_node", "inter_node", b"inter_node", "intra_node", b"intra_node", "links_pairs", b"links_pairs", "name", b"name", "nodes_like", b"nodes_like", "ports_per_node", b"ports_per_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,7 +39,11 @@ _PEAKS = {
 }
 # CUDA compute capability. Source: NVIDIA CUDA C++ programming guide, table of compute capabilities.
 _SM_OF_ARCHITECTURE = {"volta": 70, "ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100}
-_SM_OF_DEVICE = {"a40": 86, "b300": 103, "gb300": 103, "rtx_pro_6000": 120}
+_SM_OF_DEVICE = {
+    **dict.fromkeys(("a10", "a40"), 86),
+    **dict.fromkeys(("b300", "gb300"), 103),
+    **dict.fromkeys(("rtx_5090", "rtx_pro_6000"), 120),
+}
 # Alike in the system files of every NVIDIA device there. Source: systems/h200_sxm.yaml.
 _BANDWIDTH_RATIO = 0.8
 _CONSTANT_LATENCY_S = 3e-6
