@@ -10,16 +10,27 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes_manifests import (
+    Manifest,
+    configs,
+    environment,
+    find,
+    pods,
+    render,
+    templates,
+)
 from typer.testing import CliRunner
 
+import foretoken
 from foretoken.app.cli.main import app
-from foretoken.app.config import AppConfig, load_config
 from foretoken.app.service_metrics import PredictorMetrics
 from foretoken.catalog.config import CatalogConfig
 from foretoken.domain import schema
+from foretoken.domain.hardware.device import find_device
 from foretoken.predictor.drift import DriftReport
 from foretoken.predictor.statistics import PredictionStatistics
 from foretoken.profiler.cluster.spec import KubernetesSpec
+from foretoken.profiler.cluster.submitting import product_labels
 
 _VARIANTS = (
     "base",
@@ -29,13 +40,12 @@ _VARIANTS = (
     "overlays/production",
     "overlays/profiler-controller",
 )
-_SERVICES = ("catalog", "predictor", "profiler", "simulator")
+_SERVICES = ("catalog", "predictor", "simulator")
+_IMAGES = (*_SERVICES, "profiler")
 # Kinds of operators that a cluster may have; their schemas are not part of Kubernetes.
-_CUSTOM_KINDS = {"PodMonitor", "PrometheusRule"}
+_CUSTOM_KINDS = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule"}
 _CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding"}
 _CONTROLLER = "profiler-controller"
-
-Manifest = Mapping[str, Any]
 
 
 @pytest.fixture(scope="module", params=_VARIANTS)
@@ -47,11 +57,7 @@ def manifests(
 
 
 def _render(repository: Path, find_tool: Callable[[str], str], variant: str) -> list[Manifest]:
-    folder = repository / "deploy" / "k8s" / variant
-    command = [find_tool("kubectl"), "kustomize", str(folder)]
-    rendered = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (0, "") == (rendered.returncode, rendered.stderr)
-    return list(yaml.safe_load_all(rendered.stdout))
+    return render(find_tool("kubectl"), repository / "deploy" / "k8s" / variant)
 
 
 def test_every_manifest_fits_the_schemas_of_kubernetes(
@@ -71,15 +77,48 @@ def test_everything_is_in_the_namespace(manifests: list[Manifest]) -> None:
 
 
 def test_every_configuration_is_one_the_program_accepts(manifests: list[Manifest]) -> None:
-    configs = _configs(manifests)
-    assert set(_SERVICES) == set(configs) - {_CONTROLLER}
-    for service in ("catalog", "predictor", "simulator"):
-        server = configs[service].server
-        assert ("0.0.0.0", 50051, 9090) == (server.host, server.port, server.metrics_port)  # noqa: S104
-        grace_s = _pod_spec(_workload(manifests, service))["terminationGracePeriodSeconds"]
+    loaded, specs = configs(manifests), pods(manifests)
+    assert set(_SERVICES) <= set(loaded) <= {*_SERVICES, "profiler", _CONTROLLER}
+    for service in set(loaded) - {"profiler"}:
+        server = loaded[service].server
+        assert "0.0.0.0" == server.host  # noqa: S104 - of a pod
+        ports = {p["name"]: p["containerPort"] for p in specs[service]["containers"][0]["ports"]}
+        asked = {"grpc": server.port, "health": server.health_port, "metrics": server.metrics_port}
+        assert {"grpc": 50051, "health": 50052, "metrics": 9090} == ports == asked
+        grace_s = specs[service]["terminationGracePeriodSeconds"]
         assert server.drain_s + server.grace_s < grace_s
-    catalog = schema.decode(CatalogConfig, {"path": "catalog.duckdb", **configs["catalog"].catalog})
-    assert catalog.memory_limit == "4GB"
+    catalog = schema.decode(CatalogConfig, {"path": "catalog.duckdb", **loaded["catalog"].catalog})
+    assert catalog.memory_limit in {"1GB", "4GB"}
+
+
+def test_probes_ask_the_port_that_speaks_in_the_clear(manifests: list[Manifest]) -> None:
+    """A kubelet's probe speaks no TLS, and shows no token."""
+    served = {name: pod for name, pod in pods(manifests).items() if name in configs(manifests)}
+    for name in set(served) - {"profiler"}:
+        (container,) = served[name]["containers"]
+        asked = [container[f"{kind}Probe"]["grpc"]["port"] for kind in ("startup", "readiness")]
+        assert [50052, 50052] == asked
+        assert "health" == container["livenessProbe"]["tcpSocket"]["port"]
+
+
+def test_no_policy_lets_others_than_a_kubelet_probe(manifests: list[Manifest]) -> None:
+    """The node of a pod reaches all its ports, whatever policies say; others what they name."""
+    policies = [m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"]
+    assert {} in [policy["podSelector"] for policy in policies if "ingress" not in policy]
+    probed = [
+        template["metadata"]["labels"]
+        for _, template in templates(manifests)
+        if "livenessProbe" in template["spec"]["containers"][0]
+    ]
+    assert len(probed) >= len(_SERVICES)
+    admitted = {
+        port["port"]
+        for policy in policies
+        if any(policy["podSelector"].get("matchLabels", {}).items() <= p.items() for p in probed)
+        for rule in policy.get("ingress", ())
+        for port in rule["ports"]
+    }
+    assert {50051} <= admitted <= {50051, 9090}
 
 
 def test_every_endpoint_is_a_service_on_its_port(manifests: list[Manifest]) -> None:
@@ -90,7 +129,7 @@ def test_every_endpoint_is_a_service_on_its_port(manifests: list[Manifest]) -> N
     }
     endpoints = {
         endpoint
-        for config in _configs(manifests).values()
+        for config in configs(manifests).values()
         for endpoint in (config.endpoints.catalog, config.endpoints.predictor)
         if endpoint != "embedded"
     }
@@ -103,20 +142,21 @@ def test_autoscalers_can_scale_what_they_name(manifests: list[Manifest]) -> None
     scaled = {m["metadata"]["name"]: m["spec"] for m in manifests if "Autoscaler" in m["kind"]}
     assert {"predictor", "simulator"} == set(scaled)
     for name, spec in scaled.items():
-        deployment = _workload(manifests, name)
+        deployment = find(manifests, "Deployment", name)
         target = (deployment["kind"], deployment["metadata"]["name"])
         assert target == (spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"])
         assert "replicas" not in deployment["spec"]
         assert 1 <= spec["minReplicas"] <= spec["maxReplicas"]
-        assert "cpu" in _pod_spec(deployment)["containers"][0]["resources"]["requests"]
+        assert "cpu" in pods([deployment])[name]["containers"][0]["resources"]["requests"]
 
 
 def test_what_scales_keeps_nothing_and_spreads_over_nodes(manifests: list[Manifest]) -> None:
     budgets = {m["metadata"]["name"] for m in manifests if m["kind"] == "PodDisruptionBudget"}
     for name in ("predictor", "simulator"):
-        deployment = _workload(manifests, name)
-        pod = _pod_spec(deployment)
+        deployment = find(manifests, "Deployment", name)
+        pod = pods([deployment])[name]
         volumes = {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]}
+        volumes.pop("tls", None)
         assert {"config": {"configMap"}, "data": {"emptyDir"}, "tmp": {"emptyDir"}} == volumes
         assert [name] == [
             constraint["labelSelector"]["matchLabels"]["app.kubernetes.io/name"]
@@ -131,17 +171,14 @@ def test_jobs_have_one_address_and_questions_all_of_them(manifests: list[Manifes
     for name in ("predictor", "simulator"):
         assert "clusterIP" not in services[name]
         assert "None" == services[f"{name}-pods"]["clusterIP"]
-    asked = _configs(manifests)["simulator"].endpoints.predictor
+    asked = configs(manifests)["simulator"].endpoints.predictor
     assert "dns:///predictor-pods:50051" == asked
 
 
 def test_every_selector_finds_pods(manifests: list[Manifest]) -> None:
-    labels = [
-        spec["template"]["metadata"]["labels"].items()
-        for spec in (m.get("spec", {}) for m in manifests)
-        for spec in (spec, spec.get("jobTemplate", {}).get("spec", {}))
-        if "template" in spec
-    ]
+    labels = [template["metadata"]["labels"].items() for _, template in templates(manifests)]
+    # Pods of profiles are made from outside, or by the controller.
+    labels.append({"app.kubernetes.io/name": "profiler"}.items())
     selectors = {
         f"{m['kind']}/{m['metadata']['name']}": _selector(m)
         for m in manifests
@@ -156,43 +193,46 @@ def test_every_selector_finds_pods(manifests: list[Manifest]) -> None:
 
 
 def test_no_pod_has_more_rights_than_it_needs(manifests: list[Manifest]) -> None:
-    pods = [_pod_spec(_workload(manifests, service)) for service in _SERVICES]
-    pods += [_pod_spec(m["spec"]["jobTemplate"]) for m in manifests if m["kind"] == "CronJob"]
-    for pod in pods:
-        container = pod["containers"][0]
+    for name, pod in pods(manifests).items():
+        (container,) = pod["containers"]
         rights = container["securityContext"]
         assert pod["securityContext"]["runAsNonRoot"]
         assert {"type": "RuntimeDefault"} == pod["securityContext"]["seccompProfile"]
-        assert not pod["automountServiceAccountToken"]
+        # The controller alone speaks to the API server.
+        assert (name == _CONTROLLER) == pod.get("automountServiceAccountToken", True)
         assert (True, False) == (
             rights["readOnlyRootFilesystem"],
             rights["allowPrivilegeEscalation"],
         )
         assert ["ALL"] == rights["capabilities"]["drop"]
         assert {"requests", "limits"} == set(container["resources"])
-        assert "1" == {e["name"]: e.get("value") for e in container["env"]}["OMP_NUM_THREADS"]
+        assert "1" == environment(pod)["OMP_NUM_THREADS"]
+
+
+def test_every_image_has_the_version(manifests: list[Manifest]) -> None:
+    """The tags that the base sets do not reach what components add."""
+    images = {c["image"] for pod in pods(manifests).values() for c in pod["containers"]}
+    assert images <= {f"foretoken-{name}:{foretoken.__version__}" for name in _IMAGES}
+    assert images != set()
 
 
 def test_no_service_links_are_injected(manifests: list[Manifest]) -> None:
     """Kubernetes would add FORETOKEN_* variables for a service of that name: unknown settings."""
-    for service in _SERVICES:
-        assert not _pod_spec(_workload(manifests, service))["enableServiceLinks"]
+    assert {False} == {pod["enableServiceLinks"] for pod in pods(manifests).values()}
 
 
-def test_the_profiler_takes_one_gpu_and_one_share_per_index(manifests: list[Manifest]) -> None:
-    job = _workload(manifests, "profiler")["spec"]
-    container = job["template"]["spec"]["containers"][0]
-    shards = {e["name"]: e.get("value") for e in container["env"]}["FORETOKEN_PROFILER__NUM_SHARDS"]
-    assert "1" == container["resources"]["limits"]["nvidia.com/gpu"]
-    assert str(job["completions"]) == shards
-
-
-def test_a_suspended_job_is_all_that_profiles_until_an_overlay_names_a_gpu(
-    manifests: list[Manifest],
+def test_the_profiler_takes_one_gpu_of_a_kind_and_one_share_per_index(
+    repository: Path, find_tool: Callable[[str], str]
 ) -> None:
-    job = _workload(manifests, "profiler")["spec"]
-    product = job["template"]["spec"]["nodeSelector"]["nvidia.com/gpu.product"]
-    assert (product == "set-by-overlay") == job["suspend"]
+    manifests = _render(repository, find_tool, "overlays/gpu-profiler")
+    pod = pods(manifests)["profiler"]
+    assert "1" == pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    cron = find(manifests, "CronJob", "profiler")["spec"]
+    shards = environment(pod)["FORETOKEN_PROFILER__NUM_SHARDS"]
+    assert str(cron["jobTemplate"]["spec"]["completions"]) == shards
+    assert cron["suspend"]
+    labels = product_labels(find_device(environment(pod)["DEVICE"]))
+    assert pod["nodeSelector"]["nvidia.com/gpu.product"] in labels
 
 
 def test_the_controller_has_a_configuration_an_account_and_a_role(
@@ -200,15 +240,11 @@ def test_the_controller_has_a_configuration_an_account_and_a_role(
 ) -> None:
     """It may do no more than the tests of the profiler need, and nothing to others' objects."""
     manifests = _render(repository, find_tool, f"overlays/{_CONTROLLER}")
-    config = _configs(manifests)[_CONTROLLER]
+    config = configs(manifests)[_CONTROLLER]
     assert config.profiler["place"] == "kubernetes"
     spec = schema.decode(KubernetesSpec, config.profiler["kubernetes"])
-    pod = _pod_spec(_workload(manifests, _CONTROLLER))
-    server = config.server
-    assert ("0.0.0.0", 50051, 9090) == (server.host, server.port, server.metrics_port)  # noqa: S104
-    assert server.drain_s + server.grace_s < pod["terminationGracePeriodSeconds"]
-    (image,) = {c["image"] for c in _pod_spec(_workload(manifests, "profiler"))["containers"]}
-    assert image == spec.image
+    pod = pods(manifests)[_CONTROLLER]
+    assert spec.image in {c["image"] for c in pod["containers"]}
     bindings = [m for m in manifests if m["kind"] in {"RoleBinding", "ClusterRoleBinding"}]
     roles = {(m["kind"], m["metadata"]["name"]): m for m in manifests if "rules" in m}
     bound = [roles[b["roleRef"]["kind"], b["roleRef"]["name"]] for b in bindings]
@@ -220,7 +256,7 @@ def test_the_controller_has_a_configuration_an_account_and_a_role(
     assert {"jobs", "pods", "pods/log", "nodes"} == readable
 
 
-@pytest.mark.parametrize("service", _SERVICES)
+@pytest.mark.parametrize("service", _IMAGES)
 def test_dockerfiles_are_clean_and_start_their_service(
     repository: Path, find_tool: Callable[[str], str], service: str
 ) -> None:
@@ -253,34 +289,12 @@ def test_alerts_watch_metrics_that_the_predictor_has(repository: Path) -> None:
 def test_the_backup_is_a_command_that_exists(repository: Path) -> None:
     path = repository / "deploy" / "k8s" / "components" / "catalog-backup" / "backup.yaml"
     cron, _ = yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    (container,) = _pod_spec(cron["spec"]["jobTemplate"])["containers"]
+    (container,) = pods([cron])["catalog-backup"]["containers"]
     (script,) = container["args"]
     words = shlex.split(script.partition("\nls ")[0].replace("\\\n", " "))
     assert words[0] == "foretoken"
     outcome = CliRunner().invoke(app, [*words[1:], "--help"])
     assert (0, True) == (outcome.exit_code, "Copy the catalog" in outcome.output)
-
-
-def _configs(manifests: list[Manifest]) -> dict[str, AppConfig]:
-    """Load every service's configuration as the service itself would."""
-    configs: dict[str, AppConfig] = {}
-    for manifest in manifests:
-        if manifest["kind"] == "ConfigMap" and "foretoken.yaml" in manifest["data"]:
-            service = str(manifest["metadata"]["name"]).partition("-config")[0]
-            content = yaml.safe_load(manifest["data"]["foretoken.yaml"])
-            configs[service] = load_config(None, {}, content)
-    return configs
-
-
-def _workload(manifests: list[Manifest], name: str) -> Manifest:
-    kinds = ("Deployment", "StatefulSet", "Job")
-    (found,) = (m for m in manifests if m["kind"] in kinds and m["metadata"]["name"] == name)
-    return found
-
-
-def _pod_spec(workload: Manifest) -> Mapping[str, Any]:
-    spec: Mapping[str, Any] = workload["spec"]["template"]["spec"]
-    return spec
 
 
 def _selector(manifest: Manifest) -> Mapping[str, str]:

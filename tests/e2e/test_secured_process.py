@@ -124,7 +124,7 @@ def test_a_caller_without_a_certificate_of_the_authority_gets_no_connection(
 
 @pytest.mark.parametrize("service", ["", "foretoken.api.catalog.v1.CatalogService"])
 def test_health_is_answered_in_the_clear(secured: _Secured, service: str) -> None:
-    """As a kubelet asks: without TLS, without a token."""
+    """As a kubelet does: without TLS, without a token."""
     assert HealthCheckResponse.SERVING == _health(secured.health_address, service)
 
 
