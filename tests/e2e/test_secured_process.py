@@ -1,5 +1,6 @@
 """Serving processes with TLS, certificates of both sides and a token; and probes in the clear."""
 
+import shutil
 import socket
 import ssl
 import subprocess
@@ -19,10 +20,14 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import ServiceUnavailableError, UnauthenticatedError
+from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
+from foretoken.wire.arrow import rows_to_table
 
 pytestmark = pytest.mark.e2e
 
 _SHORT_S = 2.0
+# Files are looked at once a second.
+_NOTICED_S = 1.1
 
 
 @dataclass(frozen=True)
@@ -179,8 +184,48 @@ def test_a_renewed_token_is_the_one_that_is_wanted(secured: _Secured, tmp_path: 
     earlier = tmp_path / "earlier"
     earlier.write_text(secured.token.read_text())
     secured.token.write_text("open barley\n")
-    time.sleep(1.1)
+    time.sleep(_NOTICED_S)
     with secured.connect() as catalog:
         assert catalog.describe_coverage() == ()
     with secured.connect(token_file=str(earlier)) as catalog, pytest.raises(UnauthenticatedError):
         catalog.describe_coverage()
+
+
+def test_a_caller_shows_its_renewed_certificate_and_drops_no_call(
+    secured: _Secured, tmp_path: Path
+) -> None:
+    """As long as it shows a foreign one, new calls fail; the one under way goes on."""
+    shown = Identity(tmp_path / "tls.crt", tmp_path / "tls.key")
+    foreign = Authority(tmp_path, "foreign").issue("caller")
+
+    def show(identity: Identity) -> None:
+        for source, target in zip(identity, shown, strict=True):
+            shutil.copy(source, target)
+        time.sleep(_NOTICED_S)
+
+    def batches(catalog: CatalogClient) -> Iterator[MeasurementBatch]:
+        yield MeasurementBatch(batch_index=0, rows=rows_to_table([]), is_last=False)
+        show(foreign)
+        with pytest.raises(ServiceUnavailableError):
+            catalog.describe_coverage()
+        yield MeasurementBatch(batch_index=1, rows=rows_to_table([]), is_last=True)
+
+    shutil.copy(secured.caller.certificate, shown.certificate)
+    shutil.copy(secured.caller.key, shown.key)
+    changes = {"cert_file": str(shown.certificate), "key_file": str(shown.key)}
+    with secured.connect(**changes) as catalog:
+        run = Run(run_id="run", kind=RunKind.PROFILE, tool="tests")
+        assert [0, 1] == [ack.batch_index for ack in catalog.record(run, batches(catalog))]
+        show(secured.caller)
+        assert ["run"] == [summary.run.run_id for summary in catalog.list_runs()]
+
+
+def test_a_caller_shows_its_renewed_token(secured: _Secured, tmp_path: Path) -> None:
+    shown = tmp_path / "token"
+    shown.write_text(secured.token.read_text())
+    with secured.connect(token_file=str(shown)) as catalog:
+        assert catalog.describe_coverage() == ()
+        shown.write_text("open rye\n")
+        time.sleep(_NOTICED_S)
+        with pytest.raises(UnauthenticatedError):
+            catalog.describe_coverage()

@@ -92,9 +92,12 @@ class Calls:
         self.transport = transport
         self.messages = messages_of(table)
         # Made now, for gRPC does not survive making one of a closed channel.
-        self._methods = {
-            messages.path: _open_method(transport.channel, messages)
-            for messages in self.messages.values()
+        self._channel, self._methods = self._open_methods()
+
+    def _open_methods(self) -> tuple[Any, Mapping[str, Any]]:
+        channel = self.transport.channel
+        return channel, {
+            messages.path: _open_method(channel, messages) for messages in self.messages.values()
         }
 
     @property
@@ -104,6 +107,8 @@ class Calls:
 
     def method(self, messages: RpcMessages) -> Any:
         """Return what gRPC calls an rpc with."""
+        if self.transport.channel is not self._channel:
+            self._channel, self._methods = self._open_methods()
         return self._methods[messages.path]
 
     async def call(

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import logging
 import queue
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from contextlib import suppress
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 import grpc
 
@@ -14,10 +15,15 @@ from foretoken.client.blocking import iterate
 from foretoken.client.calls import Feed
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.wire.credential_files import CredentialFiles
 from foretoken.wire.errors import rpc_to_error
 from foretoken.wire.keepalive import client_options
 from foretoken.wire.rpcs import TABLES
 
+_log = logging.getLogger(__name__)
+
+_CA, _CERTIFICATE, _KEY = "ca_file", "cert_file", "key_file"
+_TOKEN = "token_file"  # noqa: S105 - the name of an option
 _RETRY_POLICY = {
     "maxAttempts": 5,
     "initialBackoff": "0.2s",
@@ -40,6 +46,9 @@ class _Connection(Generic[C]):
         self.options = options
         self.peer = f"{service} at {options.address}"
         self._channel: C | None = None
+        # Their calls go on; without any, gRPC ends their connections by itself.
+        self._earlier: list[C] = []
+        self._files = credential_files(options)
 
     @classmethod
     def to(cls, target: "str | ChannelOptions", service: str) -> Self:
@@ -54,19 +63,12 @@ class _Connection(Generic[C]):
             InvalidRequestError: a TLS file cannot be read, or a token would travel in the clear.
 
         """
-        arguments = channel_arguments(self.options)
-        credentials = channel_credentials(self.options)
-        address = self.options.address
-        make_insecure, make_secure = self._make_channel
-        if credentials is None:
-            self._channel = make_insecure(address, options=arguments)
-        else:
-            self._channel = make_secure(address, credentials, options=arguments)
+        self._channel = self._make()
         return self
 
     @property
     def channel(self) -> C:
-        """The open channel.
+        """The open channel, which is another one when certificates have been renewed.
 
         Raises:
             InvalidRequestError: it is closed.
@@ -74,7 +76,31 @@ class _Connection(Generic[C]):
         """
         if self._channel is None:
             raise InvalidRequestError(f"the connection to the {self.peer} is not open")
+        if self._files.has_changed():
+            try:
+                renewed = self._make()
+            except InvalidRequestError as err:
+                _log.warning("certificates stay as they were: %s", err.message)
+            else:
+                self._earlier.append(self._channel)
+                self._channel = renewed
         return self._channel
+
+    def _make(self) -> C:
+        arguments = channel_arguments(self.options)
+        credentials = channel_credentials(self.options, self._files)
+        make_insecure, make_secure = self._make_channel
+        if credentials is None:
+            return cast("C", make_insecure(self.options.address, options=arguments))
+        return cast("C", make_secure(self.options.address, credentials, options=arguments))
+
+    def _take_channels(self) -> list[C]:
+        """Return all channels there were, and keep none."""
+        channels = self._earlier
+        if self._channel is not None:
+            channels.append(self._channel)
+        self._earlier, self._channel = [], None
+        return channels
 
 
 class Connection(_Connection[grpc.Channel]):
@@ -85,9 +111,8 @@ class Connection(_Connection[grpc.Channel]):
 
     def close(self) -> None:
         """End what is under way and free the channel."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        for channel in self._take_channels():
+            channel.close()
 
     def exchange(self, method: Any, requests: Any) -> Generator[Any]:
         """Yield the answers to a stream of requests, or to one.
@@ -138,9 +163,8 @@ class AsyncConnection(_Connection[grpc.aio.Channel]):
 
     async def close(self) -> None:
         """End what is under way and free the channel."""
-        if self._channel is not None:
-            await self._channel.close(grace=None)
-            self._channel = None
+        for channel in self._take_channels():
+            await channel.close(grace=None)
 
     async def send(self, method: Any, request: Any, timeout_s: float) -> Any:
         """Return the answer to one request, or to a stream of them."""
@@ -188,7 +212,15 @@ def channel_arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
     ]
 
 
-def channel_credentials(options: ChannelOptions) -> grpc.ChannelCredentials | None:
+def credential_files(options: ChannelOptions) -> CredentialFiles:
+    """Return the files that say who both sides are, but for the token."""
+    names = (_CA, _CERTIFICATE, _KEY)
+    return CredentialFiles({name: getattr(options, name) for name in names})
+
+
+def channel_credentials(
+    options: ChannelOptions, files: CredentialFiles
+) -> grpc.ChannelCredentials | None:
     """Return the credentials of a channel, None where it is in the clear.
 
     Raises:
@@ -199,24 +231,44 @@ def channel_credentials(options: ChannelOptions) -> grpc.ChannelCredentials | No
         if options.token_file:
             raise InvalidRequestError.of_field("token_file", "a token needs TLS; set use_tls")
         return None
+    found = files.read()
     credentials = grpc.ssl_channel_credentials(
-        root_certificates=_read(options.ca_file, "ca_file"),
-        private_key=_read(options.key_file, "key_file"),
-        certificate_chain=_read(options.cert_file, "cert_file"),
+        root_certificates=found.get(_CA),
+        private_key=found.get(_KEY),
+        certificate_chain=found.get(_CERTIFICATE),
     )
-    token = _read(options.token_file, "token_file")
-    if token is None:
+    if not options.token_file:
         return credentials
-    return grpc.composite_channel_credentials(
-        credentials, grpc.access_token_call_credentials(_decode_token(token, options.token_file))
-    )
+    token = grpc.metadata_call_credentials(_Token(options.token_file))
+    return grpc.composite_channel_credentials(credentials, token)
 
 
-def _decode_token(token: bytes, path: str) -> str:
-    try:
-        return token.decode("ascii").strip()
-    except UnicodeDecodeError as err:
-        raise InvalidRequestError.of_field("token_file", f"{path} holds no token: {err}") from err
+class _Token(grpc.AuthMetadataPlugin):
+    """Shows what is in a file, read again when it changes: tokens of pods live for an hour."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._files = CredentialFiles({_TOKEN: path})
+        self._token = self._read()
+
+    def __call__(
+        self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback
+    ) -> None:
+        """Add the token to a call."""
+        del context
+        if self._files.has_changed():
+            with suppress(InvalidRequestError):
+                self._token = self._read()
+        callback((("authorization", f"Bearer {self._token}"),), None)
+
+    def _read(self) -> str:
+        token = self._files.read()[_TOKEN]
+        try:
+            return token.decode("ascii").strip()
+        except UnicodeDecodeError as err:
+            raise InvalidRequestError.of_field(
+                _TOKEN, f"{self._path} holds no token: {err}"
+            ) from err
 
 
 def _service_config() -> Mapping[str, Any]:
@@ -233,12 +285,3 @@ def _service_config() -> Mapping[str, Any]:
         "healthCheckConfig": {"serviceName": ""},
         "methodConfig": [{"name": names, "retryPolicy": _RETRY_POLICY}],
     }
-
-
-def _read(path: str, field: str) -> bytes | None:
-    if not path:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as err:
-        raise InvalidRequestError.of_field(field, f"cannot read {path}: {err.strerror}") from err

@@ -48,6 +48,8 @@ class CredentialFiles:
 
     def has_changed(self) -> bool:
         """Return whether a file is another than when they were read, as of up to a second ago."""
+        if not self._paths:
+            return False
         now_s = self._clock()
         if now_s - self._looked_s < _LOOK_EVERY_S:
             return False
