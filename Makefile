@@ -104,7 +104,7 @@ demo: setup ## four services on loopback: profile this CPU, train, simulate, dra
 
 # The engine is compiled where that was not done, while tests are collected: else every process that
 # comes to it meanwhile, and the workers of a search, compile it for themselves.
-COMPILE := $(BIN)/python -c 'from foretoken.simulator.serving.simulation import compile_engines as c; c()'
+COMPILE := $(BIN)/python -c 'from foretoken.simulator.serving.compilation import compile_engines as c; c()'
 
 .PHONY: test
 test: setup ## run the tests, in minutes; test-slow has the rest

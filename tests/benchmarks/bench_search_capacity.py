@@ -38,9 +38,10 @@ from foretoken.simulator.search.capacity.load_search import AnswerInterval, Load
 from foretoken.simulator.search.capacity.probe import Load, make_judge, resample_loads
 from foretoken.simulator.search.capacity.rate import draw_plan, estimate_service_rps, rate_of_plan
 from foretoken.simulator.search.context import InlineContext
+from foretoken.simulator.serving.compilation import warm_up
 from foretoken.simulator.serving.record import ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
-from foretoken.simulator.serving.simulation import run_deployment, warm_up
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 from foretoken.simulator.workload.trace import load_trace
 

@@ -41,7 +41,7 @@ from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.search.executors.local import LocalExecutor
 from foretoken.simulator.search.journal import fingerprint
 from foretoken.simulator.search.serving.search import ServingSearch
-from foretoken.simulator.serving.simulation import compile_engines
+from foretoken.simulator.serving.compilation import compile_engines
 
 _TARGETS = ServingTargets(
     limits=(

@@ -38,12 +38,12 @@ from foretoken.domain.requests.workload import LengthSpec, Request, WorkloadSpec
 from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.cost.tables import flat_tables
+from foretoken.simulator.serving.compilation import warm_up
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import (
     ServingResult,
     run_deployment,
     simulate_serving,
-    warm_up,
 )
 from foretoken.simulator.workload.requests import resolve_workload
 

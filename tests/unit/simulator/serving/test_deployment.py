@@ -8,8 +8,9 @@ import pytest
 from foretoken.domain.errors import UnknownPluginError
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.simulator.cost.tables import CostTables, flat_tables
+from foretoken.simulator.serving.compilation import must_compile, warm_up
 from foretoken.simulator.serving.setup import DeploymentSetup
-from foretoken.simulator.serving.simulation import must_compile, run_deployment, warm_up
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 _SETUP = DeploymentSetup(profile=EngineProfile(name="plain", engine="plain"), num_kv_blocks=1000)

@@ -106,13 +106,22 @@ def is_ready(function: Callable[..., Any]) -> bool:
     return bool(made.signatures) or _is_kept(made.py_func)
 
 
+def can_keep(function: Callable[..., Any]) -> bool:
+    """Whether there is a folder that keeps a function's machine code for other processes."""
+    return _kept_in(cast("Any", function).py_func) is not None
+
+
+def _kept_in(function: Callable[..., Any]) -> Path | None:
+    try:
+        return Path(cast("Any", FunctionCache)(function).cache_path)
+    except RuntimeError:
+        return None
+
+
 def _is_kept(function: Callable[..., Any]) -> bool:
     name = function.__qualname__.replace("<", "").replace(">", "")
-    try:
-        folder = Path(cast("Any", FunctionCache)(function).cache_path)
-    except RuntimeError:  # no folder to keep it in
-        return False
-    return any(folder.glob(f"*.{name}-*.nbi"))
+    folder = _kept_in(function)
+    return folder is not None and any(folder.glob(f"*.{name}-*.nbi"))
 
 
 class Addressed(Generic[P, R]):

@@ -4,12 +4,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.errors import CancelledJobError, InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job, Watch
@@ -47,12 +48,9 @@ from foretoken.simulator.search.jobs import (
     TRAINING_KIND,
     SearchJobs,
 )
+from foretoken.simulator.serving.compilation import load_engines
 from foretoken.simulator.serving.scenario_check import check_scenario
-from foretoken.simulator.serving.simulation import (
-    SERVING_TABLES,
-    compile_engines,
-    simulate_serving,
-)
+from foretoken.simulator.serving.simulation import SERVING_TABLES, simulate_serving
 from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
 from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.training.memory_plan import plan_memory
@@ -89,6 +87,7 @@ class SimulatorService(RunsJobs):
         if catalog is not None and config.max_kept_results:
             self._results = ResultKeeper(catalog, config.max_kept_results)
         self._config = config
+        self._is_closing = threading.Event()
         self._predictor = predictor
         self._surfaces = SurfaceCache(predictor, config.max_cached_surfaces)
         self._statistics = SimulatorStatistics()
@@ -113,14 +112,23 @@ class SimulatorService(RunsJobs):
         """Load earlier jobs; searches that were left unfinished go on as configured."""
         self._jobs.open(self._searches.handlers, resumes=self._config.resumes_at_start)
         if self._config.compiles_at_start:
-            threading.Thread(target=compile_engines, name="compile", daemon=True).start()
+            threading.Thread(target=self._load_engines, name="compile", daemon=True).start()
 
     def close(self) -> None:
         """Stop what runs and wait for it; simulations are cancelled, searches may go on later."""
+        self._is_closing.set()
         self._jobs.close()
         self._searches.close()
         if self._results is not None:
             self._results.close()
+
+    def _load_engines(self) -> None:
+        def check() -> None:
+            if self._is_closing.is_set():
+                raise CancelledJobError("the service ends")
+
+        with suppress(CancelledJobError):
+            load_engines(check)
 
     def create_serving_simulation(self, scenario: ServingScenario) -> Job:
         """Start simulating a serving deployment.

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, SearchTooLargeError
-from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
+from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job, WakingWatch, Watch
@@ -30,8 +30,6 @@ from foretoken.jobs.runner import JobProgress, JobRunner, Resume, Work
 from foretoken.simulator.cluster.routing import find_router
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.echo import echo_capacity, echo_serving_search, echo_training_search
-from foretoken.simulator.engine.pool import EnginePool
-from foretoken.simulator.engine.simulation import is_ready
 from foretoken.simulator.results import attach_tables, fill_tables, open_table
 from foretoken.simulator.search.capacity.find import find_capacity
 from foretoken.simulator.search.context import FINALISTS, JobContext
@@ -40,18 +38,12 @@ from foretoken.simulator.search.executors.choice import open_executor
 from foretoken.simulator.search.serving.search import ServingSearch, count_points
 from foretoken.simulator.search.training.search import count_points as count_strategies
 from foretoken.simulator.search.training.search import search_training
+from foretoken.simulator.serving.compilation import compile_engines, must_compile_any
 from foretoken.simulator.serving.scenario_check import check_scenario
-from foretoken.simulator.serving.setup import DeploymentSetup
-from foretoken.simulator.serving.simulation import FetchSurfaces, compile_engines
+from foretoken.simulator.serving.simulation import FetchSurfaces
 from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
 from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.wire.result_file import take_tables
-
-
-def must_compile() -> bool:
-    """Whether no process of this machine has compiled the engine, and pools of it, yet."""
-    setup = DeploymentSetup(profile=find_engine(DEFAULT_PROFILE), num_kv_blocks=1)
-    return not (is_ready(setup) and EnginePool.is_ready(setup))
 
 
 def compile_in_worker(executor: Executor, check: Callable[[], None]) -> None:
@@ -232,7 +224,7 @@ class SearchJobs:
     def _serving_work(self, request: ServingSearchRequest) -> Work:
         def work(progress: JobProgress) -> ServingSearchReport:
             executor = self._open_executor()
-            if request.num_finalists and must_compile():
+            if request.num_finalists and must_compile_any():
                 progress.update(0.0, "compile the engine, once on this machine")
                 compile_in_worker(executor, progress.check)
             with JobContext(executor, progress, self._statistics) as context:

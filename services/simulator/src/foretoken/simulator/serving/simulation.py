@@ -4,12 +4,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pyarrow as pa
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, EngineProfile, find_engine
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import Feasibility, ServingReport
@@ -25,10 +24,10 @@ from foretoken.simulator.cluster.setup import (
 )
 from foretoken.simulator.cluster.simulation import Cluster
 from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec
-from foretoken.simulator.cost.tables import CostTables, flat_tables
-from foretoken.simulator.engine.choice import list_schedulers
+from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.engine.pool import EnginePool
-from foretoken.simulator.engine.simulation import is_ready, run_engines
+from foretoken.simulator.engine.simulation import run_engines
+from foretoken.simulator.serving.compilation import compile_apart, must_compile
 from foretoken.simulator.serving.draft import (
     StepCosts,
     add_draft_cost,
@@ -45,7 +44,7 @@ from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import speculation_of
 from foretoken.simulator.serving.step_cost import SurfaceCost
 from foretoken.simulator.serving.tables import build_tables
-from foretoken.simulator.workload.request_plan import NONE, RequestPlan, plan_requests
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
 
 # Of a cluster progress is reported so many times as requests are done, and after so many instants.
@@ -92,24 +91,6 @@ def run_cluster(
     return record_cluster(plan, cluster)
 
 
-def must_compile(setup: DeploymentSetup | ClusterSetup) -> bool:
-    """Whether a plan waits for the compiler first: the code is not kept from before."""
-    if isinstance(setup, DeploymentSetup):
-        return not is_ready(setup)
-    return not all(EnginePool.is_ready(pool.engines) for pool in setup.pools)
-
-
-def warm_up(setup: DeploymentSetup, tables: CostTables) -> None:
-    """Compile what runs a deployment, or load it where that was done before."""
-    one = np.ones(1, dtype=np.int64)
-    run_engines(plan_requests(one, one, one), setup, tables, lambda _: None)
-
-
-def warm_up_pools(tables: CostTables) -> None:
-    """Compile what runs the pools of clusters, or load it where that was done before."""
-    EnginePool.compile(tables)
-
-
 FetchSurfaces = Callable[[SurfaceSpec], LatencySurfaces]
 
 # The tables of a simulation, in the order of their detail.
@@ -139,10 +120,13 @@ class PreparedDeployment:
     model_version: str = ""
     notes: tuple[str, ...] = ()
 
-    @property
-    def must_compile(self) -> bool:
-        """Whether a plan waits for the compiler first."""
-        return self.setup is not None and must_compile(self.setup)
+    def compile(self, say: Callable[[str], None]) -> None:
+        """Have the engine compiled where it is not kept from before.
+
+        What happens is said several times a second meanwhile; what `say` raises ends it.
+        """
+        if self.setup is not None and must_compile(self.setup):
+            compile_apart(self.setup, lambda: say("compile the engine, once on this machine"))
 
     def run(self, plan: RequestPlan, progress: Callable[[float], None]) -> ServingRecord:
         """Return what the engines did with the requests of a plan.
@@ -258,20 +242,10 @@ def simulate_serving(
         num_done = round(done_ratio * num_requests)
         progress.update(0.1 + 0.8 * done_ratio, f"{num_done} of {num_requests} requests")
 
-    if deployment.must_compile:
-        progress.update(0.1, "compile the engine, once on this machine")
+    deployment.compile(lambda message: progress.update(0.1, message))
     record = deployment.run(plan, advance)
     progress.update(0.95, "sum up")
     return ServingResult(report=deployment.report(record, report), tables=deployment.tables(record))
-
-
-def compile_engines() -> None:
-    """Compile the engine and every scheduler, or load them where that was done before."""
-    setup = DeploymentSetup(profile=find_engine(DEFAULT_PROFILE), num_kv_blocks=1)
-    warm_up(setup, flat_tables())
-    warm_up_pools(flat_tables())
-    for scheduler in list_schedulers().values():
-        scheduler.compile()
 
 
 def set_up_deployment(

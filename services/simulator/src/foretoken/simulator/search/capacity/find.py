@@ -76,8 +76,7 @@ def _find(request: CapacityRequest, fetch: FetchSurfaces, context: SearchContext
     )
     if deployment.setup is None:
         return _refuse(report, deployment.infeasibility)
-    if deployment.must_compile:
-        context.update(0.02, "compile the engine, once on this machine")
+    deployment.compile(lambda message: context.update(0.02, message))
     load = Load(deployment=deployment, plan=plan, plan_rps=plan_rps, judge=judge)
     search = LoadSearch(load, request.tolerance_ratio, request.confidence_ratio, context)
     guess_rps = estimate_service_rps(deployment.setup, _tables(deployment), plan)
