@@ -48,7 +48,8 @@ class PoolSetup:
 
     `engines.num_engines` are all there may ever be. A replica is `engines_per_replica` of them, one
     or several in lock step, over which `engines.router` spreads its requests. All devices of a
-    replica together send or receive `port_bytes_per_s` of KV caches.
+    replica together send or receive `port_bytes_per_s` of KV caches. With `has_retries` a request
+    may come again, for what served it failed.
     """
 
     name: str
@@ -59,6 +60,7 @@ class PoolSetup:
     port_bytes_per_s: float = float("inf")
     autoscaling: AutoscalingSpec | None = None
     adapters: AdapterSetup | None = None
+    has_retries: bool = True
 
     @property
     def num_replicas_max(self) -> int:
@@ -160,7 +162,7 @@ def set_up_cluster(scenario: ServingScenario, pools: Sequence[ResolvedPool]) -> 
     token_bytes, window_token_bytes = _model_kv_bytes(pools[0].scenario)
     return ClusterSetup(
         pools=tuple(
-            _set_up_pool(spec, pool, link)
+            replace(_set_up_pool(spec, pool, link), has_retries=cluster.failures is not None)
             for spec, pool, link in zip(cluster.pools, pools, links, strict=True)
         ),
         routing=cluster.routing,

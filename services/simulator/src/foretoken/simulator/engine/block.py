@@ -1,6 +1,6 @@
 """The KV cache of an engine: blocks by number, free ones by last use, full ones by content.
 
-Without prefix caching blocks are all alike and only counted.
+As long as none has a name blocks are all alike and only counted.
 """
 
 import numpy as np
@@ -43,7 +43,7 @@ def allocate(state: State, e: int, r: int, num_tokens: int) -> bool:
 def take_blocks(state: State, e: int, r: int, count: int) -> None:
     """Give a request that many free blocks, which are there."""
     engine, request = engines_of(state)[e], requests_of(state)[r]
-    if state.is_caching:
+    if engine.is_listed:
         end = (e + 1) * (state.num_blocks + 1) - 1
         blocks, row = blocks_of(state), slot_blocks_of(state)[request.slot]
         for _ in range(count):
@@ -63,7 +63,7 @@ def take_blocks(state: State, e: int, r: int, count: int) -> None:
 def free_blocks(state: State, e: int, r: int) -> None:
     """Take back all blocks of a request; with its last they are found again longest."""
     engine, request = engines_of(state)[e], requests_of(state)[r]
-    if state.is_caching:
+    if engine.is_listed:
         if request.slot == NONE:
             return
         end = (e + 1) * (state.num_blocks + 1) - 1
@@ -74,9 +74,10 @@ def free_blocks(state: State, e: int, r: int) -> None:
             if blocks[b].num_users == 0:
                 _append(state, end, b)
                 engine.num_free += 1
-        _release_slot(state, e, r)
     else:
         engine.num_free += request.num_blocks
+    if state.is_caching and request.slot != NONE:
+        _release_slot(state, e, r)
     request.num_blocks = 0
 
 
@@ -154,6 +155,8 @@ def take_slot(state: State, e: int, r: int) -> None:
 def name_blocks(state: State, e: int, r: int, num_full: int) -> None:
     """Let the leading full blocks of a request be found by their content."""
     request = requests_of(state)[r]
+    if request.num_named < num_full and not engines_of(state)[e].is_listed:
+        _list_blocks(state, e)
     while request.num_named < num_full:
         index = as_int64(request.num_named)
         key = _name(state, r, index, request.chain_key)
@@ -162,6 +165,20 @@ def name_blocks(state: State, e: int, r: int, num_full: int) -> None:
             _remember(state, e, b, key)
         request.chain_key = key
         request.num_named += 1
+
+
+@compiled_part
+def _list_blocks(state: State, e: int) -> None:
+    """Give the requests of an engine, whose blocks were counted, blocks by number."""
+    engine = engines_of(state)[e]
+    engine.is_listed = 1
+    for r in range(state.num_requests):
+        request = requests_of(state)[r]
+        if request.engine == e and request.slot != NONE:
+            count = as_int64(request.num_blocks)
+            request.num_blocks = 0
+            engine.num_free += count
+            take_blocks(state, e, r, count)
 
 
 @compiled_part

@@ -48,7 +48,6 @@ def fast_forward(state: State, tables: CostTables, u: int, horizon_ns: int) -> i
     """
     unit, e = units_of(state)[u], units_of(state)[u].first_engine
     engine = engines_of(state)[e]
-    _plan_growth(state, e)
     first_leaving_step = engine.num_steps - unit.num_flights
     first_end_ns, count = unit.next_ns, as_int64(0)
     # The step in which a request ends leaves as any other does.
@@ -63,6 +62,8 @@ def fast_forward(state: State, tables: CostTables, u: int, horizon_ns: int) -> i
         if state.role != DEPLOYMENT and times.leaving_ns >= horizon_ns:
             break
         state.now_ns = unit.next_ns
+        if count == 0:
+            _plan_growth(state, e)
         if not _grow(state, e, count):
             break
         count += 1

@@ -65,7 +65,7 @@ def build_pool_state(plan: RequestPlan, setup: PoolSetup, tables: CostTables) ->
     rules["decode_us_min"] = tables.decode_us.min()
     rules["next_ns"] = layout.NEVER_NS
     state = _build(plan, setup.engines, tables, rules)
-    if setup.role is PoolRole.PREFILL:
+    if setup.role is PoolRole.PREFILL and setup.has_retries:
         # One whose answer is lost begins anew, where its own blocks may be.
         requests = state.arrays["requests"]
         requests["num_shared"] = (requests["num_prefill"] + 1) // int(rules["block_size"][0])
