@@ -79,6 +79,97 @@ def _gpumodeling_ops(name: str, device: str, *questions: Question) -> Family:
     return Family(name=name, source=GPUMODELING, device=device, questions=questions)
 
 
+def _context(
+    name: str, *operators: str, tokens: str = "q_tokens", heads: tuple[str, ...]
+) -> Family:
+    """Return a family asked as context attention is."""
+    length = per_sequence(tokens)
+    return Family(
+        name=f"{name} context",
+        source=AICONFIGURATOR,
+        operators=operators,
+        questions=(
+            _ask("random", hold_out_random, "", 1.5, 3),
+            _ask("whole heads", hold_out_groups(*heads), "", 1.9, 4),
+            _ask("whole isl", hold_out_values(length), "", 4.5, 11),
+            _ask("isl beyond", hold_out_beyond(length), "", 2.3, 5),
+        ),
+    )
+
+
+def _generation(name: str, *operators: str, size: str, heads: tuple[str, ...]) -> Family:
+    """Return a family asked as generation attention is, by what grows from step to step."""
+    return Family(
+        name=f"{name} generation",
+        source=AICONFIGURATOR,
+        operators=operators,
+        questions=(
+            _ask("random", hold_out_random, "", 2.2, 5),
+            _ask("whole heads", hold_out_groups(*heads), "", 3, 7),
+            _ask(f"whole {_SHORT[size]}", hold_out_values(dimension(size)), "", 8.5, 20),
+            _ask(f"{_SHORT[size]} beyond", hold_out_beyond(dimension(size)), "", 3, 7),
+        ),
+    )
+
+
+_SHORT = {"kv_tokens_max": "kv", "num_tokens": "tokens"}
+_DELTA_HEADS = ("num_k_heads", "num_v_heads")
+
+
+def _kernel(name: str, operator: str, size: str, configuration: str) -> Family:
+    """Return a family of one kernel, asked as a matrix product is."""
+    return Family(
+        name=name,
+        source=AICONFIGURATOR,
+        operators=(operator,),
+        questions=(
+            _ask("random", hold_out_random, "", 3.0, 6.5),
+            _ask("whole sizes", hold_out_values(dimension(size)), "", 3.8, 8.5),
+            _ask(f"whole {configuration}", hold_out_groups(configuration), "", 3.5, 8),
+            _ask("sizes beyond", hold_out_beyond(dimension(size)), "", 6.5, 16),
+        ),
+    )
+
+
+# Blocks and kernels of models after DeepSeek-V3, by the goals of what they are nearest to.
+_TODAY = (
+    _context("MLA block", "mla_prefill_module", heads=("num_heads", "hidden")),
+    _generation(
+        "MLA block", "mla_decode_module", size="kv_tokens_max", heads=("num_heads", "hidden")
+    ),
+    _context("DSA", "dsa_prefill_module", heads=("num_heads", "hidden", "index_num_heads")),
+    _generation(
+        "DSA",
+        "dsa_decode_module",
+        size="kv_tokens_max",
+        heads=("num_heads", "hidden", "index_num_heads"),
+    ),
+    _context(
+        "CSA, HCA",
+        "compressed_attention_prefill_module",
+        heads=("num_heads", "hidden", "compress_ratio"),
+    ),
+    _generation(
+        "CSA, HCA",
+        "compressed_attention_decode_module",
+        size="kv_tokens_max",
+        heads=("num_heads", "hidden", "compress_ratio"),
+    ),
+    _context("MSA", "msa_prefill_module", heads=("num_heads",)),
+    _generation("MSA", "msa_decode_module", size="kv_tokens_max", heads=("num_heads",)),
+    _context("gated delta", "gated_delta_prefill", tokens="num_tokens", heads=_DELTA_HEADS),
+    _generation("gated delta", "gated_delta_decode", size="num_tokens", heads=_DELTA_HEADS),
+    _context("KDA", "kda_prefill", tokens="num_tokens", heads=("num_heads",)),
+    _generation("KDA", "kda_decode", size="num_tokens", heads=("num_heads",)),
+    _context("causal conv", "causal_conv_prefill", tokens="num_tokens", heads=("channels",)),
+    _generation("causal conv", "causal_conv_decode", size="num_tokens", heads=("channels",)),
+    _context("encoder", "encoder_attention", tokens="num_tokens", heads=("num_heads", "head_dim")),
+    _kernel("mHC before", "mhc_pre", "num_tokens", "hidden"),
+    _kernel("mHC after", "mhc_post", "num_tokens", "hidden"),
+    _kernel("quantize", "quantize", "num_tokens", "hidden"),
+    _kernel("latent products", "batched_gemm", "m", "batch"),
+)
+
 FAMILIES = (
     Family(
         name="GEMM",
@@ -175,4 +266,5 @@ FAMILIES = (
             _ask("whole node counts", hold_out_groups("num_nodes"), ""),
         ),
     ),
+    *_TODAY,
 )

@@ -10,7 +10,8 @@ from accuracy.trial import Score
 
 _HEADER = (
     f"{'family':24} {'points left out':22} {'MAPE / P90':>12} {'+-':>5} {'in 90 %':>8} "
-    f"{'outside':>8} {'peer':>17} {'goal':>10} {'tables':>7} {'points':>8}"
+    f"{'outside':>8} {'worst':>7} {'peer':>17} {'goal':>10} {'tables':>7} {'points':>8} "
+    "worst table"
 )
 
 
@@ -31,7 +32,8 @@ class Line:
     """Median over tables of each table's mean over seeds, in percent.
 
     `spread` is half the distance of the best from the worst seed's median MAPE; `coverage` and
-    `outside` are means over tables, every table counting the same.
+    `outside` are means over tables, every table counting the same. `worst` is the mean error of the
+    table that is named, the largest of all.
     """
 
     family: str
@@ -42,6 +44,8 @@ class Line:
     spread: float | None = None
     coverage: float | None = None
     outside: float | None = None
+    worst: float | None = None
+    worst_table: str = ""
     num_tables: int = 0
     num_points: int = 0
 
@@ -50,8 +54,9 @@ class Line:
         """One line, as wide as the header."""
         return (
             f"{self.family:24} {self.split:22} {self.found!s:>12} {_number(self.spread):>5} "
-            f"{_number(self.coverage):>8} {_number(self.outside):>8} {self.peer:>17} "
-            f"{self.goal or ''!s:>10} {self.num_tables:7} {self.num_points:8}"
+            f"{_number(self.coverage):>8} {_number(self.outside):>8} "
+            f"{_number(self.worst):>7} {self.peer:>17} {self.goal or ''!s:>10} "
+            f"{self.num_tables:7} {self.num_points:8} {self.worst_table}"
         )
 
 
@@ -72,6 +77,9 @@ class Scores:
             return None
         every = [score for scores in tables for score in scores]
         medians = list(self._medians_by_seed())
+        worst, worst_table = max(
+            (_mean(list(scores.values()), "mape"), name) for name, scores in self.by_table.items()
+        )
         return Line(
             family=family,
             split=split,
@@ -84,6 +92,8 @@ class Scores:
             spread=(max(medians) - min(medians)) / 2.0,
             coverage=float(np.mean([_mean(scores, "coverage") for scores in tables])),
             outside=float(np.mean([_mean(scores, "outside") for scores in tables])),
+            worst=worst,
+            worst_table=worst_table,
             num_tables=len(tables),
             num_points=sum(score.num_points for score in every),
         )

@@ -12,6 +12,7 @@ from foretoken.domain.operators.spec.operator import (
     Relation,
     dim_axes,
 )
+from foretoken.domain.operators.spec.query_blocks import QueryBlocks
 from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
@@ -131,30 +132,10 @@ def attention_bytes(d: Dims, element_bytes: float) -> Quantity:
     return (queries + keys) * d["head_dim"] * element_bytes
 
 
-def _block_costs(block: int) -> Mapping[str, FeatureFormula]:
-    """Return what blocks of queries cost that go over the keys they see one after the other."""
-
-    def num_blocks(d: Dims) -> Quantity:
-        return ceil_divide(d["q_tokens"] / d["num_seqs"], block) * d["num_seqs"] * d["num_heads"]
-
-    def pairs(d: Dims) -> Quantity:
-        return block * d["score_pairs"] / d["q_tokens"] * d["head_dim"]
-
-    return {
-        f"blocks_{block}": lambda d, _: num_blocks(d),
-        f"waves_{block}": lambda d, num_sms: ceil_divide(num_blocks(d), num_sms),
-        f"wave_queries_{block}": lambda d, num_sms: (
-            ceil_divide(num_blocks(d), num_sms) * block * d["head_dim"]
-        ),
-        f"wave_pairs_{block}": lambda d, num_sms: ceil_divide(num_blocks(d), num_sms) * pairs(d),
-        f"block_pairs_{block}": lambda d, _: num_blocks(d) * pairs(d),
-    }
-
-
 # Source: the block sizes that FlashAttention 2 and 3 and FlashInfer choose among.
 ATTENTION_COSTS: Mapping[str, FeatureFormula] = {
-    **_block_costs(64),
-    **_block_costs(128),
+    **QueryBlocks().costs(64),
+    **QueryBlocks().costs(128),
     "sequences": lambda d, _: d["num_seqs"],
     "sequence_heads": lambda d, _: d["num_seqs"] * d["num_heads"],
     "tokens": lambda d, _: d["q_tokens"],

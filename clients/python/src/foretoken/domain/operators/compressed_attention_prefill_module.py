@@ -9,6 +9,7 @@ from foretoken.domain.operators.spec.operator import (
     Relation,
     dim_axes,
 )
+from foretoken.domain.operators.spec.query_blocks import QueryBlocks
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 
@@ -26,6 +27,10 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     elements = compressed_weights(d) + seen * d["head_dim"] + 2 * d["q_tokens"] * d["hidden"]
     return elements * element_bytes + index_key_bytes(d, d["num_entries"])
 
+
+_INDEXER_BLOCKS = QueryBlocks(
+    pairs="entry_pairs", heads="index_num_heads", head_dim="index_head_dim"
+)
 
 SPEC = OperatorSpec(
     name="compressed_attention_prefill_module",
@@ -53,12 +58,14 @@ SPEC = OperatorSpec(
         "selected_per_query": lambda d, _: d["selected_pairs"] / d["q_tokens"],
     },
     costs={
+        **_INDEXER_BLOCKS.costs(64, "index_"),
         "sequences": lambda d, _: d["num_seqs"],
         "tokens": lambda d, _: d["q_tokens"],
         "token_heads": lambda d, _: d["q_tokens"] * d["num_heads"],
         "token_features": lambda d, _: d["q_tokens"] * d["hidden"],
         "row_blocks": lambda d, _: ceil_divide(d["q_tokens"], 128),
         "context": lambda d, _: d["kv_tokens"],
+        "longest": lambda d, _: d["kv_tokens"] / d["num_seqs"],
         "entries": lambda d, _: d["num_entries"],
         "weights": lambda d, _: compressed_weights(d),
         "projections": lambda d, _: d["q_tokens"] * compressed_weights(d),
@@ -66,6 +73,10 @@ SPEC = OperatorSpec(
         "scoring": lambda d, _: scoring_products(d, d["entry_pairs"]),
         "selected_pairs": lambda d, _: d["selected_pairs"],
         "window": lambda d, _: d["window_pairs"] * d["num_heads"],
+        # Kernels take heads in groups of 64, whatever there is of them. Source: FlashMLA.
+        "padded_attention": lambda d, _: (
+            (d["window_pairs"] + d["selected_pairs"]) * ceil_divide(d["num_heads"], 64)
+        ),
         "attention": lambda d, _: d["selected_pairs"] * d["num_heads"],
     },
     axes={

@@ -58,12 +58,15 @@ SPEC = OperatorSpec(
     },
     costs={
         "sequences": lambda d, _: d["num_seqs"],
+        "heads": lambda d, _: d["num_heads"],
         "sequence_heads": lambda d, _: d["num_seqs"] * d["num_heads"],
         "longest": lambda d, _: d["kv_tokens_max"],
         "weights": lambda d, _: num_weights(d),
         "context": lambda d, _: d["kv_tokens"],
         "scoring": lambda d, _: scoring_products(d, d["kv_tokens"]),
         "selected": lambda d, _: d["selected_tokens"],
+        # Kernels take heads in groups of 64, whatever there is of them. Source: FlashMLA.
+        "padded_attention": lambda d, _: d["selected_tokens"] * ceil_divide(d["num_heads"], 64),
         "attention": lambda d, _: d["selected_tokens"] * d["num_heads"],
     },
     axes={**BATCH_AXES, **dim_axes("num_heads", "hidden", "index_num_heads")},

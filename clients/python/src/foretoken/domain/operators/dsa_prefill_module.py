@@ -25,6 +25,7 @@ from foretoken.domain.operators.spec.operator import (
     Relation,
     dim_axes,
 )
+from foretoken.domain.operators.spec.query_blocks import QueryBlocks
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 SELECTED_PAIRS = Dim("selected_pairs", "query-key pairs that the selection leaves")
@@ -64,12 +65,17 @@ def _row_waves(d: Dims, num_sms: int) -> Quantity:
     return ceil_divide(d["q_tokens"], 128) / num_sms
 
 
+_INDEXER_BLOCKS = QueryBlocks(heads="index_num_heads", head_dim="index_head_dim")
+_ATTENTION_BLOCKS = QueryBlocks(pairs="selected_pairs", head_dim="kv_lora_rank")
 COSTS: Mapping[str, FeatureFormula] = {
+    **_INDEXER_BLOCKS.costs(64, "index_"),
+    **_ATTENTION_BLOCKS.costs(64),
     "sequences": lambda d, _: d["num_seqs"],
     "tokens": lambda d, _: d["q_tokens"],
     "token_heads": lambda d, _: d["q_tokens"] * d["num_heads"],
     "token_features": lambda d, _: d["q_tokens"] * d["hidden"],
     "context": lambda d, _: d["kv_tokens"],
+    "longest": lambda d, _: d["kv_tokens"] / d["num_seqs"],
     "context_heads": lambda d, _: d["kv_tokens"] * d["num_heads"],
     "row_blocks": lambda d, _: ceil_divide(d["q_tokens"], 128) * d["num_heads"],
     "weights": lambda d, _: num_weights(d),
@@ -77,6 +83,8 @@ COSTS: Mapping[str, FeatureFormula] = {
     "score_pairs": lambda d, _: d["score_pairs"],
     "scoring": lambda d, _: scoring_products(d, d["score_pairs"]),
     "selected_pairs": lambda d, _: d["selected_pairs"],
+    # Kernels take heads in groups of 64, whatever there is of them. Source: FlashMLA.
+    "padded_attention": lambda d, _: d["selected_pairs"] * ceil_divide(d["num_heads"], 64),
     "attention": lambda d, _: d["selected_pairs"] * d["num_heads"],
 }
 

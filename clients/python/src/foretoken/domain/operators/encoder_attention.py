@@ -1,5 +1,7 @@
 """Attention of an encoder, as over the patches of an image: every token sees its whole sequence."""
 
+from collections.abc import Mapping
+
 from foretoken.domain.operators.attention_prefill import ATTENTION_COSTS
 from foretoken.domain.operators.spec.operator import (
     Dim,
@@ -18,6 +20,34 @@ def _flops(d: Dims, _element_bytes: float) -> Quantity:
 
 def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     return 4 * d["num_tokens"] * d["num_heads"] * d["head_dim"] * element_bytes
+
+
+def _num_blocks(d: Dims, block: int) -> Quantity:
+    """Return the blocks of so many tokens in a sequence of mean length."""
+    return ceil_divide(d["num_tokens"] / d["num_seqs"], block)
+
+
+def _wave_costs(block: int) -> Mapping[str, FeatureFormula]:
+    """Return what waves of blocks of queries cost that go over blocks of 128 keys, filled up."""
+
+    def waves(d: Dims, num_sms: int) -> Quantity:
+        return ceil_divide(_num_blocks(d, block) * d["num_seqs"] * d["num_heads"], num_sms)
+
+    return {
+        f"encoder_waves_{block}": waves,
+        f"wave_tiles_{block}": lambda d, num_sms: waves(d, num_sms) * _num_blocks(d, 128),
+        f"wave_products_{block}": lambda d, num_sms: (
+            waves(d, num_sms) * _num_blocks(d, 128) * d["head_dim"]
+        ),
+    }
+
+
+# Source: the query tiles of FlashAttention 3 (128, 192) and 4 (256 of two warp groups).
+_WAVE_COSTS = {
+    **_wave_costs(128),
+    **_wave_costs(192),
+    **_wave_costs(256),
+}
 
 
 def _as_prefill(cost: FeatureFormula) -> FeatureFormula:
@@ -49,8 +79,13 @@ SPEC = OperatorSpec(
         ),
         "length_mean": lambda d, _: d["num_tokens"] / d["num_seqs"],
         "pairs_per_query": lambda d, _: d["score_pairs"] / d["num_tokens"],
+        "block_fill": lambda d, _: d["num_tokens"] / d["num_seqs"] / _num_blocks(d, 128),
+        **{name: cost for name, cost in _WAVE_COSTS.items() if name.startswith("encoder_waves")},
     },
-    costs={name: _as_prefill(cost) for name, cost in ATTENTION_COSTS.items()},
+    costs={
+        **{name: _as_prefill(cost) for name, cost in ATTENTION_COSTS.items()},
+        **_WAVE_COSTS,
+    },
     axes={
         "num_seqs": lambda d, _: d["num_seqs"],
         "length_mean": lambda d, _: d["num_tokens"] / d["num_seqs"],

@@ -41,6 +41,7 @@ SPEC = OperatorSpec(
         **BATCH_FEATURES,
         "selected_ratio": lambda d, _: d["selected_tokens"] / d["kv_tokens"],
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
+        "index_heads_ratio": lambda d, _: d["index_num_heads"] / d["num_kv_heads"],
     },
     costs={
         "sequences": lambda d, _: d["num_seqs"],

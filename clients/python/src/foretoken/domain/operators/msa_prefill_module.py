@@ -10,6 +10,7 @@ from foretoken.domain.operators.spec.operator import (
     Relation,
     dim_axes,
 )
+from foretoken.domain.operators.spec.query_blocks import QueryBlocks
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 
@@ -25,6 +26,9 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     cache = 2 * seen * d["num_kv_heads"] * d["head_dim"] + d["kv_tokens"] * d["index_head_dim"]
     return (msa_weights(d) + cache + 2 * d["q_tokens"] * d["hidden"]) * element_bytes
 
+
+_INDEXER_BLOCKS = QueryBlocks(heads="index_num_heads", head_dim="index_head_dim")
+_ATTENTION_BLOCKS = QueryBlocks(pairs="selected_pairs")
 
 SPEC = OperatorSpec(
     name="msa_prefill_module",
@@ -42,7 +46,10 @@ SPEC = OperatorSpec(
         "heads_ratio": lambda d, _: d["num_heads"] / d["num_kv_heads"],
     },
     costs={
+        **_INDEXER_BLOCKS.costs(64, "index_"),
+        **_ATTENTION_BLOCKS.costs(64),
         "sequences": lambda d, _: d["num_seqs"],
+        "longest": lambda d, _: d["kv_tokens"] / d["num_seqs"],
         "tokens": lambda d, _: d["q_tokens"],
         "token_heads": lambda d, _: d["q_tokens"] * d["num_heads"],
         "token_features": lambda d, _: d["q_tokens"] * d["hidden"],
