@@ -4,8 +4,9 @@ import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.frameworks.engine import EngineSpec, KvTier, all_engines, find_engine
+from foretoken.domain.hardware.device import all_devices, find_device
 
-_VLLM_VERSIONS = [f"0.{minor}" for minor in range(14, 25)]
+_VLLM_VERSIONS = [f"0.{minor}" for minor in range(14, 32)]
 
 
 @pytest.mark.parametrize("name", sorted(all_engines()))
@@ -22,7 +23,7 @@ def test_every_profile_resolves_alone(name: str) -> None:
 
 @pytest.mark.parametrize("version", [*_VLLM_VERSIONS, "0.14.1", "0.19.0", "0.22.1"])
 def test_vllm_versions_are_known(version: str) -> None:
-    """Every release from 0.14 to 0.24 has the v1 rules with asynchronous scheduling."""
+    """Every release from 0.14 to 0.31 has the v1 rules with asynchronous scheduling."""
     profile = find_engine(f"vllm-{version}")
     assert ("chunked_prefill", True) == (profile.scheduler, profile.has_async_scheduling)
 
@@ -45,6 +46,54 @@ def test_rules_change_with_the_version(name: str, expected: tuple[str, str, floa
     profile = find_engine(name)
     found = (profile.scheduler, profile.admission, profile.memory_utilization_ratio)
     assert expected == found
+
+
+def test_a_release_with_a_profile_of_its_own_is_not_of_its_series() -> None:
+    """Where there is one for 0.5.20, others of 0.5 are of the profile of the series."""
+    found = {name: find_engine(name).software for name in ("sglang-0.5.20", "sglang-0.5.9")}
+    assert {"sglang-0.5.20": "sglang 0.5.20", "sglang-0.5.9": "sglang 0.5.9"} == found
+
+
+@pytest.mark.parametrize(
+    ("profile", "device", "tp", "expected"),
+    [
+        ("vllm-0.26", "b200", 1, (1024, 8192, 0.92, 512)),
+        ("vllm-0.31", "b200", 1, (1024, 16384, 0.92, 1024)),
+        ("vllm-0.31", "mi300x", 1, (1024, 16384, 0.92, 512)),
+        ("vllm-0.31", "h200_sxm", 1, (1024, 8192, 0.92, 512)),
+        # It is named in the source: larger steps are slower on it.
+        ("vllm-0.31", "a100_sxm_80", 1, (256, 2048, 0.92, 512)),
+        ("vllm-0.31", "l4", 1, (256, 2048, 0.92, 512)),
+        ("sglang-0.5.20", "h200_sxm", 1, (2048, 8192, 0.903, 8192)),
+        ("sglang-0.5.20", "h200_sxm", 4, (2048, 8192, 0.897, 8192)),
+        ("sglang-0.5.20", "l4", 1, (2048, 4096, 0.684, 4096)),
+        # What says nothing of devices is the same on all.
+        ("vllm-0.18", "b200", 1, (256, 2048, 0.9, 512)),
+    ],
+)
+def test_an_engine_chooses_its_limits_by_its_device(
+    profile: str, device: str, tp: int, expected: tuple[int, int, float, int]
+) -> None:
+    """A server's limits on tokens and requests, its share of the memory, its largest graph."""
+    found = EngineSpec(profile=profile).resolve(find_device(device), tp)
+    assert expected == (
+        found.max_num_seqs,
+        found.max_num_batched_tokens,
+        found.memory_utilization_ratio,
+        found.graph_capture_sizes[-1],
+    )
+
+
+def test_what_somebody_sets_is_not_chosen_by_the_device() -> None:
+    spec = EngineSpec(profile="vllm-0.31", max_num_seqs=64, rules={"graph_capture_sizes": "[8]"})
+    found = spec.resolve(find_device("b200"))
+    assert (64, (8,)) == (found.max_num_seqs, found.graph_capture_sizes)
+
+
+@pytest.mark.parametrize("name", sorted(all_engines()))
+def test_every_profile_resolves_on_every_device(name: str) -> None:
+    for device in all_devices().values():
+        assert find_engine(name).scheduler == EngineSpec(profile=name).resolve(device).scheduler
 
 
 def test_asynchronous_scheduling_came_with_0_14() -> None:

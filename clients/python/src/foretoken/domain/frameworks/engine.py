@@ -8,8 +8,10 @@ from typing import Any
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
 from foretoken.domain.frameworks.capability import Conflict, Has, find_unknown
+from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.plugins import parse_yaml_value, scan_yaml
 from foretoken.domain.requests.option import option
+from foretoken.domain.units import GIB
 
 # By aspect, the key of a scenario to change where an engine has not its value.
 ENGINE_ASPECTS: Mapping[str, str] = {
@@ -47,6 +49,39 @@ class EngineCapabilities:
         violations = list(find_unknown(self.has, self.conflicts, tuple(ENGINE_ASPECTS)))
         if violations:
             raise InvalidRequestError.of_violations(violations, "can")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceRules:
+    """What an engine sets by itself on devices of at least so much memory, in GiB.
+
+    `architectures` (empty: all) are those it is for, `except_devices` names that it is not;
+    `least_tp` is the tensor parallelism it takes. Of the device's memory the engine leaves
+    `spare_mib` to what its `memory_utilization_ratio` is not for (0: the ratio is a rule).
+    """
+
+    least_gib: float
+    rules: Mapping[str, Any]
+    least_tp: int = 1
+    spare_mib: float = 0.0
+    architectures: tuple[str, ...] = ()
+    except_devices: tuple[str, ...] = ()
+
+    def holds_for(self, device: DeviceSpec, tp: int) -> bool:
+        """Whether a device, and a tensor parallelism, is one of them."""
+        return (
+            device.memory_bytes >= self.least_gib * GIB
+            and tp >= self.least_tp
+            and device.architecture in (self.architectures or (device.architecture,))
+            and device.name not in self.except_devices
+        )
+
+    def list_rules(self, device: DeviceSpec) -> Mapping[str, Any]:
+        """Return the rules on a device."""
+        if not self.spare_mib:
+            return self.rules
+        ratio = 1 - self.spare_mib * 2**20 / device.memory_bytes
+        return {**self.rules, "memory_utilization_ratio": round(ratio, 3)}
 
 
 # The profile of a scenario that names none.
@@ -95,7 +130,8 @@ class EngineProfile:
     `graph_bytes_ratio` of the weights for graphs, and `sampler_bytes_per_logit` for each row and
     entry of the vocabulary while it samples.
 
-    `can` bounds the deployments the engine has; nothing else depends on it.
+    `by_device` are rules that the engine chooses by its device where nobody sets them, the first
+    that holds. `can` bounds the deployments the engine has; nothing else depends on it.
     """
 
     name: str
@@ -134,7 +170,16 @@ class EngineProfile:
     collective_bytes: int = 0
     graph_bytes_ratio: float = 0.0
     sampler_bytes_per_logit: float = 14.0
+    by_device: tuple[DeviceRules, ...] = field(default=(), hash=False)
     can: EngineCapabilities = field(default_factory=EngineCapabilities, hash=False)
+
+    def on_device(self, device: DeviceSpec, tp: int) -> "EngineProfile":
+        """Return the profile with what the engine sets by itself on a device."""
+        for each in self.by_device:
+            if each.holds_for(device, tp):
+                origin = f"engine {self.name} on {device.name}"
+                return _change(self, each.list_rules(device), origin)
+        return self
 
     @property
     def software(self) -> str:
@@ -260,8 +305,8 @@ class EngineSpec:
         if violations:
             raise InvalidRequestError.of_violations(violations, "engine")
 
-    def resolve(self) -> EngineProfile:
-        """Return the profile with this engine's changes.
+    def resolve(self, device: DeviceSpec | None = None, tp: int = 1) -> EngineProfile:
+        """Return the profile with this engine's changes; `device` is where it runs, if known.
 
         Raises:
             UnknownPluginError: no such profile; the message names the nearest.
@@ -269,6 +314,7 @@ class EngineSpec:
 
         """
         profile = find_engine(self.profile)
+        profile = profile.on_device(device, tp) if device else profile
         changes: dict[str, Any] = {
             name: getattr(self, name) for name in _LIMITS if getattr(self, name)
         }
@@ -278,8 +324,7 @@ class EngineSpec:
                     f"engine.rules.{name}", f"set engine.{name}" if name != "name" else "is fixed"
                 )
             changes[name] = parse_yaml_value(text, f"engine.rules.{name}")
-        content = {item.name: getattr(profile, item.name) for item in fields(profile)}
-        resolved = schema.decode(EngineProfile, {**content, **changes}, "engine.rules")
+        resolved = _change(profile, changes, "engine.rules")
         self._check_tiers(resolved)
         if "graph_capture_sizes" in self.rules:
             return resolved
@@ -298,6 +343,11 @@ class EngineSpec:
                 f"{resolved.name} neither caches prefixes nor swaps: set"
                 " engine.rules.has_prefix_caching or engine.rules.preemption",
             )
+
+
+def _change(profile: EngineProfile, rules: Mapping[str, Any], origin: str) -> EngineProfile:
+    content = {item.name: getattr(profile, item.name) for item in fields(profile)}
+    return schema.decode(EngineProfile, {**content, **rules}, origin)
 
 
 def _captured(profile: EngineProfile) -> tuple[int, ...]:
@@ -328,10 +378,15 @@ def find_engine(name: str) -> EngineProfile:
 
     """
     engine, _, version = name.rpartition("-")
-    for profile in all_engines().values():
-        if name != profile.name and engine == profile.engine and _covers(profile, version):
-            return replace(profile, name=name)
-    return UnknownPluginError.look_up(name, all_engines())
+    found = [
+        profile
+        for profile in all_engines().values()
+        if engine == profile.engine and _covers(profile, version)
+    ]
+    if name in all_engines() or not found:
+        return UnknownPluginError.look_up(name, all_engines())
+    # Of a release and of the series it is one of, the release says more.
+    return replace(max(found, key=lambda profile: profile.versions.count(".")), name=name)
 
 
 def _covers(profile: EngineProfile, version: str) -> bool:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.frameworks.engine import EngineProfile, EngineSpec
 from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.measurements.training_truth import ModuleTimes, TrainingCalibration
 from foretoken.domain.models.load import REQUIRED, ModelField, settle_model
@@ -120,6 +121,16 @@ class ServingScenario:
             ),
         }
         InvalidRequestError.check("scenario", checks)
+
+    def resolve_engine(self) -> EngineProfile:
+        """Return the engine's rules on the scenario's device.
+
+        Raises:
+            UnknownDeviceError, UnknownPluginError: no such device or engine.
+            InvalidRequestError: a rule there is not, or a value it cannot have.
+
+        """
+        return self.engine.resolve(find_device(self.device), self.layout.tp)
 
     def _settle_checkpoint(self) -> None:
         """Take the checkpoint's word on weights and KV cache where the scenario has none."""

@@ -251,7 +251,7 @@ def _check_transfer(scenario: ServingScenario, cluster: ClusterSpec) -> list[Fie
 
     Its number format is the scenario's, so that all pools have it.
     """
-    blocks = [part.engine.resolve().block_size for part in pool_scenarios(scenario)]
+    blocks = [part.resolve_engine().block_size for part in pool_scenarios(scenario)]
     return [
         FieldViolation(
             f"pools.{pool.name}.engine.block_size",
@@ -269,7 +269,7 @@ def _model_kv_bytes(scenario: ServingScenario) -> tuple[float, float]:
     It counts once, however many devices keep a copy.
     """
     alone = replace(scenario, layout=ParallelLayout())
-    [memory] = plan_memories(alone, alone.engine.resolve())
+    [memory] = plan_memories(alone, alone.resolve_engine())
     return memory.kv_bytes_per_token, memory.window_bytes_per_token
 
 

@@ -40,7 +40,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         UnknownPluginError: no such engine.
 
     """
-    engine = scenario.engine.resolve()
+    engine = scenario.resolve_engine()
     return SurfaceSpec(
         model=scenario.model,
         device=scenario.device,
@@ -62,7 +62,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
 
 def quantization_of(scenario: ServingScenario) -> ExecutedQuantization:
     """Return the quantisation that the engine runs on the device, and what to say of it."""
-    engine = scenario.engine.resolve().engine
+    engine = scenario.resolve_engine().engine
     return executed_quantization(scenario.quantization, find_device(scenario.device), engine)
 
 
@@ -77,7 +77,7 @@ def serving_options(scenario: ServingScenario) -> LoweringOptions:
         dtype=scenario.dtype,
         has_kv_cache=True,
         has_sampler=True,
-        fuses_add_norm=scenario.engine.resolve().fuses_add_norm,
+        fuses_add_norm=scenario.resolve_engine().fuses_add_norm,
         quantization=quantization_of(scenario).name,
         kv_dtype=scenario.kv_dtype,
         moe_imbalance_ratio=scenario.moe_imbalance_ratio,
@@ -120,12 +120,12 @@ def _tokens_per_seq(scenario: ServingScenario) -> int:
 
 def _capturing_engine(scenario: ServingScenario) -> EngineProfile:
     """Return the engine with the batches it captures, which count the drafts of its sequences."""
-    engine = scenario.engine.resolve()
+    engine = scenario.resolve_engine()
     if scenario.speculative is None or not engine.graph_tokens_per_seq:
         return engine
     num_tokens = engine.graph_tokens_per_seq * _tokens_per_seq(scenario)
     rules = {**scenario.engine.rules, "graph_tokens_per_seq": str(num_tokens)}
-    return replace(scenario.engine, rules=rules).resolve()
+    return replace(scenario, engine=replace(scenario.engine, rules=rules)).resolve_engine()
 
 
 def engine_layout(scenario: ServingScenario) -> ParallelLayout:

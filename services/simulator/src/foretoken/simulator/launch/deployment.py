@@ -62,7 +62,7 @@ def write_deployment(
     engine = (
         find_server(options.engine)
         if options.engine
-        else find_server_of(pools[0].scenario.engine.resolve())
+        else find_server_of(pools[0].scenario.resolve_engine())
     )
     _check_server_has(pools, engine)
     launches = [engine.serve(pool) for pool in pools]
@@ -100,7 +100,7 @@ def _check_server_has(pools: Sequence[LaunchPool], engine: ServingEngine) -> Non
     """Refuse what the server, or the release that the engine's profile is of, cannot do."""
     for pool in pools:
         mode = "aggregated" if pool.pool.role == "aggregated" else "disaggregated"
-        profile = pool.scenario.engine.resolve()
+        profile = pool.scenario.resolve_engine()
         bound = EngineBound(name=engine.name, can=engine.can)
         if profile.engine == engine.name:
             bound = EngineBound(name=profile.name, can=profile.can)

@@ -99,7 +99,7 @@ class ServedOptions:
     def of_pool(cls, pool: LaunchPool) -> "ServedOptions":
         """Return what a replica of a pool is started with."""
         scenario, layout = pool.scenario, pool.scenario.layout
-        engine, lora, drafts = scenario.engine.resolve(), scenario.lora, scenario.speculative
+        engine, lora, drafts = scenario.resolve_engine(), scenario.lora, scenario.speculative
         return cls(
             model_id=pool.model_id,
             dtype=scenario.dtype,

@@ -90,7 +90,7 @@ def check_speculation(scenario: ServingScenario) -> None:
     spec = scenario.speculative
     if spec is None:
         return
-    engine, layout = scenario.engine.resolve(), scenario.layout
+    engine, layout = scenario.resolve_engine(), scenario.layout
     has_draft = spec.method != "ngram"
     checks: Mapping[str, tuple[bool, str]] = {
         "engine.profile": (

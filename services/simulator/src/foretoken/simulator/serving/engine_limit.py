@@ -30,7 +30,7 @@ def check_engines(scenario: ServingScenario) -> None:
     cluster = scenario.cluster
     mode = "disaggregated" if cluster is not None and cluster.is_disaggregated else "aggregated"
     for part in pool_scenarios(scenario):
-        profile = part.engine.resolve()
+        profile = part.resolve_engine()
         bound = EngineBound(name=profile.name, can=profile.can)
         if lacks := list_engine_lacks(part, mode, bound):
             raise InvalidRequestError.of_violations(

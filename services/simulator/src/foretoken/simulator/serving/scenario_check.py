@@ -30,7 +30,7 @@ def check_scenario(scenario: ServingScenario) -> None:
     if scenario.moe_routing:
         routing_exponent(scenario.moe_routing)
     for part in (scenario, *pool_scenarios(scenario)):
-        find_scheduler(part.engine.resolve().scheduler)
+        find_scheduler(part.resolve_engine().scheduler)
         check_format("dtype", part.dtype, find_device(part.device))
         quantization_of(part)
         for name in part.kernels:

@@ -184,7 +184,7 @@ def prepare_deployment(
     pools = []
     for part in pool_scenarios(scenario):
         check_speculation(part)
-        engine = part.engine.resolve()
+        engine = part.resolve_engine()
         memories, reason = judge_feasibility(part, engine)
         pools.append(ResolvedPool(scenario=part, engine=engine, memories=memories))
         if reason:

@@ -188,7 +188,7 @@ class SglangEngine(ServingEngine):
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool."""
         served = ServedOptions.of_pool(pool)
-        if pool.scenario.engine.resolve().memory_rule != "static":
+        if pool.scenario.resolve_engine().memory_rule != "static":
             # Another engine's share is of other things.
             served = replace(served, memory_utilization_ratio=0.0)
         options = self.options.write(served)

@@ -184,7 +184,7 @@ class VllmEngine(ServingEngine):
         """Return what starts one replica of a pool."""
         served = ServedOptions.of_pool(pool)
         options = {"host": SERVER_HOST, "port": SERVER_PORT, **self.options.write(served)}
-        release = pool.scenario.engine.resolve().versions.rpartition("-")[2] or "0.18"
+        release = pool.scenario.resolve_engine().versions.rpartition("-")[2] or "0.18"
         return Launch(
             command=["vllm", "serve", pool.model_id, *text_arguments(options)],
             image=f"vllm/vllm-openai:v{release}.0",

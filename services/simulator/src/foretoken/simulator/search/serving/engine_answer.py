@@ -79,7 +79,7 @@ def find_kv_room(
     tokens, reasons, block_size, bytes_per_token = [], [], 1, (0.0, 0.0)
     for batch in planned:
         scenario = kind.scenario(base, batch, limit)
-        engine = scenario.engine.resolve()
+        engine = scenario.resolve_engine()
         device = hardware.change_device(find_device(scenario.device))
         memories, reason = judge_feasibility(scenario, engine, device)
         if not memories:
@@ -148,7 +148,7 @@ def make_replica_form(
     kind: EngineKind, base: ServingScenario, times: StepTimes, load: LoadProfile
 ) -> ReplicaForm:
     """Return the closed form of a kind of engine; its rules depend on no limit."""
-    profile = replace(base.engine, profile=kind.profile).resolve()
+    profile = kind.resolve_engine(base)
     return ReplicaForm(times, closed_form_rules(profile, kind.layout), load)
 
 

@@ -60,9 +60,15 @@ class EngineKind:
             cluster=None,
         )
 
+    def resolve_engine(self, base: ServingScenario) -> EngineProfile:
+        """Return the engine's rules on the kind's device."""
+        return replace(base.engine, profile=self.profile).resolve(
+            find_device(self.device), self.layout.tp
+        )
+
     def find_lacks(self, base: ServingScenario, mode: str) -> str:
         """Return what the engine, or the server, has not of a deployment; empty if it has all."""
-        profile = replace(base.engine, profile=self.profile).resolve()
+        profile = self.resolve_engine(base)
         bounds = [EngineBound(name=profile.name, can=profile.can)]
         if self.server:
             server = find_server(self.server)
@@ -112,13 +118,17 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
     """
     space, scenario = request.space, request.scenario
     profiles = space.profiles or (scenario.engine.profile,)
-    resolved = [replace(scenario.engine, profile=profile).resolve() for profile in profiles]
+    devices = tuple(dict.fromkeys(space.devices or (scenario.device,)))
+    resolved = [
+        replace(scenario.engine, profile=profile).resolve(find_device(device))
+        for profile, device in product(profiles, devices)
+    ]
     schemes = [
         settle_quantization(name, scenario.model.quantization, scenario.dtype)
         for name in space.quantizations or (scenario.quantization,)
     ]
     for device, engine, quantization in product(
-        space.devices or (scenario.device,),
+        devices,
         dict.fromkeys(profile.engine for profile in resolved),
         schemes,
     ):
@@ -131,7 +141,7 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
             layout=layout,
             server=space.server,
         )
-        for device in dict.fromkeys(space.devices or (scenario.device,))
+        for device in devices
         for profile in dict.fromkeys(profiles)
         for quantization in dict.fromkeys(schemes)
         for layout in _layouts(request, device)
